@@ -1,0 +1,1 @@
+"""One module a format; each parses into the data model of `ftckpt.checkpoint`."""

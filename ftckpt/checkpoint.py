@@ -1,0 +1,314 @@
+"""The one data model: a logical tensor is made of pieces, a piece is an extent of bytes.
+
+Every format parses into these nouns and every operation works on them; no operation knows a format.
+
+- A **Box** is a hyper-rectangle of a tensor, an **Extent** a run of bytes in a file.
+- A **Piece** ties them: which elements of the tensor, and where their bytes lie.
+- A **TensorInfo** is one logical tensor: what it is, its global shape, its pieces.
+- A **Checkpoint** is the smallest place that holds one step of one run.
+
+The four small nouns are NamedTuples, not dataclasses: a checkpoint can have millions of them and a
+tuple is built four times faster than a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from .progress import NULL, Counter
+
+if TYPE_CHECKING:
+    from .dtypes import DType
+    from .findings import Finding
+    from .source import Source
+
+
+class Box(NamedTuple):
+    """A hyper-rectangle: `offsets[d] <= index[d] < offsets[d] + sizes[d]`, in elements."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def volume(self) -> int:
+        """Number of elements; 1 for a 0-d box."""
+        return prod(self.sizes)
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """Return the box that covers all of `shape`."""
+        return cls((0,) * len(shape), tuple(shape))
+
+
+class Extent(NamedTuple):
+    """`length` bytes at `offset` of `file` (a path relative to the checkpoint, POSIX)."""
+
+    file: str
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after the extent."""
+        return self.offset + self.length
+
+
+class Piece(NamedTuple):
+    """A part of a logical tensor and the place of its bytes.
+
+    Attributes:
+        box: which elements of the global tensor.
+        extent: the bytes. Where `packed`, they are a record of the format's own (a torch.save
+            stream, perhaps compressed) and `Checkpoint.payload` finds the elements in it.
+        flat: half-open element range in C order inside `box`, where the piece holds only that
+            range (a ZeRO or distributed-optimizer partition); None means all of the box.
+        strides: in elements, where the elements are not dense in C order; None means dense.
+        replica: 0 for the main copy, then 1, 2, …
+        rank: the rank that wrote it, where known.
+        packed: whether `extent` must go through `Checkpoint.payload`.
+    """
+
+    box: Box
+    extent: Extent
+    flat: tuple[int, int] | None = None
+    strides: tuple[int, ...] | None = None
+    replica: int = 0
+    rank: int | None = None
+    packed: bool = False
+
+
+class Payload(NamedTuple):
+    """The element bytes of one piece, found.
+
+    Attributes:
+        extent: the bytes in the file; raw elements unless `transforms` is not empty.
+        strides: in elements, or None for dense C order; the first element is at `extent.offset`.
+        transforms: names of stream transforms to undo over the whole `extent`, in order.
+        inner: (offset, length) of the element bytes in the undone stream; None without transforms.
+    """
+
+    extent: Extent
+    strides: tuple[int, ...] | None = None
+    transforms: tuple[str, ...] = ()
+    inner: tuple[int, int] | None = None
+
+
+class Kind(StrEnum):
+    """What a tensor is to training; never part of its name."""
+
+    PARAM = "param"
+    MASTER = "master"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+    BUFFER = "buffer"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One logical tensor.
+
+    Attributes:
+        component: `model`, `optimizer`, `ema` or `extra:<name>`.
+        name: fully qualified name in the unsharded model, as the trainer's state_dict spells it.
+        kind: what it is.
+        shape: global shape.
+        dtype: element type.
+        pieces: where its elements are; main pieces tile `shape`, replicas repeat them.
+        stored_name: the name that the format uses, where it differs from `name`.
+    """
+
+    component: str
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: DType
+    pieces: Sequence[Piece]
+    stored_name: str = ""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; 1 for a 0-d tensor."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense logical tensor, each element once."""
+        return self.dtype.nbytes(self.numel)
+
+    @property
+    def key(self) -> str:
+        """Its key in `Checkpoint.tensors` (see `tensor_key`)."""
+        return tensor_key(self.component, self.kind, self.name)
+
+
+def tensor_key(component: str, kind: Kind, name: str) -> str:
+    """Return the key of a tensor: its name alone for weights and buffers of the model.
+
+    Others are prefixed by what tells them apart: `exp_avg:layers.0.weight` (the optimizer's),
+    `optimizer:layers.0.weight.step`, `ema:layers.0.weight`, `extra:rng:torch_state`.
+    """
+    prefix = "" if component == "model" else f"{component}:"
+    if kind in (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ):
+        prefix = f"{kind}:" if component == "optimizer" else f"{prefix}{kind}:"
+    return prefix + name
+
+
+class ObjectInfo(NamedTuple):
+    """One piece of non-tensor state (a scheduler, a learning rate, an RNG state).
+
+    Attributes:
+        name: path in the trainer's state, joined by dots.
+        extent: the record that holds it; a whole file where it has no finer place.
+        rank: whose it is, where known.
+        field: path inside the record, where one record holds several objects.
+    """
+
+    name: str
+    extent: Extent
+    rank: int | None = None
+    field: tuple[str | int, ...] = ()
+
+
+class Record(NamedTuple):
+    """A run of bytes that carries its own CRC-32: evidence that is already on disk.
+
+    Attributes:
+        extent: the bytes that the CRC covers, or the whole transformed stream around them.
+        crc32: as recorded; None means not recorded (torch can write 0 for "not computed").
+        owner: key of the tensor or name of the object.
+        rank: the rank that wrote it, where known.
+        transforms: see `Payload`.
+        inner: see `Payload`.
+    """
+
+    extent: Extent
+    crc32: int | None
+    owner: str
+    rank: int | None = None
+    transforms: tuple[str, ...] = ()
+    inner: tuple[int, int] | None = None
+
+
+class StepRole(StrEnum):
+    """Which clock a step-like scalar shows; only equal clocks are compared."""
+
+    ITERATION = "iteration"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+
+
+class Scalar(NamedTuple):
+    """A step-like number found in a file: evidence of which save wrote that file."""
+
+    file: str
+    name: str
+    value: float
+    role: StepRole
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What is known of the job that wrote the checkpoint; None means not recorded."""
+
+    world_size: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+
+
+class CommitState(StrEnum):
+    """Whether the format itself says that the save was finished."""
+
+    COMMITTED = "committed"
+    UNCOMMITTED = "uncommitted"
+    NO_MARKER = "no marker"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The commit state and the file that shows it."""
+
+    state: CommitState
+    marker: str = ""
+    message: str = ""
+
+
+@dataclass(kw_only=True)
+class Checkpoint(ABC):
+    """One step of one run, opened: headers and metadata are parsed, tensor bytes are not.
+
+    A format returns a subclass. Opening never reads tensor bytes and never runs code from a file.
+
+    Attributes:
+        source: the files it is made of, listed once.
+        tensors: by `tensor_key`, in the file's own order.
+        objects: non-tensor state by name.
+        aliases: key -> key of the tensor that owns the same bytes (tied weights).
+        topology: what is known of the job.
+        commit: whether the save was finished.
+        dialect: what more is known of the writer, in words ("written by accelerate").
+        notes: findings made while opening (opaque objects, links followed).
+        step: the step that the content shows; None where nothing shows it.
+    """
+
+    format: ClassVar[str]
+
+    source: Source
+    tensors: Mapping[str, TensorInfo]
+    objects: Mapping[str, ObjectInfo]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    topology: Topology = Topology()
+    commit: Commit = Commit(CommitState.NO_MARKER)
+    dialect: str = ""
+    notes: Sequence[Finding] = ()
+
+    @abstractmethod
+    def members(self) -> Iterable[str]:
+        """Paths of the files that belong to the checkpoint; the others are strays."""
+
+    @abstractmethod
+    def load_object(self, name: str) -> Any:
+        """Return one object of `objects` as inert data (dict, list, str, number, stand-in).
+
+        Raises:
+            UnsafeError: its pickle is hostile or malformed.
+            CorruptError: its record is damaged.
+        """
+
+    def payload(self, piece: Piece) -> Payload:
+        """Find the element bytes of `piece`; reads no more than headers.
+
+        Raises:
+            CorruptError, UnsafeError: the record around the elements cannot be trusted.
+        """
+        return Payload(piece.extent, piece.strides)
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield what the format's own rules find wrong in headers, indexes and names.
+
+        Rules that hold for every format (coverage, extents in bounds, missing files, mixed steps)
+        are not here: `ftckpt.verification` applies them.
+        """
+        return iter(())
+
+    def records(self) -> Iterator[Record]:
+        """Yield every record that carries a CRC-32; nothing where the format has none."""
+        return iter(())
+
+    def scalars(self, limit: int) -> Iterator[Scalar]:
+        """Yield step-like scalars, at most `limit` a file, by small reads."""
+        return iter(())
+
+    def fields(self) -> Iterable[str]:
+        """Names of all non-tensor state, as deep as it is known without reading tensor bytes.
+
+        The resume check matches these; by default the objects' names.
+        """
+        return self.objects.keys()

@@ -1,0 +1,217 @@
+"""Every failure that has a name, and its exit code.
+
+    FtckptError
+    ├── UsageError           2   flags, configuration, an ambiguous target
+    ├── DifferentError       3   a comparison found a difference
+    ├── CorruptError         4   proven damage
+    │   └── TruncatedError       a file ends before the bytes that it must hold
+    ├── IncompleteError      5   not committed, or still being written
+    ├── UnverifiedError      6   the evidence that was asked for does not exist
+    ├── UnsafeError          7   hostile or ambiguous content, refused
+    ├── RefusedError         8   a safety rule stopped it
+    │   └── ExistsError          the name is taken; committed names are never overwritten
+    ├── NotFoundError        9   root, step, tensor or file absent
+    ├── UnavailableError    10   storage failed after retries
+    ├── DeniedError         11   credentials or permissions
+    ├── NoResourceError     12   disk, quota or memory budget
+    ├── UnsupportedError    13   layout, version or store capability
+    └── PartialError        14   finished, some items failed
+
+A failure is a class with one sentence and one exit code. The codes are an interface: job scripts
+branch on them. Python itself exits 1 for a traceback, so 1 is a bug and never a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """What a process ends with; `docs/exit-codes.md` says what a script should do with each."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    DIFFERENT = 3
+    CORRUPT = 4
+    INCOMPLETE = 5
+    UNVERIFIED = 6
+    UNSAFE = 7
+    REFUSED = 8
+    NOT_FOUND = 9
+    UNAVAILABLE = 10
+    DENIED = 11
+    NO_RESOURCE = 12
+    UNSUPPORTED = 13
+    PARTIAL = 14
+    INTERRUPTED = 130
+    CLOSED_PIPE = 141
+    TERMINATED = 143
+
+
+# Which code wins when several apply: the one that a script must not miss comes first.
+PRECEDENCE: tuple[ExitCode, ...] = (
+    ExitCode.INTERRUPTED,
+    ExitCode.TERMINATED,
+    ExitCode.CLOSED_PIPE,
+    ExitCode.INTERNAL,
+    ExitCode.USAGE,
+    ExitCode.UNSAFE,
+    ExitCode.CORRUPT,
+    ExitCode.REFUSED,
+    ExitCode.DENIED,
+    ExitCode.NO_RESOURCE,
+    ExitCode.UNAVAILABLE,
+    ExitCode.UNSUPPORTED,
+    ExitCode.NOT_FOUND,
+    ExitCode.UNVERIFIED,
+    ExitCode.INCOMPLETE,
+    ExitCode.DIFFERENT,
+    ExitCode.PARTIAL,
+    ExitCode.OK,
+)
+
+
+def worst(codes: Iterable[ExitCode]) -> ExitCode:
+    """Return the code that wins by `PRECEDENCE`; OK for no codes at all."""
+    return min(codes, key=PRECEDENCE.index, default=ExitCode.OK)
+
+
+class FtckptError(Exception):
+    """A failure with a sentence, an exit code and, where known, the place.
+
+    Args:
+        message: one sentence: what, where.
+        hint: what to do next; printed after `hint:`.
+        kind: the finding kind (`ftckpt.findings.KINDS`) that `verify` reports for it.
+        file: path relative to the checkpoint, where one file is at fault.
+        tensor: key of the tensor or object at fault.
+        offset: first byte at fault in `file`.
+        length: number of bytes at fault.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
+    default_kind: ClassVar[str] = "internal"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        kind: str = "",
+        file: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.kind = kind or self.default_kind
+        self.file = file
+        self.tensor = tensor
+        self.offset = offset
+        self.length = length
+
+
+class UsageError(FtckptError, ValueError):
+    """Flags or configuration that cannot be carried out."""
+
+    exit_code = ExitCode.USAGE
+    default_kind = "usage"
+
+
+class DifferentError(FtckptError):
+    """A comparison found a difference."""
+
+    exit_code = ExitCode.DIFFERENT
+    default_kind = "different"
+
+
+class CorruptError(FtckptError):
+    """Proven damage: bytes that are there and wrong, or committed and gone."""
+
+    exit_code = ExitCode.CORRUPT
+    default_kind = "corrupt"
+
+
+class TruncatedError(CorruptError):
+    """A file ends before the bytes that it must hold."""
+
+    default_kind = "truncated-file"
+
+
+class IncompleteError(FtckptError):
+    """Not committed, or still being written."""
+
+    exit_code = ExitCode.INCOMPLETE
+    default_kind = "uncommitted"
+
+
+class UnverifiedError(FtckptError):
+    """The evidence that was asked for does not exist."""
+
+    exit_code = ExitCode.UNVERIFIED
+    default_kind = "no-evidence"
+
+
+class UnsafeError(FtckptError):
+    """Hostile or ambiguous content, refused."""
+
+    exit_code = ExitCode.UNSAFE
+    default_kind = "unsafe"
+
+
+class RefusedError(FtckptError):
+    """A safety rule stopped it."""
+
+    exit_code = ExitCode.REFUSED
+    default_kind = "refused"
+
+
+class ExistsError(RefusedError, FileExistsError):
+    """The name is taken, and committed names are never overwritten."""
+
+
+class NotFoundError(FtckptError, FileNotFoundError):
+    """Root, step, tensor or file absent."""
+
+    exit_code = ExitCode.NOT_FOUND
+    default_kind = "not-found"
+
+
+class UnavailableError(FtckptError, OSError):
+    """Storage failed after retries."""
+
+    exit_code = ExitCode.UNAVAILABLE
+    default_kind = "unavailable"
+
+
+class DeniedError(FtckptError, PermissionError):
+    """Credentials or permissions."""
+
+    exit_code = ExitCode.DENIED
+    default_kind = "denied"
+
+
+class NoResourceError(FtckptError):
+    """Disk, quota or memory budget."""
+
+    exit_code = ExitCode.NO_RESOURCE
+    default_kind = "no-resource"
+
+
+class UnsupportedError(FtckptError):
+    """A layout, version or store capability that ftckpt does not have."""
+
+    exit_code = ExitCode.UNSUPPORTED
+    default_kind = "unsupported"
+
+
+class PartialError(FtckptError):
+    """Finished, but some items failed."""
+
+    exit_code = ExitCode.PARTIAL
+    default_kind = "partial"

@@ -1,0 +1,188 @@
+"""What a check found: one record a defect, with a kind that is an interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from .errors import ExitCode, FtckptError
+
+
+class Severity(StrEnum):
+    """How much a finding weighs."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class KindInfo(NamedTuple):
+    """What a finding kind means by default.
+
+    Attributes:
+        code: exit code that an ERROR of this kind causes.
+        severity: default severity.
+        strict: exit code under `--strict` where the severity is not ERROR; OK leaves it.
+        meaning: one sentence for the reference in docs/.
+    """
+
+    code: ExitCode
+    severity: Severity
+    strict: ExitCode
+    meaning: str
+
+
+_C, _I, _U = ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.UNSAFE
+_OK = ExitCode.OK
+_E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+KINDS: dict[str, KindInfo] = {
+    # files
+    "missing-file": KindInfo(_C, _E, _C, "A file that the checkpoint names is not there."),
+    "truncated-file": KindInfo(_C, _E, _C, "A file ends before bytes that it must hold."),
+    "trailing-bytes": KindInfo(_C, _E, _C, "A file holds bytes after its last record."),
+    "stray-file": KindInfo(_OK, _N, _OK, "A file that nothing in the checkpoint names."),
+    "stale-shard": KindInfo(_OK, _W, _C, "A shard file left by an earlier save, named by no index."),
+    "changed-file": KindInfo(_I, _E, _I, "A file changed while it was being read."),
+    "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading."),
+    "special-file": KindInfo(_U, _E, _U, "A file is a fifo, socket or device."),
+    "unsafe-path": KindInfo(_U, _E, _U, "A name is absolute, climbs out of the checkpoint, or is not portable."),
+    "archived-object": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "An object is in an archive tier and must be restored first."),
+    # commit
+    "uncommitted": KindInfo(_I, _E, _I, "The commit marker is absent: the save did not finish."),
+    "leftover-commit": KindInfo(_OK, _N, _OK, "A temporary commit marker of another save was left behind."),
+    "pointer-dangling": KindInfo(_C, _E, _C, "A pointer (latest, tracker) names a checkpoint that is not there."),
+    "pointer-disagrees": KindInfo(_OK, _W, _C, "A pointer names another step than the newest good checkpoint."),
+    # coverage
+    "hole": KindInfo(_C, _E, _C, "Elements of a tensor are in no piece."),
+    "overlap": KindInfo(_C, _E, _C, "Elements of a tensor are in more than one piece."),
+    "out-of-bounds": KindInfo(_C, _E, _C, "A piece lies outside its tensor, or its bytes outside the file."),
+    "extent-overlap": KindInfo(_C, _E, _C, "Two records claim the same bytes of a file."),
+    "extent-hole": KindInfo(_OK, _N, _OK, "Bytes of a file belong to no record."),
+    "size-mismatch": KindInfo(_C, _E, _C, "A record's length differs from what shape and dtype need."),
+    "dtype-mismatch": KindInfo(_C, _E, _C, "The element type in a record differs from the index."),
+    "shape-mismatch": KindInfo(_C, _E, _C, "The shape in a record differs from the index."),
+    # index
+    "missing-tensor": KindInfo(_C, _E, _C, "A tensor that the index names is in no file."),
+    "unindexed-tensor": KindInfo(_C, _E, _C, "A tensor in a file is not in the index."),
+    "wrong-shard": KindInfo(_C, _E, _C, "The index sends a tensor to a file that does not hold it."),
+    "duplicate-tensor": KindInfo(_C, _E, _C, "One tensor stands in two files."),
+    "shard-count": KindInfo(_C, _E, _C, "The number of shard files disagrees with their names."),
+    "bad-index": KindInfo(_C, _E, _C, "An index or configuration file cannot be parsed."),
+    "total-size": KindInfo(_OK, _W, _OK, "The index's total size differs from the tensors' bytes."),
+    "bad-metadata": KindInfo(_C, _E, _C, "The metadata parses but contradicts itself."),
+    # ranks and steps
+    "missing-rank": KindInfo(_C, _E, _C, "A rank's file is not there."),
+    "world-size": KindInfo(_C, _E, _C, "Files of different world sizes, or fewer ranks than recorded."),
+    "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
+    "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files."),
+    "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is no verdict."),
+    "step-name": KindInfo(_OK, _W, _C, "The directory's name says another step than its content."),
+    "step-unknown": KindInfo(_OK, _N, _OK, "Nothing in a file shows its step."),
+    "write-order": KindInfo(_OK, _N, _OK, "Data files are newer than the commit marker: perhaps a torn overwrite."),
+    # records
+    "bad-zip": KindInfo(_C, _E, _C, "A torch.save archive is damaged."),
+    "unsafe-zip": KindInfo(_U, _E, _U, "A torch.save archive is ambiguous: two readers would see different content."),
+    "bad-crc": KindInfo(_C, _E, _C, "The CRC-32 of a record does not match its bytes."),
+    "bad-digest": KindInfo(_C, _E, _C, "The digest of a block differs from the manifest."),
+    "bad-transform": KindInfo(_C, _E, _C, "A compressed record cannot be decompressed."),
+    "bad-header": KindInfo(_C, _E, _C, "A safetensors header is invalid."),
+    "unsafe-header": KindInfo(_U, _E, _U, "A safetensors header is ambiguous or abusive."),
+    "differs-from-replica": KindInfo(_C, _E, _C, "Bytes differ from the replica given by --against."),
+    # manifest
+    "bad-manifest": KindInfo(_C, _E, _C, "The manifest is damaged or not understood."),
+    "unmanaged-file": KindInfo(_OK, _N, _OK, "A file beside the checkpoint that the manifest does not list."),
+    "added-file": KindInfo(_C, _E, _C, "A file belongs to the checkpoint but the manifest does not list it."),
+    # pickles
+    "bad-pickle": KindInfo(_C, _E, _C, "A pickle is damaged: it ends early or is no pickle."),
+    "unsafe-pickle": KindInfo(_U, _E, _U, "A pickle calls what no checkpoint needs; nothing was executed."),
+    "opaque-object": KindInfo(_OK, _N, _U, "A pickle names a class outside the allow-list; kept inert."),
+    # values
+    "nan": KindInfo(_C, _E, _C, "NaN in weights, masters or moments."),
+    "inf": KindInfo(_C, _E, _C, "Infinity in weights, masters or moments."),
+    "negative-exp-avg-sq": KindInfo(_C, _E, _C, "A second moment is negative."),
+    "nonfinite-buffer": KindInfo(_OK, _N, _OK, "NaN or infinity in a buffer, often a mask."),
+    "zero-moment": KindInfo(_OK, _N, _OK, "A moment is all zero: frozen, an unused expert, or step 0."),
+    "equal-rng": KindInfo(_OK, _N, _OK, "Ranks share one RNG state."),
+    "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes."),
+    "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight."),
+    # coverage of the evidence
+    "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),
+    "no-crc": KindInfo(_OK, _N, _OK, "A record carries no CRC-32: not recorded, not corrupt."),
+    "no-evidence": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "There is no digest or CRC to check content against."),
+    # not checked, and why
+    "unsupported": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "Recognised, but not readable by this version."),
+    "unavailable": KindInfo(ExitCode.UNAVAILABLE, _E, _OK, "Storage failed after retries."),
+    "denied": KindInfo(ExitCode.DENIED, _E, _OK, "Credentials or permissions."),
+    "no-resource": KindInfo(ExitCode.NO_RESOURCE, _E, _OK, "Disk, quota or memory budget."),
+    "not-found": KindInfo(ExitCode.NOT_FOUND, _E, _OK, "What was asked for is not there."),
+    "corrupt": KindInfo(_C, _E, _C, "Damage with no finer name."),
+    "unsafe": KindInfo(_U, _E, _U, "Refused content with no finer name."),
+    "note": KindInfo(_OK, _N, _OK, "Something worth knowing."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect or remark.
+
+    Attributes:
+        kind: a key of `KINDS`.
+        message: one sentence.
+        severity: how much it weighs.
+        code: exit code that it causes; OK unless `severity` is ERROR.
+        file: path relative to the checkpoint.
+        tensor: key of the tensor or name of the object.
+        rank: the rank concerned.
+        offset: first byte in `file`.
+        length: number of bytes.
+    """
+
+    kind: str
+    message: str
+    severity: Severity
+    code: ExitCode
+    file: str | None = None
+    tensor: str | None = None
+    rank: int | None = None
+    offset: int | None = None
+    length: int | None = None
+
+    def strict(self) -> Finding:
+        """Return the finding as `--strict` weighs it."""
+        code = KINDS[self.kind].strict
+        if self.severity is Severity.ERROR or code is ExitCode.OK:
+            return self
+        return replace(self, severity=Severity.ERROR, code=code)
+
+
+def finding(
+    kind: str,
+    message: str,
+    *,
+    file: str | None = None,
+    tensor: str | None = None,
+    rank: int | None = None,
+    offset: int | None = None,
+    length: int | None = None,
+) -> Finding:
+    """Return a finding of `kind` with that kind's severity and exit code."""
+    info = KINDS[kind]
+    code = info.code if info.severity is Severity.ERROR else ExitCode.OK
+    return Finding(kind, message, info.severity, code, file, tensor, rank, offset, length)
+
+
+def from_error(error: FtckptError, *, tensor: str | None = None, rank: int | None = None) -> Finding:
+    """Return the finding that says what `error` says, with the error's own exit code."""
+    return Finding(
+        error.kind,
+        error.message,
+        Severity.ERROR,
+        error.exit_code,
+        error.file,
+        error.tensor or tensor,
+        rank,
+        error.offset,
+        error.length,
+    )

@@ -1,0 +1,80 @@
+"""Find the format that knows a place, from one listing of one level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from .checkpoint import Checkpoint, CommitState
+from .source import Source
+from .store import Entry, EntryKind
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One level of a directory, or one file: what recognition may look at.
+
+    Attributes:
+        files: regular and special files directly inside, by name.
+        directories: names of the directories directly inside.
+        single: the file's name where the place is one file; `files` holds just it.
+        head: returns up to the first `n` bytes of a file of `files` (at most 4 KiB are worth it).
+        inside: returns the names directly below one of `directories` (one more listing).
+    """
+
+    files: Mapping[str, Entry]
+    directories: frozenset[str]
+    head: Callable[[str, int], bytes]
+    inside: Callable[[str], Listing]
+    single: str = ""
+
+
+class Recognition(NamedTuple):
+    """What a format sees in a listing.
+
+    Attributes:
+        format: its name.
+        reason: the evidence in words ("has .metadata").
+        commit: what the names alone say about completeness.
+        supported: False for what is known by name and refused (exit 13), with `reason` saying so.
+    """
+
+    format: str
+    reason: str
+    commit: CommitState
+    supported: bool = True
+
+
+class Format(Protocol):
+    """One on-disk format. Stateless; the catalog holds one instance of each."""
+
+    name: str
+
+    def recognise(self, listing: Listing) -> Recognition | None:
+        """Say whether `listing` is a checkpoint of this format; cheap, and never raises for content."""
+
+    def open(self, source: Source) -> Checkpoint:
+        """Parse headers and metadata.
+
+        Raises:
+            IncompleteError: not committed.
+            CorruptError, UnsafeError, UnsupportedError: what cannot be opened, and why.
+        """
+
+
+def recognise(formats: Iterable[Format], listing: Listing) -> tuple[Format, Recognition] | None:
+    """Return the first format, in catalog order, that recognises `listing`."""
+    for candidate in formats:
+        found = candidate.recognise(listing)
+        if found is not None:
+            return candidate, found
+    return None
+
+
+def listing_of(source_files: Sequence[Entry], base: str) -> tuple[dict[str, Entry], frozenset[str]]:
+    """Split the children of `base` into files by name and directory names."""
+    skip = len(base) + 1 if base else 0
+    files = {e.path[skip:]: e for e in source_files if e.kind is not EntryKind.DIRECTORY}
+    dirs = frozenset(e.path[skip:] for e in source_files if e.kind is EntryKind.DIRECTORY)
+    return files, dirs

@@ -1,0 +1,130 @@
+"""The files of one checkpoint: one listing, and safe reads by relative names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .checkpoint import Extent
+from .errors import CorruptError, UnsafeError
+from .store import Entry, EntryKind, Reader, Store
+
+
+def safe_name(name: object, *, named_by: str) -> str:
+    """Return `name` if it can only mean a file below the checkpoint.
+
+    Args:
+        name: what an index, manifest or metadata says; anything may stand there.
+        named_by: the file that says so, for the message.
+
+    Raises:
+        UnsafeError: absolute, climbing, empty, or not portable (backslash, drive, NUL).
+    """
+    bad = (
+        not isinstance(name, str)
+        or not name
+        or name.startswith(("/", "~"))
+        or "\\" in name
+        or "\0" in name
+        or (len(name) > 1 and name[1] == ":")
+        or any(part in ("", ".", "..") for part in name.split("/"))
+    )
+    if bad:
+        raise UnsafeError(
+            f"{named_by} names the file {name!r}, which does not lie inside the checkpoint",
+            kind="unsafe-path",
+            file=named_by,
+        )
+    assert isinstance(name, str)
+    return name
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's place: a store, a path in it, and the one listing that is trusted.
+
+    Attributes:
+        store: where it lies.
+        base: path of the checkpoint in the store; "" for the store's own URL.
+        entries: every file below `base`, or the one file where the checkpoint is a file, by path
+            relative to `base` (for a single file: its basename).
+        single: whether the checkpoint is one file; `base` is then the path of its directory.
+    """
+
+    store: Store
+    base: str
+    entries: Mapping[str, Entry]
+    single: bool = False
+
+    @classmethod
+    def directory(cls, store: Store, base: str = "") -> Source:
+        """List the directory `base` once and return it."""
+        skip = len(base) + 1 if base else 0
+        return cls(store, base, {e.path[skip:]: e for e in store.walk(base)})
+
+    @classmethod
+    def file(cls, store: Store, entry: Entry) -> Source:
+        """Return the source of a checkpoint that is one file."""
+        base, _, name = entry.path.rpartition("/")
+        return cls(store, base, {name: entry}, single=True)
+
+    def part(self, prefix: str) -> Source:
+        """Return the files below `prefix` as a source of its own, without listing again."""
+        skip = len(prefix) + 1
+        inside = {k[skip:]: e for k, e in self.entries.items() if k.startswith(prefix + "/")}
+        return Source(self.store, self.path(prefix), inside)
+
+    @cached_property
+    def url(self) -> str:
+        """What the user would type."""
+        return self.store.describe(self.path(next(iter(self.entries))) if self.single else self.base)
+
+    @cached_property
+    def name(self) -> str:
+        """The last path element: `step-1000`, `model.pt`."""
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the sizes of all files."""
+        return sum(e.size for e in self.entries.values())
+
+    def path(self, name: str) -> str:
+        """Return the store's path of a file of this checkpoint."""
+        return f"{self.base}/{name}" if self.base else name
+
+    def entry(self, name: str) -> Entry:
+        """Return the entry of a file that must be there and be readable.
+
+        Raises:
+            CorruptError: it is not there (`missing-file`).
+            UnsafeError: it is a fifo, socket or device (`special-file`).
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            raise CorruptError(f"{name} is missing", kind="missing-file", file=name)
+        if entry.kind is EntryKind.SPECIAL:
+            raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
+        return entry
+
+    def size(self, name: str) -> int:
+        """Return the size of a file that must be there."""
+        return self.entry(name).size
+
+    def open(self, name: str) -> Reader:
+        """Open a file that must be there."""
+        self.entry(name)
+        return self.store.open(self.path(name))
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes at `offset`, to the listed end where None."""
+        size = self.size(name)
+        with self.open(name) as reader:
+            return reader.read(offset, size - offset if length is None else length)
+
+    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent, in order, read concurrently where that helps."""
+        for name in {e.file for e in extents}:
+            self.entry(name)
+        return self.store.read_many([e._replace(file=self.path(e.file)) for e in extents])

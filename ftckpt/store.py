@@ -1,0 +1,168 @@
+"""The store seam: the only hands on bytes.
+
+A store is a flat space of keys below one URL. It is not a filesystem: there are no cursors, nobody
+sees half a write, and a directory is only a common prefix. Keys are relative POSIX paths without
+`.` or `..`; `""` is the URL itself, where that names one object.
+
+What every store promises (`tests/suites.py` holds each to it):
+- `walk` and `children` are complete or raise; a failed or short listing is never an empty one.
+- `read` and `readinto` return exactly the bytes asked for, or raise; a short answer is an error.
+- `put` is all or nothing, and durable when it returns. `create` never replaces: if the key exists
+  it raises ExistsError, also when two writers race, or the store says by `Traits.conditional_put`
+  that it cannot hold this.
+- `delete` answers for each key on its own.
+- Errors are ftckpt's: NotFoundError, DeniedError, UnavailableError after retries, NoResourceError,
+  UnsupportedError (an archived object among others). No other exception leaves a store.
+- Every method may be called from many threads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+if TYPE_CHECKING:
+    from .checkpoint import Extent
+    from .errors import FtckptError
+
+
+class EntryKind(StrEnum):
+    """What a name stands for."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    SPECIAL = "special"
+
+
+class Entry(NamedTuple):
+    """One name in a listing.
+
+    Attributes:
+        path: key, relative to the store's URL.
+        size: bytes; 0 for directories.
+        mtime: seconds since the epoch, where the store knows.
+        kind: file, directory, or special (fifo, socket, device, dangling link).
+        link: target text where the name is a symbolic link; kind and size are the target's.
+        etag: the store's own version of the content, where it has one.
+        archived: whether it must be restored from an archive tier before it can be read.
+    """
+
+    path: str
+    size: int
+    mtime: float | None = None
+    kind: EntryKind = EntryKind.FILE
+    link: str | None = None
+    etag: str | None = None
+    archived: bool = False
+
+
+class Traits(NamedTuple):
+    """What a store can do, as a value, so that callers ask instead of testing types.
+
+    Attributes:
+        local: its keys are files of this machine (`Store.local_path` works).
+        conditional_put: `create` holds against a race. None: not probed yet.
+        gap: reads of ranges closer than this many bytes are better done as one.
+        parallel: how many reads are worth having in flight.
+    """
+
+    local: bool
+    conditional_put: bool | None
+    gap: int
+    parallel: int
+
+
+class Reader(Protocol):
+    """One open object, read by ranges; may be used from many threads."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes at `offset`; TruncatedError where the object is shorter."""
+
+    def readinto(self, offset: int, view: memoryview) -> None:
+        """Fill `view` with the bytes at `offset`; TruncatedError where the object is shorter."""
+
+    def close(self) -> None:
+        """Release it; reading afterwards is an error of the caller."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Close it."""
+
+
+class Store(ABC):
+    """A flat space of keys below one URL (see the module's docstring for its promises)."""
+
+    url: str
+    traits: Traits
+
+    @abstractmethod
+    def stat(self, path: str) -> Entry:
+        """Return the entry of one key; a prefix of other keys is a DIRECTORY.
+
+        Raises:
+            NotFoundError: neither a key nor a prefix.
+        """
+
+    @abstractmethod
+    def children(self, path: str = "") -> list[Entry]:
+        """Return what lies directly below `path`, sorted by path.
+
+        Raises:
+            NotFoundError: nothing lies below it and it is no directory.
+        """
+
+    @abstractmethod
+    def walk(self, path: str = "") -> list[Entry]:
+        """Return every FILE and SPECIAL below `path`, at any depth, sorted by path.
+
+        Directories that are links are not entered (they may be loops); they come as SPECIAL.
+
+        Raises:
+            NotFoundError: as `children`.
+        """
+
+    @abstractmethod
+    def open(self, path: str) -> Reader:
+        """Open one object for ranged reads.
+
+        Raises:
+            NotFoundError, DeniedError, UnsupportedError (archived), UnsafeError (special file).
+        """
+
+    @abstractmethod
+    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent, in order, read concurrently where that helps."""
+
+    @abstractmethod
+    def put(self, path: str, data: bytes) -> None:
+        """Store `data` under `path`, replacing what was there, atomically and durably."""
+
+    @abstractmethod
+    def create(self, path: str, data: bytes) -> None:
+        """Store `data` under `path`, which must not exist.
+
+        Raises:
+            ExistsError: the key exists and its content is not from this very call.
+        """
+
+    @abstractmethod
+    def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
+        """Delete keys; for each, None when it is gone or the error that kept it."""
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes at `offset` (to the end where None)."""
+        with self.open(path) as reader:
+            size = self.stat(path).size if length is None else 0
+            return reader.read(offset, size - offset if length is None else length)
+
+    def local_path(self, path: str = "") -> str | None:
+        """Return the path on this machine, or None where the store is not local."""
+        return None
+
+    def describe(self, path: str = "") -> str:
+        """Return the URL of a key as a user would type it."""
+        return f"{self.url.rstrip('/')}/{path}" if path else self.url
