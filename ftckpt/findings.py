@@ -37,6 +37,7 @@ _C, _I, _U = ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.UNSAFE
 _OK = ExitCode.OK
 _E, _W, _N = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
+# fmt: off
 KINDS: dict[str, KindInfo] = {
     # files
     "missing-file": KindInfo(_C, _E, _C, "A file that the checkpoint names is not there."),
@@ -121,6 +122,7 @@ KINDS: dict[str, KindInfo] = {
     "unsafe": KindInfo(_U, _E, _U, "Refused content with no finer name."),
     "note": KindInfo(_OK, _N, _OK, "Something worth knowing."),
 }
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,9 @@ def finding(
     return Finding(kind, message, info.severity, code, file, tensor, rank, offset, length)
 
 
-def from_error(error: FtckptError, *, tensor: str | None = None, rank: int | None = None) -> Finding:
+def from_error(
+    error: FtckptError, *, tensor: str | None = None, rank: int | None = None
+) -> Finding:
     """Return the finding that says what `error` says, with the error's own exit code."""
     return Finding(
         error.kind,

@@ -52,7 +52,7 @@ class Format(Protocol):
     name: str
 
     def recognise(self, listing: Listing) -> Recognition | None:
-        """Say whether `listing` is a checkpoint of this format; cheap, and never raises for content."""
+        """Say whether `listing` is a checkpoint of this format; cheap, never raises for content."""
 
     def open(self, source: Source) -> Checkpoint:
         """Parse headers and metadata.

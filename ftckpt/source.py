@@ -78,7 +78,8 @@ class Source:
     @cached_property
     def url(self) -> str:
         """What the user would type."""
-        return self.store.describe(self.path(next(iter(self.entries))) if self.single else self.base)
+        where = self.path(next(iter(self.entries))) if self.single else self.base
+        return self.store.describe(where)
 
     @cached_property
     def name(self) -> str:
