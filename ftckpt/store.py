@@ -74,6 +74,18 @@ class Traits(NamedTuple):
     parallel: int
 
 
+class Usage(NamedTuple):
+    """What a store was asked for since it was opened.
+
+    Attributes:
+        requests: requests sent to the service, retries included; 0 for local files.
+        bytes_read: bytes of object content received.
+    """
+
+    requests: int = 0
+    bytes_read: int = 0
+
+
 class Reader(Protocol):
     """One open object, read by ranges; may be used from many threads."""
 
@@ -158,6 +170,10 @@ class Store(ABC):
         with self.open(path) as reader:
             size = self.stat(path).size if length is None else 0
             return reader.read(offset, size - offset if length is None else length)
+
+    def usage(self) -> Usage:
+        """Return what was asked for so far; zeros where the store does not count."""
+        return Usage()
 
     def local_path(self, path: str = "") -> str | None:
         """Return the path on this machine, or None where the store is not local."""

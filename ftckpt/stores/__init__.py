@@ -1,0 +1,51 @@
+"""The stores: local files, memory, and everything that fsspec reaches."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import UsageError
+
+from .atomic import is_leftover
+from .options import StoreOptions
+
+if TYPE_CHECKING:
+    from ftckpt.store import Store
+
+__all__ = ["StoreOptions", "is_leftover", "open_store"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+_DEFAULTS = StoreOptions()
+
+
+def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
+    """Return the store for a path or URL; nothing is read yet.
+
+    Args:
+        url: a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL.
+        options: settings for object stores.
+
+    Raises:
+        UsageError: the URL names no place, or chains filesystems.
+        UnsupportedError: the package for this kind of URL is not installed.
+    """
+    if not url:
+        raise UsageError("an empty path names no checkpoint")
+    match = _SCHEME.match(url)
+    scheme = match[1].lower() if match else ""
+    if scheme in ("", "file", "local"):
+        from .local import LocalStore
+
+        if not scheme and re.match(r"[a-z0-9+.-]+::[a-z0-9+.-]*(://|$)", url):
+            raise UsageError(f"{url} chains filesystems; a cache in between cannot be trusted")
+        return LocalStore(url.removeprefix("local://") if scheme == "local" else url)
+    if scheme == "memory":
+        from .memory import MemoryStore
+
+        return MemoryStore(url)
+    from .remote import open_remote
+
+    return open_remote(url, scheme, options)

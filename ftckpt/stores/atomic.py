@@ -1,0 +1,131 @@
+"""Write a local file so that nobody sees half of it and a power cut does not lose it.
+
+The bytes go to a hidden temporary name in the same directory and are flushed there; one rename
+(to replace) or one link (to create) makes them visible; then the directory is flushed. A writer
+that is killed leaves at most the temporary name behind, which `is_leftover` recognises.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Callable
+
+from ftckpt.errors import ExistsError, UnsupportedError
+
+from .oserror import translate
+
+TEMPORARY = ".ftckpt-tmp-"
+
+
+def is_leftover(name: str) -> bool:
+    """Say whether a name (or the last element of a path) is a killed writer's temporary file."""
+    return name.rpartition("/")[2].startswith(TEMPORARY)
+
+
+def write_over(path: str, data: bytes) -> None:
+    """Put `data` under `path`, replacing a file or link that was there.
+
+    Raises:
+        DeniedError, NoResourceError, UnavailableError: the system refused.
+    """
+    _write(path, data, os.rename)
+
+
+def write_new(path: str, data: bytes) -> None:
+    """Put `data` under `path`, which must not exist, not even as a dangling link.
+
+    Raises:
+        ExistsError: the name is taken.
+        UnsupportedError: the filesystem has no hard links, so two writers cannot be told apart.
+        DeniedError, NoResourceError, UnavailableError: the system refused.
+    """
+    _write(path, data, _link)
+
+
+def _write(path: str, data: bytes, publish: Callable[[str, str], None]) -> None:
+    directory = os.path.dirname(path) or "."
+    temporary = os.path.join(directory, TEMPORARY + secrets.token_hex(8))
+    try:
+        _make_directories(directory)
+        _write_durably(temporary, data)
+        try:
+            publish(temporary, path)
+        except BaseException:
+            _remove(temporary)
+            raise
+        sync_directory(directory)
+    except OSError as error:
+        if isinstance(error, ExistsError):
+            raise
+        raise translate(error, path, "write") from error
+
+
+def _link(temporary: str, path: str) -> None:
+    try:
+        os.link(temporary, path, follow_symlinks=False)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost and then reports our own link as a stranger.
+        if not os.path.samestat(os.lstat(temporary), os.lstat(path)):
+            raise ExistsError(f"{path} exists already", file=path) from None
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS) and os.access(
+            os.path.dirname(path) or ".", os.W_OK
+        ):
+            raise UnsupportedError(
+                f"cannot create {path}: the filesystem has no hard links", file=path
+            ) from error
+        raise
+    _remove(temporary)
+
+
+def _write_durably(path: str, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o666)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    except BaseException:
+        os.close(fd)
+        _remove(path)
+        raise
+    # close reports what a network filesystem could not write back
+    os.close(fd)
+
+
+def _make_directories(directory: str) -> None:
+    """Create missing directories and flush each into its parent."""
+    if os.path.isdir(directory):
+        return
+    parent = os.path.dirname(directory) or "."
+    _make_directories(parent)
+    try:
+        os.mkdir(directory)
+    except FileExistsError:
+        if not os.path.isdir(directory):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        return
+    sync_directory(parent)
+
+
+def sync_directory(directory: str) -> None:
+    """Flush a directory's names to the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network filesystems cannot flush a directory; their rename is durable by itself.
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # it stays as a recognisable leftover; the error that brought us here matters more

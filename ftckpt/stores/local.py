@@ -1,0 +1,243 @@
+"""Files of this machine, through the operating system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeError
+from ftckpt.store import Entry, EntryKind, Reader, Store, Traits
+
+from .atomic import write_new, write_over
+from .oserror import translate
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Extent
+
+# Above this a lying length is checked against the file before memory is reserved for it.
+_CHECK_LENGTH = 64 << 10
+_MAX_OFFSET = (1 << 63) - 1
+
+
+class LocalReader(Reader):
+    """One open regular file; reads are positional, so threads may share it."""
+
+    def __init__(self, fd: int, key: str, path: str) -> None:
+        self._fd = fd
+        self._key = key
+        self._path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes at `offset`; TruncatedError where the file is shorter."""
+        if length > _CHECK_LENGTH or offset + length > _MAX_OFFSET:
+            size = os.fstat(self._fd).st_size
+            if offset + length > size:
+                raise self._truncated(offset, length, max(0, size - offset))
+        buffer = bytearray(length)
+        self.readinto(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def readinto(self, offset: int, view: memoryview) -> None:
+        """Fill `view` with the bytes at `offset`; TruncatedError where the file is shorter."""
+        view = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        if offset + len(view) > _MAX_OFFSET:
+            raise self._truncated(offset, len(view), 0)
+        done = 0
+        retried = False
+        while done < len(view):
+            try:
+                got = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                # A disk or network may recover once; a second failure is the answer.
+                if error.errno == errno.EIO and not retried:
+                    retried = True
+                    continue
+                raise translate(error, self._path, "read") from error
+            if got == 0:
+                raise self._truncated(offset, len(view), done)
+            done += got
+
+    def close(self) -> None:
+        """Release it; reading afterwards is an error of the caller."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _truncated(self, offset: int, length: int, done: int) -> TruncatedError:
+        return TruncatedError(
+            f"{self._path} ends {length - done} bytes before the end of the range "
+            f"[{offset}, {offset + length})",
+            file=self._key,
+            offset=offset,
+            length=length,
+        )
+
+
+class LocalStore(Store):
+    """A directory, or one file, of this machine."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        path = url.removeprefix("file://") if url.startswith("file://") else url
+        self._root = os.path.expanduser(path) or "."
+        parallel = min(16, 2 * len(os.sched_getaffinity(0)))
+        self.traits = Traits(local=True, conditional_put=True, gap=64 << 10, parallel=parallel)
+
+    def local_path(self, path: str = "") -> str:
+        """Return the path on this machine."""
+        if not path:
+            return self._root
+        if path.startswith("/") or "\0" in path or ".." in path.split("/"):
+            raise UnsafeError(f"{path!r} climbs out of {self.url}", kind="unsafe-path", file=path)
+        return os.path.join(self._root, path)
+
+    def stat(self, path: str) -> Entry:
+        """Return the entry of one name; links to directories are DIRECTORY with `link` set."""
+        full = self.local_path(path)
+        try:
+            found = os.lstat(full)
+            if stat.S_ISLNK(found.st_mode):
+                return _linked(path, full)
+        except OSError as error:
+            raise translate(error, full, "look up") from error
+        return _entry(path, found)
+
+    def children(self, path: str = "") -> list[Entry]:
+        """Return what lies directly below `path`, sorted by path."""
+        full = self.local_path(path)
+        return sorted(self._scan(full, path))
+
+    def walk(self, path: str = "") -> list[Entry]:
+        """Return every FILE and SPECIAL below `path`, sorted by path; no link is entered."""
+        found: list[Entry] = []
+        waiting = [path]
+        while waiting:
+            here = waiting.pop()
+            try:
+                below = self._scan(self.local_path(here), here)
+            except NotFoundError:
+                if here == path:
+                    raise
+                continue  # removed while we walked
+            for entry in below:
+                if entry.kind is not EntryKind.DIRECTORY:
+                    found.append(entry)
+                elif entry.link is not None:
+                    found.append(entry._replace(kind=EntryKind.SPECIAL))
+                else:
+                    waiting.append(entry.path)
+        return sorted(found)
+
+    def open(self, path: str) -> LocalReader:
+        """Open one file for ranged reads; a fifo or device is refused and never blocks."""
+        full = self.local_path(path)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        try:
+            # Opening alone can act on a device, so its kind is asked first, and again afterwards.
+            _require_regular(os.stat(full), path, full)
+            fd = os.open(full, flags)
+        except OSError as error:
+            if isinstance(error, FtckptError):
+                raise
+            raise translate(error, full, "open") from error
+        reader = LocalReader(fd, path, full)
+        _require_regular(os.fstat(fd), path, full)
+        return reader
+
+    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent, in order; each file is opened once."""
+        result = [b""] * len(extents)
+        order = sorted(range(len(extents)), key=lambda i: extents[i][:2])
+        reader: LocalReader | None = None
+        name = None
+        try:
+            for i in order:
+                extent = extents[i]
+                if reader is None or extent.file != name:
+                    if reader is not None:
+                        reader.close()
+                    reader, name = self.open(extent.file), extent.file
+                result[i] = reader.read(extent.offset, extent.length)
+        finally:
+            if reader is not None:
+                reader.close()
+        return result
+
+    def put(self, path: str, data: bytes) -> None:
+        """Store `data` under `path`, replacing what was there, atomically and durably."""
+        write_over(self.local_path(path), data)
+
+    def create(self, path: str, data: bytes) -> None:
+        """Store `data` under `path`, which must not exist; exactly one of several racers wins."""
+        write_new(self.local_path(path), data)
+
+    def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
+        """Delete names (a link itself, never its target); an absent one is gone."""
+        return {path: self._delete(path) for path in paths}
+
+    def _delete(self, path: str) -> FtckptError | None:
+        try:
+            os.unlink(self.local_path(path))
+        except FileNotFoundError:
+            return None
+        except FtckptError as error:
+            return error
+        except OSError as error:
+            return translate(error, self.local_path(path), "delete")
+        return None
+
+    def _scan(self, full: str, path: str) -> list[Entry]:
+        """Return the entries directly inside one directory, in no order."""
+        found: list[Entry] = []
+        prefix = f"{path}/" if path else ""
+        try:
+            with os.scandir(full) as names:
+                for name in names:
+                    try:
+                        if name.is_symlink():
+                            found.append(_linked(prefix + name.name, name.path))
+                        else:
+                            status = name.stat(follow_symlinks=False)
+                            found.append(_entry(prefix + name.name, status))
+                    except FileNotFoundError:
+                        continue  # removed while we listed
+        except OSError as error:
+            raise translate(error, full, "list") from error
+        return found
+
+
+def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:
+    if stat.S_ISREG(found.st_mode):
+        return Entry(path, found.st_size, found.st_mtime, EntryKind.FILE, link)
+    kind = EntryKind.DIRECTORY if stat.S_ISDIR(found.st_mode) else EntryKind.SPECIAL
+    return Entry(path, 0, found.st_mtime, kind, link)
+
+
+def _linked(path: str, full: str) -> Entry:
+    """Return the entry of a symbolic link: the kind and size of what it leads to."""
+    link = os.readlink(full)
+    try:
+        return _entry(path, os.stat(full), link)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return Entry(path, 0, os.lstat(full).st_mtime, EntryKind.SPECIAL, link)
+        raise
+
+
+def _require_regular(found: os.stat_result, path: str, full: str) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise NotFoundError(f"{full} is a directory, not a file", file=path)
+    if not stat.S_ISREG(found.st_mode):
+        raise UnsafeError(f"{full} is not a regular file", kind="special-file", file=path)

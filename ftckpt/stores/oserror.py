@@ -1,0 +1,53 @@
+"""The operating system's errors by the decision that a caller can take."""
+
+from __future__ import annotations
+
+import errno
+
+from ftckpt.errors import (
+    DeniedError,
+    ExistsError,
+    FtckptError,
+    NoResourceError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+    UnsafeError,
+    UnsupportedError,
+)
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_HANDLES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+def translate(error: OSError, path: str, doing: str) -> FtckptError:
+    """Return the ftckpt error for what the system said.
+
+    Args:
+        error: as raised by a system call.
+        path: the path as the user would type it.
+        doing: what was attempted, as in "cannot <doing> <path>".
+    """
+    reason = error.strerror or str(error)
+    message = f"cannot {doing} {path}: {reason}"
+    code = error.errno
+    if code in _ABSENT:
+        return NotFoundError(f"{path} does not exist", file=path)
+    if code in _DENIED:
+        return DeniedError(message, file=path)
+    if code in _NO_SPACE:
+        return NoResourceError(message, hint="free space or raise the quota", file=path)
+    if code in _NO_HANDLES:
+        return NoResourceError(message, hint="raise the limit (ulimit -n)", file=path)
+    if code == errno.EEXIST:
+        return ExistsError(f"{path} exists already", file=path)
+    if code == errno.ELOOP:
+        return UnsafeError(f"{path} is a loop of links", kind="special-file", file=path)
+    if code == errno.EISDIR:
+        return RefusedError(f"{path} is a directory, not a file", file=path)
+    if code in (errno.ENAMETOOLONG, errno.EINVAL, errno.EOPNOTSUPP):
+        return UnsupportedError(message, file=path)
+    # What is left is storage: EIO, ESTALE, ETIMEDOUT, EREMOTEIO, ENODEV, ENXIO and their like.
+    return UnavailableError(message, file=path)
