@@ -1,0 +1,63 @@
+"""Bound what one step may allocate, whatever the input says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# A pickle of nine bytes can ask the interpreter for gigabytes (a memo index, a declared length).
+# The C unpickler cannot be told a limit, so the process is given one while it works. The margin is
+# for what other threads allocate meanwhile: read buffers, thread stacks, a TLS connection.
+MARGIN = 256 << 20
+
+_lock = threading.RLock()
+_depth = 0
+_saved: tuple[int, int] | None = None
+
+
+@contextmanager
+def bounded(nbytes: int) -> Iterator[None]:
+    """Let the process's address space grow by at most `nbytes` (and a margin) inside the block.
+
+    Nested and concurrent blocks share the outermost bound. Where the system has no such limit,
+    the block runs unbounded.
+
+    Raises:
+        MemoryError: from inside the block, instead of growing further.
+    """
+    global _depth, _saved  # one limit a process
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            _saved = _lower(nbytes + MARGIN)
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0 and _saved is not None:
+                _restore(_saved)
+                _saved = None
+
+
+def _lower(growth: int) -> tuple[int, int] | None:
+    try:
+        import resource
+
+        with open("/proc/self/statm", "rb") as statm:
+            pages = int(statm.read().split()[0])
+        limit = pages * resource.getpagesize() + growth
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != resource.RLIM_INFINITY and soft <= limit:
+            return None
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    except (ImportError, OSError, ValueError):
+        return None
+    return soft, hard
+
+
+def _restore(limits: tuple[int, int]) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, limits)
