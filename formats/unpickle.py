@@ -139,7 +139,7 @@ Persistent = Callable[[Any], Any]
 
 class _Unpickler(pickle.Unpickler):
     def __init__(
-        self, stream: io.BytesIO, table: Mapping[str, Any], persistent: Persistent | None
+        self, stream: io.BufferedIOBase, table: Mapping[str, Any], persistent: Persistent | None
     ) -> None:
         super().__init__(stream, encoding="latin1")
         self._table = table
@@ -190,24 +190,48 @@ def load(
             for more memory than its size can need (kind `unsafe-pickle`).
         CorruptError: it ends early or is no pickle (kind `bad-pickle`).
     """
-    stream = io.BytesIO(data)
+    return load_stream(
+        io.BytesIO(data),
+        len(data),
+        file=file,
+        table=table,
+        persistent=persistent,
+        exact=exact,
+        offset=offset,
+    )
+
+
+def load_stream(
+    stream: io.BufferedIOBase,
+    size: int,
+    *,
+    file: str,
+    table: Mapping[str, Any],
+    persistent: Persistent | None = None,
+    exact: bool = True,
+    offset: int = 0,
+) -> Loaded:
+    """Parse one pickle of `size` bytes from a stream; see `load`.
+
+    A large pickle is not held in memory: the unpickler asks for a frame (64 KiB) at a time.
+    """
     unpickler = _Unpickler(stream, table, persistent)
     try:
-        with bounded(GROWTH + GROWTH_PER_BYTE * len(data)), no_gc():
+        with bounded(GROWTH + GROWTH_PER_BYTE * size), no_gc():
             value = unpickler.load()
             consumed = stream.tell()
             if exact:
-                _refuse_trailing(unpickler, consumed, len(data), file, offset)
+                _refuse_trailing(unpickler, consumed, size, file, offset)
     except FtckptError as error:
         error.file = error.file or file
         raise
     except MemoryError:
         raise UnsafeError(
-            f"the pickle in {file} asks for far more memory than its {len(data)} bytes can need",
+            f"the pickle in {file} asks for far more memory than its {size} bytes can need",
             kind="unsafe-pickle",
             file=file,
             offset=offset,
-            length=len(data),
+            length=size,
         ) from None
     except Exception as error:  # the C unpickler raises almost anything on damaged input
         reason = " ".join(str(error).split())[:120]
@@ -216,7 +240,7 @@ def load(
             kind="bad-pickle",
             file=file,
             offset=offset,
-            length=len(data),
+            length=size,
         ) from None
     return Loaded(value, tuple(unpickler.opaque), consumed)
 
