@@ -117,7 +117,10 @@ class Inert(metaclass=Sealed):
 
 def inert(qualname: str, *, refused: bool = False) -> type[Inert]:
     """Return a fresh inert class for `module.name`."""
-    return Sealed("Inert", (Inert,), {"__slots__": (), "qualname": qualname, "refused": refused})
+    return cast(
+        "type[Inert]",
+        Sealed("Inert", (Inert,), {"__slots__": (), "qualname": qualname, "refused": refused}),
+    )
 
 
 class Loaded(NamedTuple):
