@@ -1,0 +1,133 @@
+"""One S3 client: how it is configured, how requests are counted and tried again.
+
+s3fs gives the session (profiles, environment, refreshing credentials) and the event loop; the
+requests are made on its aiobotocore client, because s3fs' own calls hide statuses (a failed
+condition is EINVAL), retry what they like for as long as they like, and cache listings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from ftckpt.errors import UnavailableError
+from ftckpt.retry import Backoff
+
+from .options import StoreOptions
+from .s3errors import is_transient, translate
+
+T = TypeVar("T")
+
+PARALLEL = 16
+
+
+class S3Client:
+    """Requests to one S3 service; safe to use from many threads."""
+
+    def __init__(self, options: StoreOptions) -> None:
+        import s3fs
+        from fsspec.asyn import get_loop
+
+        self.requests = 0
+        self.bytes_read = 0
+        self.options = options
+        self._loop: asyncio.AbstractEventLoop = get_loop()
+        self._slots = asyncio.Semaphore(PARALLEL)
+        settings: dict[str, Any] = {"profile": options.profile} if options.profile else {}
+        self._fs = s3fs.S3FileSystem(
+            anon=options.anonymous,
+            endpoint_url=options.endpoint or None,
+            client_kwargs={"region_name": options.region} if options.region else {},
+            config_kwargs={
+                "connect_timeout": min(10.0, options.timeout),
+                "read_timeout": options.timeout,
+                "max_pool_connections": 2 * PARALLEL,
+                # Every attempt is ours to count and to bound.
+                "retries": {"total_max_attempts": 1, "mode": "standard"},
+                # Lookalikes send the whole object's checksum with a range, and refuse trailing
+                # ones; we send Content-MD5, and check content by digests of our own.
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+            },
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            default_cache_type="none",
+            **settings,
+        )
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop and return its result; cancel it if we are stopped."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def once(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Send one request once and return the parsed answer; what botocore raises comes as is."""
+        async with self._slots:
+            client = await self._fs.set_session()
+            self.requests += 1
+            answer: dict[str, Any] = await getattr(client, operation)(**parameters)
+            return answer
+
+    async def attempt(
+        self, once: Callable[[Any], Awaitable[T]], *, url: str, file: str, doing: str
+    ) -> T:
+        """Await `once(client)`, again and again while it fails in a way that another try can help.
+
+        Raises:
+            UnavailableError: it still failed at the end of `StoreOptions.retry_seconds`.
+            FtckptError: any other failure, by `s3errors.translate`.
+        """
+        backoff = Backoff(self.options.retry_seconds)
+        while True:
+            try:
+                async with self._slots:
+                    client = await self._fs.set_session()
+                    self.requests += 1
+                    return await once(client)
+            except Exception as error:
+                if not is_transient(error):
+                    raise translate(error, url, file, doing) from error
+                wait = backoff.pause()
+                if wait is None:
+                    said = str(error) or type(error).__name__
+                    raise UnavailableError(
+                        f"cannot {doing} {url}: {said} ({backoff.attempts} attempts)",
+                        hint="try again later, or check the endpoint and the network",
+                        file=file,
+                    ) from error
+            await asyncio.sleep(wait)
+
+    async def call(
+        self, operation: str, *, url: str, file: str, doing: str, **parameters: Any
+    ) -> dict[str, Any]:
+        """Send one request without a streamed body and return the parsed answer."""
+        parameters = self.payer(parameters)
+
+        async def once(client: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = await getattr(client, operation)(**parameters)
+            return answer
+
+        return await self.attempt(once, url=url, file=file, doing=doing)
+
+    def payer(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a request with who pays for it."""
+        if self.options.requester_pays:
+            return parameters | {"RequestPayer": "requester"}
+        return parameters
+
+
+async def gather(*work: Awaitable[T]) -> list[T]:
+    """Await all; on the first failure cancel the rest and raise it."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
