@@ -71,6 +71,7 @@ KINDS: dict[str, KindInfo] = {
     "duplicate-tensor": KindInfo(_C, _E, _C, "One tensor stands in two files."),
     "shard-count": KindInfo(_C, _E, _C, "The number of shard files disagrees with their names."),
     "bad-index": KindInfo(_C, _E, _C, "An index or configuration file cannot be parsed."),
+    "unsafe-index": KindInfo(_U, _E, _U, "An index or configuration file is ambiguous or abusive."),
     "total-size": KindInfo(_OK, _W, _OK, "The index's total size differs from the tensors' bytes."),
     "bad-metadata": KindInfo(_C, _E, _C, "The metadata parses but contradicts itself."),
     # ranks and steps

@@ -1,0 +1,292 @@
+"""safetensors: one file, a Hugging Face folder, or the shards of a DCP save.
+
+A Hugging Face folder holds `<stem>.safetensors`, or shards `<stem>-00001-of-00003.safetensors` with
+`<stem>.safetensors.index.json`, written last, so that shards without it are an unfinished save.
+Several stems may lie together (a model and its adapter): the first of a short list is component
+`model`, the others are `extra:<stem>`. ftckpt's own folders hold masters and moments beside the
+weights in `optimizer/*.safetensors`, named `<kind>.<name>`, and other state in `ftckpt.objects/`.
+
+Headers of all files are read together, in at most two rounds: a guess of 64 KiB, then the rest of
+the longer ones. Damage in one of several shards does not hide the others: the tensors of the good
+ones are there and `check` reports the bad one. What is hostile, or damage to a checkpoint of one
+file, is raised.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ftckpt.checkpoint import (
+    Box,
+    Checkpoint,
+    Commit,
+    CommitState,
+    Extent,
+    Kind,
+    ObjectInfo,
+    Piece,
+    Scalar,
+    StepRole,
+    TensorInfo,
+)
+from ftckpt.errors import CorruptError, NotFoundError
+from ftckpt.findings import Finding, finding, from_error
+from ftckpt.progress import NULL, Counter
+from ftckpt.registry import Listing, Recognition
+from ftckpt.source import Source
+
+from . import dcp_hf
+from .hf_index import check_index, check_shard_count, check_total_size, shard_name
+from .safetensors_files import (
+    OBJECTS,
+    OPTIMIZER,
+    SUFFIX,
+    WeightSet,
+    evidence,
+    find_sets,
+    has_sharded,
+    links_of,
+    members_of,
+    read_indexes,
+    uncommitted,
+)
+from .safetensors_header import Header
+from .safetensors_reading import read_headers
+from .strict_json import Limits, parse
+
+_KINDS = {kind.value: kind for kind in (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.OTHER)}
+_SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
+_JSON = Limits(depth=32, objects=100_000, keys=1_000_000, items=4_000_000, naturals=False)
+
+
+@dataclass(kw_only=True)
+class SafetensorsCheckpoint(Checkpoint):
+    """A checkpoint whose tensors lie dense in safetensors files.
+
+    Attributes:
+        sets: the weights in the folder itself, one set a stem.
+        beside: files of `optimizer/`.
+        headers: of each file that could be read.
+        damage: findings about those that could not, or that contradict each other.
+    """
+
+    format: ClassVar[str] = "safetensors"
+
+    sets: Sequence[WeightSet] = ()
+    beside: Sequence[str] = ()
+    headers: Mapping[str, Header] = field(default_factory=dict)
+    damage: Sequence[Finding] = ()
+
+    def members(self) -> Iterable[str]:
+        """Yield the weights, their indexes, and what belongs to a model folder."""
+        return members_of(self.source, self.sets, self.beside)
+
+    def load_object(self, name: str) -> Any:
+        """Return a stored object: parsed where it is JSON, else its bytes."""
+        extent = self.objects[name].extent
+        raw = self.source.read(extent.file, extent.offset, extent.length)
+        if not extent.file.endswith(".json"):
+            return raw
+        return parse(
+            raw, _JSON, file=extent.file, what="text", bad="bad-index", unsafe="unsafe-index"
+        )
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield damaged headers, and where index, names and headers disagree."""
+        yield from self.damage
+        for weights in self.sets:
+            yield from self._check_set(weights)
+        groups: dict[tuple[str, int], list[str]] = {}
+        for file in self.beside:
+            shard = shard_name(file)
+            if shard is not None:
+                groups.setdefault((shard.stem, shard.total), []).append(file)
+        for files in groups.values():
+            yield from check_shard_count(files, files[0])
+        places = [f for f in self.headers if dcp_hf.shard_place(f)]
+        if places and not self.source.single and not self.sets:
+            every = [f for f in self.source.entries if dcp_hf.shard_place(f)]
+            yield from dcp_hf.check_grid(every, {f: self.headers[f] for f in places}, self.tensors)
+
+    def _check_set(self, weights: WeightSet) -> Iterator[Finding]:
+        held = {
+            f: frozenset(t.name for t in self.headers[f].tensors)
+            for f in weights.files
+            if f in self.headers
+        }
+        if weights.index is not None:
+            yield from check_index(weights.index, held, self.source.entries)
+            if len(held) == len(weights.files):
+                tensors = (t for f in held for t in self.headers[f].tensors)
+                yield from check_total_size(weights.index, sum(t.end - t.begin for t in tensors))
+        for file in weights.stale:
+            yield finding(
+                "stale-shard",
+                f"{file} is a shard that no index names, left by another save",
+                file=file,
+            )
+
+    def scalars(self, limit: int) -> Iterator[Scalar]:
+        """Yield the optimizer's step counters from `optimizer/*.safetensors`."""
+        taken: dict[str, int] = {}
+        for info in self.tensors.values():
+            code = _SCALARS.get(info.dtype.name)
+            counts = info.component == "optimizer" and info.numel == 1 and code is not None
+            if not counts or not (info.name == "step" or info.name.endswith(".step")):
+                continue
+            extent = info.pieces[0].extent
+            if taken.setdefault(extent.file, 0) < limit:
+                taken[extent.file] += 1
+                raw = self.source.read(extent.file, extent.offset, extent.length)
+                value = struct.unpack(f"<{code}", raw)[0]
+                yield Scalar(extent.file, info.name, float(value), StepRole.OPTIMIZER)
+
+
+class Safetensors:
+    """The format `safetensors` (see the module's docstring)."""
+
+    name = "safetensors"
+
+    def recognise(self, listing: Listing) -> Recognition | None:
+        """Go by names; a single file with another suffix by its first nine bytes."""
+        found = evidence(listing)
+        return None if found is None else Recognition(self.name, *found)
+
+    def open(self, source: Source) -> SafetensorsCheckpoint:
+        """Read the index and all headers.
+
+        Raises:
+            NotFoundError: there is no safetensors file.
+            IncompleteError: shards without their index, or a consolidation that did not finish.
+            CorruptError: the only file is damaged, or the index is.
+            UnsafeError: a header or an index is hostile.
+        """
+        if source.single:
+            return _open_weights(source, [WeightSet("model", list(source.entries))])
+        indexes = read_indexes(source)
+        sets = find_sets(source, indexes)
+        if sets:
+            return _open_weights(source, sets)
+        shards = [n for n in source.entries if dcp_hf.shard_place(n)]
+        if shards:
+            return _open_shards(source, shards)
+        if has_sharded(source):
+            raise uncommitted(source, f"model{SUFFIX}.index.json")
+        raise NotFoundError(f"{source.url} holds no {SUFFIX} file")
+
+
+def _split(
+    read: Mapping[str, Header | CorruptError],
+) -> tuple[dict[str, Header], list[Finding]]:
+    """Part headers from damage; damage to all that there is, is raised."""
+    headers = {file: h for file, h in read.items() if isinstance(h, Header)}
+    errors = [error for error in read.values() if isinstance(error, CorruptError)]
+    if len(read) == 1 and errors:
+        raise errors[0]
+    return headers, [from_error(error) for error in errors]
+
+
+def _open_weights(source: Source, sets: Sequence[WeightSet]) -> SafetensorsCheckpoint:
+    beside = [n for n in source.entries if n.startswith(OPTIMIZER) and n.endswith(SUFFIX)]
+    wanted = dict.fromkeys(f for s in sets for f in s.files if f in source.entries)
+    headers, damage = _split(read_headers(source, [*wanted, *beside]))
+    tensors: dict[str, TensorInfo] = {}
+    for weights in sets:
+        target = {} if weights.index is None else weights.index.weight_map
+        for file in weights.files:
+            for info in _tensors(headers, file, weights.component):
+                first = tensors.setdefault(info.key, info)
+                if first.component != info.component:
+                    damage.append(_duplicate(first, info))
+                elif target.get(info.name) == file:
+                    # Where two shards hold it, the index decides; `check` reports it.
+                    tensors[info.key] = info
+    for file in beside:
+        for info in _optimizer_tensors(headers, file):
+            first = tensors.setdefault(info.key, info)
+            if first is not info:
+                damage.append(_duplicate(first, info))
+    objects = {
+        n.removeprefix(OBJECTS): ObjectInfo(n.removeprefix(OBJECTS), Extent(n, 0, e.size))
+        for n, e in source.entries.items()
+        if n.startswith(OBJECTS)
+    }
+    index = next((s.index for s in sets if s.index is not None), None)
+    commit = Commit(CommitState.NO_MARKER)
+    if index is not None:
+        commit = Commit(CommitState.COMMITTED, index.file)
+    return SafetensorsCheckpoint(
+        source=source,
+        tensors=tensors,
+        objects=objects,
+        commit=commit,
+        dialect=_dialect(source, headers),
+        notes=links_of(source, members_of(source, sets, beside)),
+        sets=sets,
+        beside=beside,
+        headers=headers,
+        damage=damage,
+    )
+
+
+def _duplicate(first: TensorInfo, second: TensorInfo) -> Finding:
+    here, there = first.pieces[0].extent.file, second.pieces[0].extent.file
+    return finding(
+        "duplicate-tensor", f"{first.key} is in {here} and in {there}", file=there, tensor=first.key
+    )
+
+
+def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
+    headers, damage = _split(read_headers(source, files))
+    tensors, contradictions = dcp_hf.assemble(headers)
+    ranks = {place.rank for place in map(dcp_hf.shard_place, files) if place is not None}
+    return SafetensorsCheckpoint(
+        source=source,
+        tensors=tensors,
+        objects={},
+        dialect=f"written by torch DCP as one set of shards a rank, {len(ranks)} ranks seen; "
+        "global shapes are not recorded, they are derived from the parts",
+        notes=links_of(source, members_of(source, (), ())),
+        headers=headers,
+        damage=[*damage, *contradictions],
+    )
+
+
+def _tensors(headers: Mapping[str, Header], file: str, component: str) -> Iterator[TensorInfo]:
+    if file not in headers:
+        return
+    for name, dtype, shape, begin, end in headers[file].tensors:
+        piece = Piece(Box.whole(shape), Extent(file, begin, end - begin))
+        yield TensorInfo(component, name, Kind.PARAM, shape, dtype, (piece,))
+
+
+def _optimizer_tensors(headers: Mapping[str, Header], file: str) -> Iterator[TensorInfo]:
+    """Yield tensors named `<kind>.<name>`; another first word makes all of it the name."""
+    for info in _tensors(headers, file, "optimizer"):
+        word, dot, rest = info.name.partition(".")
+        kind = _KINDS.get(word) if dot and rest else None
+        yield TensorInfo(
+            info.component,
+            info.name if kind is None else rest,
+            kind or Kind.OTHER,
+            info.shape,
+            info.dtype,
+            info.pieces,
+            stored_name=info.name,
+        )
+
+
+def _dialect(source: Source, headers: Mapping[str, Header]) -> str:
+    place = dcp_hf.shard_place(source.name) if source.single else None
+    if place is not None:
+        return f"one shard of a DCP save, of rank {place.rank - 1}: shapes are the shard's own"
+    shard = shard_name(source.name) if source.single else None
+    if shard is not None and shard.total > 1:
+        return f"one shard of {shard.total}"
+    if any(dcp_hf.SHARDING_INFO in h.metadata for h in headers.values()):
+        return "written by torch DCP"
+    said = sorted({h.metadata["format"] for h in headers.values() if "format" in h.metadata})
+    return f"format {', '.join(said)}"[:80] if said else ""
