@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -214,13 +215,17 @@ class Scalar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What is known of the job that wrote the checkpoint; None means not recorded."""
+    """What is known of the job that wrote the checkpoint; None means not recorded.
+
+    `evidence` says in words how the world size is known.
+    """
 
     world_size: int | None = None
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
     ep: int | None = None
+    evidence: str = ""
 
 
 class CommitState(StrEnum):
@@ -255,7 +260,6 @@ class Checkpoint(ABC):
         commit: whether the save was finished.
         dialect: what more is known of the writer, in words ("written by accelerate").
         notes: findings made while opening (opaque objects, links followed).
-        step: the step that the content shows; None where nothing shows it.
     """
 
     format: ClassVar[str]
@@ -305,6 +309,13 @@ class Checkpoint(ABC):
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step-like scalars, at most `limit` a file, by small reads."""
         return iter(())
+
+    @cached_property
+    def step(self) -> int | None:
+        """The step that the content shows; None where nothing shows it."""
+        from .steps import SCALARS_A_FILE, step_of
+
+        return step_of(self.scalars(SCALARS_A_FILE))
 
     def fields(self) -> Iterable[str]:
         """Names of all non-tensor state, as deep as it is known without reading tensor bytes.

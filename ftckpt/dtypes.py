@@ -6,6 +6,7 @@ Names are torch's without `torch.`. Sources: safetensors' `tensor.rs` for its co
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 
@@ -91,3 +92,17 @@ DTYPES |= {
 }
 BY_SAFETENSORS: dict[str, DType] = {t.safetensors: t for t in _ALL if t.safetensors}
 BY_STORAGE: dict[str, DType] = {s: t for t in _ALL for s in t.storages}
+
+
+def decode_scalar(dtype: DType, data: bytes) -> float | None:
+    """Return the one real number in `data`, or None for a type that has no such reading."""
+    if dtype.name == "bfloat16":
+        return float(struct.unpack("<f", b"\0\0" + data[:2])[0])
+    code = _STRUCT.get(dtype.name)
+    return None if code is None else float(struct.unpack_from("<" + code, data)[0])
+
+
+_STRUCT = {
+    "float64": "d", "float32": "f", "float16": "e", "int64": "q", "int32": "i", "int16": "h",
+    "int8": "b", "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B",
+}  # fmt: skip

@@ -1,0 +1,119 @@
+"""Which step a checkpoint is of, read from the counters that its content holds.
+
+A name (`step-1000`) is a hint and a modification time is not even that: copies reset it. Counters
+in the content are evidence. Three clocks are told apart, and only equal clocks are compared: the
+trainer's iteration, the optimizer's own step count, the scheduler's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from .checkpoint import Scalar, StepRole
+from .findings import Finding, finding
+
+# How many counters a file are read: enough for two to be independent, few enough to be cheap.
+SCALARS_A_FILE = 8
+
+_ITERATION = re.compile(
+    r"(?:^|[./:])(?:global_steps?|iteration|iter_num|current_step|num_updates)$"
+    r"|(?:^|[./:])(?:train_state|trainer_state|train_status|state|progress)[./:]step$"
+    r"|^(?:step|global_step|iteration)$"
+)
+_OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
+_SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
+
+
+def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
+    """Return which clock a scalar of this name shows, or None where it is no step counter.
+
+    Args:
+        name: dotted path in the trainer's state.
+        optimizer: whether it lies in the optimizer's state.
+    """
+    if optimizer:
+        return StepRole.OPTIMIZER if _OPTIMIZER.search(name) else None
+    if _SCHEDULER.search(name):
+        return StepRole.SCHEDULER
+    if _ITERATION.search(name):
+        return StepRole.ITERATION
+    return None
+
+
+def step_of(scalars: Iterable[Scalar]) -> int | None:
+    """Return the step that most counters show: the trainer's own, else the optimizer's."""
+    values: dict[StepRole, Counter[float]] = defaultdict(Counter)
+    for scalar in scalars:
+        values[scalar.role][scalar.value] += 1
+    for role in (StepRole.ITERATION, StepRole.OPTIMIZER):
+        if values[role]:
+            best, _ = max(values[role].items(), key=lambda item: (item[1], item[0]))
+            return int(best)
+    return None
+
+
+def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Finding]:
+    """Yield a finding for each file whose counters disagree with the other files.
+
+    Two independent counters of one file against the majority of the rest are a verdict
+    (`mixed-steps`); one alone is a note (`step-disagrees`). Files without a counter share one note.
+
+    Args:
+        scalars: all that were read.
+        files: the data files of the checkpoint.
+    """
+    by_file: dict[str, list[Scalar]] = defaultdict(list)
+    for scalar in scalars:
+        by_file[scalar.file].append(scalar)
+    # One vote a file and clock, so that a file with many counters cannot outvote the rest.
+    votes: dict[StepRole, Counter[float]] = defaultdict(Counter)
+    for own in by_file.values():
+        for role, value in {(s.role, s.value) for s in own}:
+            votes[role][value] += 1
+    for file, own in sorted(by_file.items()):
+        odd = [s for s in own if _outvoted(s, own, votes[s.role])]
+        if not odd:
+            continue
+        first = odd[0]
+        majority = _majority(votes[first.role])
+        said = f"{file} holds {first.name} = {first.value:g}, the other files say {majority:g}"
+        if len({s.name for s in odd}) >= 2:
+            yield finding(
+                "mixed-steps",
+                f"{said}; {len(odd)} counters agree: the file is of another save",
+                file=file,
+                tensor=first.name,
+            )
+        else:
+            yield finding(
+                "step-disagrees",
+                f"{said}; one counter alone is no verdict",
+                file=file,
+                tensor=first.name,
+            )
+    silent = sorted(set(files) - set(by_file))
+    if silent:
+        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
+        yield finding(
+            "step-unknown",
+            f"step: cannot tell for {', '.join(silent[:3])}{more}: no step counter inside",
+            file=silent[0] if len(silent) == 1 else None,
+        )
+
+
+def _majority(votes: Counter[float]) -> float:
+    return max(votes.items(), key=lambda item: (item[1], item[0]))[0]
+
+
+def _outvoted(scalar: Scalar, own: Iterable[Scalar], votes: Counter[float]) -> bool:
+    """Whether the other files that know this clock mostly show another value."""
+    elsewhere = votes.copy()
+    for value in {s.value for s in own if s.role is scalar.role}:
+        elsewhere[value] -= 1
+    others = +elsewhere
+    if not others:
+        return False
+    best = _majority(others)
+    return best != scalar.value and others[best] > others[scalar.value]
