@@ -1,0 +1,56 @@
+"""Fixtures that every test may use: a clean environment, and places on each kind of store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.s3 import BUCKET, S3Service
+from tests.servers.swift import swift_server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what the machine's user has set, so that a test sees only its own settings."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "FTCKPT_", "FSSPEC_")) or name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    # Without it a client without credentials asks the cloud's metadata address, outside loopback.
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture(scope="session")
+def swift() -> Iterator[S3Service]:
+    """A real S3 service, started once."""
+    with swift_server() as service:
+        service.client.create_bucket(Bucket=BUCKET)
+        yield service
+        service.client.close()
+
+
+@pytest.fixture
+def local_url(tmp_path: Path) -> str:
+    """An empty directory."""
+    place = tmp_path / "place"
+    place.mkdir()
+    return str(place)
+
+
+@pytest.fixture
+def s3_url(swift: S3Service, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of its own on a real S3 service, with the environment that leads there.
+
+    The environment is set for this process and so for the processes that the test starts.
+    """
+    for name, value in swift.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/place-{next(_numbers)}"
