@@ -1,0 +1,428 @@
+"""The zip container of `torch.save`, read strictly and by its directory alone.
+
+A checkpoint reader may not be cleverer than torch's: where two readers could see different content
+(a duplicate name, bytes before or after the archive, two directories that disagree) the archive is
+refused. What is merely cut short or overwritten is damage.
+
+Sources: PKWARE APPNOTE 6.3 sections 4.3 and 4.4; `caffe2/serialize/inline_container.cc` for the
+writer's alignment, data descriptors and serialization id; `miniz` for the ever present zip64 end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from struct import Struct
+from typing import NamedTuple, NoReturn
+
+from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.findings import Finding, finding
+
+Read = Callable[[int, int], bytes]
+
+# One read of this size at the end holds the directory of most files.
+TAIL = 64 << 10
+
+_EOCD = Struct("<4s4HIIH")
+_LOCATOR = Struct("<4sIQI")
+_EOCD64 = Struct("<4sQHHIIQQQQ")
+_CENTRAL = Struct("<4s6H3I5HII")
+_LOCAL = Struct("<4s5H3I2H")
+_ENDS = _EOCD64.size + _LOCATOR.size + _EOCD.size
+_U16, _U32 = 0xFFFF, 0xFFFFFFFF
+_DESCRIPTOR_FLAG, _UTF8_FLAG = 0x0008, 0x0800
+_FLAGS = frozenset((0, _DESCRIPTOR_FLAG, _UTF8_FLAG, _DESCRIPTOR_FLAG | _UTF8_FLAG))
+_ALIGNMENTS = tuple(1 << bits for bits in range(6, 21))
+_CUT = "the file ends early or its end was overwritten: it was cut while being written or copied"
+
+
+class Member(NamedTuple):
+    """One record of the archive.
+
+    Attributes:
+        name: without the archive's prefix: `data.pkl`, `data/0`.
+        offset: of its bytes, absolute in the file.
+        size: of its bytes.
+        crc32: of its bytes; None where the writer did not compute it (0 on a non-empty record).
+        header_offset: of its local header, relative to the start of the archive.
+        flags: general purpose bits of the directory entry.
+    """
+
+    name: str
+    offset: int
+    size: int
+    crc32: int | None
+    header_offset: int
+    flags: int
+
+
+class Archive(NamedTuple):
+    """A zip whose directory was read.
+
+    Attributes:
+        prefix: the folder that every name starts with.
+        members: by name without the prefix, in the order of their bytes.
+        base: where the archive starts in the file.
+        size: of the archive in bytes.
+        directory: offset of the central directory, relative to the start of the archive.
+    """
+
+    prefix: str
+    members: Mapping[str, Member]
+    base: int
+    size: int
+    directory: int
+
+
+class _Place(NamedTuple):
+    """Where an archive lies, and how to say what is wrong with it."""
+
+    file: str
+    base: int
+    size: int
+
+    def damaged(self, what: str, offset: int = 0, length: int | None = None) -> NoReturn:
+        raise CorruptError(
+            f"the torch.save archive in {self.file} is damaged: {what}",
+            kind="bad-zip",
+            file=self.file,
+            offset=self.base + offset,
+            length=self.size - offset if length is None else length,
+        )
+
+    def unsafe(self, what: str, offset: int = 0, length: int | None = None) -> NoReturn:
+        raise UnsafeError(
+            f"the torch.save archive in {self.file} is refused: {what}",
+            hint="two readers would see different content; find out who wrote it",
+            kind="unsafe-zip",
+            file=self.file,
+            offset=self.base + offset,
+            length=length,
+        )
+
+
+def read_archive(read: Read, size: int, *, file: str, base: int = 0, tail: int = TAIL) -> Archive:
+    """Read the directory of the archive that `read` shows.
+
+    Costs one read at the end, and a second one where the directory is longer than `tail`. Local
+    headers are read only for a record that no known writer's alignment explains.
+
+    Args:
+        read: returns `length` bytes at `offset`, both relative to the start of the archive.
+        size: of the archive, in bytes.
+        file: its file, for messages.
+        base: where the archive starts in that file; added to what is returned and reported.
+        tail: length of the first read.
+
+    Raises:
+        CorruptError: it ends early, or its directory is damaged (kind `bad-zip`).
+        UnsafeError: it is ambiguous or uses what torch never writes (kind `unsafe-zip`).
+    """
+    place = _Place(file, base, size)
+    if size < _EOCD.size:
+        place.damaged(_CUT)
+    end = read(size - min(size, tail), min(size, tail))
+    count, start, stop = _directory(end, size, place)
+    first = size - len(end)
+    directory = end[start - first : stop - first] if start >= first else read(start, stop - start)
+    entries = _entries(directory, count, start, place)
+    return _placed(entries, start, read, place)
+
+
+def _directory(end: bytes, size: int, place: _Place) -> tuple[int, int, int]:
+    """Return (number of entries, start, stop) of the central directory from the end records."""
+    at = len(end) - _EOCD.size
+    sig, disk, cd_disk, here, count, length, start, comment = _EOCD.unpack_from(end, at)
+    if sig != b"PK\5\6":
+        _no_end(end, size, place)
+    if comment:
+        place.damaged("its end record announces a comment that is not there")
+    if disk or cd_disk or here != count:
+        place.unsafe("it claims to be one of several disks")
+    stop = size - _EOCD.size
+    locator = at - _LOCATOR.size
+    if locator < 0 or end[locator : locator + 4] != b"PK\6\7":
+        if count == _U16 or length == _U32 or start == _U32:
+            place.damaged("its zip64 end record is missing")
+    else:
+        count, length, start = _zip64(end, locator, (count, length, start), size, place)
+        stop = size - _ENDS
+    if start + length != stop:
+        place.unsafe(
+            f"its end record places the directory at {start}..{start + length}, it ends at {stop}"
+        )
+    if count * _CENTRAL.size > length:
+        place.damaged("its directory is shorter than its number of records needs", start, length)
+    return count, start, stop
+
+
+def _zip64(
+    end: bytes, locator: int, plain: tuple[int, int, int], size: int, place: _Place
+) -> tuple[int, int, int]:
+    at = locator - _EOCD64.size
+    _, disk, offset, disks = _LOCATOR.unpack_from(end, locator)
+    if disk or disks != 1:
+        place.unsafe("it claims to be one of several disks")
+    if at < 0 or offset != size - _ENDS:
+        place.unsafe(f"its zip64 locator points to {offset}, the record before it differs")
+    sig, length64, _, _, disk, cd_disk, here, *real = _EOCD64.unpack_from(end, at)
+    if sig != b"PK\6\6":
+        place.damaged("its zip64 end record has no signature", offset, _EOCD64.size)
+    count, length, start = real
+    if disk or cd_disk or here != count or length64 != _EOCD64.size - 12:
+        place.unsafe("its zip64 end record is not what torch writes", offset, _EOCD64.size)
+    for short, wide, limit in zip(plain, real, (_U16, _U32, _U32), strict=True):
+        if short not in (wide, limit):
+            place.unsafe(f"its two end records disagree ({short} and {wide})")
+    return count, length, start
+
+
+def _no_end(end: bytes, size: int, place: _Place) -> NoReturn:
+    """Tell an archive with something after it from one that was cut."""
+    at = end.rfind(b"PK\5\6", 0, len(end) - _EOCD.size + 3)
+    while at >= 0:
+        *_, length, start, comment = _EOCD.unpack_from(end, at)
+        stop = size - len(end) + at
+        ends = _ENDS - _EOCD.size if end[at - _LOCATOR.size : at][:4] == b"PK\6\7" else 0
+        # Tensor bytes may look like an end record; a real one points back at its directory.
+        if start + length + ends == stop or (ends and _U32 in (start, length)):
+            after = len(end) - at - _EOCD.size
+            if comment:
+                place.unsafe(f"a comment of {after} bytes follows its end", stop, after)
+            place.unsafe(f"{after} bytes follow its end", stop + _EOCD.size, after)
+        at = end.rfind(b"PK\5\6", 0, at + 3)
+    place.damaged(_CUT)
+
+
+class _Entry(NamedTuple):
+    name: str
+    raw_length: int
+    size: int
+    crc32: int
+    header: int
+    flags: int
+
+
+@lru_cache(maxsize=4096)
+def _split(raw: bytes) -> tuple[str, str] | None:
+    """Return (prefix, name), or None where no careful writer makes such a name."""
+    try:
+        prefix, slash, name = raw.decode("utf-8").partition("/")
+    except UnicodeDecodeError:
+        return None
+    parts = [prefix, *name.split("/")]
+    if not slash or any(part in ("", ".", "..") for part in parts):
+        return None
+    if "\\" in prefix or "\\" in name or not (prefix + name).isprintable():
+        return None
+    return prefix, name
+
+
+def _entries(data: bytes, count: int, start: int, place: _Place) -> tuple[str, list[_Entry]]:
+    """Parse the central directory; every entry must be one that torch could have written."""
+    entries: list[_Entry] = []
+    prefix = ""
+    at, stop, unpack = 0, len(data), _CENTRAL.unpack_from
+    for _ in range(count):
+        if at + 46 > stop:
+            place.damaged("its directory ends early", start, stop)
+        (
+            sig, _, _, flags, method, _, _, crc, packed, size,
+            name_length, extra, comment, disk, _, _, header,
+        ) = unpack(data, at)  # fmt: skip
+        if sig != b"PK\1\2":
+            place.damaged(f"a directory entry at byte {start + at} has no signature", start + at)
+        raw = data[at + 46 : at + 46 + name_length]
+        next_at = at + 46 + name_length + extra + comment
+        if next_at > stop:
+            place.damaged("its directory ends early", start, stop)
+        names = _split(raw)
+        if names is None:
+            place.unsafe(f"the record name {_show(raw)} is not one that torch writes", start + at)
+        if method:
+            place.unsafe(f"the record {_show(raw)} is compressed", start + at)
+        if flags not in _FLAGS:
+            place.unsafe(f"the record {_show(raw)} has the flags {flags:#06x}", start + at)
+        if comment or disk:
+            place.unsafe(f"the record {_show(raw)} has a comment or another disk", start + at)
+        if extra:
+            field = data[at + 46 + name_length : next_at]
+            packed, size, header = _wide(field, packed, size, header, start + at, place)
+        elif packed == _U32 or size == _U32 or header == _U32:
+            place.damaged("a directory entry lacks its zip64 sizes", start + at)
+        if packed != size:
+            place.unsafe(f"the record {_show(raw)} has two different sizes", start + at)
+        if not entries:
+            prefix = names[0]
+        elif names[0] != prefix:
+            place.unsafe(f"its records lie in two folders, {prefix!r} and {names[0]!r}", start + at)
+        entries.append(_Entry(names[1], name_length, size, crc, header, flags))
+        at = next_at
+    if at != stop:
+        place.unsafe("its directory holds more than its records", start + at, stop - at)
+    return prefix, entries
+
+
+def _wide(
+    field: bytes, packed: int, size: int, header: int, at: int, place: _Place
+) -> tuple[int, int, int]:
+    """Return the sizes and the offset that a zip64 extra field gives; no other field is taken."""
+    narrow = [size, packed, header]
+    wanted = [i for i, value in enumerate(narrow) if value == _U32]
+    if len(field) != 4 + 8 * len(wanted) or field[:2] != b"\1\0" or not wanted:
+        place.unsafe("a directory entry has an extra field that torch does not write", at)
+    if int.from_bytes(field[2:4], "little") != 8 * len(wanted):
+        place.unsafe("a directory entry's zip64 field has the wrong length", at)
+    for slot, index in enumerate(wanted):
+        narrow[index] = int.from_bytes(field[4 + 8 * slot : 12 + 8 * slot], "little")
+    return narrow[1], narrow[0], narrow[2]
+
+
+def _placed(listed: tuple[str, list[_Entry]], start: int, read: Read, place: _Place) -> Archive:
+    """Find each record's bytes from where the next one begins, and check that nothing is between.
+
+    A record's data ends at the next header less its data descriptor. The same place follows
+    forwards from its own header and the writer's alignment; both must agree.
+    """
+    prefix, entries = listed
+    members: dict[str, Member] = {}
+    alignment = 64
+    base = place.base
+    if entries and entries[0].header:
+        place.unsafe(f"{entries[0].header} bytes stand before its first record", 0)
+    if not entries and start:
+        place.unsafe(f"{start} bytes stand before its empty directory", 0)
+    bounds = [entry.header for entry in entries[1:]]
+    bounds.append(start)
+    for entry, bound in zip(entries, bounds, strict=True):
+        name, raw_length, size, crc, header, flags = entry
+        data = bound - _descriptor(entry) - size
+        least = header + 30 + raw_length
+        if data < least:
+            place.unsafe(f"the record {name!r} overlaps what stands before it", header)
+        if data != least:
+            wide = 0
+            if size >= _U32 or header >= _U32:
+                wide = 4 + (16 if size >= _U32 else 0) + (8 if header >= _U32 else 0)
+            gap = data - least - 4 - wide
+            if gap < 0 or gap >= alignment or data % alignment:
+                found = next((a for a in _ALIGNMENTS if 0 <= gap < a and data % a == 0), 0)
+                if found:
+                    alignment = found
+                elif _local(read, entry, place)[1] != data:
+                    place.unsafe(f"bytes that belong to nothing surround {name!r}", header)
+        members[name] = Member(
+            name, base + data, size, crc if crc or not size else None, header, flags
+        )
+    if len(members) != len(entries):
+        place.unsafe("two of its records have the same name", start)
+    return Archive(prefix, members, base, place.size, start)
+
+
+def _descriptor(entry: _Entry) -> int:
+    """Length of the data descriptor after a record; miniz widens it with size or offset."""
+    if not entry.flags & _DESCRIPTOR_FLAG:
+        return 0
+    return 24 if entry.size >= _U32 or entry.header >= _U32 else 16
+
+
+def _local(read: Read, entry: _Entry, place: _Place) -> tuple[bytes, int]:
+    """Return the local header of a record with its name and extra, and where its data begins."""
+    if entry.header + 30 > place.size:
+        place.damaged("a record's header lies outside the file", entry.header)
+    head = read(entry.header, 30)
+    if head[:4] != b"PK\3\4":
+        place.damaged(f"the header of {entry.name!r} has no signature", entry.header, 30)
+    *_, name_length, extra = _LOCAL.unpack(head)
+    length = 30 + name_length + extra
+    if entry.header + length > place.size:
+        place.damaged("a record's header ends outside the file", entry.header)
+    return read(entry.header, length), entry.header + length
+
+
+def _show(raw: bytes) -> str:
+    text = ascii(raw.decode("utf-8", "replace"))
+    return text if len(text) <= 80 else text[:77] + "...'"
+
+
+def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[Finding]:
+    """Yield where local headers or data descriptors contradict the directory.
+
+    Scanners read local headers, torch reads the directory: a difference hides content from one of
+    them. Costs two small reads a record.
+
+    Args:
+        archive: as `read_archive` returned it.
+        read: as for `read_archive`.
+        file: for the findings.
+    """
+    place = _Place(file, archive.base, archive.size)
+    for member in archive.members.values():
+        begin, data = member.header_offset, member.offset - archive.base
+        raw_name = f"{archive.prefix}/{member.name}".encode()
+        wrong = _local_fault(read(begin, data - begin), member, raw_name)
+        if not wrong and member.flags & _DESCRIPTOR_FLAG:
+            entry = _Entry(member.name, 0, member.size, 0, begin, member.flags)
+            width = _descriptor(entry)
+            wrong = _descriptor_fault(read(data + member.size, width), member)
+        if wrong:
+            yield finding(
+                "unsafe-zip",
+                f"in {file}, {wrong} of the record {member.name!r} contradicts the directory",
+                file=file,
+                offset=place.base + begin,
+                length=data - begin,
+            )
+
+
+def _local_fault(header: bytes, member: Member, name: bytes) -> str:
+    """Return which part of a local header contradicts the directory, or ''."""
+    sig, _, flags, method, _, _, crc, packed, size, name_length, extra = _LOCAL.unpack_from(header)
+    if sig != b"PK\3\4":
+        return "the header's signature"
+    if header[30 : 30 + name_length] != name:
+        return "the header's name"
+    if flags != member.flags:
+        return "the header's flags"
+    if method:
+        return "the header's compression"
+    if 30 + name_length + extra != len(header):
+        return "the header's length"
+    allowed = {0, member.size, _U32}
+    if packed not in allowed or size not in allowed or crc not in {0, member.crc32 or 0}:
+        return "the header's size or CRC"
+    at = 30 + name_length
+    while at < len(header):
+        tag, length = header[at : at + 2], int.from_bytes(header[at + 2 : at + 4], "little")
+        body = header[at + 4 : at + 4 + length]
+        padding = tag == b"FB" and not body.strip(b"Z\0")
+        if not (padding or (tag == b"\1\0" and length <= 24)) or len(body) != length:
+            return "the header's extra field"
+        at += 4 + length
+    return ""
+
+
+def _descriptor_fault(data: bytes, member: Member) -> str:
+    width = (len(data) - 8) // 2
+    sizes = (data[8 : 8 + width], data[8 + width :])
+    if data[:4] != b"PK\7\x08" or int.from_bytes(data[4:8], "little") != (member.crc32 or 0):
+        return "the data descriptor"
+    if any(int.from_bytes(size, "little") != member.size for size in sizes):
+        return "the data descriptor"
+    return ""
+
+
+def serialization_id(archive: Archive) -> str | None:
+    """Return digits 21 to 40 of the serialization id that the directory's CRCs give.
+
+    It is torch's running combination of the CRC-32s of all records before the id's own, so equal
+    text means that no CRC was edited. None where the archive carries no id.
+    """
+    seed = 0
+    for name, member in archive.members.items():
+        if name == ".data/serialization_id":
+            return f"{seed:020d}"
+        if member.size:  # torch counts a record when it writes bytes
+            value = (member.crc32 or 0) + 0x9E3779B9 + (seed << 6) + (seed >> 2)
+            seed ^= value & 0xFFFFFFFFFFFFFFFF
+    return None
