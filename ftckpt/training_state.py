@@ -1,0 +1,170 @@
+"""The components of a training state: what a restart needs, by which names trainers store it.
+
+One table, as data: the resume check matches it against a checkpoint's names, and an audit of a
+replay explains a difference by it. The consequences are what ablations of a restart show: one
+component left out, first step at which the run differs from one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Component(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        key: stable name, for JSON and for `replay`.
+        title: what a person calls it.
+        consequence: what goes wrong when a restart skips it.
+        known: matches names that show it.
+        hint: matches names that may hold it or stand in for it: cannot tell.
+        per_rank: whether every rank has its own.
+    """
+
+    key: str
+    title: str
+    consequence: str
+    known: re.Pattern[str] | None = None
+    hint: re.Pattern[str] | None = None
+    per_rank: bool = False
+
+
+def _names(*alternatives: str) -> re.Pattern[str]:
+    # A name matches by whole segments, so that `scheduler_progress` is no scheduler.
+    return re.compile(rf"(?:^|[./:])(?:{'|'.join(alternatives)})(?=[./:]|$)", re.IGNORECASE)
+
+
+def _rng(*alternatives: str) -> re.Pattern[str]:
+    # `cpu` and `python` mean a generator only below something that speaks of random numbers.
+    leaf = "|".join(alternatives)
+    return re.compile(rf"(?:rng|random|seed|generator).*?[./:](?:{leaf})(?=[./:]|$)", re.IGNORECASE)
+
+
+_PART = r"(?:[./:](?:(?:dp_|global_)?rank_?\d+|shard_[\d._]+|\d+))?"
+_BLIND_RNG = (
+    rf"(?:rng|rng_states?|random|random_states?)(?:_\d+)?(?:\.(?:pkl|pth|pt))?{_PART}$",
+    r"common_state(?:/shard_[\d._]+)?$",
+)
+_BLIND = (r"common_state(?:/shard_[\d._]+)?$", r"(?:extra|client|trainer)_state(?:\.pt)?$")
+
+WEIGHTS = Component(
+    "weights",
+    "model weights",
+    "Nothing to resume: the run starts from fresh weights, and the loss jumps back at once.",
+)
+MOMENTS = Component(
+    "moments",
+    "optimizer moments",
+    "Adam restarts from zero moments: the first update has full step size in every coordinate, so"
+    " weights differ after one step and the loss after two, often as a visible spike.",
+)
+MASTERS = Component(
+    "masters",
+    "master weights",
+    "Updates smaller than half a unit of the 16-bit weights are lost: the restart rounds what the"
+    " optimizer had accumulated in 32 bits.",
+)
+STEP = Component(
+    "step",
+    "step counter",
+    "The trainer counts from zero: schedule, logging, retention and the end of the run are wrong.",
+    _names(
+        r"global_steps?", r"(?:train|training)_state[./:](?:global_)?step", r"iteration",
+        r"trainer_state(?:\.json)?[./:]global_step", r"step", r"steps", r"num_steps", r"curr_step",
+    ),
+    _names(*_BLIND, r"epoch"),
+)  # fmt: skip
+TABLE: tuple[Component, ...] = (
+    WEIGHTS,
+    MOMENTS,
+    MASTERS,
+    Component(
+        "scheduler",
+        "learning-rate schedule",
+        "The learning rate starts its schedule again: warm-up is repeated or decay is forgotten;"
+        " weights differ from the second step on.",
+        _names(
+            r"lr_schedulers?(?:_states?)?(?:_dict)?(?:_\d+)?", r"schedulers?(?:_states?)?(?:_dict)?"
+            r"(?:_\d+)?(?:\.(?:pt|bin))?", r"opt_param_scheduler", r"lr_sched(?:uler)?",
+        ),
+        _names(*_BLIND),
+    ),
+    Component(
+        "rng-python",
+        "RNG of Python",
+        "Shuffling and augmentation done with `random` repeat or jump; the first batch drawn with"
+        " it differs.",
+        _rng(
+            r"python", r"py", r"random", r"random_rng_state", r"random_state", r"rng_py",
+            r"py(?:thon)?_(?:rng_)?state", r"python_rng", r"python_random_state", r"random_seed",
+        ),
+        _names(*_BLIND_RNG),
+        per_rank=True,
+    ),
+    Component(
+        "rng-numpy",
+        "RNG of NumPy",
+        "Batches sampled with NumPy differ from the first step on.",
+        _rng(
+            r"numpy", r"np", r"np_rng_state", r"rng_np", r"numpy_(?:rng_)?(?:random_)?state",
+            r"numpy_rng", r"numpy_random_seed", r"np_random_state",
+        ),
+        _names(*_BLIND_RNG),
+        per_rank=True,
+    ),
+    Component(
+        "rng-torch",
+        "RNG of torch (CPU)",
+        "Dropout, initialisation and the samplers' seeds differ: gradients and loss part ways at"
+        " the first step.",
+        _rng(
+            r"torch", r"cpu", r"torch_rng_state", r"cpu_rng_state", r"rng_torch", r"torch_cpu",
+            r"torch_state", r"torch_rng", r"torch_manual_seed", r"torch_random_state",
+        ),
+        _names(*_BLIND_RNG),
+        per_rank=True,
+    ),
+    Component(
+        "rng-cuda",
+        "RNG of the device",
+        "Dropout on the device draws other masks: gradients and loss part ways at the first step.",
+        _rng(
+            r"(?:torch_)?(?:cuda|gpu|xpu|npu|hpu|mlu|musa)(?:_rng)?(?:_states?)?(?:_all)?",
+            r"device", r"device_rng_state", r"rng_tracker_states", r"rng_cuda",
+            r"torch_(?:cuda|xpu|npu|hpu|mlu|musa)_manual_seed", r"cuda_random_state",
+        ),
+        _names(*_BLIND_RNG),
+        per_rank=True,
+    ),
+    Component(
+        "data",
+        "dataloader position",
+        "Samples are seen again or never: the first batch differs, and an epoch is silently longer"
+        " or shorter.",
+        _names(
+            r"(?:train_|stateful_)?data_?loaders?(?:_states?)?(?:_dict)?(?:_\d+)?(?:\.(?:pt|bin))?",
+            r"train_dataloader_dprank\d+\.pt", r"dl_state_dict(?:_\d+)?(?:\.bin)?",
+            r"data_(?:iterator|position|cursor|state)", r"dataset_state", r"data\.pt",
+            r"sampler(?:_\d+)?(?:\.bin)?", r"data_sampler", r"consumed_(?:train_)?samples",
+        ),
+        _names(
+            *_BLIND, r"global_samples", r"batch_progress", r"args",
+            r"trainer_state(?:\.json)?[./:](?:epoch|global_step)",
+            r"(?:train_state[./:])?(?:tokens|samples|epoch)(?:_seen)?",
+        ),
+    ),
+    STEP,
+    Component(
+        "scaler",
+        "loss scaler",
+        "With float16 the scale starts again: no difference is seen until the next overflow, then"
+        " steps are skipped that the first run took.",
+        _names(
+            r"(?:grad_|loss_|amp_)?scaler(?:_states?)?(?:_dict)?(?:\.pt)?", r"loss_scale",
+            r"amp", r"dynamic_loss_scale", r"MixedPrecision",
+        ),
+        _names(*_BLIND),
+    ),
+)  # fmt: skip
