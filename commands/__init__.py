@@ -1,1 +1,25 @@
-"""One module a verb: parse, call, render."""
+"""One module a verb: parse, call, render.
+
+A verb is a module named after it. It holds
+
+- `command(ctx, ...)`: typer parameters as `Annotated[...]`; its docstring is the help, and the
+  first line is the summary in `app.VERBS`. `invocation = invoked(ctx)` says how the verb was
+  called. It calls the core, prints through the invocation and `render`, and returns a `Result`
+  (None means OK).
+- `EXAMPLES`: (command line, what it does) pairs, printed at the end of the help.
+- `CODES`: the exit codes that it can end with, each with a sentence ("" takes the general one).
+
+Rules that `app` relies on:
+
+- `--json`, `--quiet`, `--debug` and the settings of object stores are added to every verb; a verb
+  does not declare them. A flag's environment variable is added too, unless `app.NO_ENVIRONMENT`
+  names it.
+- A verb never prints JSON. It says `invocation.report(target=..., format=..., anything=...)` as
+  soon as it knows, and `app` prints the one document at the end, also after an error or a signal.
+- In text mode the verb prints its answer with `invocation.print` and everything else with
+  `invocation.say`. Both are silent where they should be under `--json` and `--quiet`.
+- Errors are raised, never turned into exit codes here. A verdict that is no error (verify found
+  damage and printed it) is a returned `Result`.
+- Types named in the signature of `command` are read at run time: import them at module level.
+- Nothing heavy at module level: torch, numpy, fsspec and rich are imported inside functions.
+"""

@@ -1,0 +1,71 @@
+"""How the process ends: signals, time limits, and leaving while something hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from ftckpt.errors import ExitCode
+
+# A signal must end the process within two seconds; what is left after this is for the output.
+GRACE = 1.5
+
+
+class SignalError(BaseException):
+    """A signal asked the process to end; not an Exception, so that nothing swallows it."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code)
+        self.code = code
+
+    @property
+    def message(self) -> str:
+        """What happened, as one sentence."""
+        return "interrupted" if self.code is ExitCode.INTERRUPTED else "terminated"
+
+
+def catch_signals(last_words: Callable[[ExitCode], None]) -> None:
+    """Make SIGINT and SIGTERM raise SignalError in the main thread, and end it when that hangs.
+
+    Unwinding can wait for ever: an executor joins threads that sit in a dead network call. So the
+    first signal also sets a timer that leaves without unwinding; a second signal leaves at once.
+
+    Args:
+        last_words: called with the exit code before leaving without unwinding.
+    """
+    caught: list[ExitCode] = []
+
+    def give_up(number: int = 0, frame: FrameType | None = None) -> None:
+        last_words(caught[0])
+        leave(caught[0])
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if caught:
+            give_up()
+        interrupted = number == signal.SIGINT
+        caught.append(ExitCode.INTERRUPTED if interrupted else ExitCode.TERMINATED)
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, GRACE)
+        raise SignalError(caught[0])
+
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, give_up)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A parent that ignores a signal (nohup, a background job of a script) means it.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, ask)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now, without waiting for threads and without exit handlers."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError, RuntimeError):
+            continue
+    os._exit(code)

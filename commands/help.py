@@ -1,0 +1,66 @@
+"""`ftckpt help`: what no single verb's help can say."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from ftckpt.errors import ExitCode, UsageError
+
+from .codes import MEANINGS
+from .invocation import invoked
+from .render import table
+
+STORAGE = False
+EXAMPLES = (
+    ("ftckpt help exit-codes", "what a script can rely on"),
+    ("ftckpt help environment", "how flags are set by environment variables"),
+    ("ftckpt help verify", "the same as ftckpt verify --help"),
+)
+CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "there is no such topic"}
+
+ENVIRONMENT = """\
+Every flag has an environment variable FTCKPT_<VERB>_<FLAG>: FTCKPT_VERIFY_LEVEL=structure stands
+for ftckpt verify --level structure. On/off flags take 1 and 0. A flag on the command line wins.
+The variables that were used are listed under "environment" in the JSON answer.
+
+These flags have none, because nobody may inherit a decision to delete, to overwrite or to skip a
+check: {never}.
+
+ftckpt also honours
+  NO_COLOR              no colours
+  TERM=dumb             no progress bar
+  AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and the
+                        other variables of the AWS configuration, for s3:// paths"""
+
+
+def command(
+    ctx: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC|VERB", help="What to explain.")] = "",
+) -> None:
+    """Explain exit codes, the environment, or a verb.
+
+    Topics: exit-codes, environment, and the name of every verb.
+    """
+    invocation = invoked(ctx)
+    # Through its name: the app imports the verbs, so a verb cannot import the app at its top.
+    app = import_module("ftckpt.commands.app")
+    if not topic:
+        text = ctx.find_root().get_help()
+    elif topic == "exit-codes":
+        rows = [(int(c), c.name, m.meaning, m.retry) for c, m in MEANINGS.items()]
+        text = table(("code>", "name", "meaning", "retry"), rows)
+    elif topic == "environment":
+        flags = ("--" + name.replace("_", "-") for name in sorted(app.NO_ENVIRONMENT))
+        text = ENVIRONMENT.format(never=", ".join(flags))
+    elif topic in app.VERBS:
+        verb = app.load(topic)
+        with verb.make_context(topic, [], parent=ctx.find_root(), resilient_parsing=True) as its:
+            text = verb.get_help(its)
+    else:
+        topics = ["exit-codes", "environment", *app.VERBS]
+        raise UsageError(f"there is no topic {topic!r}", hint=f"topics: {', '.join(topics)}")
+    invocation.report(target=topic, text=text)
+    invocation.print(text)

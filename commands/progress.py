@@ -1,0 +1,116 @@
+"""The core's progress counter, drawn: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import IO, TYPE_CHECKING, Any
+
+from .invocation import is_terminal, write
+from .render import human_bytes, human_duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+# A log of a job must not fill with progress.
+SECONDS_A_LINE = 30.0
+
+
+class ProgressCounter:
+    """A `ftckpt.progress.Counter` that shows itself on a stream; any thread may count."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._drawn = is_terminal(stream)
+        self._label, self._total, self._unit = "", None, "B"  # type: str, int | None, str
+        self._done = 0
+        self._began = self._last_line = time.monotonic()
+
+    def start(self, label: str, total: int | None, unit: str = "B") -> None:
+        """Begin a stage of `total` units."""
+        with self._lock:
+            self._label, self._total, self._unit, self._done = label, total, unit, 0
+            self._began = self._last_line = time.monotonic()
+            if self._drawn:
+                self._start_bar()
+
+    def add(self, amount: int) -> None:
+        """Count `amount` more units."""
+        with self._lock:
+            self._done += amount
+            if self._bar is not None:
+                self._bar.update(self._task, completed=self._done)
+                return
+            now = time.monotonic()
+            if self._drawn or now - self._last_line < SECONDS_A_LINE:
+                return
+            self._last_line = now
+            text = self.describe(now - self._began)
+        write(self._stream, text + "\n")
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+        with self._lock:
+            if self._bar is not None:
+                # As plain text: rich would read markup into names and wrap what scripts grep.
+                self._bar.console.out(text, highlight=False)
+                return
+        write(self._stream, text + "\n")
+
+    def close(self) -> None:
+        """End the display and take the bar away."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+            self._drawn = False
+
+    def describe(self, seconds: float) -> str:
+        """Return the state of the stage after `seconds` as one line."""
+        parts = [self._amount(self._done)]
+        if self._total:
+            parts[0] += f" of {self._amount(self._total)} ({100 * self._done / self._total:.0f} %)"
+        if seconds > 0 and self._done:
+            rate = self._done / seconds
+            parts.append(f"{self._amount(int(rate))}/s")
+            if self._total and self._total > self._done:
+                parts.append(f"{human_duration((self._total - self._done) / rate)} left")
+        return f"{self._label}: {', '.join(parts)}"
+
+    def _amount(self, count: int) -> str:
+        return human_bytes(count) if self._unit == "B" else f"{count} {self._unit}"
+
+    def _start_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            ProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        if self._bar is not None:
+            self._bar.stop()
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+        columns.append(BarColumn())
+        if self._unit == "B":
+            columns += [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+        else:
+            columns.append(MofNCompleteColumn())
+        columns.append(TimeRemainingColumn())
+        self._bar = Progress(
+            *columns,
+            console=Console(file=self._stream),
+            transient=True,
+            redirect_stderr=False,
+            redirect_stdout=False,
+        )
+        self._task = self._bar.add_task(self._label, total=self._total)
+        self._bar.start()

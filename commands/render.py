@@ -1,0 +1,177 @@
+"""Reports as text and as JSON; the only place, with progress, that knows about terminals."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ftckpt.errors import ExitCode, FtckptError
+
+if TYPE_CHECKING:
+    from ftckpt.findings import Finding
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# C0 and C1 controls, and the marks that reorder a line: a name must not move the cursor or forge
+# a line of our output.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters and undecodable bytes written as escapes."""
+    return _CONTROL.sub(_escape, _SURROGATE.sub(_escape, text))
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is no UTF-8, as Python carries it
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def human_bytes(count: int) -> str:
+    """Return a byte count in binary units: `0 B`, `1.5 KiB`, `3.2 TiB`."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 1023.95:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def human_count(count: int) -> str:
+    """Return a count with the field's own suffixes: `950`, `1.2 K`, `7.0 B` (10^9)."""
+    value, unit = float(count), ""
+    for larger in ("K", "M", "B", "T"):
+        if abs(value) < 999.95:
+            break
+        value, unit = value / 1000, larger
+    return f"{count}" if not unit else f"{value:.1f} {unit}"
+
+
+def human_duration(seconds: float) -> str:
+    """Return a duration: `85 ms`, `4.2 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for large, small, factor, step in (("min", "s", 60, 1), ("h", "min", 3600, 60)):
+        if whole < factor * (60 if large == "min" else 24):
+            return f"{whole // factor} {large} {whole % factor // step:02d} {small}"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return rows under headings, in aligned columns.
+
+    A column heading that ends in `>` is aligned to the right. On a terminal the last column is cut
+    to its width; elsewhere nothing is ever cut, because something else will read it.
+    """
+    right = [name.endswith(">") for name in columns]
+    head = [name.rstrip(">") for name in columns]
+    body = [[printable(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [head, ["-" * width for width in widths], *body]
+    limit = terminal_width()
+    result = []
+    for line in lines:
+        cells = zip(line, widths, right, strict=True)
+        text = "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in cells).rstrip()
+        result.append(text if limit is None or len(text) <= limit else text[: limit - 3] + "...")
+    return "\n".join(result)
+
+
+def pairs(rows: Sequence[tuple[str, object]]) -> str:
+    """Return `name  value` lines with the values aligned; a value may have several lines."""
+    width = max((len(name) for name, _ in rows), default=0)
+    result = []
+    for name, value in rows:
+        first, *more = str(value).split("\n")
+        result.append(f"{name.ljust(width)}  {printable(first)}".rstrip())
+        result.extend(f"{' ' * width}  {printable(line)}" for line in more)
+    return "\n".join(result)
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal on stdout, or None where stdout is no terminal."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def finding_line(finding: Finding) -> str:
+    """Return one finding as one line: severity, kind, place, sentence."""
+    place = [finding.file] if finding.file else []
+    if finding.offset is not None:
+        end = "" if finding.length is None else f"-{finding.offset + finding.length}"
+        place.append(f"bytes {finding.offset}{end}")
+    if finding.tensor:
+        place.append(finding.tensor)
+    if finding.rank is not None:
+        place.append(f"rank {finding.rank}")
+    where = f" [{', '.join(place)}]" if place else ""
+    return printable(f"{finding.severity}: {finding.kind}{where}: {finding.message}")
+
+
+def error_line(error: FtckptError) -> str:
+    """Return an error's sentence, safe to print."""
+    return printable(error.message)
+
+
+def result_record(code: ExitCode, message: str, hint: str = "") -> dict[str, Any]:
+    """Return the `result` record that ends every JSON document."""
+    return {"code": int(code), "name": code.name, "message": message, "hint": hint}
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    r"""Return a JSON document in pure ASCII that every parser accepts.
+
+    Dataclasses and NamedTuples become objects, enums their values (exit codes their names), sets
+    sorted lists. JSON has no NaN and no infinity: they become the strings "NaN", "Infinity" and
+    "-Infinity". Bytes of paths that are no UTF-8 are written as `\xNN`.
+    """
+    return json.dumps(plain(document), indent=2, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` made of dict, list, str, int, finite float, bool and None."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, ExitCode):
+        return value.name
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, str):
+        return _SURROGATE.sub(_escape, value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return value.hex()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {_key(k): plain(v) for k, v in value.items()}
+    if isinstance(value, AbstractSet):
+        return sorted((plain(v) for v in value), key=repr)
+    if isinstance(value, (Sequence, map, filter)) or hasattr(value, "__iter__"):
+        return [plain(v) for v in value]
+    return _SURROGATE.sub(_escape, str(value))
+
+
+def _key(key: object) -> str:
+    done = plain(key)
+    return done if isinstance(done, str) else json.dumps(done)
