@@ -37,6 +37,7 @@ from ftckpt.findings import Finding, finding, from_error
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
+from ftckpt.steps import role_of
 
 from . import dcp_hf
 from .hf_index import check_index, check_shard_count, check_total_size, shard_name
@@ -135,7 +136,7 @@ class SafetensorsCheckpoint(Checkpoint):
         for info in self.tensors.values():
             code = _SCALARS.get(info.dtype.name)
             counts = info.component == "optimizer" and info.numel == 1 and code is not None
-            if not counts or not (info.name == "step" or info.name.endswith(".step")):
+            if not counts or role_of(info.name, optimizer=True) is None:
                 continue
             extent = info.pieces[0].extent
             if taken.setdefault(extent.file, 0) < limit:
