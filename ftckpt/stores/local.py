@@ -13,6 +13,7 @@ from ftckpt.store import Entry, EntryKind, Reader, Store, Traits
 
 from .atomic import write_new, write_over
 from .oserror import translate
+from .pagecache import PoliteFile
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Extent
@@ -27,6 +28,7 @@ class LocalReader(Reader):
 
     def __init__(self, fd: int, key: str, path: str) -> None:
         self._fd = fd
+        self._file = PoliteFile(fd)
         self._key = key
         self._path = path
 
@@ -51,14 +53,14 @@ class LocalReader(Reader):
 
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`; TruncatedError where the file is shorter."""
-        view = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        view = view.cast("B")
         if offset + len(view) > _MAX_OFFSET:
             raise self._truncated(offset, len(view), 0)
         done = 0
         retried = False
         while done < len(view):
             try:
-                got = os.preadv(self._fd, [view[done:]], offset + done)
+                got = self._file.preadv(view[done:], offset + done)
             except OSError as error:
                 # A disk or network may recover once; a second failure is the answer.
                 if error.errno == errno.EIO and not retried:

@@ -12,7 +12,7 @@ PART = 8 << 20
 
 
 class Want(NamedTuple):
-    """One asked-for extent inside a run: the index that it was asked under, its place in the run."""
+    """One asked-for extent inside a run: its index in the question, its place in the run."""
 
     asked: int
     start: int

@@ -1,0 +1,154 @@
+"""Read large files without changing what the page cache holds.
+
+A verification reads terabytes on the machine where a trainer runs. Read plainly they would push the
+trainer's data out of the page cache; dropped afterwards with POSIX_FADV_DONTNEED they would take
+along what was cached before. So pages that were cached stay, and pages that only our reading
+brought in go:
+
+- Linux 6.16 and later: RWF_DONTCACHE is exactly this (6.14 and 6.15 had defects in it). Measured on
+  ext4: no page lost, none gained, cached pages as fast as by plain reads.
+- Earlier, and where the filesystem refuses it: RWF_NOWAIT, which succeeds on cached pages alone and
+  costs nothing there. Where it stops, the reader asks mincore before each further read and drops
+  what was not there. RWF_NOWAIT alone cannot tell: since Linux 5.9 a refused one starts the very
+  read-ahead whose pages the next one then finds (measured: 1 MiB resident after EAGAIN).
+
+Small reads are plain: headers and indexes are worth keeping, and small records of one page would
+be read again and again. Folios of the page cache may be larger than a page, so large sequential
+reads are best cut at multiples of 128 KiB of the file: cut elsewhere they were half as fast cold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from functools import lru_cache
+
+SMALL = 128 << 10
+_PAGE = mmap.PAGESIZE
+_RWF_DONTCACHE = 0x80
+_RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 8)
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
+# How many reads in a row must find all their pages before the cheap way is taken again.
+_CALM = 64
+
+
+class PoliteFile:
+    """Reads of one open file that leave the page cache as it was."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._uncached = _has_dontcache()
+        self._random = False
+        self._nowait = True
+        self._calm = _CALM
+
+    def preadv(self, view: memoryview, offset: int) -> int:
+        """Read up to `len(view)` bytes at `offset` into `view`; return how many, 0 at the end.
+
+        Raises:
+            OSError: as `os.preadv`.
+        """
+        if len(view) < SMALL:
+            return os.preadv(self.fd, [view], offset)
+        if self._uncached:
+            try:
+                return os.preadv(self.fd, [view], offset, _RWF_DONTCACHE)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                self._uncached = False
+        if not self._random:
+            # Read-ahead brings in pages that the next read would take for the trainer's.
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+            self._random = True
+        if self._nowait and self._calm >= _CALM:
+            got = self._read_cached(view, offset)
+            if got:
+                return got
+            # The refused read may have started reading ahead, so nothing is known of these pages.
+            self._calm = 0
+            return os.preadv(self.fd, [view], offset)
+        return self._read_and_drop(view, offset)
+
+    def _read_cached(self, view: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self.fd, [view], offset, _RWF_NOWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._nowait = False
+            return 0
+
+    def _read_and_drop(self, view: memoryview, offset: int) -> int:
+        absent = _absent_runs(self.fd, offset, len(view))
+        got = os.preadv(self.fd, [view], offset)
+        for start, length in absent:
+            os.posix_fadvise(self.fd, start, length, os.POSIX_FADV_DONTNEED)
+        self._calm = 0 if absent else self._calm + 1
+        return got
+
+
+@lru_cache(maxsize=1)
+def _has_dontcache() -> bool:
+    major, minor = (int("".join(filter(str.isdigit, p)) or 0) for p in _release()[:2])
+    return (major, minor) >= (6, 16)
+
+
+def _release() -> list[str]:
+    return [*os.uname().release.split("."), "0"]
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int64,
+    ]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    return libc
+
+
+def resident_pages(fd: int, offset: int, length: int) -> bytes:
+    """Return a byte 1 for each page of the range that is cached, and 0 for the others.
+
+    `offset` must be a multiple of the page size. The pages are mapped and never touched, so a
+    truncated file cannot fault. Where the system does not tell (a file of another owner that we
+    cannot write), every page counts as cached.
+    """
+    libc = _libc()
+    pages = -(-length // _PAGE)
+    address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
+    if address in (None, ctypes.c_void_p(-1).value):
+        return b"\1" * pages
+    try:
+        answer = ctypes.create_string_buffer(pages)
+        if libc.mincore(address, length, answer):
+            return b"\1" * pages
+        return bytes(b & 1 for b in answer.raw)
+    finally:
+        libc.munmap(address, length)
+
+
+def _absent_runs(fd: int, offset: int, length: int) -> list[tuple[int, int]]:
+    """Return (offset, length) of the runs of whole pages around the range that are not cached."""
+    first = offset - offset % _PAGE
+    pages = resident_pages(fd, first, offset + length - first)
+    runs: list[tuple[int, int]] = []
+    start = pages.find(0)
+    while start >= 0:
+        end = pages.find(1, start)
+        end = len(pages) if end < 0 else end
+        runs.append((first + start * _PAGE, (end - start) * _PAGE))
+        start = pages.find(0, end)
+    return runs
