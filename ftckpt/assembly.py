@@ -1,0 +1,181 @@
+"""Read logical tensors: put the bytes of pieces where they belong in the global tensor.
+
+This is the plain way: one tensor, or one box of it, in memory. Operations that move whole
+checkpoints plan their copies instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .checkpoint import Box, Checkpoint, Payload, Piece, TensorInfo
+from .coverage import intersection
+from .errors import CorruptError, UnsupportedError
+from .source import Source
+from .transforms import open_stream, short
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+BLOCK = 4 << 20
+
+
+def read_tensor(checkpoint: Checkpoint, key: str) -> bytes:
+    """Return the elements of one logical tensor: dense, C order, little-endian.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        key: of `checkpoint.tensors`.
+
+    Raises:
+        CorruptError: bytes are missing, or the main pieces do not cover the tensor (`hole`).
+        UnsupportedError: pieces of a type smaller than a byte that are not one whole piece.
+    """
+    info = checkpoint.tensors[key]
+    if info.dtype.itemsize == 0:
+        return _read_packed_bits(checkpoint, info)
+    return read_box(checkpoint, info, Box.whole(info.shape)).tobytes()
+
+
+def read_box(checkpoint: Checkpoint, info: TensorInfo, box: Box) -> Array:
+    """Return the elements of `box` as an array of raw items (see `raw_dtype`), C order.
+
+    Raises:
+        CorruptError: see `read_tensor`.
+    """
+    import numpy as np
+
+    result = np.empty(box.sizes, raw_dtype(info.dtype.itemsize))
+    filled = 0
+    for piece in info.pieces:
+        if piece.replica:
+            continue
+        if piece.flat is not None:
+            filled += _place_flat(checkpoint, info, piece, box, result)
+            continue
+        shared = intersection(piece.box, box) if box.sizes else piece.box
+        if shared is None or not piece.box.volume:
+            continue
+        part = read_piece(checkpoint, info, piece)
+        inner = _slices(shared, piece.box)
+        result[_slices(shared, box)] = part[inner]
+        filled += shared.volume
+    if filled != box.volume:
+        raise CorruptError(
+            f"{box.volume - filled} elements of {info.key} are in no piece",
+            kind="hole",
+            tensor=info.key,
+        )
+    return result
+
+
+def read_piece(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> Array:
+    """Return the elements of a piece without a flat range, shaped like its box.
+
+    Raises:
+        CorruptError: its bytes are fewer than its elements need (`size-mismatch`).
+    """
+    import numpy as np
+
+    payload = checkpoint.payload(piece)
+    itemsize = info.dtype.itemsize
+    data = b"".join(stream_payload(checkpoint.source, payload))
+    flat = np.frombuffer(data, raw_dtype(itemsize), count=len(data) // itemsize)
+    sizes = piece.box.sizes
+    if payload.strides is None:
+        if flat.size != piece.box.volume:
+            raise _size_mismatch(info, piece, len(data), piece.box.volume * itemsize)
+        return flat.reshape(sizes)
+    reach = 1 + sum((n - 1) * s for n, s in zip(sizes, payload.strides, strict=True))
+    if piece.box.volume and flat.size < reach:
+        raise _size_mismatch(info, piece, len(data), reach * itemsize)
+    steps = tuple(s * itemsize for s in payload.strides)
+    return np.lib.stride_tricks.as_strided(flat, sizes, steps, writeable=False)
+
+
+def stream_payload(source: Source, payload: Payload) -> Iterator[bytes]:
+    """Yield the raw bytes of a payload in blocks of at most `BLOCK`."""
+    if payload.transforms:
+        assert payload.inner is not None
+        yield from _stream_undone(source, payload, *payload.inner)
+        return
+    file, offset, length = payload.extent
+    if not length:
+        return
+    with source.open(file) as reader:
+        for begin in range(offset, offset + length, BLOCK):
+            yield reader.read(begin, min(BLOCK, offset + length - begin))
+
+
+def _stream_undone(source: Source, payload: Payload, start: int, length: int) -> Iterator[bytes]:
+    at = 0
+    with source.open(payload.extent.file) as reader:
+        for block in open_stream(reader, payload.extent, payload.transforms, limit=start + length):
+            if at + len(block) > start:
+                yield block[max(start - at, 0) :]
+            at += len(block)
+    if at < start + length:
+        raise short(payload.extent, start + length, at)
+
+
+def raw_dtype(itemsize: int) -> np.dtype[Any]:
+    """Return the numpy type that moves items of `itemsize` bytes without reading them."""
+    import numpy as np
+
+    return np.dtype(f"<u{itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}")
+
+
+def _place_flat(
+    checkpoint: Checkpoint, info: TensorInfo, piece: Piece, box: Box, result: Array
+) -> int:
+    """Put a flat range of a piece's box into `result`; return how many elements that were."""
+    import numpy as np
+
+    assert piece.flat is not None
+    shared = intersection(piece.box, box) if box.sizes else piece.box
+    start, stop = piece.flat
+    if shared is None or start >= stop:
+        return 0
+    payload = checkpoint.payload(piece)
+    data = b"".join(stream_payload(checkpoint.source, payload))
+    flat = np.frombuffer(data, raw_dtype(info.dtype.itemsize))
+    if flat.size != stop - start:
+        raise _size_mismatch(info, piece, len(data), (stop - start) * info.dtype.itemsize)
+    # Which elements of the wanted box does the range hold? Number them in the piece's C order.
+    order = np.arange(piece.box.volume, dtype=np.int64).reshape(piece.box.sizes)
+    wanted = order[_slices(shared, piece.box)]
+    held = (wanted >= start) & (wanted < stop)
+    target = result[_slices(shared, box)]
+    target[held] = flat[wanted[held] - start]
+    return int(held.sum())
+
+
+def _slices(inner: Box, outer: Box) -> tuple[slice, ...]:
+    return tuple(
+        slice(i - o, i - o + n)
+        for i, o, n in zip(inner.offsets, outer.offsets, inner.sizes, strict=True)
+    )
+
+
+def _read_packed_bits(checkpoint: Checkpoint, info: TensorInfo) -> bytes:
+    main = [p for p in info.pieces if p.replica == 0]
+    if len(main) != 1 or main[0].strides is not None:
+        raise UnsupportedError(
+            f"{info.key} is sharded or strided and its elements are smaller than a byte",
+            tensor=info.key,
+        )
+    return b"".join(stream_payload(checkpoint.source, checkpoint.payload(main[0])))
+
+
+def _size_mismatch(info: TensorInfo, piece: Piece, has: int, needs: int) -> CorruptError:
+    return CorruptError(
+        f"a piece of {info.key} has {has} bytes and needs {needs}",
+        kind="size-mismatch",
+        file=piece.extent.file,
+        tensor=info.key,
+        offset=piece.extent.offset,
+        length=piece.extent.length,
+    )
