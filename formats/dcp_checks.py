@@ -1,0 +1,208 @@
+"""What only DCP can get wrong: keys without places, files that do not tile, items of another shape.
+
+Every checkpoint that torch writes tiles its files: the items of a file follow each other from the
+first byte to the last. So the listing and the metadata alone show truncation, swapped files and
+trailing bytes, with no data read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding, finding, from_error
+from ftckpt.progress import Counter
+from ftckpt.source import Source
+
+from .archive import check_local_headers
+from .dcp_items import Item, only_tensor, windows
+from .dcp_metadata import DcpMetadata
+from .torch_stream import TorchStream
+
+# Data may be written this long after the commit marker by a clock or a copy that is a little off.
+WRITE_ORDER_SLACK = 2.0
+
+
+def check_keys(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
+    """The chunks of all tensors and the places of all items must be the same set."""
+    unused = set(meta.storage)
+    for name, entry in meta.tensors.items():
+        for chunk in entry.chunks:
+            try:
+                unused.discard((name, chunk.offsets))
+                known = (name, chunk.offsets) in meta.storage
+            except TypeError:  # not even hashable
+                known = False
+            if not known:
+                yield finding(
+                    "bad-metadata",
+                    f"{name} has a chunk at {chunk.offsets} that lies in no file",
+                    file=marker,
+                    tensor=name,
+                )
+    for name in meta.objects:
+        if (name, None) not in meta.storage:
+            yield finding("bad-metadata", f"{name} lies in no file", file=marker, tensor=name)
+        unused.discard((name, None))
+    for name, offsets in sorted(unused, key=str):
+        where = f" at {offsets}" if offsets is not None else ""
+        yield finding(
+            "bad-metadata",
+            f"{name}{where} has a place in a file but is part of nothing",
+            file=marker,
+            tensor=str(name),
+        )
+
+
+def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:
+    """Return (offset, length, stored name) of the items of each file, by offset."""
+    files: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for (name, _), item in meta.storage.items():
+        files[item.path].append((item.offset, item.length, name))
+    for items in files.values():
+        items.sort()
+    return files
+
+
+def check_tiling(meta: DcpMetadata, source: Source) -> Iterator[Finding]:
+    """The items of each file must lie side by side from its first byte to its last."""
+    for file, items in sorted(by_file(meta).items()):
+        entry = source.entries.get(file)
+        if entry is None:
+            ranks = f", needed by {len(items)} items"
+            yield finding("missing-file", f"{file} is missing{ranks}", file=file)
+            continue
+        end = 0
+        for offset, length, name in items:
+            if offset < end:
+                yield finding(
+                    "extent-overlap",
+                    f"{name} and the item before it claim the same bytes of {file}",
+                    file=file,
+                    tensor=name,
+                    offset=offset,
+                    length=end - offset,
+                )
+            elif offset > end:
+                yield finding(
+                    "extent-hole",
+                    f"{offset - end} bytes of {file} before {name} belong to no item",
+                    file=file,
+                    offset=end,
+                    length=offset - end,
+                )
+            end = max(end, offset + length)
+        if entry.size < end:
+            lost = [name for offset, length, name in items if offset + length > entry.size]
+            yield finding(
+                "truncated-file",
+                f"{file} has {entry.size} of {end} bytes: {_names(lost)} cut off",
+                file=file,
+                tensor=lost[0],
+                offset=entry.size,
+                length=end - entry.size,
+            )
+        elif entry.size > end:
+            yield finding(
+                "trailing-bytes",
+                f"{file} has {entry.size - end} bytes after its last item: it is not the file "
+                "that the metadata describes",
+                file=file,
+                offset=end,
+                length=entry.size - end,
+            )
+
+
+def check_items(
+    source: Source, meta: DcpMetadata, items: Iterable[Item], counter: Counter
+) -> Iterator[Finding]:
+    """Open every item: its archive, its pickle, and its shape and type against the metadata."""
+    counter.start("items", len(meta.storage), "items")
+    sizes = {
+        (name, stored.path, stored.offset): chunk.sizes
+        for name, entry in meta.tensors.items()
+        for chunk in entry.chunks
+        if (stored := meta.storage.get((name, chunk.offsets))) is not None
+    }
+    opaque: dict[str, tuple[str, str, int]] = {}
+    for window in windows(source, (i for i in items if i.extent.file in source.entries)):
+        counter.add(1)
+        if isinstance(window, FtckptError):
+            if window.kind != "truncated-file":  # the tiling said so already
+                yield from_error(window)
+            continue
+        item = window.item
+        try:
+            stream = window.parse()
+            if stream.archive is not None:
+                yield from check_local_headers(stream.archive, window.read, file=item.extent.file)
+            for name in stream.opaque:
+                first, where, count = opaque.get(name, (item.name, item.extent.file, 0))
+                opaque[name] = first, where, count + 1
+            if item.name in meta.tensors:
+                want = sizes.get((item.name, item.extent.file, item.extent.offset))
+                yield from _compare(stream, item, meta, want)
+        except FtckptError as error:
+            yield from_error(error, tensor=item.name, rank=item.rank)
+    for name, (first, where, count) in sorted(opaque.items()):
+        more = f" and {count - 1} more" if count > 1 else ""
+        yield finding(
+            "opaque-object", f"{first}{more} holds a {name}, kept inert", file=where, tensor=first
+        )
+
+
+def _compare(
+    stream: TorchStream, item: Item, meta: DcpMetadata, sizes: Sequence[int] | None
+) -> Iterator[Finding]:
+    tensor = only_tensor(stream, item)
+    entry = meta.tensors[item.name]
+    place = {
+        "file": item.extent.file,
+        "tensor": item.name,
+        "offset": item.extent.offset,
+        "length": item.extent.length,
+    }
+    if tensor.dtype != entry.dtype:
+        yield finding(
+            "dtype-mismatch",
+            f"{item.name} is {tensor.dtype.name} in its file and {entry.dtype.name} in the "
+            "metadata",
+            rank=item.rank,
+            **place,  # type: ignore[arg-type]
+        )
+    if sizes is not None and tuple(tensor.shape) != tuple(sizes):
+        yield finding(
+            "shape-mismatch",
+            f"{item.name} has shape {list(tensor.shape)} in its file and {list(sizes)} in the "
+            "metadata",
+            rank=item.rank,
+            **place,  # type: ignore[arg-type]
+        )
+
+
+def check_write_order(source: Source, markers: Iterable[str]) -> Iterator[Finding]:
+    """Data newer than the marker hints at an overwrite that was torn; copies reset the times."""
+    times = [e.mtime for m in markers if (e := source.entries.get(m)) and e.mtime is not None]
+    if not times:
+        return
+    newer = [
+        name
+        for name, entry in source.entries.items()
+        if name.endswith(".distcp")
+        and entry.mtime is not None
+        and entry.mtime > max(times) + WRITE_ORDER_SLACK
+    ]
+    if newer:
+        yield finding(
+            "write-order",
+            f"{_names(sorted(newer))} newer than the metadata: perhaps an overwrite that did not "
+            "finish, perhaps a copy",
+            file=sorted(newer)[0],
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"{names[0]} is"
+    return f"{names[0]} and {len(names) - 1} more are"

@@ -1,0 +1,81 @@
+"""The step counters of a DCP checkpoint: small objects and one-element tensors, a few a file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from ftckpt.checkpoint import Scalar, StepRole
+from ftckpt.dtypes import decode_scalar
+from ftckpt.errors import FtckptError
+from ftckpt.source import Source
+from ftckpt.steps import role_of
+
+from .dcp_items import Item, Window, as_item, windows
+from .dcp_metadata import DcpMetadata, StoredItem
+from .torch_stream import TensorRef
+
+
+def read_scalars(source: Source, meta: DcpMetadata, limit: int) -> Iterator[Scalar]:
+    """Yield step counters, at most `limit` a file; what cannot be read is left to the checks."""
+    chosen: dict[str, list[tuple[StepRole, Item]]] = defaultdict(list)
+    for name, role in _candidates(meta):
+        for stored in _places(meta, name):
+            chosen[stored.path].append((role, as_item(name, stored)))
+    items: list[Item] = []
+    roles: dict[Item, StepRole] = {}
+    order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}
+    for file, found in chosen.items():
+        if file not in source.entries:
+            continue
+        found.sort(key=lambda pair: (order[pair[0]], pair[1].extent.offset))
+        for role, item in found[:limit]:
+            items.append(item)
+            roles[item] = role
+    for window in windows(source, items):
+        if isinstance(window, FtckptError):
+            continue
+        value = _value(window)
+        if value is not None:
+            item = window.item
+            yield Scalar(item.extent.file, item.name, value, roles[item])
+
+
+def _candidates(meta: DcpMetadata) -> Iterator[tuple[str, StepRole]]:
+    for name, entry in meta.tensors.items():
+        if name.endswith(("step", "iteration", "steps")) and not any(n != 1 for n in entry.size):
+            role = _role(name)
+            if role is not None:
+                yield name, role
+    for name in meta.objects:
+        if name.endswith(("step", "iteration", "steps", "last_epoch", "iter_num")):
+            role = _role(name)
+            if role is not None:
+                yield name, role
+
+
+def _role(name: str) -> StepRole | None:
+    return role_of(name, optimizer=name.startswith(("optimizer", "optim")))
+
+
+def _places(meta: DcpMetadata, name: str) -> Iterator[StoredItem]:
+    entry = meta.tensors.get(name)
+    for offsets in [c.offsets for c in entry.chunks] if entry else [None]:
+        stored = meta.storage.get((name, offsets))
+        if stored is not None:
+            yield stored
+
+
+def _value(window: Window) -> float | None:
+    try:
+        stream = window.parse()
+        tree = stream.tree
+        if isinstance(tree, TensorRef):
+            span = tree.span(stream.storages)
+            at = 0 if window.item.transforms else window.item.extent.offset
+            return decode_scalar(tree.dtype, window.read(span.offset - at, span.length))
+    except FtckptError:
+        return None
+    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
+        return float(tree)
+    return None
