@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOCAL = 1 << 20
 REMOTE = 8 << 20  # a request has a latency to hide
+_FOLIO = 128 << 10
 
 _thread = threading.local()
 
@@ -59,7 +60,8 @@ def chunks(
     end = offset + length
     view = buffer(min(size, length), slot) if length else memoryview(b"")
     while offset < end:
-        part = view if end - offset >= len(view) else view[: end - offset]
+        # Cold reads are half as fast where they begin inside a folio of the page cache.
+        part = view[: min(end - offset, len(view) - offset % min(_FOLIO, len(view)))]
         if limiter is not None:
             limiter.take(len(part))
         reader.readinto(offset, part)

@@ -25,6 +25,7 @@ SUFFIX = ".ftckpt.json"
 FOLDER = ".ftckpt"  # trash, leases and logs of ftckpt itself
 SCHEMA = "ftckpt.manifest/1"
 NOTE = "detects accidents, not attackers"
+TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")
 
 # 32 hex digits for each 64 MiB: this is the manifest of a checkpoint of 400 TiB.
 MAX_BYTES = 256 << 20
@@ -124,7 +125,7 @@ class Manifest:
             "created": self.created,
             "format": self.format,
             "step": self.step,
-            "topology": asdict(self.topology),
+            "topology": {name: getattr(self.topology, name) for name in TOPOLOGY},
             "checks": [asdict(check) for check in self.checks],
             "block_size": BLOCK,
         }

@@ -14,7 +14,7 @@ from typing import Any
 from .checkpoint import Topology
 from .digest import BLOCK, WIDTH, block_count, file_digest
 from .errors import CorruptError, UnsupportedError
-from .manifest import MAX_BYTES, SCHEMA, FileDigest, Manifest, PassedCheck
+from .manifest import MAX_BYTES, SCHEMA, TOPOLOGY, FileDigest, Manifest, PassedCheck
 from .source import safe_name
 
 _TAIL = len('"digest": ""\n}\n') + 2 * WIDTH
@@ -147,12 +147,12 @@ class Parser:
         return value
 
     def _topology(self, value: object) -> Topology:
-        members = self._object(value, "world_size tp pp dp ep", "topology")
-
-        def known(key: str) -> int | None:
-            return None if members[key] is None else self._count(members, key)
-
-        return Topology(known("world_size"), known("tp"), known("pp"), known("dp"), known("ep"))
+        members = self._object(value, " ".join(TOPOLOGY), "topology")
+        tp, pp, dp, ep, world = (
+            None if members[key] is None else self._count(members, key)
+            for key in ("tp", "pp", "dp", "ep", "world_size")
+        )
+        return Topology(world_size=world, tp=tp, pp=pp, dp=dp, ep=ep)
 
     def _check(self, row: object) -> PassedCheck:
         members = self._object(row, "level evidence time", "an entry of checks")

@@ -1,0 +1,195 @@
+"""Check files against the manifest that was written when the checkpoint was sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length, hash_block
+from ftckpt.engine import run
+from ftckpt.errors import FtckptError
+from ftckpt.findings import finding
+from ftckpt.limits import RateLimit
+from ftckpt.manifest import FileDigest, Manifest, is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.source import Source
+
+from .evidence import ContentResult, Emit, Owners, Report, Sample, listed, named
+
+
+class BlockFailure(NamedTuple):
+    """A block that could not be read, and why."""
+
+    file: str
+    number: int
+    length: int
+    error: FtckptError
+
+
+def check_manifest(
+    source: Source,
+    manifest: Manifest,
+    *,
+    emit: Emit,
+    members: Iterable[str] | None = None,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    sample: float | None = None,
+    seed: int = 0,
+    limiter: RateLimit | None = None,
+    counter: Counter = NULL,
+    owners: Owners | None = None,
+) -> ContentResult:
+    """Compare every file of `source` with `manifest`, block by block.
+
+    Reports missing and added files, files of another size, and blocks of other content
+    (`bad-digest`, with the tensors and ranks that have bytes in them).
+
+    Args:
+        source: the files, listed.
+        manifest: what they were when sealed.
+        emit: receives the findings as they are found.
+        members: names that the checkpoint's own index says belong to it, where it can be opened.
+        jobs: number of threads.
+        executor: where to run instead.
+        sample: share of the blocks to read; None for all. A file's first block is always read.
+        seed: for another sample.
+        limiter: bounds the rate of reading.
+        counter: is told of every block's bytes.
+        owners: finds what lies in a range of a file.
+
+    Raises:
+        StopChecking: as `emit` does.
+        UnavailableError: the storage does not answer.
+    """
+    report = Report(source, emit)
+    chosen = Sample(sample, source.name, seed)
+    uncovered = _compare_listing(source, manifest, set(members or ()), report)
+    wanted = [f for f in manifest.files if _compare_size(source, f, report)]
+    counter.start("checking digests", None if sample else sum(f.size for f in wanted))
+    read = 0
+    tasks = _blocks(source, wanted, chosen, report, limiter)
+    for done in run(tasks, hash_or_fail, jobs=jobs, executor=executor):
+        counter.add(done.length)
+        if isinstance(done, BlockFailure):
+            report.fail(done.file, done.error)
+            continue
+        read += done.length
+        expected = manifest.by_path[done.file].block(done.number)
+        if done.digest != expected and not report.changed(done.file):
+            _report_block(source, done, expected, report, owners)
+    return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
+
+
+def hash_or_fail(block: Block) -> BlockDigest | BlockFailure:
+    """Hash one block; a failure is an answer too, so that it does not end the check of others."""
+    try:
+        return hash_block(block)
+    except FtckptError as error:
+        return BlockFailure(block.file, block.number, block.length, error)
+
+
+def _compare_listing(source: Source, manifest: Manifest, members: set[str], report: Report) -> int:
+    """Report files that the manifest does not list; return their bytes."""
+    bytes_outside = 0
+    known: list[str] = []
+    for name, entry in source.entries.items():
+        if name in manifest.by_path or is_own(name):
+            continue
+        bytes_outside += entry.size
+        if name in members:
+            report.add(
+                finding(
+                    "added-file",
+                    f"{name} belongs to the checkpoint and is not in the manifest",
+                    file=name,
+                )
+            )
+        elif name in manifest.unmanaged:
+            known.append(name)
+        else:
+            report.add(finding("unmanaged-file", f"{name} came beside the sealed files", file=name))
+    if known:
+        message = f"{len(known)} files were left out at sealing: {listed(known)}"
+        report.add(finding("not-covered", message))
+    return bytes_outside
+
+
+def _compare_size(source: Source, file: FileDigest, report: Report) -> bool:
+    """Report a file that is gone or of another size; say whether it has bytes to check."""
+    try:
+        size = source.size(file.path)
+    except FtckptError as error:
+        report.fail(file.path, error)
+        return False
+    if size < file.size:
+        report.add(
+            finding(
+                "truncated-file",
+                f"{file.path} has {size} bytes and had {file.size} when it was sealed",
+                file=file.path,
+                offset=size,
+                length=file.size - size,
+            )
+        )
+    elif size > file.size:
+        report.add(
+            finding(
+                "trailing-bytes",
+                f"{file.path} has {size} bytes and had {file.size} when it was sealed",
+                file=file.path,
+                offset=file.size,
+                length=size - file.size,
+            )
+        )
+    return True
+
+
+def _blocks(
+    source: Source,
+    files: Iterable[FileDigest],
+    chosen: Sample,
+    report: Report,
+    limiter: RateLimit | None,
+) -> Iterator[Block]:
+    """Yield the blocks to read; of a short file those that are whole."""
+    for file in files:
+        path = source.path(file.path)
+        size = source.size(file.path)
+        for number in range(block_count(file.size)):
+            length = block_length(file.size, number)
+            if report.failed(file.path) or number * BLOCK + length > size:
+                break
+            if chosen.takes(file.path, number, first=number == 0):
+                yield Block(source.store, path, file.path, number, length, limiter)
+
+
+def _report_block(
+    source: Source, done: BlockDigest, expected: bytes, report: Report, owners: Owners | None
+) -> None:
+    """Report one block of other content, unless only the way here damaged it."""
+    offset = done.number * BLOCK
+    if not source.store.traits.local:
+        # A bit can flip on the wire; what is at rest is read the same twice.
+        again = hash_or_fail(
+            Block(source.store, source.path(done.file), done.file, done.number, done.length)
+        )
+        if isinstance(again, BlockDigest) and again.digest == expected:
+            message = f"{done.file} was read wrongly once at {offset} and rightly then"
+            report.add(finding("note", message, file=done.file, offset=offset, length=done.length))
+            return
+    inside = list(owners(done.file, offset, done.length)) if owners is not None else []
+    key, rank = inside[0] if inside else (None, None)
+    message = f"{done.file} differs from the manifest in bytes {offset} to {offset + done.length}"
+    report.add(
+        finding(
+            "bad-digest",
+            f"{message}, which hold {named(inside)}" if inside else message,
+            file=done.file,
+            tensor=key,
+            rank=rank,
+            offset=offset,
+            length=done.length,
+        )
+    )

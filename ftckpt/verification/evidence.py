@@ -1,0 +1,139 @@
+"""What the content checks share: their answer, how they report, how they pick a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftckpt.errors import FtckptError, UnavailableError
+from ftckpt.findings import Finding, Severity, finding, from_error
+from ftckpt.source import Source
+
+Owner = tuple[str, int | None]
+Owners = Callable[[str, int, int], Sequence[Owner]]
+"""(file, offset, length) -> key and rank of every tensor and object with bytes in that range."""
+
+# So many files that cannot be read mean that the storage is gone, not the files.
+_GIVE_UP = 8
+
+
+class StopChecking(Exception):
+    """Raised by `emit` to end a check early (`--fail-fast`); the check lets it pass."""
+
+
+Emit = Callable[[Finding], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentResult:
+    """What a content check did.
+
+    Attributes:
+        evidence: what bytes were checked against: `manifest`, `crc32`, `replica` or `none`.
+        bytes_read: bytes of the checkpoint that were read.
+        bytes_covered: bytes that evidence covers, sampled or not.
+        bytes_uncovered: bytes of its files that no evidence covers.
+        sampled: the share that was asked for, None for all.
+        ok: whether no error was found.
+    """
+
+    evidence: str
+    bytes_read: int
+    bytes_covered: int
+    bytes_uncovered: int
+    sampled: float | None
+    ok: bool
+
+
+class Sample(NamedTuple):
+    """Picks the same share of blocks or records in every run.
+
+    Attributes:
+        share: in (0, 1]; None takes everything.
+        name: of the checkpoint, so that different checkpoints are sampled differently.
+        seed: for another sample of the same checkpoint.
+    """
+
+    share: float | None = None
+    name: str = ""
+    seed: int = 0
+
+    def takes(self, file: str, place: int, *, first: bool) -> bool:
+        """Say whether the block or record at `place` of `file` is in; a file's first always is."""
+        if self.share is None or first:
+            return True
+        import xxhash
+
+        text = f"{self.seed}\0{self.name}\0{file}\0{place}"
+        drawn: int = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
+        return drawn < self.share * (1 << 64)
+
+
+class Report:
+    """Passes findings on and remembers what they mean for the rest of the check.
+
+    Args:
+        source: the checkpoint's files.
+        emit: receives the findings, in the thread that runs the check.
+    """
+
+    def __init__(self, source: Source, emit: Emit) -> None:
+        self.ok = True
+        self._source = source
+        self._emit = emit
+        self._failed: set[str] = set()
+        self._unreadable = 0
+
+    def add(self, found: Finding) -> None:
+        """Pass on one finding."""
+        self.ok = self.ok and found.severity is not Severity.ERROR
+        self._emit(found)
+
+    def failed(self, file: str) -> bool:
+        """Say whether reading `file` is pointless by now."""
+        return file in self._failed
+
+    def fail(self, file: str, error: FtckptError, owner: Owner | None = None) -> None:
+        """Report that `file` cannot be read on; once a file.
+
+        Raises:
+            UnavailableError: so many files cannot be read that the storage must be gone.
+        """
+        if file in self._failed:
+            return
+        self._failed.add(file)
+        if isinstance(error, UnavailableError):
+            self._unreadable += 1
+            if self._unreadable >= _GIVE_UP:
+                raise error
+        if not error.file:
+            error.file = file
+        key, rank = owner or (None, None)
+        self.add(from_error(error, tensor=key, rank=rank))
+
+    def changed(self, file: str) -> bool:
+        """Report `file` as changed if it is no longer what was listed; say whether it is so."""
+        if file in self._failed:
+            return True
+        entry = self._source.entry(file)
+        now = self._source.store.stat(self._source.path(file))
+        if (now.size, now.mtime, now.etag) == (entry.size, entry.mtime, entry.etag):
+            return False
+        self._failed.add(file)
+        self.add(finding("changed-file", f"{file} changed while it was being read", file=file))
+        return True
+
+
+def named(owners: Sequence[Owner]) -> str:
+    """Return owners in words: up to three, and how many more."""
+    words = [key if rank is None else f"{key} (rank {rank})" for key, rank in owners[:3]]
+    if len(owners) > 3:
+        words.append(f"{len(owners) - 3} more")
+    return ", ".join(words)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return file names in words: up to five, and how many more."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more

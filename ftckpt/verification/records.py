@@ -1,0 +1,294 @@
+"""Check the CRC-32s that torch.save and torch's distributed checkpoint write and never read."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from itertools import count, groupby
+
+from ftckpt.checkpoint import Checkpoint, Extent, Record
+from ftckpt.crc import combine
+from ftckpt.engine import run
+from ftckpt.errors import FtckptError
+from ftckpt.findings import finding
+from ftckpt.limits import RateLimit
+from ftckpt.manifest import is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.transforms import supported
+
+from .evidence import ContentResult, Emit, Report, Sample, listed, named
+from .sums import PART, SPAN, Range, Spans, Stream, Sums, sum_or_fail
+
+
+def check_records(
+    checkpoint: Checkpoint,
+    *,
+    emit: Emit,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    sample: float | None = None,
+    seed: int = 0,
+    limiter: RateLimit | None = None,
+    counter: Counter = NULL,
+) -> ContentResult:
+    """Compare every record of `checkpoint` with the CRC-32 that its writer recorded.
+
+    Reports records of other content (`bad-crc`, with tensor, rank, file and range), records without
+    a CRC (`no-crc`, once a file), and how many bytes nothing covers (`not-covered`, once).
+
+    Args:
+        checkpoint: opened; its `records` say what there is.
+        emit: receives the findings as they are found.
+        jobs: number of threads.
+        executor: where to run instead.
+        sample: share of the records to read; None for all. A file's first is always read.
+        seed: for another sample.
+        limiter: bounds the rate of reading.
+        counter: is told of the bytes read.
+
+    Raises:
+        StopChecking: as `emit` does.
+        UnavailableError: the storage does not answer.
+    """
+    report = Report(checkpoint.source, emit)
+    chosen = Sample(sample, checkpoint.source.name, seed)
+    check = _Check(checkpoint, report, chosen, limiter)
+    counter.start("checking CRC-32", None)
+    read = 0
+    for sums in run(check.tasks(), sum_or_fail, jobs=jobs, executor=executor):
+        counter.add(sums.nbytes)
+        read += sums.nbytes
+        check.take(sums)
+    covered = check.covered.nbytes()
+    uncovered = check.summarise()
+    evidence = "crc32" if check.records else "none"
+    return ContentResult(evidence, read, covered, uncovered, sample, report.ok)
+
+
+class _Coverage:
+    """Which bytes of which file have evidence, counted once however often they are named."""
+
+    def __init__(self) -> None:
+        # Two machine words a record: there may be millions.
+        self._runs: dict[str, tuple[array[int], array[int]]] = {}
+
+    def add(self, extent: Extent) -> None:
+        starts, ends = self._runs.setdefault(extent.file, (array("q"), array("q")))
+        if ends and ends[-1] == extent.offset:
+            ends[-1] = extent.end
+        else:
+            starts.append(extent.offset)
+            ends.append(extent.end)
+
+    def of(self, file: str) -> int:
+        """Return how many bytes of `file` are covered."""
+        total = reached = 0
+        for start, end in sorted(zip(*self._runs.get(file, ((), ())), strict=True)):
+            total += max(0, end - max(start, reached))
+            reached = max(reached, end)
+        return total
+
+    def nbytes(self) -> int:
+        return sum(self.of(file) for file in self._runs)
+
+
+class _Check:
+    """One run over the records: what is in flight, and what came of it."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        report: Report,
+        chosen: Sample,
+        limiter: RateLimit | None,
+    ) -> None:
+        self.records = 0  # that carry a CRC and were asked for
+        self.covered = _Coverage()
+        self._checkpoint = checkpoint
+        self._source = checkpoint.source
+        self._report = report
+        self._chosen = chosen
+        self._limiter = limiter
+        self._flying: dict[int, tuple[Record, dict[int, tuple[int, int]]]] = {}
+        self._keys = count()
+        self._started: set[str] = set()
+        self._without: dict[str, tuple[int, int]] = {}
+        self._opaque: dict[str, tuple[int, int]] = {}
+
+    def tasks(self) -> Iterator[Spans | Stream]:
+        """Yield the reads to do; small records that lie together are read together."""
+        waiting: list[Range] = []
+        place = ""
+        wanted = groupby(
+            self._wanted(), key=lambda record: record.extent if record.transforms else None
+        )
+        for extent, records in wanted:
+            if extent is not None:
+                yield self._stream(extent, list(records))
+                continue
+            for record in records:
+                key = self._begin(record)
+                file, offset, length = record.extent
+                if waiting and (file != place or not self._joins(waiting, offset, length)):
+                    yield self._spans(place, waiting)
+                    waiting = []
+                place = file
+                if length <= SPAN:
+                    waiting.append(Range(key, offset, length))
+                    continue
+                for start in range(0, length, PART):
+                    part = Range(key, offset + start, min(PART, length - start))
+                    yield self._spans(file, [part])
+        if waiting:
+            yield self._spans(place, waiting)
+
+    def take(self, sums: Sums) -> None:
+        """Compare what was read with what was recorded."""
+        file = sums.task.extent.file if isinstance(sums.task, Stream) else sums.task.file
+        if sums.error is not None:
+            lost = [self._flying.pop(r.key, None) for r in sums.task.ranges]
+            record = next((found[0] for found in lost if found is not None), None)
+            owner = None if record is None else (record.owner, record.rank)
+            self._report.fail(file, sums.error, owner)
+            return
+        for (key, offset, length), crc in zip(sums.task.ranges, sums.crcs, strict=True):
+            if key not in self._flying:
+                continue  # another part of it could not be read
+            record, parts = self._flying[key]
+            parts[offset] = (length, crc)
+            if sum(n for n, _ in parts.values()) < _nbytes(record):
+                continue
+            del self._flying[key]
+            whole = 0
+            for _, (n, value) in sorted(parts.items()):
+                whole = combine(whole, value, n) if len(parts) > 1 else value
+            if whole != record.crc32 and not self._report.changed(file):
+                self._report_record(record, whole, sums.task)
+
+    def summarise(self) -> int:
+        """Report what nothing covers; return its bytes."""
+        for table, why in (
+            (self._without, "carry no CRC-32"),
+            (self._opaque, "are stored behind a transform that is not known"),
+        ):
+            for file, (number, nbytes) in table.items():
+                message = f"{number} records of {file} ({nbytes} bytes) {why}"
+                self._report.add(finding("no-crc", message, file=file, length=nbytes))
+        members = [f for f in self._checkpoint.members() if f in self._source.entries]
+        left = {f: self._source.size(f) - self.covered.of(f) for f in members if not is_own(f)}
+        bare = [f for f, n in left.items() if n and not self.covered.of(f)]
+        total = sum(left.values())
+        if total:
+            around = total - sum(left[f] for f in bare)
+            parts = [f"{around} bytes of headers and padding"] if around else []
+            if bare:
+                parts.append(f"all {total - around} bytes of {listed(bare)}")
+            message = f"no evidence covers {' and '.join(parts)}"
+            self._report.add(finding("not-covered", message, length=total))
+        return total
+
+    def _wanted(self) -> Iterator[Record]:
+        """Yield the records to check."""
+        records = self._checkpoint.records()
+        while True:
+            try:
+                record = next(records, None)
+            except FtckptError as error:
+                self._report.fail(error.file or "", error)
+                return
+            if record is None:
+                return
+            file = record.extent.file
+            if self._report.failed(file):
+                continue
+            if record.crc32 is None or not supported(record.transforms):
+                if _nbytes(record):
+                    table = self._without if record.crc32 is None else self._opaque
+                    number, nbytes = table.get(file, (0, 0))
+                    table[file] = (number + 1, nbytes + _nbytes(record))
+                continue
+            self.records += 1
+            self.covered.add(record.extent)
+            if _nbytes(record) == 0:
+                if record.crc32:
+                    self._report_record(record, 0, None)
+                continue
+            try:
+                self._source.entry(file)
+            except FtckptError as error:
+                self._report.fail(file, error, (record.owner, record.rank))
+                continue
+            first = file not in self._started
+            self._started.add(file)
+            if self._chosen.takes(file, record.extent.offset, first=first):
+                yield record
+
+    def _begin(self, record: Record) -> int:
+        key = next(self._keys)
+        self._flying[key] = (record, {})
+        return key
+
+    def _joins(self, waiting: Sequence[Range], offset: int, length: int) -> bool:
+        """Say whether a record is worth reading together with those before it."""
+        end = waiting[-1].offset + waiting[-1].length
+        gap = self._source.store.traits.gap
+        return 0 <= offset - end <= gap and offset + length - waiting[0].offset <= SPAN
+
+    def _spans(self, file: str, ranges: Sequence[Range]) -> Spans:
+        store = self._source.store
+        return Spans(store, self._source.path(file), file, tuple(ranges), self._limiter)
+
+    def _stream(self, extent: Extent, records: Sequence[Record]) -> Stream:
+        ranges = tuple(Range(self._begin(r), *_inner(r)) for r in records)
+        return self._undone(extent, records[0].transforms, ranges)
+
+    def _undone(
+        self, extent: Extent, transforms: tuple[str, ...], ranges: tuple[Range, ...]
+    ) -> Stream:
+        path = self._source.path(extent.file)
+        return Stream(self._source.store, path, extent, transforms, ranges, self._limiter)
+
+    def _report_record(self, record: Record, crc: int, task: Spans | Stream | None) -> None:
+        """Report one record of other content, unless only the way here damaged it."""
+        file, offset, length = record.extent
+        if task is not None and not self._source.store.traits.local and self._again(record):
+            # A bit can flip on the wire; what is at rest is read the same twice.
+            message = f"{file} was read wrongly once at {offset} and rightly then"
+            self._report.add(finding("note", message, file=file, offset=offset, length=length))
+            return
+        who = named([(record.owner, record.rank)])
+        self._report.add(
+            finding(
+                "bad-crc",
+                f"{who} in {file} has the CRC-32 {crc:08x} and {record.crc32 or 0:08x} is recorded",
+                file=file,
+                tensor=record.owner,
+                rank=record.rank,
+                offset=offset,
+                length=length,
+            )
+        )
+
+    def _again(self, record: Record) -> bool:
+        """Read one record once more; say whether it is whole."""
+        if record.transforms:
+            place = (Range(0, *_inner(record)),)
+            task: Spans | Stream = self._undone(record.extent, record.transforms, place)
+        else:
+            task = self._spans(record.extent.file, [Range(0, *_inner(record))])
+        sums = sum_or_fail(task)
+        return sums.error is None and sums.crcs == (record.crc32,)
+
+
+def _inner(record: Record) -> tuple[int, int]:
+    """Return where the CRC's bytes are: in the undone stream, or in the file."""
+    if not record.transforms:
+        return record.extent.offset, record.extent.length
+    if record.inner is None:
+        raise ValueError(f"a transformed record of {record.owner} says not where its bytes are")
+    return record.inner
+
+
+def _nbytes(record: Record) -> int:
+    return _inner(record)[1]
