@@ -51,6 +51,5 @@ def s3_url(swift: S3Service, monkeypatch: pytest.MonkeyPatch) -> str:
 
     The environment is set for this process and so for the processes that the test starts.
     """
-    for name, value in swift.environment.items():
-        monkeypatch.setenv(name, value)
+    swift.enter(monkeypatch)
     return f"s3://{BUCKET}/place-{next(_numbers)}"

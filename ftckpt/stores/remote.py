@@ -24,7 +24,7 @@ from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
 from .atomic import TEMPORARY
 from .keys import children_of, safe_key
 from .options import StoreOptions
-from .ranges import plan_runs, split_parts
+from .ranges import PART, plan_runs, split_parts
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -138,6 +138,8 @@ class FsspecStore(Store):
         """Return the bytes of each extent, in order, concurrently where the filesystem can."""
         result = [b""] * len(extents)
         runs = plan_runs(extents, self.traits.gap)
+        for run in runs:
+            self.require(run.file, run.offset, run.length)
         parts = [(r, o, n) for r in runs for o, n in split_parts(r.offset, r.length)]
         blocks = iter(self.ranges([(r.file, offset, n) for r, offset, n in parts]))
         for run in runs:
@@ -162,14 +164,21 @@ class FsspecStore(Store):
         for (path, offset, length), block in zip(asked, blocks, strict=True):
             self._bytes_read += len(block)
             if len(block) != length:
-                raise TruncatedError(
-                    f"{self.describe(path)} ends before the end of the range "
-                    f"[{offset}, {offset + length})",
-                    file=path,
-                    offset=offset,
-                    length=length,
-                )
+                raise self._truncated(path, offset, length)
         return blocks
+
+    def require(self, path: str, offset: int, length: int) -> None:
+        """Raise TruncatedError, before memory is reserved, for a long range beyond the end."""
+        if length > PART and offset + length > self.stat(path).size:
+            raise self._truncated(path, offset, length)
+
+    def _truncated(self, path: str, offset: int, length: int) -> TruncatedError:
+        return TruncatedError(
+            f"{self.describe(path)} ends before the end of the range [{offset}, {offset + length})",
+            file=path,
+            offset=offset,
+            length=length,
+        )
 
     def put(self, path: str, data: bytes) -> None:
         """Store `data` under `path`, and compare what is stored with it."""
@@ -264,6 +273,7 @@ class FsspecReader(Reader):
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`; TruncatedError where it is shorter."""
+        self._store.require(self._path, offset, length)
         parts = [(self._path, start, n) for start, n in split_parts(offset, length)]
         return b"".join(self._store.ranges(parts))
 

@@ -13,7 +13,7 @@ from .options import StoreOptions
 from .ranges import Run, plan_runs
 from .s3client import PARALLEL, S3Client, gather
 from .s3errors import archived
-from .s3read import S3Object, S3Reader, Version, read_range
+from .s3read import S3Object, S3Reader, Version, read_bytes
 from .s3write import create_object, delete_objects, put_object, supports_conditions
 
 if TYPE_CHECKING:
@@ -89,9 +89,8 @@ class S3Store(Store):
         async def fetch(run: Run) -> None:
             if self._seen.get(run.file):
                 raise archived(self.describe(run.file), run.file)
-            buffer = memoryview(bytearray(run.length))
-            at = self.at(run.file)
-            await read_range(self.client, at, run.offset, buffer, versions[run.file])
+            at, version = self.at(run.file), versions[run.file]
+            buffer = await read_bytes(self.client, at, run.offset, run.length, version)
             for want in run.wants:
                 result[want.asked] = bytes(buffer[want.start :][: want.length])
 

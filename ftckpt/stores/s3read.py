@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from ftckpt.errors import IncompleteError, TruncatedError, UnsupportedError
 from ftckpt.store import Reader
 
-from .ranges import split_parts
+from .ranges import PART, split_parts
 from .s3client import S3Client, gather
 from .s3errors import status_of
 
@@ -38,6 +38,22 @@ class Version:
             raise IncompleteError(
                 f"{at.url} was replaced while it was being read", kind="changed-file", file=at.path
             )
+
+
+async def read_bytes(
+    client: S3Client, at: S3Object, offset: int, length: int, version: Version
+) -> memoryview:
+    """Return `length` bytes at `offset` in new memory; raises as `read_range`."""
+    if length > PART:
+        # A damaged index can ask for any length; memory is reserved only for what exists.
+        head = await client.call(
+            "head_object", url=at.url, file=at.path, doing="read", Bucket=at.bucket, Key=at.key
+        )
+        if offset + length > head["ContentLength"]:
+            raise _truncated(at, offset, length)
+    view = memoryview(bytearray(length))
+    await read_range(client, at, offset, view, version)
+    return view
 
 
 async def read_range(
@@ -141,9 +157,9 @@ class S3Reader(Reader):
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`; TruncatedError where it is shorter."""
-        buffer = bytearray(length)
-        self.readinto(offset, memoryview(buffer))
-        return bytes(buffer)
+        return bytes(
+            self._client.run(read_bytes(self._client, self._at, offset, length, self._version))
+        )
 
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`; TruncatedError where it is shorter."""

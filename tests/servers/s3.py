@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BUCKET = "ftckpt-tests"
 
 
@@ -28,6 +30,11 @@ class S3Service:
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
+
+    def enter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Set the environment that leads to it, for this process and its children."""
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
 
     @cached_property
     def client(self) -> Any:

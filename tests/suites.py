@@ -1,0 +1,288 @@
+"""The promises that every implementation of a seam keeps, as tests that subclasses run.
+
+A subclass supplies the implementation, and raw access that goes round it, so that a reader and a
+writer cannot agree on one bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from ftckpt.checkpoint import Extent
+from ftckpt.errors import ExistsError, FtckptError, NotFoundError, TruncatedError, UnsafeError
+from ftckpt.store import Entry, EntryKind, Store
+from ftckpt.stores import is_leftover
+
+
+class Place(NamedTuple):
+    """A store under test, empty at first, and access to its keys that goes round it."""
+
+    store: Store
+    raw_put: Callable[[str, bytes], None]
+    raw_get: Callable[[str], bytes | None]
+
+
+BLOB = bytes(range(256)) * 300
+
+
+def shape(entries: list[Entry]) -> list[tuple[str, int, EntryKind]]:
+    return [(e.path, e.size, e.kind) for e in entries]
+
+
+FILE, DIRECTORY = EntryKind.FILE, EntryKind.DIRECTORY
+
+
+class StoreTests:
+    """What `ftckpt.store` promises. A subclass supplies the fixture `place`."""
+
+    conditional_put = True
+    atomic_race = True
+    """Whether exactly one of several racing `create` wins (Traits cannot know it of a service)."""
+
+    @pytest.fixture
+    def place(self) -> Place:
+        raise NotImplementedError
+
+    def test_empty_place_is_never_an_empty_checkpoint(self, place: Place) -> None:
+        for listing in (place.store.children, place.store.walk):
+            # A directory that exists is empty; a prefix that nothing has is not there.
+            with contextlib.suppress(NotFoundError):
+                assert listing("") == []
+            with pytest.raises(NotFoundError):
+                listing("absent")
+        with pytest.raises(NotFoundError):
+            place.store.stat("absent")
+
+    def test_walk_is_sorted_and_complete_at_any_depth(self, place: Place) -> None:
+        for path in ("b", "a/x", "a/b/c", "a.b", "a-1", "z/.hidden"):
+            place.raw_put(path, path.encode())
+        expected = sorted(["b", "a/x", "a/b/c", "a.b", "a-1", "z/.hidden"])
+        assert shape(place.store.walk()) == [(p, len(p), FILE) for p in expected]
+        assert shape(place.store.walk("a")) == [("a/b/c", 5, FILE), ("a/x", 3, FILE)]
+        assert [e.path for e in place.store.walk("a/b")] == ["a/b/c"]
+
+    def test_children_are_one_level(self, place: Place) -> None:
+        for path in ("b", "a/x", "a/b/c", "a.b"):
+            place.raw_put(path, b"12")
+        assert shape(place.store.children()) == [
+            ("a", 0, DIRECTORY),
+            ("a.b", 2, FILE),
+            ("b", 2, FILE),
+        ]
+        assert shape(place.store.children("a")) == [("a/b", 0, DIRECTORY), ("a/x", 2, FILE)]
+
+    def test_a_name_that_starts_alike_is_not_below(self, place: Place) -> None:
+        place.raw_put("step-10/x", b"1")
+        place.raw_put("step-100/x", b"1")
+        assert [e.path for e in place.store.walk("step-10")] == ["step-10/x"]
+        assert [e.path for e in place.store.children("step-10")] == ["step-10/x"]
+        with pytest.raises(NotFoundError):
+            place.store.stat("step-1")
+
+    def test_odd_names(self, place: Place) -> None:
+        names = ["a b", "ä", "+", "100%", "a&b<c>", "'q\"", "#?;", "é"]
+        for name in names:
+            place.raw_put(f"d/{name}", name.encode())
+        assert [e.path for e in place.store.walk()] == sorted(f"d/{n}" for n in names)
+        for name in names:
+            assert place.store.read(f"d/{name}") == name.encode()
+
+    def test_many_names(self, place: Place) -> None:
+        for i in range(30):
+            place.raw_put(f"m/{i:04d}", b"")
+        assert len(place.store.walk("m")) == 30
+        assert set(place.store.delete([f"m/{i:04d}" for i in range(30)]).values()) == {None}
+        assert place.raw_get("m/0007") is None
+
+    def test_stat(self, place: Place) -> None:
+        place.raw_put("a/x", BLOB)
+        entry = place.store.stat("a/x")
+        assert (entry.path, entry.size, entry.kind) == ("a/x", len(BLOB), FILE)
+        assert not entry.archived
+        assert entry == place.store.walk()[0]._replace(mtime=entry.mtime, etag=entry.etag)
+        assert place.store.stat("a").kind is DIRECTORY
+        with pytest.raises(NotFoundError):
+            place.store.stat("a/x/y")
+
+    def test_reads_are_exact(self, place: Place) -> None:
+        place.raw_put("x", BLOB)
+        assert place.store.read("x") == BLOB
+        assert place.store.read("x", 1000) == BLOB[1000:]
+        with place.store.open("x") as reader:
+            for offset, length in ((0, 1), (0, len(BLOB)), (777, 50_000), (len(BLOB) - 1, 1)):
+                assert reader.read(offset, length) == BLOB[offset : offset + length]
+                view = memoryview(bytearray(length))
+                reader.readinto(offset, view)
+                assert view == BLOB[offset : offset + length]
+            assert reader.read(5, 0) == b""
+            assert reader.read(len(BLOB), 0) == b""
+
+    @pytest.mark.parametrize(
+        ("offset", "length"),
+        [(0, len(BLOB) + 1), (len(BLOB) - 1, 2), (len(BLOB), 1), (len(BLOB) + 10, 1), (1 << 62, 9)],
+    )
+    def test_a_short_read_is_an_error(self, place: Place, offset: int, length: int) -> None:
+        place.raw_put("x", BLOB)
+        with place.store.open("x") as reader:
+            with pytest.raises(TruncatedError) as caught:
+                reader.read(offset, length)
+            assert (caught.value.file, caught.value.offset) == ("x", offset)
+            with pytest.raises(TruncatedError):
+                reader.readinto(offset, memoryview(bytearray(length)))
+        with pytest.raises(TruncatedError):
+            place.store.read_many([Extent("x", 0, 4), Extent("x", offset, length)])
+
+    def test_an_absurd_length_reserves_no_memory(self, place: Place) -> None:
+        place.raw_put("x", b"123")
+        with place.store.open("x") as reader, pytest.raises(TruncatedError):
+            reader.read(0, 1 << 50)
+        with pytest.raises(TruncatedError):
+            place.store.read_many([Extent("x", 0, 1 << 50)])
+
+    def test_empty_object(self, place: Place) -> None:
+        place.raw_put("e", b"")
+        assert place.store.stat("e").size == 0
+        assert place.store.read("e") == b""
+        with place.store.open("e") as reader, pytest.raises(TruncatedError):
+            reader.read(0, 1)
+
+    def test_read_many_keeps_the_order(self, place: Place) -> None:
+        place.raw_put("x", BLOB)
+        place.raw_put("d/y", BLOB[::-1])
+        extents = [
+            Extent("x", 5000, 10),
+            Extent("d/y", 0, 3),
+            Extent("x", 0, 7),
+            Extent("x", 5005, 20),
+            Extent("x", 9, 0),
+            Extent("d/y", len(BLOB) - 4, 4),
+            Extent("x", 0, len(BLOB)),
+        ]
+        content = {"x": BLOB, "d/y": BLOB[::-1]}
+        expected = [content[e.file][e.offset : e.end] for e in extents]
+        assert place.store.read_many(extents) == expected
+        assert place.store.read_many([]) == []
+
+    def test_absent_object(self, place: Place) -> None:
+        place.raw_put("x", b"1")
+        with pytest.raises(NotFoundError):
+            place.store.open("y")
+        with pytest.raises(NotFoundError):
+            place.store.read("y")
+        with pytest.raises(NotFoundError):
+            place.store.read_many([Extent("x", 0, 1), Extent("y", 0, 1)])
+
+    def test_put_and_replace(self, place: Place) -> None:
+        place.store.put("a/b/c", b"one")
+        assert place.raw_get("a/b/c") == b"one"
+        place.store.put("a/b/c", BLOB)
+        assert place.raw_get("a/b/c") == BLOB
+        assert shape(place.store.walk()) == [("a/b/c", len(BLOB), FILE)]
+        place.store.put("a/b/c", b"")
+        assert place.raw_get("a/b/c") == b""
+
+    def test_create_never_replaces(self, place: Place) -> None:
+        place.store.create("a/new", b"mine")
+        assert place.raw_get("a/new") == b"mine"
+        with pytest.raises(ExistsError):
+            place.store.create("a/new", b"theirs")
+        with pytest.raises(ExistsError):
+            place.store.create("a/new", b"mine")
+        place.raw_put("raw", b"raw")
+        with pytest.raises(ExistsError):
+            place.store.create("raw", b"raw")
+        assert place.raw_get("a/new") == b"mine"
+        assert place.store.traits.conditional_put is self.conditional_put
+        assert not any(is_leftover(e.path) for e in place.store.walk())
+
+    def test_racing_creates_have_one_winner(self, place: Place) -> None:
+        place.store.create("warm", b"")  # the probe, if there is one, is behind us
+        for key in ("k0", "k1", "k2"):
+            won, failed = _race(place.store, key, 4)
+            assert len(won) + len(failed) == 4
+            assert all(isinstance(error, ExistsError) for error in failed)
+            assert place.raw_get(key) in won
+            if self.atomic_race:
+                assert len(won) == 1
+
+    def test_delete_answers_for_each_key(self, place: Place) -> None:
+        place.raw_put("a/x", b"1")
+        place.raw_put("a/y", b"2")
+        answer = place.store.delete(["a/x", "never/was", "../climbs"])
+        assert answer["a/x"] is None
+        assert answer["never/was"] is None
+        assert isinstance(answer["../climbs"], UnsafeError)
+        assert place.raw_get("a/x") is None
+        assert place.raw_get("a/y") == b"2"
+        assert place.store.delete([]) == {}
+
+    @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "a/.."])
+    def test_keys_cannot_climb(self, place: Place, path: str) -> None:
+        with pytest.raises(UnsafeError):
+            place.store.open(path)
+        with pytest.raises(UnsafeError):
+            place.store.put(path, b"")
+
+    def test_threads_share_a_reader(self, place: Place) -> None:
+        place.raw_put("x", BLOB)
+        wrong: list[int] = []
+        with place.store.open("x") as reader:
+
+            def work(seed: int) -> None:
+                for i in range(5):
+                    offset = (seed * 7919 + i * 104_729) % (len(BLOB) - 500)
+                    if reader.read(offset, 500) != BLOB[offset : offset + 500]:
+                        wrong.append(offset)
+
+            threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        assert wrong == []
+
+    def test_urls(self, place: Place) -> None:
+        assert place.store.describe() == place.store.url
+        assert place.store.describe("a/b") == f"{place.store.url}/a/b"
+
+    def test_a_url_may_name_one_object(self, place: Place) -> None:
+        place.raw_put("one.pt", BLOB)
+        store = self.reopen(place, "one.pt")
+        assert (store.stat("").size, store.stat("").kind) == (len(BLOB), FILE)
+        with store.open("") as reader:
+            assert reader.read(10, 10) == BLOB[10:20]
+        assert store.read_many([Extent("", 3, 4)]) == [BLOB[3:7]]
+
+    def reopen(self, place: Place, path: str) -> Store:
+        """Return the store for the URL of one key."""
+        from ftckpt.stores import open_store
+
+        return open_store(place.store.describe(path))
+
+
+def _race(store: Store, key: str, racers: int) -> tuple[list[bytes], list[FtckptError]]:
+    """Create `key` from several threads at once; return what the winners wrote, and the errors."""
+    barrier = threading.Barrier(racers)
+    won: list[bytes] = []
+    failed: list[FtckptError] = []
+
+    def create(data: bytes) -> None:
+        barrier.wait()
+        try:
+            store.create(key, data)
+        except FtckptError as error:
+            failed.append(error)
+        else:
+            won.append(data)
+
+    threads = [threading.Thread(target=create, args=(b"%d" % i,)) for i in range(racers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return won, failed
