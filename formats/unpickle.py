@@ -17,26 +17,56 @@ indices say; results are never walked recursively (a list can be a million deep)
 
 from __future__ import annotations
 
+import copyreg
 import gc
 import io
 import pickle
 import sys
-from collections import OrderedDict
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, cast
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError
-from ftckpt.memory import bounded
+from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError
+from ftckpt.memory import MARGIN, bounded
 
 # What parsing may cost beyond the input itself. Real metadata needs about six times its size.
 GROWTH = 64 << 20
 GROWTH_PER_BYTE = 16
 
+# Memo slots beyond one a byte: the unpickler starts with a few and doubles.
+_MEMO_SLACK = 64 << 10
+# Hashing a tuple recurses on the C stack without a limit, 67 bytes a level measured: a tuple nested
+# a million deep as a dict key kills the process. A pickle too short for that needs no own stack.
+_SHALLOW = 16 << 10
+_STACK_PER_LEVEL = 128
+_MAX_STACK = 2 << 30
+_TUPLE_BYTES = 48
+
+# Whose names may not be called: Python's own (all versions), its installers', torch's, numpy's.
 _OURS = frozenset(sys.stdlib_module_names) | {
-    "__builtin__", "__builtins__", "copy_reg", "cPickle", "exceptions", "commands", "posix", "nt",
+    "__builtin__", "__builtins__", "copy_reg", "cPickle", "cStringIO", "StringIO", "exceptions",
+    "commands", "popen2", "new", "urllib2", "httplib", "SocketServer", "Queue", "thread", "_winreg",
+    "UserDict", "UserList", "ConfigParser", "Tkinter", "xmlrpclib", "__main__", "os2", "ce",
+    "posix", "nt", "imp", "asynchat", "asyncore", "smtpd", "distutils", "binhex", "formatter",
+    "parser", "symbol", "macpath", "aifc", "audioop", "cgi", "cgitb", "chunk", "crypt", "imghdr",
+    "lib2to3", "mailcap", "msilib", "nis", "nntplib", "ossaudiodev", "pipes", "sndhdr", "spwd",
+    "sunau", "telnetlib", "uu", "xdrlib", "_pyrepl", "annotationlib", "compression", "riscos",
+    "pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel",
     "torch", "numpy", "functorch", "torchgen",
 }  # fmt: skip
+# Third parties' functions that run what they are given; their other names are mere classes.
+_GADGETS = frozenset((
+    "pandas.eval", "pandas.core.computation.eval.eval", "pandas.read_pickle",
+    "pandas.io.pickle.read_pickle", "joblib.load", "joblib.numpy_pickle.load", "dill.loads",
+    "dill.load", "dill._dill.loads", "dill._dill.load", "cloudpickle.loads", "cloudpickle.load",
+    "yaml.unsafe_load", "yaml.load", "fickling.load", "fsspec.open", "sympy.sympify",
+    "IPython.core.interactiveshell.InteractiveShell", "IPython.utils.process.system",
+    "IPython.utils._process_posix.system", "pytest.main", "_pytest.config.main", "nose.run",
+    "sh.Command", "plumbum.local", "fire.Fire", "paramiko.ProxyCommand",
+))  # fmt: skip
 
 
 class Sealed(type):
@@ -123,6 +153,54 @@ def inert(qualname: str, *, refused: bool = False) -> type[Inert]:
     )
 
 
+def refuse(what: str) -> NoReturn:
+    """Raise UnsafeError: a pickle does `what`."""
+    raise UnsafeError(f"a pickle {what}", kind="unsafe-pickle")
+
+
+@lru_cache(maxsize=4096)
+def _unknown(module: str, name: str) -> type[Inert]:
+    """Return the record class of a name outside the table; classes are sealed, so shared."""
+    # A dotted name walks attributes (`os` + `path.join`): judged by its module alone.
+    qualname = f"{module}.{name}"
+    return inert(qualname, refused=module.partition(".")[0] in _OURS or qualname in _GADGETS)
+
+
+@lru_cache(maxsize=1024)
+def sealed(build: Callable[..., Any]) -> type:
+    """Return a class that can be called as `build`, and that a pickle cannot change.
+
+    BUILD on a function writes into its `__dict__`, or sets `__defaults__` and `__code__`, for every
+    load that follows. A sealed class has nothing to write to.
+    """
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return build(*args, **kwargs)
+
+    return Sealed(build.__name__, (), {"__slots__": (), "__new__": new})
+
+
+class Ordered(dict[Any, Any], metaclass=Sealed):
+    """An OrderedDict: a plain dict, whose methods a pickle cannot shadow by attributes.
+
+    torch keeps `_metadata` (module versions) as an attribute of a state_dict; it is dropped here.
+    """
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _NoBuffers:
+    """Out-of-band buffers of protocol 5: a file has none."""
+
+    def __iter__(self) -> _NoBuffers:
+        return self
+
+    def __next__(self) -> NoReturn:
+        refuse("refers to buffers outside its file")
+
+
 class Loaded(NamedTuple):
     """What one pickle held.
 
@@ -144,7 +222,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(
         self, stream: io.BufferedIOBase, table: Mapping[str, Any], persistent: Persistent | None
     ) -> None:
-        super().__init__(stream, encoding="latin1")
+        super().__init__(stream, encoding="latin1", buffers=_NoBuffers())
         self._table = table
         self._persistent = persistent
         self.opaque: dict[str, type[Inert]] = {}
@@ -153,12 +231,10 @@ class _Unpickler(pickle.Unpickler):
         qualname = f"{module}.{name}"
         found = self._table.get(qualname)
         if found is not None:
-            return found
+            return sealed(found) if type(found) is FunctionType else found
         cls = self.opaque.get(qualname)
         if cls is None:
-            # A dotted name walks attributes (`os` + `path.join`): judged by its module alone.
-            cls = inert(qualname, refused=module.partition(".")[0] in _OURS)
-            self.opaque[qualname] = cls
+            cls = self.opaque[qualname] = _unknown(module, name)
         return cls
 
     def persistent_load(self, pid: Any) -> Any:
@@ -219,12 +295,19 @@ def load_stream(
     A large pickle is not held in memory: the unpickler asks for a frame (64 KiB) at a time.
     """
     unpickler = _Unpickler(stream, table, persistent)
-    try:
-        with bounded(GROWTH + GROWTH_PER_BYTE * size), no_gc():
+
+    def parse() -> tuple[Any, int]:
+        with bounded(GROWTH + GROWTH_PER_BYTE * size), no_gc(), _no_extensions():
             value = unpickler.load()
             consumed = stream.tell()
             if exact:
                 _refuse_trailing(unpickler, consumed, size, file, offset)
+        if unpickler.__sizeof__() > _MEMO_SLACK + 16 * size:
+            refuse("reserves memo slots that its size can never fill")
+        return value, consumed
+
+    try:
+        value, consumed = parse() if size <= _SHALLOW else _deep(parse, size)
     except FtckptError as error:
         error.file = error.file or file
         raise
@@ -246,6 +329,63 @@ def load_stream(
             length=size,
         ) from None
     return Loaded(value, tuple(unpickler.opaque), consumed)
+
+
+_stack_lock = threading.Lock()
+
+
+def _deep(parse: Callable[[], tuple[Any, int]], size: int) -> tuple[Any, int]:
+    """Run `parse` on a stack that holds the deepest tuple which `size` bytes can nest.
+
+    The stack is address space: pages that are not reached cost nothing.
+    """
+    done: list[tuple[Any, int]] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            done.append(parse())
+        except BaseException as error:  # carried to the caller's thread
+            failed.append(error)
+
+    depth = min(size, (GROWTH + MARGIN + GROWTH_PER_BYTE * size) // _TUPLE_BYTES)
+    stack = min(_MAX_STACK, (8 << 20) + depth * _STACK_PER_LEVEL) & ~0xFFFF
+    thread = threading.Thread(target=work, name="unpickle", daemon=True)
+    with _stack_lock:
+        before = threading.stack_size(stack)
+        try:
+            thread.start()
+        except RuntimeError:
+            raise NoResourceError(
+                f"no {stack >> 20} MiB of address space for the stack that a pickle of {size} bytes"
+                " can need",
+                hint="raise the address space limit (ulimit -v)",
+            ) from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+@contextmanager
+def _no_extensions() -> Iterator[None]:
+    """Refuse the EXT opcodes: they look names up in a registry of this process.
+
+    The unpickler asks the registry's cache before `find_class`, and fills it with stand-ins.
+    """
+    cache: dict[int, Any] = copyreg._extension_cache  # type: ignore[attr-defined]
+    cache.clear()
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith("unregistered extension code"):
+            refuse("uses the extension registry")
+        raise
+    if cache:
+        cache.clear()
+        refuse("uses the extension registry")
 
 
 def _refuse_trailing(
@@ -287,8 +427,7 @@ def no_gc() -> Iterator[None]:
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise UnsafeError("a pickle calls codecs.encode for another codec than latin1",
-                          kind="unsafe-pickle")  # fmt: skip
+        refuse("calls codecs.encode for another codec than latin1")
     return text.encode("latin1")
 
 
@@ -298,7 +437,7 @@ def _bytearray(*args: Any) -> bytearray:
         return bytearray(_encode(*args))
     if not args or (len(args) == 1 and isinstance(args[0], (bytes, bytearray))):
         return bytearray(*args)
-    raise UnsafeError("a pickle builds a bytearray from what is not bytes", kind="unsafe-pickle")
+    refuse("builds a bytearray from what is not bytes")
 
 
 def _bytes(*args: Any) -> bytes:
@@ -308,8 +447,7 @@ def _bytes(*args: Any) -> bytes:
 def _container(kind: type) -> Callable[..., Any]:
     def build(*args: Any) -> Any:
         if len(args) > 1 or (args and not isinstance(args[0], (list, tuple, dict, set, frozenset))):
-            raise UnsafeError(f"a pickle builds a {kind.__name__} from what holds no items",
-                              kind="unsafe-pickle")  # fmt: skip
+            refuse(f"builds a {kind.__name__} from what holds no items")
         return kind(*args)
 
     return build
@@ -317,8 +455,7 @@ def _container(kind: type) -> Callable[..., Any]:
 
 def _complex(real: Any = 0.0, imag: Any = 0.0) -> complex:
     if not isinstance(real, (int, float)) or not isinstance(imag, (int, float)):
-        raise UnsafeError("a pickle builds a complex number from what is no number",
-                          kind="unsafe-pickle")  # fmt: skip
+        refuse("builds a complex number from what is no number")
     return complex(real, imag)
 
 
@@ -329,7 +466,9 @@ _QUIET = (
     "decimal.Decimal", "fractions.Fraction", "collections.defaultdict", "collections.deque",
     "collections.Counter", "copyreg._reconstructor", "copy_reg._reconstructor",
     "builtins.object", "__builtin__.object", "builtins.slice", "__builtin__.slice",
-    "builtins.range", "__builtin__.xrange",
+    "builtins.range", "__builtin__.xrange", "builtins.int", "__builtin__.int", "__builtin__.long",
+    "builtins.float", "__builtin__.float", "builtins.bool", "__builtin__.bool", "builtins.str",
+    "__builtin__.str", "__builtin__.unicode",
     "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath",
     "pathlib.PureWindowsPath", "pathlib._local.Path", "pathlib._local.PosixPath",
     "pathlib._local.PurePosixPath", "pathlib._local.WindowsPath", "pathlib._local.PureWindowsPath",
@@ -343,7 +482,7 @@ _QUIET = (
 )  # fmt: skip
 
 BUILTINS: Mapping[str, Any] = {
-    "collections.OrderedDict": OrderedDict,
+    "collections.OrderedDict": _container(Ordered),
     "_codecs.encode": _encode,
     "codecs.encode": _encode,
     **{
