@@ -1,0 +1,103 @@
+"""A PATH or URL becomes an open checkpoint; the one file of the verbs that knows formats.
+
+Reading verbs that get a root take its newest checkpoint and say so; others refuse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt import opening
+from ftckpt.errors import UsageError
+
+from .render import printable
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.opening import Target
+    from ftckpt.roots import Child, Root
+
+    from .invocation import Invocation
+
+PathArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A checkpoint or root: local path, s3:// or other URL, ROOT@STEP, ROOT@latest.",
+    ),
+]
+
+# How many candidates an error message lists.
+_LISTED = 8
+
+
+def open_target(invocation: Invocation, path: str) -> Target:
+    """Find out what lies at a path and report it as `target` and `format`.
+
+    Raises:
+        NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.opening.open_target`.
+    """
+    from ftckpt.formats.catalog import FORMATS
+
+    invocation.report(target=path)
+    target = opening.open_target(path, FORMATS, invocation.stores)
+    invocation.report(format=target.format)
+    return target
+
+
+def open_checkpoint(invocation: Invocation, path: str, *, newest: bool = True) -> Checkpoint:
+    """Open the one checkpoint that a path means.
+
+    Args:
+        invocation: told which checkpoint and format it is.
+        path: as typed.
+        newest: whether a root without a selector means its newest checkpoint; otherwise the verb
+            is refused, with the candidates in the hint.
+
+    Raises:
+        UsageError: a root, and `newest` is False; or a step that holds several checkpoints.
+        NotFoundError: the selected step is not there.
+        IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
+    """
+    return open_from(invocation, open_target(invocation, path), newest=newest)
+
+
+def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:
+    """Open the one checkpoint that a target means (see `open_checkpoint`)."""
+    if target.root is None:
+        return target.open()
+    if not target.place.which and not newest:
+        raise UsageError(
+            f"{target.place.url} is a root, not one checkpoint",
+            hint=f"name one of its checkpoints: {_names(target.root)}",
+        )
+    child = choose(target.root, target.place.which)
+    url = target.root.url_of(child.candidate)
+    if not target.place.which:
+        invocation.say(f"{printable(target.place.url)} is a root; taking {printable(url)}")
+    invocation.report(target=url, format=child.parts[0].format.name)
+    if len(child.parts) > 1:
+        inside = ", ".join(target.root.store.describe(p.entry.path) for p in child.parts)
+        raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
+    return opening.open_part(target.root.store, child.parts[0])
+
+
+def choose(root: Root, which: str) -> Child:
+    """Return the child of a root that `@STEP` means; the newest for "" and "latest".
+
+    Raises:
+        NotFoundError: there is no such step.
+    """
+    from ftckpt.selection import child_of_step, newest_child
+
+    return child_of_step(root, int(which)) if which.isdecimal() else newest_child(root)
+
+
+def _names(root: Root) -> str:
+    from ftckpt.roots import newest_names_first
+
+    names = [root.url_of(c) for c in newest_names_first(root.candidates) if c.step is not None]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return printable(", ".join(names[:_LISTED])) + more

@@ -1,0 +1,206 @@
+"""From a path or URL to an open checkpoint, or to the root that holds several.
+
+Recognition looks at one level of names (`registry.Listing`); only a place that is known to be a
+checkpoint is listed as a whole. A root of thousands of checkpoints is never walked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from .checkpoint import Checkpoint
+from .errors import (
+    CorruptError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+    UsageError,
+)
+from .registry import Format, Listing, listing_of, recognise
+from .roots import Child, Part, Root, join, read_root
+from .source import Source
+from .store import Entry, EntryKind, Store
+from .stores import StoreOptions, open_store
+
+_SELECTOR = re.compile(r"(?P<root>.+)@(?P<which>latest|\d+)")
+
+
+class Place(NamedTuple):
+    """A path or URL that exists.
+
+    Attributes:
+        url: as typed, without the selector.
+        store: opened at the directory, or at the directory of the file.
+        entry: the directory (path "") or the one file.
+        which: "latest", a step in decimal, or "" where no selector was given.
+    """
+
+    url: str
+    store: Store
+    entry: Entry
+    which: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What lies at a place: one checkpoint, or a root.
+
+    Attributes:
+        place: where.
+        part: the checkpoint that is there, not opened yet; None for a root.
+        root: the root that is there; None for a checkpoint.
+    """
+
+    place: Place
+    part: Part | None = None
+    root: Root | None = None
+
+    @property
+    def format(self) -> str | None:
+        """Name of the format, for a checkpoint."""
+        return None if self.part is None else self.part.format.name
+
+    def open(self) -> Checkpoint:
+        """Open the checkpoint (see `open_part`).
+
+        Raises:
+            UsageError: it is a root.
+        """
+        if self.part is None:
+            raise UsageError(f"{self.place.url} is a root, not one checkpoint")
+        return open_part(self.place.store, self.part)
+
+
+def locate(url: str, options: StoreOptions) -> Place:
+    """Find out whether `url` names a file, a directory, or `ROOT@STEP` or `ROOT@latest`.
+
+    A path that exists as it is typed wins over a selector.
+
+    Raises:
+        NotFoundError: neither exists.
+    """
+    try:
+        return _at(url, options)
+    except NotFoundError:
+        match = _SELECTOR.fullmatch(url)
+        if match is None:
+            raise
+        return _at(match["root"], options)._replace(which=match["which"])
+
+
+def _at(url: str, options: StoreOptions) -> Place:
+    store = open_store(url, options)
+    entry = store.stat("")
+    if entry.kind is EntryKind.DIRECTORY:
+        return Place(url, store, entry._replace(path=""))
+    # A store is a place below which names lie, so a file is opened through its directory.
+    parent, slash, name = url.rpartition("/")
+    store = open_store(parent + slash if slash and not parent else parent or ".", options)
+    return Place(url, store, entry._replace(path=name))
+
+
+def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> Target:
+    """Recognise what lies at a path or URL; at most its own and its children's names are read.
+
+    Args:
+        url: a local path, a URL, or a root with `@STEP` or `@latest`.
+        formats: in asking order.
+        options: how to reach object stores.
+
+    Raises:
+        NotFoundError: nothing is there, or nothing that any format knows.
+        UnsupportedError: recognised, but not readable by this version.
+        UnsafeError: a fifo, socket or device.
+    """
+    place = locate(url, options)
+    if place.entry.kind is EntryKind.SPECIAL:
+        raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
+    part = None if place.which else recognise_at(place.store, place.entry, formats)
+    if part is not None:
+        if not part.recognition.supported:
+            raise UnsupportedError(
+                f"{url} is recognised as {part.recognition.format} "
+                f"({part.recognition.reason}), which this version does not read",
+            )
+        return Target(place, part=part)
+    if place.entry.kind is not EntryKind.DIRECTORY:
+        if place.which:
+            raise UsageError(f"{place.url} is one file and has no steps to select from")
+        raise UnsupportedError(f"{url} is not a checkpoint of any known format")
+    root = open_root(place, formats)
+    if not root.holds_checkpoints():
+        raise NotFoundError(f"{url} holds no checkpoint of any known format")
+    return Target(place, root=root)
+
+
+def open_root(place: Place, formats: Sequence[Format]) -> Root:
+    """Read a directory as a root: names and pointers of one level (see `roots.read_root`)."""
+    return read_root(place.store, lambda entry: recognise_at(place.store, entry, formats))
+
+
+def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> Part | None:
+    """Ask the formats about one directory or file; None where none knows it."""
+    if entry.kind is EntryKind.SPECIAL:
+        return None
+    is_file = entry.kind is EntryKind.FILE
+    listing = listing_of_file(store, entry) if is_file else listing_of_directory(store, entry.path)
+    found = recognise(formats, listing)
+    return None if found is None else Part(entry, *found)
+
+
+def open_part(store: Store, part: Part) -> Checkpoint:
+    """Open a recognised checkpoint: list it whole, parse headers and metadata.
+
+    Raises:
+        IncompleteError, CorruptError, UnsafeError, UnsupportedError: see `Format.open`.
+    """
+    if not part.recognition.supported:
+        raise UnsupportedError(
+            f"{store.describe(part.entry.path)} is recognised as {part.recognition.format} "
+            f"({part.recognition.reason}), which this version does not read"
+        )
+    if part.entry.kind is EntryKind.FILE:
+        return part.format.open(Source.file(store, part.entry))
+    return part.format.open(Source.directory(store, part.entry.path))
+
+
+def open_child(root: Root, child: Child) -> list[Checkpoint]:
+    """Open every part of a child of a root; most have one."""
+    return [open_part(root.store, part) for part in child.parts]
+
+
+def listing_of_directory(store: Store, path: str) -> Listing:
+    """List one level of a directory; deeper levels are listed when a format asks."""
+    files, directories = listing_of(store.children(path), path)
+
+    @cache
+    def inside(name: str) -> Listing:
+        return listing_of_directory(store, join(path, name))
+
+    return Listing(files, directories, lambda name, n: _head(store, files.get(name), n), inside)
+
+
+def listing_of_file(store: Store, entry: Entry) -> Listing:
+    """Return the listing of a place that is one file."""
+    name = entry.path.rpartition("/")[2]
+
+    def inside(directory: str) -> Listing:
+        raise KeyError(directory)
+
+    return Listing(
+        {name: entry}, frozenset(), lambda _, n: _head(store, entry, n), inside, single=name
+    )
+
+
+def _head(store: Store, entry: Entry | None, length: int) -> bytes:
+    """Return up to `length` first bytes; nothing of what is no regular file or has shrunk."""
+    if entry is None or entry.kind is not EntryKind.FILE or entry.archived:
+        return b""
+    try:
+        return store.read(entry.path, 0, min(length, entry.size))
+    except (CorruptError, UnsafeError):
+        return b""

@@ -1,0 +1,250 @@
+"""A root: a place that has checkpoints as children, and perhaps pointers to one of them.
+
+Only names of one level are listed to know a root; a child is listed when it is asked about. A name
+is a hint: the step of a checkpoint is what its content says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from .errors import FtckptError, NotFoundError, UsageError
+from .pointers import Pointer, is_pointer, links_beside, read_pointers
+from .registry import Format, Recognition
+from .store import Entry, EntryKind, Store
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# How many directories without a step in their name are looked into for `checkpoint/step-N`.
+_DEEPER = 16
+
+# Names of one step, as trainers spell them; each must match the whole name, so that `step-10.tmp`
+# or `old-step-10` is never taken for step 10.
+_STEP_NAMES = (
+    re.compile(r"(?:global_?)?steps?[-_=]?(\d+)"),  # torchtitan, DeepSpeed, verl, Lightning
+    re.compile(r"iter_(\d+)"),  # Megatron
+    re.compile(r"(?:checkpoint|ckpt)[-_](\d+)"),  # transformers, accelerate
+    re.compile(r"epoch=\d+-step=(\d+)(?:-v\d+)?"),  # Lightning
+    re.compile(r"step=(\d+)(?:-v\d+)?"),
+    re.compile(r"(\d+)"),
+)
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
+
+# What trainers and stores call a save that is not finished.
+_STAGING = re.compile(
+    r"tmp[-_.](?P<after>.*)"
+    r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
+    r"|\.(?:partial|incomplete|inprogress|staging|part))"
+)
+# Not a checkpoint, not readable, and in the top of many a mounted volume.
+_SYSTEM = frozenset({"lost+found"})
+
+
+class Part(NamedTuple):
+    """A recognised checkpoint that is not opened yet.
+
+    Attributes:
+        entry: its directory or file, by the store's path.
+        format: who recognised it.
+        recognition: what was seen.
+    """
+
+    entry: Entry
+    format: Format
+    recognition: Recognition
+
+
+class Candidate(NamedTuple):
+    """A name in a root that may be a checkpoint.
+
+    Attributes:
+        path: relative to the root.
+        entry: the directory or file.
+        step: what the name says, None where it says nothing.
+        staging: whether the name says that a save is not finished.
+    """
+
+    path: str
+    entry: Entry
+    step: int | None
+    staging: bool
+
+
+class Child(NamedTuple):
+    """A candidate that formats recognise.
+
+    Attributes:
+        candidate: its name.
+        parts: one for most; several where a step holds several models (`actor`, `critic`).
+    """
+
+    candidate: Candidate
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Names and pointers of a root.
+
+    Attributes:
+        store: where it lies.
+        base: path of the directory that holds the checkpoints, "" for the store's own URL.
+        candidates: what may be a checkpoint, in the order of names.
+        pointers: what names one of them.
+        foreign: other names; never touched, reported.
+        ask: recognises one directory or file.
+    """
+
+    store: Store
+    base: str
+    candidates: tuple[Candidate, ...]
+    pointers: tuple[Pointer, ...]
+    foreign: tuple[str, ...]
+    ask: Callable[[Entry], Part | None]
+
+    @property
+    def url(self) -> str:
+        """What the user would type."""
+        return self.store.describe(self.base)
+
+    def url_of(self, candidate: Candidate) -> str:
+        """Return the path or URL of a candidate, as the user would type it."""
+        return self.store.describe(join(self.base, candidate.path))
+
+    def recognise(self, candidate: Candidate) -> Child | None:
+        """List one candidate and ask the formats about it; None where none knows it.
+
+        A step that no format knows may hold one checkpoint a model (`global_step_10/actor`).
+        """
+        part = self.ask(candidate.entry)
+        if part is not None:
+            return Child(candidate, (part,))
+        if candidate.step is None or candidate.entry.kind is not EntryKind.DIRECTORY:
+            return None
+        try:
+            below = self.store.children(candidate.entry.path)
+        except NotFoundError:
+            return None
+        found = (self.ask(e) for e in below if e.kind is EntryKind.DIRECTORY)
+        parts = tuple(part for part in found if part is not None)
+        return Child(candidate, parts) if parts else None
+
+    def recognise_all(self, candidates: Iterable[Candidate]) -> list[Child | FtckptError | None]:
+        """Ask about many candidates at once; an error stands in the place of its candidate."""
+
+        def one(candidate: Candidate) -> Child | FtckptError | None:
+            try:
+                return self.recognise(candidate)
+            except FtckptError as error:
+                return error
+
+        return concurrently(self.store, one, list(candidates))
+
+    def children(self) -> list[Child]:
+        """Return all recognised children, the newest name first.
+
+        Raises:
+            FtckptError: a child could not be listed; absence is never concluded from that.
+        """
+        found = self.recognise_all(newest_names_first(self.candidates))
+        for child in found:
+            if isinstance(child, FtckptError):
+                raise child
+        return [child for child in found if isinstance(child, Child)]
+
+    def holds_checkpoints(self) -> bool:
+        """Say whether any child is recognised; stops at the first."""
+        return any(self.recognise(c) is not None for c in newest_names_first(self.candidates))
+
+
+def read_root(store: Store, ask: Callable[[Entry], Part | None]) -> Root:
+    """Read the names of one level, and the pointers.
+
+    Where nothing there is a step but one directory inside holds steps, as in
+    `outputs/checkpoint/step-N`, that directory is the root.
+
+    Raises:
+        UsageError: several directories inside hold steps: which root is meant?
+    """
+    root = _read_level(store, "", ask)
+    if any(c.step is not None for c in root.candidates) or root.pointers:
+        return root
+    if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
+        return root
+    plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
+    deeper = [_read_level(store, c.entry.path, ask) for c in plain[:_DEEPER]]
+    found = [r for r in deeper if r.pointers or any(c.step is not None for c in r.candidates)]
+    found = [r for r in found if r.holds_checkpoints()]
+    if len(found) > 1:
+        raise UsageError(
+            f"{store.url} holds several roots",
+            hint="name one of them: " + ", ".join(r.url for r in found[:8]),
+        )
+    return found[0] if found else root
+
+
+def _read_level(store: Store, base: str, ask: Callable[[Entry], Part | None]) -> Root:
+    skip = len(base) + 1 if base else 0
+    entries = {e.path[skip:]: e for e in store.children(base)}
+    links = links_beside(store, base, entries)
+    candidates, foreign = [], []
+    for name, entry in entries.items():
+        if is_pointer(name, entry, links):
+            continue
+        unfinished = _STAGING.fullmatch(name)
+        staging = unfinished is not None
+        step = step_in_name(
+            name if unfinished is None else unfinished["before"] or unfinished["after"]
+        )
+        if _may_be_checkpoint(name, entry, step):
+            candidates.append(Candidate(name, entry, step, staging))
+        else:
+            foreign.append(name)
+    pointers = read_pointers(store, entries, links, {c.path: c.step for c in candidates})
+    return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask)
+
+
+def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
+    """By its name alone: the heads of ten thousand log files are not worth a request each."""
+    if entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name in _SYSTEM:
+        return False
+    if entry.kind is EntryKind.DIRECTORY:
+        return True
+    return name.endswith(_SUFFIXES) or (step is not None and not name.isdecimal())
+
+
+def step_in_name(name: str) -> int | None:
+    """Return the step that a directory's or file's name says; None unless the whole name does."""
+    stem = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
+    for pattern in _STEP_NAMES:
+        match = pattern.fullmatch(stem)
+        if match is not None and len(match[1]) <= 18:
+            return int(match[1])
+    return None
+
+
+def newest_names_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Order by the step in the name, the largest first; names without a step come first of all."""
+    return sorted(candidates, key=lambda c: (c.step is not None, -(c.step or 0), c.path))
+
+
+def concurrently(store: Store, do: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Apply `do` to each item, with as many requests in flight as the store is worth."""
+    if len(items) < 2 or store.traits.parallel < 2:
+        return [do(item) for item in items]
+    pool = ThreadPoolExecutor(min(len(items), store.traits.parallel), "ftckpt-root")
+    try:
+        return list(pool.map(do, items))
+    finally:
+        # After a signal nobody waits for listings that have not begun.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def join(base: str, path: str) -> str:
+    """Join two store paths, either of which may be empty."""
+    return f"{base}/{path}" if base and path else base or path

@@ -1,0 +1,89 @@
+"""Wait for a save in flight before choosing, so that a restart does not lose its work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .checkpoint import Checkpoint
+from .errors import ExitCode, FtckptError
+from .opening import open_child
+from .roots import Candidate, Root
+from .selection import Check, Note, Rules, Selection, look, select
+
+# Seconds between looks: a save that is nearly done is seen soon, a long one costs few requests.
+_FIRST, _GROWTH, _LONGEST = 0.5, 1.5, 30.0
+
+
+def select_waiting(
+    read: Callable[[], Root],
+    check: Check,
+    rules: Rules,
+    timeout: float,
+    note: Note = lambda _: None,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Selection:
+    """Do as `selection.select`, but while a newer checkpoint is uncommitted, wait for it first.
+
+    Args:
+        read: reads the root anew.
+        check: see `select`.
+        rules: see `select`.
+        timeout: seconds to wait in all; afterwards the best that there is, is chosen.
+        note: see `select`; also told what is waited for.
+        sleep: waits so many seconds.
+        clock: returns seconds of a monotonic clock.
+
+    Raises:
+        FtckptError: the root could not be listed.
+    """
+    end = clock() + timeout
+    passed: set[str] = set()
+
+    def check_once(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
+        # What passed is committed and does not change; reading it again on every look would
+        # take the bandwidth that the save needs.
+        url = checkpoint.source.url
+        if url in passed:
+            return ExitCode.OK, ""
+        answer = check(checkpoint)
+        if answer[0] is ExitCode.OK:
+            passed.add(url)
+        return answer
+
+    while True:
+        root = read()
+        said: list[str] = []
+        found = select(root, check_once, rules, said.append)
+        if not found.pending or clock() >= end:
+            for line in said:
+                note(line)
+            if found.pending:
+                names = ", ".join(root.url_of(c) for c in found.pending)
+                note(f"waited {timeout:g} s in vain for {names}")
+            return found
+        note("waiting for " + ", ".join(root.url_of(c) for c in found.pending))
+        delay = _FIRST
+        while clock() < end:
+            sleep(max(0.0, min(delay, end - clock())))
+            delay = min(delay * _GROWTH, _LONGEST)
+            if not all(_in_flight(root, c, check) for c in found.pending):
+                break
+
+
+def _in_flight(root: Root, candidate: Candidate, check: Check) -> bool:
+    """Look again at one candidate: whether it is still there and still not committed."""
+    try:
+        if candidate.staging:
+            root.store.stat(candidate.entry.path)
+            return True
+        looked = look(root, candidate)
+        if looked is None or looked.error is not None or looked.child is None:
+            error = None if looked is None else looked.error
+            return error is not None and error.exit_code is ExitCode.INCOMPLETE
+        codes = [check(c)[0] for c in open_child(root, looked.child)]
+    except FtckptError as error:
+        return error.exit_code is ExitCode.INCOMPLETE
+    return ExitCode.INCOMPLETE in codes
