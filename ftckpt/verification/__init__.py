@@ -1,0 +1,276 @@
+"""Can a checkpoint be trusted, and which evidence says so?
+
+Three levels, each including the ones before:
+- `structure`: names, sizes, headers, coverage, counters. Reads no tensor bytes.
+- `content`: every byte that evidence covers, against a manifest or the CRC-32s in the files.
+- `values`: the numbers themselves.
+
+`auto` is content where there is evidence, else structure, and says which. A verdict of 0 means that
+everything that the evidence allows was checked and passed; the report says what nothing covers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ftckpt.checkpoint import Checkpoint, Record
+from ftckpt.errors import ExitCode, FtckptError, worst
+from ftckpt.findings import Finding, Severity, from_error
+from ftckpt.limits import RateLimit
+from ftckpt.manifest import Manifest, find
+from ftckpt.progress import NULL, Counter
+from ftckpt.source import Source
+
+from .content import ContentResult, StopChecking, check_manifest, check_records
+from .owners import OwnerIndex
+from .structure import check_structure
+from .values import check_values
+
+__all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
+
+
+class Level(StrEnum):
+    """How deep a verification goes."""
+
+    AUTO = "auto"
+    STRUCTURE = "structure"
+    CONTENT = "content"
+    VALUES = "values"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """What to check and how hard to push.
+
+    Attributes:
+        level: how deep; CONTENT demands evidence, AUTO takes what there is.
+        require_content: exit 6 unless every tensor and object byte is covered by evidence.
+        strict: weigh warnings as damage.
+        fail_fast: stop at the first error.
+        sample: share of blocks or records to read, in (0, 1]; None for all.
+        jobs: threads.
+        limiter: bounds the rate of reading.
+        manifest: take this one instead of the one beside the checkpoint.
+        against: a replica, compared byte by byte.
+    """
+
+    level: Level = Level.AUTO
+    require_content: bool = False
+    strict: bool = False
+    fail_fast: bool = False
+    sample: float | None = None
+    jobs: int = 1
+    limiter: RateLimit | None = None
+    manifest: Manifest | None = None
+    against: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The verdict.
+
+    Attributes:
+        level: what was done (never AUTO).
+        evidence: `manifest`, `crc32`, `replica` or `none`.
+        code: the exit code.
+        message: the verdict in a sentence.
+        hint: what to do next.
+        findings: in the order found.
+        bytes_read: by the content check.
+        bytes_covered: bytes that evidence covers.
+        bytes_uncovered: bytes that nothing covers.
+        sampled: the share of blocks read; None for all.
+        seconds: wall time.
+    """
+
+    level: Level
+    evidence: str
+    code: ExitCode
+    message: str
+    hint: str
+    findings: tuple[Finding, ...]
+    bytes_read: int
+    bytes_covered: int
+    bytes_uncovered: int
+    sampled: float | None
+    seconds: float
+
+
+Emit = Callable[[Finding], None]
+
+
+def _ignore(found: Finding) -> None: ...
+
+
+@dataclass
+class _Collector:
+    """Weighs findings, keeps each once, and stops the checks where that is asked for."""
+
+    options: VerifyOptions
+    emit: Emit
+    findings: list[Finding] = field(default_factory=list)
+    _seen: set[tuple[object, ...]] = field(default_factory=set)
+
+    def add(self, found: Finding) -> None:
+        if self.options.strict:
+            found = found.strict()
+        key = (found.kind, found.file, found.tensor, found.offset)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.findings.append(found)
+        self.emit(found)
+        if self.options.fail_fast and found.severity is Severity.ERROR:
+            raise StopChecking
+
+    def take(self, found: Iterable[Finding]) -> None:
+        for one in found:
+            self.add(one)
+
+
+def verify(
+    checkpoint: Checkpoint,
+    options: VerifyOptions | None = None,
+    *,
+    counter: Counter = NULL,
+    emit: Emit = _ignore,
+) -> VerifyReport:
+    """Check one opened checkpoint.
+
+    Args:
+        checkpoint: opened.
+        options: what to check; the defaults of `VerifyOptions` where None.
+        counter: is told of the work.
+        emit: receives each finding as it is found, as it is weighed.
+
+    Raises:
+        UnavailableError, DeniedError, NoResourceError: the check could not be made.
+    """
+    options = options or VerifyOptions()
+    began = time.monotonic()
+    collector = _Collector(options, emit)
+    content = ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
+    level = Level.STRUCTURE
+    try:
+        collector.take(check_structure(checkpoint, counter))
+        if options.level is not Level.STRUCTURE:
+            content = _check_content(checkpoint, options, collector, counter)
+            level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
+        if options.level is Level.VALUES:
+            collector.take(check_values(checkpoint, counter))
+            level = Level.VALUES
+    except StopChecking:
+        pass
+    code, message, hint = _verdict(checkpoint, options, collector.findings, content, level)
+    return VerifyReport(
+        level=level,
+        evidence=content.evidence,
+        code=code,
+        message=message,
+        hint=hint,
+        findings=tuple(collector.findings),
+        bytes_read=content.bytes_read,
+        bytes_covered=content.bytes_covered,
+        bytes_uncovered=content.bytes_uncovered,
+        sampled=content.sampled,
+        seconds=time.monotonic() - began,
+    )
+
+
+def failed(error: FtckptError, *, seconds: float = 0.0) -> VerifyReport:
+    """Return the report for a checkpoint that cannot even be opened."""
+    found = from_error(error)
+    return VerifyReport(
+        Level.STRUCTURE, "none", error.exit_code, error.message, error.hint, (found,), 0, 0, 0,
+        None, seconds,
+    )  # fmt: skip
+
+
+def _check_content(
+    checkpoint: Checkpoint, options: VerifyOptions, collector: _Collector, counter: Counter
+) -> ContentResult:
+    """Use the strongest evidence there is: a replica that was named, a manifest, CRC-32s."""
+    manifest = options.manifest
+    if manifest is None:
+        try:
+            manifest = find(checkpoint.source)
+        except FtckptError as error:
+            collector.add(from_error(error))
+    if options.against is not None:
+        from .replica import check_against
+
+        return check_against(
+            checkpoint, options.against, emit=collector.add, jobs=options.jobs,
+            sample=options.sample, limiter=options.limiter, counter=counter,
+        )  # fmt: skip
+    if manifest is not None:
+        return check_manifest(
+            checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
+            jobs=options.jobs, sample=options.sample, limiter=options.limiter, counter=counter,
+            owners=OwnerIndex(checkpoint),
+        )  # fmt: skip
+    if not _has_crc(checkpoint.records()):
+        return ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
+    return check_records(
+        checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,
+        limiter=options.limiter, counter=counter,
+    )  # fmt: skip
+
+
+def _has_crc(records: Iterable[Record]) -> bool:
+    return any(r.crc32 is not None and (r.inner or r.extent[1:])[1] for r in records)
+
+
+def _verdict(
+    checkpoint: Checkpoint,
+    options: VerifyOptions,
+    findings: list[Finding],
+    content: ContentResult,
+    level: Level,
+) -> tuple[ExitCode, str, str]:
+    errors = [f for f in findings if f.severity is Severity.ERROR]
+    code = worst(f.code for f in errors)
+    if errors:
+        first = min(errors, key=lambda f: 0 if f.code is code else 1)
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        return code, f"{first.message}{more}", _HINTS.get(code, "")
+    demanded = options.level is Level.CONTENT or options.require_content
+    if demanded and content.evidence == "none":
+        return (
+            ExitCode.UNVERIFIED,
+            "the structure is whole, but there is no digest or CRC to check the content against",
+            "seal the checkpoint right after it is saved: ftckpt seal PATH",
+        )
+    if options.require_content and any(f.kind == "no-crc" for f in findings):
+        return (
+            ExitCode.UNVERIFIED,
+            "some records carry no CRC, so that not all content can be checked",
+            "seal the checkpoint right after it is saved: ftckpt seal PATH",
+        )
+    return ExitCode.OK, _praise(checkpoint, content, level), ""
+
+
+def _praise(checkpoint: Checkpoint, content: ContentResult, level: Level) -> str:
+    tensors = f"{len(checkpoint.tensors)} tensors in {len(checkpoint.source.entries)} files"
+    share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"
+    how = {
+        "manifest": f"every block matches the manifest{share}",
+        "crc32": f"every record matches its CRC-32{share}",
+        "replica": f"every byte equals the replica{share}",
+        "none": "structure only: there is no evidence for the content",
+    }[content.evidence]
+    if level is Level.STRUCTURE and content.evidence != "none":
+        how = "structure only"
+    if level is Level.VALUES:
+        how += "; the values are sound"
+    return f"{tensors}: {how}"
+
+
+_HINTS = {
+    ExitCode.CORRUPT: "do not resume from it; `ftckpt latest ROOT` finds the newest that is whole",
+    ExitCode.INCOMPLETE: "wait for the save to finish, or use an earlier checkpoint",
+    ExitCode.UNSAFE: "do not load it with any other tool; find out who wrote it",
+}

@@ -1,0 +1,266 @@
+"""Do the numbers make sense? NaN, infinity, impossible moments, copies that differ.
+
+Everything is read once more, in blocks; what is compared (replicas, masters) in slabs of both.
+Element bits are looked at as unsigned integers, so that bfloat16 and float8 need no cast.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftckpt.assembly import raw_dtype, read_box, read_piece, stream_payload
+from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
+from ftckpt.dtypes import DType
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding, finding, from_error
+from ftckpt.progress import Counter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_SLAB = 16 << 20
+_RNG = re.compile(r"rng|random", re.IGNORECASE)
+_RANK = re.compile(r"(?:rank[_.]?|shard_|\[)?(\d+)$")
+
+# Bits of exponent and mantissa below the sign: an all-ones exponent is infinity (mantissa zero)
+# or NaN. float8 of the fn and fnuz families have no infinity; their NaN patterns are listed.
+_IEEE = {
+    "float64": (0x7FF0000000000000, 0x7FFFFFFFFFFFFFFF),
+    "float32": (0x7F800000, 0x7FFFFFFF),
+    "float16": (0x7C00, 0x7FFF),
+    "bfloat16": (0x7F80, 0x7FFF),
+    "float8_e5m2": (0x7C, 0x7F),
+}
+_NAN_ONLY = {
+    "float8_e4m3fn": (0x7F, 0xFF),
+    "float8_e4m3fnuz": (0x80,),
+    "float8_e5m2fnuz": (0x80,),
+    "float8_e8m0fnu": (0xFF,),
+}
+_PARTS = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}
+
+
+class Count(NamedTuple):
+    """What a block of elements holds."""
+
+    nan: int
+    inf: int
+    negative: int
+    nonzero: bool
+    first: int
+
+
+def count_values(dtype: DType, data: bytes) -> Count | None:
+    """Count NaN, infinities and negative numbers in raw elements; None for types without them.
+
+    Negative zero is not negative. `first` is the index of the first NaN or infinity, or -1.
+    """
+    import numpy as np
+
+    name = _PARTS.get(dtype.name, dtype.name)
+    if name in _IEEE:
+        exponent, magnitude = _IEEE[name]
+        size = {0x7F: 1, 0x7FFF: 2, 0x7FFFFFFF: 4}.get(magnitude, 8)
+        bits = np.frombuffer(data, raw_dtype(size))
+        plain = bits & bits.dtype.type(magnitude)
+        special = plain >= bits.dtype.type(exponent)
+        negative = int(np.count_nonzero((bits != plain) & (plain != 0)))
+        if not special.any():
+            return Count(0, 0, negative, bool(plain.any()), -1)
+        inf = int(np.count_nonzero(plain == bits.dtype.type(exponent)))
+        nan = int(np.count_nonzero(special)) - inf
+        return Count(nan, inf, negative, True, int(special.argmax()))
+    if name in _NAN_ONLY:
+        bits = np.frombuffer(data, np.uint8)
+        special = np.isin(bits, np.array(_NAN_ONLY[name], np.uint8))
+        nan = int(np.count_nonzero(special))
+        nonzero = bool((bits & 0x7F).any())
+        return Count(nan, 0, 0, nonzero, int(special.argmax()) if nan else -1)
+    return None
+
+
+def check_values(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
+    """Yield what is wrong with the numbers; see the module's docstring.
+
+    Raises:
+        UnavailableError: the storage does not answer.
+    """
+    total = sum(i.nbytes for k, i in checkpoint.tensors.items() if k not in checkpoint.aliases)
+    counter.start("values", total)
+    for key, info in checkpoint.tensors.items():
+        if key in checkpoint.aliases:
+            continue
+        try:
+            yield from _check_numbers(checkpoint, key, info, counter)
+            yield from _check_replicas(checkpoint, key, info)
+            if info.kind is Kind.MASTER:
+                yield from _check_master(checkpoint, key, info)
+        except FtckptError as error:
+            yield from_error(error, tensor=key)
+    yield from _check_rng(checkpoint)
+
+
+def _check_numbers(
+    checkpoint: Checkpoint, key: str, info: TensorInfo, counter: Counter
+) -> Iterator[Finding]:
+    nonzero = False
+    counted = False
+    trained = info.kind in (Kind.PARAM, Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
+    for piece in info.pieces:
+        total, offset = Count(0, 0, 0, False, -1), 0
+        place = None
+        for block in _elements(checkpoint, info, piece):
+            found = count_values(info.dtype, block)
+            counter.add(len(block))
+            if found is None:
+                break
+            counted = True
+            if found.first >= 0 and place is None:
+                place = offset // max(info.dtype.itemsize, 1) + found.first
+            total = Count(
+                total.nan + found.nan,
+                total.inf + found.inf,
+                total.negative + found.negative,
+                total.nonzero or found.nonzero,
+                -1,
+            )
+            offset += len(block)
+        nonzero = nonzero or total.nonzero
+        where = {"file": piece.extent.file, "tensor": key, "rank": piece.rank}
+        at = "" if place is None else f", the first at element {place} of the piece"
+        for kind, count, word in (("nan", total.nan, "NaN"), ("inf", total.inf, "infinite")):
+            if count and trained:
+                yield finding(kind, f"{key} holds {count} {word} values{at}", **where)  # type: ignore[arg-type]
+        if (total.nan or total.inf) and not trained:
+            message = f"{key} holds {total.nan + total.inf} values that are not finite{at}"
+            yield finding("nonfinite-buffer", message, **where)  # type: ignore[arg-type]
+        if info.kind is Kind.EXP_AVG_SQ and total.negative:
+            message = f"{key} holds {total.negative} negative values"
+            yield finding("negative-exp-avg-sq", message, **where)  # type: ignore[arg-type]
+    if counted and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
+        yield finding(
+            "zero-moment",
+            f"{key} is all zero: frozen, an expert never used, or step 0",
+            tensor=key,
+        )
+
+
+def _elements(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> Iterator[bytes]:
+    """Yield the raw elements of a piece and nothing of its neighbours."""
+    payload = checkpoint.payload(piece)
+    length = payload.inner[1] if payload.inner else payload.extent.length
+    elements = piece.box.volume if piece.flat is None else piece.flat[1] - piece.flat[0]
+    if payload.strides is None or length == info.dtype.nbytes(elements):
+        # Dense in some order of axes: every byte is an element, and the order does not matter.
+        yield from stream_payload(checkpoint.source, payload)
+    elif elements:
+        yield read_piece(checkpoint, info, piece).tobytes()
+
+
+def _check_replicas(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Iterator[Finding]:
+    if not any(piece.replica for piece in info.pieces):
+        return
+    import xxhash
+
+    main: dict[tuple[Box, Any], tuple[bytes, Piece]] = {}
+    for piece in sorted(info.pieces, key=lambda p: p.replica):
+        digest = xxhash.xxh3_128()
+        if piece.flat is None and checkpoint.payload(piece).strides is not None:
+            digest.update(read_piece(checkpoint, info, piece).tobytes())
+        else:
+            for block in stream_payload(checkpoint.source, checkpoint.payload(piece)):
+                digest.update(block)
+        place = (piece.box, piece.flat)
+        known = main.setdefault(place, (digest.digest(), piece))
+        if known[0] != digest.digest():
+            yield finding(
+                "replica-differs",
+                f"{key} differs between {known[1].extent.file} and {piece.extent.file}",
+                file=piece.extent.file,
+                tensor=key,
+                rank=piece.rank,
+                offset=piece.extent.offset,
+                length=piece.extent.length,
+            )
+
+
+def _check_master(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Iterator[Finding]:
+    weight = checkpoint.tensors.get(tensor_key("model", Kind.PARAM, info.name))
+    if weight is None or weight.shape != info.shape or info.dtype.name != "float32":
+        return
+    import numpy as np
+
+    differs = 0
+    for slab in _slabs(info.shape, info.dtype.itemsize):
+        master = read_box(checkpoint, info, slab).view(np.float32)
+        cast = _cast(master, weight.dtype)
+        if cast is None:
+            return
+        differs += int(np.count_nonzero(cast != read_box(checkpoint, weight, slab)))
+    if differs:
+        yield finding(
+            "master-differs",
+            f"{differs} of {info.numel} elements of {key} do not cast to their weight "
+            "(stochastic rounding does this, and so does a torn save)",
+            tensor=key,
+        )
+
+
+def _cast(master: Array, dtype: DType) -> Array | None:
+    """Cast float32 to the bits of a 16- or 32-bit type, rounding to nearest even."""
+    import numpy as np
+
+    if dtype.name == "float32":
+        return master.view(np.uint32)
+    if dtype.name == "float16":
+        with np.errstate(over="ignore"):
+            return master.astype(np.float16).view(np.uint16)
+    if dtype.name == "bfloat16":
+        bits = master.view(np.uint32)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> 16
+        quiet = np.where(np.isnan(master), (bits >> 16) | 0x40, rounded)
+        result: Array = quiet.astype(np.uint16)
+        return result
+    return None
+
+
+def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
+    """Cut a tensor into boxes of whole rows of about `_SLAB` bytes."""
+    whole = Box.whole(shape)
+    if not shape or whole.volume * itemsize <= _SLAB:
+        if whole.volume:
+            yield whole
+        return
+    row = max(whole.volume // max(shape[0], 1) * itemsize, 1)
+    rows = max(1, _SLAB // row)
+    for start in range(0, shape[0], rows):
+        count = min(rows, shape[0] - start)
+        yield Box((start, *whole.offsets[1:]), (count, *shape[1:]))
+
+
+def _check_rng(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """RNG states of different ranks that hold the same bytes, where they are tensors."""
+    states: dict[str, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for key, info in checkpoint.tensors.items():
+        match = _RANK.search(info.name)
+        if not match or not _RNG.search(key) or info.nbytes > 1 << 16 or len(info.pieces) != 1:
+            continue
+        try:
+            data = b"".join(stream_payload(checkpoint.source, checkpoint.payload(info.pieces[0])))
+        except FtckptError:
+            continue  # the checks before this one report it
+        states[key[: len(key) - len(match[0])]][data].append(key)
+    for family in states.values():
+        for keys in family.values():
+            if len(keys) > 1:
+                yield finding(
+                    "equal-rng",
+                    f"{len(keys)} ranks share one RNG state ({', '.join(keys[:3])}): they draw "
+                    "the same numbers",
+                    tensor=keys[0],
+                )
