@@ -249,7 +249,7 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
         tensors=tensors,
         objects={},
         dialect=f"written by torch DCP as one set of shards a rank, {len(ranks)} ranks seen; "
-        "global shapes are not recorded, they are derived from the parts",
+        "global shapes are derived from the parts, so the loss of the last rank may not show",
         notes=links_of(source, members_of(source, (), ())),
         headers=headers,
         damage=[*damage, *contradictions],

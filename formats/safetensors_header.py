@@ -13,6 +13,7 @@ than 100 MB do not come from accidents and are UNSAFE.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.dtypes import BY_SAFETENSORS, DType
@@ -24,6 +25,7 @@ PREFIX = 8  # bytes of the little-endian length
 MAX_HEADER = 100_000_000  # bytes; `MAX_HEADER_SIZE` in tensor.rs
 MAX_TENSORS = 1_000_000
 _MAX_U64 = 2**64 - 1
+_INT = {int}  # bool is not among them
 _MAX_DIM = 2**63 - 1  # what torch and numpy can count
 
 _LIMITS = Limits(depth=4, objects=MAX_TENSORS + 2, keys=4_200_000, items=16_000_000, naturals=True)
@@ -147,22 +149,18 @@ def _tensor(name: str, entry: Any, start: int, file: str) -> HeaderTensor:
     dtype = BY_SAFETENSORS.get(code) if type(code) is str else None
     if dtype is None:
         _bad(file, f"gives {shown(name)} the unknown dtype {shown(code)}", name)
-    if type(dims) is not list or not all(type(d) is int for d in dims):
+    if type(dims) is not list or not set(map(type, dims)) <= _INT:
         _bad(file, f"gives {shown(name)} a shape that is no list of integers", name)
-    if type(offsets) is not list or len(offsets) != 2 or not all(type(o) is int for o in offsets):
+    if type(offsets) is not list or len(offsets) != 2 or set(map(type, offsets)) != _INT:
         _bad(file, f"gives {shown(name)} data_offsets that are no pair of integers", name)
     begin, end = offsets
     if begin > end:
         _bad(file, f"ends {shown(name)} before its beginning", name)
     if end > _MAX_U64 - start:
         _refuse(file, f"places {shown(name)} beyond 64 bits", name)
-    # In the header's order and stopping at the first overflow, as the reference multiplies: a zero
-    # at the end must not hide what a reader with 64 bits computes before it gets there.
-    elements = 1
-    for dim in dims:
-        elements *= dim
-        if elements > _MAX_U64 or dim > _MAX_DIM:
-            _refuse(file, f"gives {shown(name)} a shape whose volume is beyond 64 bits", name)
+    elements = prod(dims)
+    if not 0 < elements <= _MAX_DIM:
+        _check_volume(name, dims, file)
     bits = elements * dtype.bits
     if bits > _MAX_U64:
         _refuse(file, f"gives {shown(name)} a size beyond 64 bits", name)
@@ -174,6 +172,18 @@ def _tensor(name: str, entry: Any, start: int, file: str) -> HeaderTensor:
             name,
         )
     return HeaderTensor(name, dtype, tuple(dims), start + begin, start + end)
+
+
+def _check_volume(name: str, dims: list[int], file: str) -> None:
+    """Multiply in the header's order and stop at the first overflow, as the reference does.
+
+    A zero at the end must not hide what a reader with 64 bits computes before it gets there.
+    """
+    elements = 1
+    for dim in dims:
+        elements *= dim
+        if elements > _MAX_U64 or dim > _MAX_DIM:
+            _refuse(file, f"gives {shown(name)} a shape whose volume is beyond 64 bits", name)
 
 
 def _check_ranges(tensors: list[HeaderTensor], start: int, size: int, file: str) -> None:

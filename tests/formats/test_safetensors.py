@@ -208,6 +208,26 @@ def test_a_failed_consolidation_is_incomplete(unpacked: Path) -> None:
     assert caught.value.hint.endswith("consolidated/sharded")
 
 
+def test_shards_of_ranks_beside_unfinished_files_are_incomplete(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    split_by_rank(tmp_path / "sharded", {"w": torch.ones(4)}, 2)
+    found = FORMAT.recognise(listing_of_path(tmp_path))
+    assert found is not None
+    assert found.commit is CommitState.UNCOMMITTED
+    assert findings_of(FORMAT, tmp_path)[0].code is ExitCode.INCOMPLETE
+    # The merged file is there, but its index, which is written last, is not.
+    save_file({"w": torch.ones(4)}, tmp_path / "model-00001-of-00001.safetensors")
+    found = FORMAT.recognise(listing_of_path(tmp_path))
+    assert found is not None
+    assert found.commit is CommitState.UNCOMMITTED
+    assert findings_of(FORMAT, tmp_path)[0].code is ExitCode.INCOMPLETE
+    # Without ranks beside it, one shard of one is a whole.
+    shutil.rmtree(tmp_path / "sharded")
+    assert findings_of(FORMAT, tmp_path) == []
+
+
 def test_what_ranks_wrote_beside_a_consolidation_is_another_checkpoint(unpacked: Path) -> None:
     path = real(unpacked, "dcp_hf") / "ckpt" / "consolidated_float"
     checkpoint = open_path(FORMAT, path)
