@@ -40,13 +40,14 @@ class Fault:
 
 @dataclass
 class FaultProxy:
-    """A running proxy: set `faults`, then read `log`."""
+    """A running proxy: set `faults`, then read `log` (request lines) and `heads`."""
 
     host: str
     port: int
     endpoint: str = ""
     faults: list[Fault] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
 
     def seen(self, match: str) -> int:
         """Return how many requests matched."""
@@ -66,6 +67,7 @@ class FaultProxy:
             line = head.split(b"\r\n", 1)[0].decode().rsplit(" ", 1)[0]
             fault = self._fault(line)
             self.log.append(line)
+            self.heads.append(head.decode("latin-1"))
             length = re.search(rb"(?i)content-length: *(\d+)", head)
             if fault.status:
                 if length and b"100-continue" not in head.lower():
@@ -153,20 +155,23 @@ def fault_proxy(endpoint: str) -> Iterator[FaultProxy]:
     """Run a proxy before `http://host:port` in a thread of this process."""
     host, _, port = endpoint.removeprefix("http://").partition(":")
     proxy = FaultProxy(host, int(port))
-    loop = asyncio.new_event_loop()
     ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
 
     async def serve() -> None:
         server = await asyncio.start_server(proxy.handle, "127.0.0.1", 0, limit=1 << 20)
         proxy.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
+        await stop.wait()
+        server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     def run() -> None:
         loop.run_until_complete(serve())
-        loop.run_forever()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0.01))
         loop.close()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -175,5 +180,5 @@ def fault_proxy(endpoint: str) -> Iterator[FaultProxy]:
     try:
         yield proxy
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(10)

@@ -1,0 +1,185 @@
+"""Other services that speak S3: Ceph, a lookalike that ignores half of it, archive tiers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from ftckpt.checkpoint import Extent
+from ftckpt.errors import (
+    DeniedError,
+    ExistsError,
+    TruncatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ftckpt.stores import is_leftover
+from ftckpt.stores.s3 import S3Store
+from tests.s3_places import QUICK, key_of, place_on
+from tests.servers.moto import moto_server
+from tests.servers.rclone import rclone_server
+from tests.servers.rgw import radosgw_server
+from tests.servers.s3 import BUCKET, S3Service
+from tests.suites import Place, StoreTests
+
+pytestmark = pytest.mark.s3
+
+_numbers = itertools.count()
+
+
+def new_url() -> str:
+    return f"s3://{BUCKET}/place-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def radosgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
+    with radosgw_server(tmp_path_factory.mktemp("rgw")) as service:
+        if service is None:
+            pytest.skip("radosgw, ceph-mon and ceph-osd are not installed")
+        service.client.create_bucket(Bucket=BUCKET)
+        yield service
+        service.client.close()
+
+
+class TestRadosGateway(StoreTests):
+    @pytest.fixture
+    def place(self, radosgw: S3Service, monkeypatch: pytest.MonkeyPatch) -> Place:
+        radosgw.enter(monkeypatch)
+        return place_on(radosgw, new_url())
+
+
+@pytest.fixture(scope="module")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
+    with rclone_server(tmp_path_factory.mktemp("rclone")) as service:
+        service.client.create_bucket(Bucket=BUCKET)
+        yield service
+        service.client.close()
+
+
+class TestLookalike:
+    """rclone answers like S3 and is not: what it ignores is noticed, never trusted."""
+
+    @pytest.fixture
+    def place(self, rclone: S3Service, monkeypatch: pytest.MonkeyPatch) -> Place:
+        rclone.enter(monkeypatch)
+        return place_on(rclone, new_url())
+
+    def test_ignored_condition_is_noticed(self, place: Place) -> None:
+        place.store.create("c", b"one")
+        assert place.store.traits.conditional_put is False
+        with pytest.raises(ExistsError):
+            place.store.create("c", b"two")
+        assert place.raw_get("c") == b"one"
+        assert not any(is_leftover(e.path) for e in place.store.walk())
+
+    def test_range_answered_with_200_is_right(self, place: Place) -> None:
+        data = bytes(range(256)) * 100
+        place.raw_put("r", data)
+        with place.store.open("r") as reader:
+            assert reader.read(1000, 300) == data[1000:1300]
+            with pytest.raises(TruncatedError):
+                reader.read(len(data) - 5, 10)
+        assert place.store.read_many([Extent("r", 7, 9)]) == [data[7:16]]
+
+    def test_writing_and_deleting(self, place: Place) -> None:
+        place.store.put("d/x", b"1")
+        assert place.raw_get("d/x") == b"1"
+        assert place.store.delete(["d/x"]) == {"d/x": None}
+        assert place.raw_get("d/x") is None
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[S3Service]:
+    with moto_server() as service:
+        service.client.create_bucket(Bucket=BUCKET)
+        yield service
+        service.client.close()
+
+
+class TestArchive:
+    @pytest.fixture
+    def place(self, moto: S3Service, monkeypatch: pytest.MonkeyPatch) -> Place:
+        moto.enter(monkeypatch)
+        return place_on(moto, new_url())
+
+    @pytest.mark.parametrize("tier", ["GLACIER", "DEEP_ARCHIVE"])
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_archived_object_is_there_and_not_readable(
+        self, place: Place, moto: S3Service, tier: str, listed: bool
+    ) -> None:
+        key = key_of(place.store.url, "cold")
+        moto.client.put_object(Bucket=BUCKET, Key=key, Body=b"123", StorageClass=tier)
+        if listed:
+            assert [(e.size, e.archived) for e in place.store.walk()] == [(3, True)]
+        with pytest.raises(UnsupportedError) as caught:
+            place.store.read_many([Extent("cold", 0, 1)])
+        assert caught.value.kind == "archived-object"
+        with pytest.raises(UnsupportedError) as caught:
+            place.store.open("cold")
+        assert caught.value.kind == "archived-object"
+        with pytest.raises(UnsupportedError):
+            place.store.read("cold")
+        assert place.store.stat("cold").archived
+
+    def test_restored_object_is_readable(self, place: Place, moto: S3Service) -> None:
+        key = key_of(place.store.url, "warm/x")
+        moto.client.put_object(Bucket=BUCKET, Key=key, Body=b"123", StorageClass="GLACIER")
+        moto.client.restore_object(Bucket=BUCKET, Key=key, RestoreRequest={"Days": 1})
+        assert not place.store.stat("warm/x").archived
+        assert place.store.read("warm/x") == b"123"
+
+    def test_instant_archive_tier_is_readable(self, place: Place, moto: S3Service) -> None:
+        key = key_of(place.store.url, "instant/x")
+        moto.client.put_object(Bucket=BUCKET, Key=key, Body=b"123", StorageClass="GLACIER_IR")
+        assert not place.store.stat("instant/x").archived
+        assert [e.archived for e in place.store.walk()] == [False]
+        assert place.store.read("instant/x") == b"123"
+
+
+class TestDelete:
+    @pytest.fixture
+    def store(self, moto: S3Service, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+        moto.enter(monkeypatch)
+        return S3Store(new_url(), QUICK)
+
+    def test_a_thousand_a_request(self, store: S3Store) -> None:
+        names = [f"n{i}" for i in range(1001)]
+        assert set(store.delete(names).values()) == {None}
+        assert store.usage().requests == 2
+
+    def test_refusal_of_one_key_is_that_keys_own(
+        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def key(name: str) -> str:
+            return store.at(name).key
+
+        async def answer(operation: str, **_: object) -> dict[str, object]:
+            assert operation == "delete_objects"
+            refusals = {"held": "AccessDenied", "gone": "NoSuchKey", "broken": "InternalError"}
+            return {
+                "Deleted": [{"Key": key("ok")}],
+                "Errors": [{"Key": key(n), "Code": c} for n, c in refusals.items()],
+            }
+
+        monkeypatch.setattr(store.client, "call", answer)
+        result = store.delete(["ok", "held", "gone", "broken", "silent"])
+        assert (result["ok"], result["gone"]) == (None, None)
+        assert isinstance(result["held"], DeniedError)
+        assert isinstance(result["broken"], UnavailableError)
+        assert isinstance(result["silent"], UnavailableError)  # no answer is no success
+
+    def test_service_without_bulk_delete(
+        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        call = store.client.call
+
+        async def refuse(operation: str, **parameters: object) -> object:
+            if operation == "delete_objects":
+                raise UnsupportedError("MethodNotAllowed")
+            return await call(operation, **parameters)  # type: ignore[arg-type]
+
+        store.put("x", b"1")
+        monkeypatch.setattr(store.client, "call", refuse)
+        assert store.delete(["x", "y"]) == {"x": None, "y": None}
