@@ -1,3 +1,30 @@
-"""Checkpoint operations for large-model training."""
+"""Checkpoint operations for large-model training.
+
+>>> import ftckpt
+>>> with_tensors = ftckpt.open_checkpoint("s3://run7/ckpt/step-1000")  # doctest: +SKIP
+
+What this module offers is what the command line does, without a screen: see `ftckpt.api`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import latest, open_checkpoint, verify
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "latest", "open_checkpoint", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    # The capabilities know every format; importing ftckpt alone must stay free of them.
+    if name in __all__:
+        from . import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -138,8 +138,26 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
 
 
 def open_root(place: Place, formats: Sequence[Format]) -> Root:
-    """Read a directory as a root: names and pointers of one level (see `roots.read_root`)."""
-    return read_root(place.store, lambda entry: recognise_at(place.store, entry, formats))
+    """Read a directory as a root: names and pointers of one level (see `roots.read_root`).
+
+    A place that is a checkpoint itself can hold steps too (a trainer saves the final model above
+    its `checkpoint-N`); its own files are not children then.
+
+    Raises:
+        UsageError: it is a checkpoint and holds no steps, or no directory.
+    """
+    hint = "ftckpt verify checks a single checkpoint"
+    if place.entry.kind is not EntryKind.DIRECTORY:
+        raise UsageError(f"{place.url} is a file, not a root", hint=hint)
+    root = read_root(place.store, lambda entry: recognise_at(place.store, entry, formats))
+    if root.base or recognise_at(place.store, place.entry, formats) is None:
+        return root
+    steps = tuple(
+        c for c in root.candidates if c.step is not None and c.entry.kind is EntryKind.DIRECTORY
+    )
+    if not steps:
+        raise UsageError(f"{place.url} is a checkpoint, not a root", hint=hint)
+    return replace(root, candidates=steps)
 
 
 def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> Part | None:

@@ -296,16 +296,16 @@ def select(root: Root, check: Check, rules: Rules, note: Note = lambda _: None) 
             break
         skipped.append(Skipped(path, looked.known_step, code, message))
         if not rules.walks_over(code):
-            end = (code, f"stopped at {path}: {message}", hint or _flag(code))
+            end = (code, _placed(path, message), hint or _flag(code))
             break
-        note(f"skipped {path}: {code.name}: {message}")
+        note(f"skipped ({code.name}): {_placed(path, message)}")
         if code is ExitCode.INCOMPLETE:
             pending.append(looked.candidate)
         if rules.max_fallback is not None and len(skipped) > rules.max_fallback:
             end = (
                 worst(s.code for s in skipped),
                 f"the newest {len(skipped)} do not pass, and --max-fallback allows "
-                f"{rules.max_fallback}; the last is {path}: {message}",
+                f"{rules.max_fallback}; the last: {_placed(path, message)}",
                 "",
             )
             break
@@ -351,9 +351,13 @@ def _nothing(root: Root, skipped: Sequence[Skipped], rules: Rules) -> tuple[Exit
         limit = "" if rules.not_newer_than is None else f" of step {rules.not_newer_than} or before"
         return ExitCode.NOT_FOUND, f"{root.url} holds no checkpoint{limit}", ""
     code = worst(s.code for s in skipped)
-    count = f"none of {len(skipped)} checkpoints passes" if len(skipped) > 1 else "it does not pass"
     first = next(s for s in skipped if s.code is code)
-    return code, f"{root.url}: {count}; {first.path}: {first.message}", ""
+    return code, f"no checkpoint of {root.url} passes: {_placed(first.path, first.message)}", ""
+
+
+def _placed(path: str, message: str) -> str:
+    """Return a sentence that says where; many say it already."""
+    return message if path in message else f"{path}: {message}"
 
 
 def _names(root: Root, looked: Sequence[Looked]) -> Iterator[Finding]:

@@ -1,0 +1,108 @@
+"""The Python API: the verbs' capabilities with the formats put in.
+
+With `__main__` the one door of the core that looks up to `ftckpt.formats`. Nothing here prints, and
+failures are the errors of `ftckpt.errors`.
+"""
+
+from __future__ import annotations
+
+from . import opening
+from . import verification as _verification
+from .checkpoint import Checkpoint
+from .errors import ExitCode, UsageError
+from .formats.catalog import FORMATS
+from .progress import NULL, Counter
+from .selection import Note, Rules, Selection, child_of_step, newest_child, select
+from .stores import StoreOptions
+from .verification import VerifyOptions, VerifyReport
+from .waiting import select_waiting
+
+_STORES = StoreOptions()
+
+
+def open_checkpoint(path: str, stores: StoreOptions = _STORES) -> Checkpoint:
+    """Open one checkpoint: headers and metadata are parsed, tensor bytes are not.
+
+    Args:
+        path: a checkpoint, `ROOT@STEP` or `ROOT@latest`; local or any URL.
+        stores: how to reach object stores.
+
+    Raises:
+        UsageError: a root without a selector, or a step that holds several checkpoints.
+        NotFoundError: nothing is there.
+        IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
+    """
+    target = opening.open_target(path, FORMATS, stores)
+    if target.root is None or not target.place.which:
+        return target.open()
+    which = target.place.which
+    root = target.root
+    child = newest_child(root) if which == "latest" else child_of_step(root, int(which))
+    if len(child.parts) > 1:
+        raise UsageError(f"{root.url_of(child.candidate)} holds several checkpoints")
+    return opening.open_part(root.store, child.parts[0])
+
+
+def verify(
+    checkpoint: Checkpoint | str,
+    options: VerifyOptions | None = None,
+    *,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> VerifyReport:
+    """Check that a checkpoint can be trusted; see `ftckpt.verification.verify`.
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        options: level and limits; the best evidence there is, where None.
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        NotFoundError, UsageError: the path names no checkpoint.
+        UnavailableError, DeniedError, NoResourceError: the check could not be made.
+    """
+    if isinstance(checkpoint, str):
+        checkpoint = open_checkpoint(checkpoint, stores)
+    return _verification.verify(checkpoint, options, counter=counter)
+
+
+def latest(
+    root: str,
+    options: VerifyOptions | None = None,
+    rules: Rules | None = None,
+    *,
+    wait: float = 0.0,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+    note: Note = lambda _: None,
+) -> Selection:
+    """Choose the newest checkpoint of a root that passes; see `ftckpt.selection.select`.
+
+    Args:
+        root: directory or URL that holds the checkpoints.
+        options: how each is checked; structure where None.
+        rules: how far to walk back; over damaged and unfinished ones where None.
+        wait: seconds to wait for a newer save in flight.
+        stores: how to reach object stores.
+        counter: is told of the work.
+        note: is told why a newer one was not taken.
+
+    Raises:
+        NotFoundError: there is no such root.
+        UsageError: it is one checkpoint.
+        UnavailableError, DeniedError: the root could not be listed.
+    """
+    checks = options or VerifyOptions(_verification.Level.STRUCTURE)
+    rules = rules or Rules()
+
+    def check(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
+        report = _verification.verify(checkpoint, checks, counter=counter)
+        return report.code, report.message
+
+    if wait:
+        return select_waiting(
+            lambda: opening.open_root(opening.locate(root, stores), FORMATS),
+            check, rules, wait, note,
+        )  # fmt: skip
+    return select(opening.open_root(opening.locate(root, stores), FORMATS), check, rules, note)
