@@ -5,6 +5,7 @@ from __future__ import annotations
 from .blocks import check_manifest
 from .evidence import ContentResult, Emit, Owner, Owners, StopChecking
 from .records import check_records
+from .replica import check_against, check_tensors_against
 
 __all__ = [
     "ContentResult",
@@ -12,6 +13,8 @@ __all__ = [
     "Owner",
     "Owners",
     "StopChecking",
+    "check_against",
     "check_manifest",
     "check_records",
+    "check_tensors_against",
 ]

@@ -1,0 +1,204 @@
+"""Seal a checkpoint: record what its bytes are now, by one atomic write.
+
+Sealing is no proof of goodness. It makes every later change visible, and the manifest names the
+checks that had passed when it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from . import __version__
+from .checkpoint import Checkpoint, CommitState
+from .digest import hash_files
+from .errors import (
+    CorruptError,
+    DeniedError,
+    ExistsError,
+    IncompleteError,
+    NotFoundError,
+    RefusedError,
+    UnsafeError,
+    UnsupportedError,
+)
+from .limits import RateLimit
+from .manifest import SUFFIX, FileDigest, Manifest, PassedCheck, beside, is_own, read
+from .progress import NULL, Counter
+from .source import Source
+from .store import EntryKind
+
+if TYPE_CHECKING:
+    from .store import Entry, Store
+    from .stores import StoreOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SealReport:
+    """What sealing did.
+
+    Attributes:
+        manifest: as it now stands.
+        url: where it stands.
+        written: False where an equal one stood there already.
+        bytes_read: bytes that were hashed.
+    """
+
+    manifest: Manifest
+    url: str
+    written: bool
+    bytes_read: int
+
+
+def utc_now() -> str:
+    """Return the time in the manifest's spelling: `2026-01-31T12:00:00Z`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def locate(
+    url: str, checkpoint_name: str, options: StoreOptions | None = None
+) -> tuple[Store, str]:
+    """Return store and path for a manifest that is to stand at `url`.
+
+    Args:
+        url: a file's path or URL; or a directory's (it exists, or the URL ends in `/`), where the
+            manifest is then called after the checkpoint.
+        checkpoint_name: last element of the checkpoint's path.
+        options: settings for object stores.
+    """
+    from .stores import StoreOptions as Options
+    from .stores import open_store
+
+    parent, slash, name = url.rpartition("/")
+    options = options or Options()
+    if name:
+        whole = open_store(url, options)
+        try:
+            directory = whole.stat("").kind is EntryKind.DIRECTORY
+        except NotFoundError:
+            directory = False
+        if directory:
+            return whole, checkpoint_name + SUFFIX
+        return open_store(parent or slash or ".", options), name
+    return open_store(url, options), checkpoint_name + SUFFIX
+
+
+def seal(
+    checkpoint: Checkpoint,
+    *,
+    place: tuple[Store, str] | None = None,
+    force: bool = False,
+    checks: Sequence[PassedCheck] = (),
+    jobs: int = 1,
+    executor: Executor | None = None,
+    limiter: RateLimit | None = None,
+    counter: Counter = NULL,
+) -> SealReport:
+    """Hash every file of `checkpoint` and write its manifest.
+
+    Killed at any instant it leaves no manifest or a whole one. Of two sealers at once one writes,
+    and the other finds an equal manifest. A manifest that says the same is left as it is.
+
+    Args:
+        checkpoint: opened from a fresh listing.
+        place: store and path of the manifest; None for beside the data.
+        force: replace a manifest that says something else.
+        checks: what passed before.
+        jobs: number of threads.
+        executor: where to run instead.
+        limiter: bounds the rate of reading.
+        counter: is told of every block's bytes.
+
+    Raises:
+        IncompleteError: not committed, or a file changed meanwhile (`changed-file`).
+        CorruptError: a file of the checkpoint is missing (`missing-file`).
+        RefusedError: another manifest stands there.
+        DeniedError: the place cannot be written; the hint says how to write elsewhere.
+    """
+    source = checkpoint.source
+    if checkpoint.commit.state is CommitState.UNCOMMITTED:
+        raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
+    members = sorted({name for name in checkpoint.members() if not is_own(name)})
+    sizes = {name: source.size(name) for name in members}
+    counter.start("hashing", sum(sizes.values()))
+    digests = hash_files(
+        source, sizes, jobs=jobs, executor=executor, limiter=limiter, counter=counter
+    )
+    _require_unchanged(source, members)
+    manifest = Manifest(
+        format=checkpoint.format,
+        step=checkpoint.step,
+        topology=checkpoint.topology,
+        files=[FileDigest(name, sizes[name], digests[name]) for name in members],
+        unmanaged=sorted(n for n in source.entries if n not in sizes and not is_own(n)),
+        checks=tuple(checks),
+        tool=f"ftckpt {__version__}",
+        created=utc_now(),
+    )
+    store, path = place or (source.store, beside(source))
+    standing = _write(store, path, manifest, force=force)
+    return SealReport(
+        manifest=standing or manifest,
+        url=store.describe(path),
+        written=standing is None,
+        bytes_read=sum(sizes.values()),
+    )
+
+
+def _write(store: Store, path: str, manifest: Manifest, *, force: bool) -> Manifest | None:
+    """Write `manifest`; return the equal one that stood there already, or None."""
+    data = manifest.dump()
+    try:
+        try:
+            store.create(path, data)
+            return None
+        except ExistsError:
+            standing = _standing(store, path)
+        if standing is not None and standing.same_content(manifest):
+            return standing
+        if not force:
+            raise RefusedError(
+                f"{store.describe(path)} describes other content than is there now",
+                hint="look at it with verify; seal --force replaces it",
+            )
+        store.put(path, data)
+        return None
+    except DeniedError as error:
+        error.hint = error.hint or "write it to another place with --manifest ELSEWHERE"
+        raise
+
+
+def _standing(store: Store, path: str) -> Manifest | None:
+    """Return the manifest that stands at `path`, or None where it cannot be understood."""
+    try:
+        return read(store, path)
+    except (CorruptError, UnsupportedError, UnsafeError):
+        return None
+
+
+def _require_unchanged(source: Source, members: Sequence[str]) -> None:
+    """List again and compare: what changed while it was hashed is sealed as neither.
+
+    Raises:
+        IncompleteError: a file is gone or of another size, time or version.
+    """
+    if source.single:
+        now = {name: source.store.stat(source.path(name)) for name in members}
+    else:
+        now = dict(Source.directory(source.store, source.base).entries)
+    for name in members:
+        entry = now.get(name)
+        if entry is None or _identity(entry) != _identity(source.entries[name]):
+            raise IncompleteError(
+                f"{name} changed while it was being read: the checkpoint is still being written",
+                hint="seal it again when the save has finished",
+                kind="changed-file",
+                file=name,
+            )
+
+
+def _identity(entry: Entry) -> tuple[object, ...]:
+    return entry.size, entry.mtime, entry.etag, entry.kind

@@ -1,0 +1,310 @@
+"""Compare a checkpoint with another copy of itself, byte by byte or tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+from ftckpt.buffers import buffer, size_for
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.digest import BLOCK, block_count, block_length
+from ftckpt.engine import run
+from ftckpt.errors import FtckptError
+from ftckpt.findings import finding
+from ftckpt.limits import RateLimit
+from ftckpt.manifest import is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.source import Source
+from ftckpt.store import Reader, Store
+from ftckpt.tensor_digest import digest_tensor
+
+from .evidence import ContentResult, Emit, Owners, Report, Sample, named
+
+
+class Pair(NamedTuple):
+    """The same block of two files: a task of the engine.
+
+    Attributes:
+        stores: ours and the replica's.
+        paths: keys in them.
+        file: the name in the checkpoint.
+        offset: first byte.
+        length: number of bytes.
+        limiter: bounds the rate of reading, of both together.
+    """
+
+    stores: tuple[Store, Store]
+    paths: tuple[str, str]
+    file: str
+    offset: int
+    length: int
+    limiter: RateLimit | None = None
+
+
+class Compared(NamedTuple):
+    """How the two differ.
+
+    Attributes:
+        file: the name in the checkpoint.
+        length: bytes that were compared.
+        first: offset of the first byte that differs; None where none does.
+        last: offset of the last one.
+        error: why they could not be compared.
+    """
+
+    file: str
+    length: int
+    first: int | None = None
+    last: int | None = None
+    error: FtckptError | None = None
+
+
+def check_against(
+    source: Source,
+    replica: Source,
+    *,
+    names: Iterable[str],
+    emit: Emit,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    sample: float | None = None,
+    seed: int = 0,
+    limiter: RateLimit | None = None,
+    counter: Counter = NULL,
+    owners: Owners | None = None,
+) -> ContentResult:
+    """Compare files with those of the same relative names in `replica`.
+
+    Which side is right it cannot say. A difference is reported a 64 MiB block at a time
+    (`differs-from-replica`), narrowed to the first and last byte that differs in it.
+
+    Args:
+        source: the files to check, listed.
+        replica: the other copy, listed.
+        names: files to compare: the checkpoint's members.
+        emit: receives the findings as they are found.
+        jobs: number of threads.
+        executor: where to run instead.
+        sample: share of the blocks to compare; None for all.
+        seed: for another sample.
+        limiter: bounds the rate of reading.
+        counter: is told of the bytes compared.
+        owners: finds what lies in a range of a file.
+
+    Raises:
+        StopChecking: as `emit` does.
+        UnavailableError: the storage does not answer.
+    """
+    report = Report(source, emit)
+    chosen = Sample(sample, source.name, seed)
+    wanted = [n for n in sorted(set(names)) if not is_own(n) and _both(source, replica, n, report)]
+    total = sum(source.size(name) for name in wanted)
+    counter.start("comparing", None if sample else total)
+    read = 0
+    tasks = _pairs(source, replica, wanted, chosen, report, limiter)
+    for done in run(tasks, compare_or_fail, jobs=jobs, executor=executor):
+        counter.add(done.length)
+        if done.error is not None:
+            report.fail(done.file, done.error)
+            continue
+        read += done.length
+        if done.first is None or done.last is None or report.changed(done.file):
+            continue
+        length = done.last + 1 - done.first
+        inside = list(owners(done.file, done.first, length)) if owners is not None else []
+        key, rank = inside[0] if inside else (None, None)
+        message = f"{done.file} differs from {replica.url} in bytes {done.first} to {done.last}"
+        report.add(
+            finding(
+                "differs-from-replica",
+                f"{message}, which hold {named(inside)}" if inside else message,
+                file=done.file,
+                tensor=key,
+                rank=rank,
+                offset=done.first,
+                length=length,
+            )
+        )
+    uncovered = sum(source.size(n) for n in source.entries if not is_own(n) and n not in wanted)
+    return ContentResult("replica", read, total, uncovered, sample, report.ok)
+
+
+def _both(source: Source, replica: Source, name: str, report: Report) -> bool:
+    """Report a file that one side lacks or has in another size; say whether both can be read."""
+    try:
+        ours = source.size(name)
+    except FtckptError as error:
+        report.fail(name, error)
+        return False
+    theirs = replica.entries.get(name)
+    if theirs is None:
+        message = f"{name} is not in {replica.url}"
+        report.add(finding("differs-from-replica", message, file=name))
+        return False
+    if theirs.size != ours:
+        low, high = sorted((ours, theirs.size))
+        report.add(
+            finding(
+                "differs-from-replica",
+                f"{name} has {ours} bytes here and {theirs.size} in {replica.url}",
+                file=name,
+                offset=low,
+                length=high - low,
+            )
+        )
+    return True
+
+
+def _pairs(
+    source: Source,
+    replica: Source,
+    names: Iterable[str],
+    chosen: Sample,
+    report: Report,
+    limiter: RateLimit | None,
+) -> Iterator[Pair]:
+    stores = source.store, replica.store
+    for name in names:
+        paths = source.path(name), replica.path(name)
+        size = min(source.size(name), replica.size(name))
+        for number in range(block_count(size)):
+            if report.failed(name):
+                break
+            if chosen.takes(name, number, first=number == 0):
+                length = block_length(size, number)
+                yield Pair(stores, paths, name, number * BLOCK, length, limiter)
+
+
+def compare_or_fail(pair: Pair) -> Compared:
+    """Compare one block of two files; a failure is an answer too."""
+    try:
+        with (
+            pair.stores[0].open(pair.paths[0]) as ours,
+            pair.stores[1].open(pair.paths[1]) as theirs,
+        ):
+            first, last = _compare(pair, ours, theirs)
+        return Compared(pair.file, pair.length, first, last)
+    except FtckptError as error:
+        return Compared(pair.file, pair.length, error=error)
+
+
+def _compare(pair: Pair, ours: Reader, theirs: Reader) -> tuple[int | None, int | None]:
+    import xxhash
+
+    first: int | None = None
+    last: int | None = None
+    size = max(map(size_for, pair.stores))
+    end = pair.offset + pair.length
+    for offset in range(pair.offset, end, size):
+        length = min(size, end - offset)
+        a, b = buffer(length, 0), buffer(length, 1)
+        if pair.limiter is not None:
+            pair.limiter.take(2 * length)
+        ours.readinto(offset, a)
+        theirs.readinto(offset, b)
+        # Comparing two buffers directly is byte by byte in the interpreter; hashing them is not.
+        if xxhash.xxh3_128_digest(a) == xxhash.xxh3_128_digest(b):
+            continue
+        low, high = _narrow(bytes(a), bytes(b))
+        first = offset + low if first is None else first
+        last = offset + high
+    return first, last
+
+
+def _narrow(a: bytes, b: bytes) -> tuple[int, int]:
+    """Return the first and last index at which two different runs of equal length differ."""
+    low, high = 0, len(a)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if a[low:middle] != b[low:middle] else (middle, high)
+    first = low
+    low, high = 0, len(a)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if a[middle:high] != b[middle:high] else (low, middle)
+    return first, low
+
+
+class TensorPair(NamedTuple):
+    """One logical tensor of two checkpoints: a task of the engine."""
+
+    ours: Checkpoint
+    theirs: Checkpoint
+    key: str
+
+
+def check_tensors_against(
+    checkpoint: Checkpoint,
+    replica: Checkpoint,
+    *,
+    emit: Emit,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    sample: float | None = None,
+    seed: int = 0,
+    counter: Counter = NULL,
+) -> ContentResult:
+    """Compare the logical tensors of two checkpoints of any format and topology.
+
+    A tensor of another key, shape, type or content is reported as `differs-from-replica`. Objects
+    are not compared: formats spell them differently.
+
+    Args:
+        checkpoint: the one to check.
+        replica: the other one.
+        emit: receives the findings as they are found.
+        jobs: number of threads.
+        executor: where to run instead.
+        sample: share of the tensors to compare; None for all.
+        seed: for another sample.
+        counter: is told of the tensors' bytes.
+
+    Raises:
+        StopChecking: as `emit` does.
+        UnavailableError: the storage does not answer.
+    """
+    report = Report(checkpoint.source, emit)
+    chosen = Sample(sample, checkpoint.source.name, seed)
+    ours, theirs = checkpoint.tensors, replica.tensors
+    for keys, where in (
+        (sorted(ours.keys() - theirs.keys()), replica.source.url),
+        (sorted(theirs.keys() - ours.keys()), checkpoint.source.url),
+    ):
+        for key in keys:
+            message = f"{key} is not in {where}"
+            report.add(finding("differs-from-replica", message, tensor=key))
+    common = [
+        key
+        for number, key in enumerate(sorted(ours.keys() & theirs.keys()))
+        if chosen.takes("", number, first=number == 0)
+    ]
+    counter.start("comparing tensors", sum(ours[key].nbytes for key in common))
+    read = 0
+    tasks = (TensorPair(checkpoint, replica, key) for key in common)
+    for key, difference, error in run(tasks, compare_tensors, jobs=jobs, executor=executor):
+        counter.add(ours[key].nbytes)
+        if error is not None:
+            report.fail(error.file or key, error, (key, None))
+            continue
+        read += ours[key].nbytes
+        if difference:
+            message = f"{key} differs from {replica.source.url}: {difference}"
+            report.add(finding("differs-from-replica", message, tensor=key))
+    covered = sum(ours[key].nbytes for key in ours.keys() & theirs.keys())
+    uncovered = max(0, checkpoint.source.nbytes - covered)
+    return ContentResult("replica", read, covered, uncovered, sample, report.ok)
+
+
+def compare_tensors(pair: TensorPair) -> tuple[str, str, FtckptError | None]:
+    """Return the key, how its tensors differ ("" where they do not), and what went wrong."""
+    ours, theirs = pair.ours.tensors[pair.key], pair.theirs.tensors[pair.key]
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        one, other = (f"{t.dtype.name}{list(t.shape)}" for t in (ours, theirs))
+        return pair.key, f"{one} against {other}", None
+    try:
+        if digest_tensor(pair.ours, ours) == digest_tensor(pair.theirs, theirs):
+            return pair.key, "", None
+    except FtckptError as error:
+        return pair.key, "", error
+    return pair.key, "other elements", None
