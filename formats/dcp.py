@@ -31,6 +31,7 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError
 from ftckpt.findings import Finding, finding
+from ftckpt.memory import demand
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
@@ -54,6 +55,8 @@ from .dcp_scalars import read_scalars
 from .field_names import field_names
 
 MARKER = ".metadata"
+# Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces.
+METADATA_GROWTH = 9
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
 # Objects that hold a whole dict because the trainer saved one: the resume check looks inside.
 _DEEP_LIMIT, _DEEP_BYTES = 32, 4 << 20
@@ -284,6 +287,7 @@ def _read(source: Source, name: str) -> DcpMetadata:
     size = source.size(name)
     if size == 0:
         raise CorruptError(f"{name} is empty", kind="truncated-file", file=name)
+    demand(size * METADATA_GROWTH, f"the metadata {name} of {size >> 20} MiB")
     with source.open(name) as reader:
         return parse_metadata(io.BufferedReader(_Raw(reader, size), 1 << 20), size, name)
 

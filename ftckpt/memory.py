@@ -6,10 +6,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .errors import NoResourceError
+
 # A pickle of nine bytes can ask the interpreter for gigabytes (a memo index, a declared length).
 # The C unpickler cannot be told a limit, so the process is given one while it works. The margin is
 # for what other threads allocate meanwhile: read buffers, thread stacks, a TLS connection.
 MARGIN = 256 << 20
+
+# What one run may hold; the command line's `--max-memory`.
+_budget = 1 << 30
 
 _lock = threading.RLock()
 _depth = 0
@@ -39,6 +44,26 @@ def bounded(nbytes: int) -> Iterator[None]:
             if _depth == 0 and _saved is not None:
                 _restore(_saved)
                 _saved = None
+
+
+def set_budget(nbytes: int) -> None:
+    """Set what one run may hold, in bytes."""
+    global _budget
+    _budget = nbytes
+
+
+def demand(nbytes: int, what: str) -> None:
+    """Refuse a step that is known to need more than the budget, before it begins.
+
+    Raises:
+        NoResourceError: with the number that would be enough.
+    """
+    if nbytes > _budget:
+        needed = -(-nbytes // (1 << 20))
+        raise NoResourceError(
+            f"{what} needs about {needed} MiB of memory and {_budget >> 20} MiB are allowed",
+            hint=f"--max-memory {needed}MiB",
+        )
 
 
 def _lower(growth: int) -> tuple[int, int] | None:

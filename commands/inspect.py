@@ -1,0 +1,281 @@
+"""`ftckpt inspect`: what a checkpoint holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftckpt.errors import ExitCode, NotFoundError
+
+from . import render
+from .bounds import MemoryOption, bound_memory
+from .invocation import Invocation, Result, invoked
+from .render import human_bytes, human_count
+from .target import PathArgument, open_from, open_target
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint, TensorInfo
+    from ftckpt.inspection import Inspection
+    from ftckpt.opening import Target
+    from ftckpt.resume import ResumeItem
+
+EXAMPLES = (
+    ("ftckpt inspect /ckpt/run7/step-1000", "what it is, and what a restart from it lacks"),
+    ("ftckpt inspect /ckpt/run7", "the checkpoints of a root, and the newest of them"),
+    ("ftckpt inspect s3://run7/ckpt@1000 --tensors", "every tensor: shape, type, pieces"),
+    ("ftckpt inspect model.safetensors --tensor lm_head.weight", "where one tensor's bytes lie"),
+)
+CODES = {
+    ExitCode.OK: "the checkpoint could be read; that is no statement about its content",
+    ExitCode.CORRUPT: "its headers or metadata are damaged",
+    ExitCode.INCOMPLETE: "not committed, or still being written",
+    ExitCode.UNSAFE: "its headers or metadata are hostile or ambiguous; nothing was executed",
+    ExitCode.NOT_FOUND: "no checkpoint there, or no tensor of that name",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "the metadata needs more than --max-memory",
+    ExitCode.UNSUPPORTED: "",
+}
+
+_SIGNS = {"present": "+", "absent": "-", "cannot tell": "?"}
+
+
+def command(
+    ctx: typer.Context,
+    path: PathArgument,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
+    tensor: Annotated[
+        str, typer.Option(metavar="NAME", help="Show one tensor and where its pieces lie.")
+    ] = "",
+    max_memory: MemoryOption = "1GiB",
+) -> Result | None:
+    """Show what a checkpoint holds, from headers alone.
+
+    Format, step, topology, bytes by kind and type, and the resume check: which parts of the
+    training state are present, absent, or cannot be told, and what goes wrong without them. Never
+    reads tensor bytes and never runs code from a file.
+    """
+    from ftckpt.inspection import inspect
+
+    invocation = invoked(ctx)
+    bound_memory(max_memory)
+    target = open_target(invocation, path)
+    _show_root(invocation, target)
+    checkpoint = open_from(invocation, target)
+    if tensor:
+        _show_tensor(invocation, checkpoint, tensor)
+        return None
+    result = inspect(checkpoint)
+    _report(invocation, checkpoint, result, with_tensors=tensors, with_files=files)
+    if not invocation.json:
+        invocation.print(render.pairs(_summary(checkpoint, result)))
+        invocation.print()
+        invocation.print(_resume_table(result.resume))
+        for note in result.notes:
+            invocation.print(render.finding_line(note))
+        if files:
+            invocation.print()
+            invocation.print(_file_table(checkpoint))
+        if tensors:
+            invocation.print()
+            invocation.print(_tensor_table(checkpoint))
+    return Result(ExitCode.OK, _sentence(checkpoint, result))
+
+
+def _show_root(invocation: Invocation, target: Target) -> None:
+    """List the checkpoints of a root; the newest is then shown like any checkpoint."""
+    root = target.root
+    if root is None or target.place.which:
+        return
+    children = root.children()
+    rows = [
+        {
+            "path": root.url_of(child.candidate),
+            "step": child.candidate.step,
+            "format": ", ".join(sorted({p.format.name for p in child.parts})),
+            "commit": child.parts[0].recognition.commit,
+        }
+        for child in children
+    ]
+    invocation.report(root={"path": root.url, "checkpoints": rows, "pointers": root.pointers})
+    cells = [
+        [row["path"], "" if row["step"] is None else row["step"], row["format"], row["commit"]]
+        for row in rows
+    ]
+    invocation.print(render.table(["checkpoint", "step>", "format", "names say"], cells))
+    invocation.print()
+
+
+def _report(
+    invocation: Invocation,
+    checkpoint: Checkpoint,
+    result: Inspection,
+    *,
+    with_tensors: bool,
+    with_files: bool,
+) -> None:
+    usage = checkpoint.source.store.usage()
+    listed: dict[str, Any] = {"count": result.tensors, "pieces": result.pieces}
+    if with_tensors:
+        listed["list"] = [
+            _tensor_record(k, i) | {"alias_of": checkpoint.aliases.get(k)}
+            for k, i in checkpoint.tensors.items()
+        ]
+    invocation.report(
+        dialect=result.dialect,
+        step=result.step,
+        commit=result.commit,
+        topology=result.topology,
+        world_size=result.topology.world_size,
+        bytes=result.bytes,
+        parameters=result.parameters,
+        tensors=listed,
+        objects=result.objects,
+        files={"count": result.files, "bytes": result.bytes.files}
+        | ({"list": _file_records(checkpoint)} if with_files else {}),
+        aliases=result.aliases,
+        resume=result.resume,
+        notes=result.notes,
+        requests=usage.requests,
+        bytes_read=usage.bytes_read,
+    )
+
+
+def _summary(checkpoint: Checkpoint, result: Inspection) -> list[tuple[str, object]]:
+    known = result.topology
+    parallel = [
+        f"{name}={value}"
+        for name, value in (("tp", known.tp), ("pp", known.pp), ("dp", known.dp), ("ep", known.ep))
+        if value is not None
+    ]
+    world = "not recorded" if known.world_size is None else str(known.world_size)
+    if known.evidence:
+        world += f" ({known.evidence})"
+    counts = result.bytes
+    rows: list[tuple[str, object]] = [
+        ("checkpoint", checkpoint.source.url),
+        ("format", result.format + (f" ({result.dialect})" if result.dialect else "")),
+        ("step", "cannot tell" if result.step is None else result.step),
+        ("commit", result.commit.state + (f" by {m}" if (m := result.commit.marker) else "")),
+        ("world size", world),
+        ("topology", " ".join(parallel) or "not recorded"),
+        ("files", f"{result.files}, {human_bytes(counts.files)}"),
+        ("tensors", f"{result.tensors} in {result.pieces} pieces, {result.objects} objects"),
+        ("parameters", f"{human_count(result.parameters)} ({result.parameters})"),
+        ("bytes", _shares(counts.by_kind, counts.total)),
+        ("types", _shares(counts.by_dtype, counts.total)),
+    ]
+    if counts.per_parameter is not None:
+        rows.append(("per parameter", f"{counts.per_parameter:.4g} bytes"))
+    if result.aliases:
+        rows.append(("tied", "\n".join(f"{a} = {b}" for a, b in result.aliases.items())))
+    return rows
+
+
+def _shares(parts: Any, total: int) -> str:
+    words = [f"{name} {human_bytes(count)}" for name, count in parts.items()]
+    return ", ".join(words) + (f" = {human_bytes(total)}" if len(words) > 1 else "") or "none"
+
+
+def _resume_table(items: tuple[ResumeItem, ...]) -> str:
+    rows = []
+    for item in items:
+        word = item.presence if item.needed or item.presence != "absent" else "not needed"
+        rows.append([f"{_SIGNS[item.presence]} {item.title}", word, item.reason])
+        if item.presence != "present" and item.needed:
+            rows.append(["", "", f"  without it: {item.consequence}"])
+    return render.table(["for a restart", "", "why"], rows)
+
+
+def _tensor_record(key: str, info: TensorInfo) -> dict[str, Any]:
+    return {
+        "key": key,
+        "name": info.name,
+        "component": info.component,
+        "kind": info.kind,
+        "shape": info.shape,
+        "dtype": info.dtype.name,
+        "bytes": info.nbytes,
+        "pieces": len(info.pieces),
+    }
+
+
+def _tensor_table(checkpoint: Checkpoint) -> str:
+    rows = [
+        [
+            key,
+            info.kind,
+            list(info.shape),
+            info.dtype.name,
+            len(info.pieces),
+            f"= {checkpoint.aliases[key]}" if key in checkpoint.aliases
+            else human_bytes(info.nbytes),
+        ]
+        for key, info in checkpoint.tensors.items()
+    ]  # fmt: skip
+    return render.table(["tensor", "kind", "shape", "type", "pieces>", "bytes>"], rows)
+
+
+def _file_records(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    members = set(checkpoint.members())
+    return [
+        {"path": name, "bytes": entry.size, "mtime": entry.mtime, "member": name in members}
+        for name, entry in checkpoint.source.entries.items()
+    ]
+
+
+def _file_table(checkpoint: Checkpoint) -> str:
+    rows = [
+        [r["path"], human_bytes(r["bytes"]), "" if r["member"] else "part of nothing here"]
+        for r in _file_records(checkpoint)
+    ]
+    return render.table(["file", "bytes>", ""], rows)
+
+
+def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> None:
+    from ftckpt.inspection import find_tensor
+
+    found = find_tensor(checkpoint, name)
+    if not found:
+        raise NotFoundError(
+            f"{checkpoint.source.url} has no tensor {name}",
+            hint="ftckpt inspect PATH --tensors lists the names",
+            tensor=name,
+        )
+    records = []
+    for info in found:
+        pieces = [
+            {
+                "offsets": p.box.offsets,
+                "sizes": p.box.sizes,
+                "flat": p.flat,
+                "rank": p.rank,
+                "replica": p.replica,
+                "file": p.extent.file,
+                "offset": p.extent.offset,
+                "length": p.extent.length,
+            }
+            for p in info.pieces
+        ]
+        alias = checkpoint.aliases.get(info.key)
+        record = _tensor_record(info.key, info)
+        records.append(record | {"pieces": pieces, "alias_of": alias})
+        head = f"{info.key}: {info.kind}, {list(info.shape)} {info.dtype.name}"
+        invocation.print(head + (f", the same bytes as {alias}" if alias else ""))
+        rows = [
+            [
+                list(p.box.offsets), list(p.box.sizes), "" if p.rank is None else p.rank,
+                p.replica or "", p.extent.file, p.extent.offset, p.extent.length,
+            ]
+            for p in info.pieces
+        ]  # fmt: skip
+        columns = ["offsets", "sizes", "rank>", "replica>", "file", "at>", "bytes>"]
+        invocation.print(render.table(columns, rows))
+    invocation.report(tensor=records)
+
+
+def _sentence(checkpoint: Checkpoint, result: Inspection) -> str:
+    step = "" if result.step is None else f", step {result.step}"
+    return f"{result.format}{step}: {result.tensors} tensors in {result.files} files"
