@@ -15,7 +15,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
-from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, finding
 
 Read = Callable[[int, int], bytes]
@@ -117,6 +117,7 @@ def read_archive(read: Read, size: int, *, file: str, base: int = 0, tail: int =
     Raises:
         CorruptError: it ends early, or its directory is damaged (kind `bad-zip`).
         UnsafeError: it is ambiguous or uses what torch never writes (kind `unsafe-zip`).
+        UnsupportedError: it is a TorchScript program.
     """
     place = _Place(file, base, size)
     if size < _EOCD.size:
@@ -240,6 +241,12 @@ def _entries(data: bytes, count: int, start: int, place: _Place) -> tuple[str, l
         if names is None:
             place.unsafe(f"the record name {_show(raw)} is not one that torch writes", start + at)
         if method:
+            if b"/constants.pkl" in data:  # TorchScript compresses its source code
+                raise UnsupportedError(
+                    f"{place.file} is a TorchScript program, not a checkpoint",
+                    hint="save the module's state_dict with torch.save",
+                    file=place.file,
+                )
             place.unsafe(f"the record {_show(raw)} is compressed", start + at)
         if flags not in _FLAGS:
             place.unsafe(f"the record {_show(raw)} has the flags {flags:#06x}", start + at)

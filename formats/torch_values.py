@@ -17,6 +17,7 @@ from ftckpt.checkpoint import Extent
 from ftckpt.dtypes import BY_STORAGE, DTYPES, DType
 from ftckpt.errors import CorruptError, UnsafeError
 
+from .torch_classes import CLASSES
 from .unpickle import BUILTINS, Inert, Sealed, inert, refuse, sealed
 
 # torch itself allows 64 dimensions.
@@ -166,9 +167,9 @@ class SubclassRef(metaclass=Sealed):
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Say whether `strides` are those of C order; dimensions of one element do not count."""
     expected = 1
+    if 0 in shape:
+        return True
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size == 0:
-            return True
         if size != 1:
             if stride != expected:
                 return False
@@ -496,7 +497,7 @@ TABLE: Mapping[str, Any] = {
     "torch.Size": sealed(_size),
     "builtins.getattr": sealed(_getattr),
     "__builtin__.getattr": sealed(_getattr),
-    **{name: inert(name) for name in _QUIET},
+    **{name: inert(name) for name in (*_QUIET, *CLASSES)},
     _SHARDED_TENSOR.qualname: _SHARDED_TENSOR,
     f"{_T}._shard.sharded_tensor.ShardedTensor": _SHARDED_TENSOR,
     _PROCESS_GROUP_STATE.qualname: _PROCESS_GROUP_STATE,
