@@ -61,10 +61,9 @@ class Compared(NamedTuple):
 
 
 def check_against(
-    source: Source,
+    checkpoint: Checkpoint,
     replica: Source,
     *,
-    names: Iterable[str],
     emit: Emit,
     jobs: int = 1,
     executor: Executor | None = None,
@@ -74,15 +73,14 @@ def check_against(
     counter: Counter = NULL,
     owners: Owners | None = None,
 ) -> ContentResult:
-    """Compare files with those of the same relative names in `replica`.
+    """Compare the files of `checkpoint` with those of the same relative names in `replica`.
 
     Which side is right it cannot say. A difference is reported a 64 MiB block at a time
     (`differs-from-replica`), narrowed to the first and last byte that differs in it.
 
     Args:
-        source: the files to check, listed.
+        checkpoint: the one to check.
         replica: the other copy, listed.
-        names: files to compare: the checkpoint's members.
         emit: receives the findings as they are found.
         jobs: number of threads.
         executor: where to run instead.
@@ -96,9 +94,11 @@ def check_against(
         StopChecking: as `emit` does.
         UnavailableError: the storage does not answer.
     """
+    source = checkpoint.source
     report = Report(source, emit)
     chosen = Sample(sample, source.name, seed)
-    wanted = [n for n in sorted(set(names)) if not is_own(n) and _both(source, replica, n, report)]
+    names = sorted(set(checkpoint.members()))
+    wanted = [n for n in names if not is_own(n) and _both(source, replica, n, report)]
     total = sum(source.size(name) for name in wanted)
     counter.start("comparing", None if sample else total)
     read = 0
