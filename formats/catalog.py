@@ -5,6 +5,8 @@ from __future__ import annotations
 from ftckpt.registry import Format
 
 from .dcp import Dcp
+from .recognised import RECOGNISED
 from .safetensors import Safetensors
 
-FORMATS: tuple[Format, ...] = (Dcp(), Safetensors())
+# What is known by name and refused comes last, so that it never hides what can be read.
+FORMATS: tuple[Format, ...] = (Dcp(), Safetensors(), *RECOGNISED)

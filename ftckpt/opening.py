@@ -113,7 +113,7 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
 
     Raises:
         NotFoundError: nothing is there, or nothing that any format knows.
-        UnsupportedError: recognised, but not readable by this version.
+        UnsupportedError: one file, and no format knows it.
         UnsafeError: a fifo, socket or device.
     """
     place = locate(url, options)
@@ -121,11 +121,6 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
     part = None if place.which else recognise_at(place.store, place.entry, formats)
     if part is not None:
-        if not part.recognition.supported:
-            raise UnsupportedError(
-                f"{url} is recognised as {part.recognition.format} "
-                f"({part.recognition.reason}), which this version does not read",
-            )
         return Target(place, part=part)
     if place.entry.kind is not EntryKind.DIRECTORY:
         if place.which:
@@ -174,20 +169,16 @@ def open_part(store: Store, part: Part) -> Checkpoint:
     """Open a recognised checkpoint: list it whole, parse headers and metadata.
 
     Raises:
-        IncompleteError, CorruptError, UnsafeError, UnsupportedError: see `Format.open`.
+        UnsupportedError: recognised by name, but not readable by this version.
+        IncompleteError, CorruptError, UnsafeError: see `Format.open`.
     """
-    if not part.recognition.supported:
-        raise UnsupportedError(
-            f"{store.describe(part.entry.path)} is recognised as {part.recognition.format} "
-            f"({part.recognition.reason}), which this version does not read"
-        )
     if part.entry.kind is EntryKind.FILE:
         return part.format.open(Source.file(store, part.entry))
     return part.format.open(Source.directory(store, part.entry.path))
 
 
 def open_child(root: Root, child: Child) -> list[Checkpoint]:
-    """Open every part of a child of a root; most have one."""
+    """Open every part of a child of a root; most have one (see `open_part`)."""
     return [open_part(root.store, part) for part in child.parts]
 
 

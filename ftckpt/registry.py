@@ -49,7 +49,9 @@ class Recognition(NamedTuple):
 class Format(Protocol):
     """One on-disk format. Stateless; the catalog holds one instance of each."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The format's name in answers (`dcp`, `safetensors`)."""
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Say whether `listing` is a checkpoint of this format; cheap, never raises for content."""
