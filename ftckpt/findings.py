@@ -76,6 +76,7 @@ KINDS: dict[str, KindInfo] = {
     "bad-metadata": KindInfo(_C, _E, _C, "The metadata parses but contradicts itself."),
     # ranks and steps
     "missing-rank": KindInfo(_C, _E, _C, "A rank's file is not there."),
+    "wrong-rank": KindInfo(_C, _E, _C, "A file's content is of another rank than its name says."),
     "world-size": KindInfo(_C, _E, _C, "Files of different world sizes, or fewer ranks than recorded."),
     "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
     "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files."),

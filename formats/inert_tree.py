@@ -1,0 +1,84 @@
+"""Walk inert data without recursion and without end: a file decides how deep and wide it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ftckpt.errors import UnsafeError
+
+# A state_dict of a million tensors is real; a list that holds itself a thousand times is not.
+MAX_LEAVES = 8_000_000
+MAX_DEPTH = 64
+
+Path = tuple[str | int, ...]
+
+
+def leaves(tree: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield (path, value) of everything in dicts and lists that is itself neither, in order.
+
+    Empty containers are values. Tuples are values too: torch keeps shapes, RNG states and other
+    single things in them.
+
+    Raises:
+        UnsafeError: deeper than `MAX_DEPTH` or more than `MAX_LEAVES`: shared references that
+            unfold to far more than the file holds.
+    """
+    stack: list[Iterator[tuple[Path, Any]]] = [iter([(prefix, tree)])]
+    given = 0
+    while stack:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+            continue
+        path, value = step
+        given += 1
+        if given > MAX_LEAVES or len(stack) > MAX_DEPTH:
+            raise UnsafeError(
+                "a pickle unfolds to far more state than a checkpoint has", kind="unsafe-pickle"
+            )
+        if isinstance(value, dict) and value:
+            stack.append(_of_dict(path, value))
+        elif type(value) is list and value:
+            stack.append(_of_list(path, value))
+        else:
+            yield path, value
+
+
+def _of_dict(path: Path, value: dict[Any, Any]) -> Iterator[tuple[Path, Any]]:
+    for key, member in value.items():
+        yield (*path, step_of(key)), member
+
+
+def _of_list(path: Path, value: list[Any]) -> Iterator[tuple[Path, Any]]:
+    for index, member in enumerate(value):
+        yield (*path, index), member
+
+
+def step_of(key: Any) -> str | int:
+    """Return the step of a path that a dict key stands for; never fails, whatever the key is."""
+    if type(key) is int:
+        return key if -(1 << 63) <= key < 1 << 64 else hex(key)[:40]  # str() has a digit limit
+    return key if type(key) is str else repr(key)[:80]
+
+
+def at(tree: Any, path: Path) -> Any:
+    """Return what stands at a path of `leaves` or above it.
+
+    Raises:
+        KeyError: nothing stands there.
+    """
+    for step in path:
+        if isinstance(tree, dict):
+            if step in tree:
+                tree = tree[step]
+                continue
+            tree = next((v for k, v in tree.items() if step_of(k) == step), KeyError)
+        elif isinstance(tree, (list, tuple)) and type(step) is int and step < len(tree):
+            tree = tree[step]
+            continue
+        else:
+            tree = KeyError
+        if tree is KeyError:
+            raise KeyError(step)
+    return tree

@@ -1,0 +1,116 @@
+"""An opened set of rank files: its records, its step counters, its objects."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ftckpt.checkpoint import (
+    Checkpoint,
+    Extent,
+    Kind,
+    Piece,
+    Record,
+    Scalar,
+    StepRole,
+    TensorInfo,
+)
+from ftckpt.errors import CorruptError, NotFoundError
+from ftckpt.findings import Finding
+from ftckpt.progress import NULL, Counter
+
+from .inert_tree import at
+from .rank_reading import read_stream
+
+
+@dataclass(kw_only=True)
+class RanksCheckpoint(Checkpoint):
+    """An opened set of rank files.
+
+    Attributes:
+        files: every file that belongs to it, sorted.
+        names: dotted names of the non-tensor state.
+        found: what is wrong with names and contents.
+        counters: step counters of the non-tensor state.
+        crcs: (record, CRC-32) of each file, in the order of their bytes.
+    """
+
+    format: ClassVar[str] = "ranks"
+
+    files: Sequence[str]
+    names: Sequence[str]
+    found: Sequence[Finding]
+    counters: Sequence[Scalar]
+    crcs: Mapping[str, Sequence[tuple[str, Extent, int | None]]]
+    ranks: Mapping[str, int]
+
+    def members(self) -> Iterable[str]:
+        """Paths of the rank files, their configuration and verl's own additions."""
+        return self.files
+
+    def fields(self) -> Iterable[str]:
+        """Names of the non-tensor state of all ranks, as deep as the pickles say."""
+        return self.names
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield missing ranks, mixed worlds, wrong ranks, and shapes that disagree."""
+        return iter(self.found)
+
+    def load_object(self, name: str) -> Any:
+        """Return one object as inert data; see `Checkpoint.load_object`."""
+        info = self.objects.get(name)
+        if info is None:
+            raise NotFoundError(f"there is no object {name!r}", tensor=name)
+        path = tuple(info.field)
+        try:
+            return at(read_stream(self.source, info.extent.file).tree, path)
+        except KeyError:
+            raise CorruptError(
+                f"{info.extent.file} no longer holds {name}", kind="changed-file", tensor=name
+            ) from None
+
+    def records(self) -> Iterator[Record]:
+        """Yield every record of every file, with the tensor or object that owns its bytes."""
+        owners: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for key, tensor in self.tensors.items():
+            for piece in tensor.pieces:
+                owners[piece.extent.file].append((piece.extent.offset, key))
+        pickles = {info.extent: info.name for info in self.objects.values()}
+        for file, records in self.crcs.items():
+            starts = [extent.offset for _, extent, _ in records]
+            held: dict[int, str] = {}
+            for offset, key in owners[file]:
+                held.setdefault(bisect_right(starts, offset) - 1, key)
+            for number, (name, extent, crc) in enumerate(records):
+                owner = pickles.get(extent) or f"{file}:{name}"
+                if name.startswith("data/"):
+                    owner = held.get(number, owner)
+                yield Record(extent, crc, owner, self.ranks.get(file))
+
+    def scalars(self, limit: int) -> Iterator[Scalar]:
+        """Yield the counters in the non-tensor state, then the optimizer's `step` tensors."""
+        given: dict[str, int] = defaultdict(int)
+        for scalar in self.counters:
+            if given[scalar.file] < limit:
+                given[scalar.file] += 1
+                yield scalar
+        wanted: list[tuple[TensorInfo, Piece]] = []
+        for tensor in self.tensors.values():
+            is_step = tensor.kind is Kind.OTHER and tensor.name.endswith(".step")
+            if not is_step or tensor.numel != 1 or tensor.dtype.name not in _NUMBERS:
+                continue
+            for piece in tensor.pieces:
+                if given[piece.extent.file] < limit:
+                    given[piece.extent.file] += 1
+                    wanted.append((tensor, piece))
+        blocks = self.source.read_many([piece.extent for _, piece in wanted])
+        for (tensor, piece), block in zip(wanted, blocks, strict=True):
+            (value,) = struct.unpack(_NUMBERS[tensor.dtype.name], block)
+            yield Scalar(piece.extent.file, tensor.key, float(value), StepRole.OPTIMIZER)
+
+
+_NUMBERS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}

@@ -1,0 +1,169 @@
+"""Sort what one rank's file holds: tensors by what they are, everything else by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Extent, Kind, ObjectInfo, StepRole
+from ftckpt.errors import FtckptError
+from ftckpt.steps import role_of
+
+from .dcp_names import Place, place
+from .inert_tree import Path, leaves
+from .rank_files import RankFile, Role
+from .rank_optimizer import is_optimizer, states
+from .sharded import Distributed, Held, HeldReader, Listed
+from .torch_stream import TorchStream
+from .torch_values import Composite, SubclassRef, TensorRef
+
+_TENSORS = (TensorRef, SubclassRef, Composite)
+_OPTIMIZERS = ("optimizer", "optim", "optimizer_state_dict", "optim_state_dict")
+# Names of state that one file may give; more are of no use to anyone.
+MAX_NAMES = 4096
+
+
+class Found(NamedTuple):
+    """One tensor of one rank: what it is, and what the rank holds of it."""
+
+    where: Place
+    stored_name: str
+    held: Held
+
+
+class Number(NamedTuple):
+    """A number of the non-tensor state that is a step by its name."""
+
+    name: str
+    value: float
+    role: StepRole
+
+
+class Contents:
+    """What one file of one rank holds.
+
+    Attributes:
+        file: which file.
+        tensors: all tensors, in the file's order.
+        objects: non-tensor state, one for each key at the top.
+        names: dotted names of the non-tensor state.
+        numbers: step counters among it.
+        sharded: whether any tensor is a DTensor or a ShardedTensor.
+    """
+
+    def __init__(
+        self, file: RankFile, stream: TorchStream, weights: list[tuple[str, Held]], owner: str
+    ) -> None:
+        self.file = file
+        self.tensors: list[Found] = []
+        self.objects: dict[str, ObjectInfo] = {}
+        self.names: list[str] = []
+        self.numbers: list[Number] = []
+        self._reader = HeldReader(file.rank)
+        self._owner = f"{owner}rank_{file.rank}"
+        self._pickle = next(
+            (extent for name, extent, _ in stream.records if name == "data.pkl"),
+            Extent(file.path, 0, 0),
+        )
+        self._sort(stream.tree, weights)
+        self.sharded = any(isinstance(f.held, (Distributed, Listed)) for f in self.tensors)
+
+    def _sort(self, tree: Any, weights: list[tuple[str, Held]]) -> None:
+        role = self.file.role
+        if role is Role.OPTIMIZER:
+            self._optimizer(tree, (), weights)
+        elif role is Role.EXTRA:
+            self._state(tree, (), "")
+        elif role is Role.WHOLE and _is_training_state(tree):
+            for key, value in tree.items():
+                if key in _OPTIMIZERS and is_optimizer(value):
+                    own = [(f.where.name, f.held) for f in self.tensors
+                           if f.where.component == "model"]  # fmt: skip
+                    self._optimizer(value, (key,), own)
+                elif _holds_parts(key, value):
+                    self._model(value, (key,), (key,))
+                else:
+                    self._state(value, (key,), "")
+        else:
+            self._model(tree, (), ("model",))
+
+    def _model(self, tree: Any, at: Path, top: Path) -> None:
+        for path, value in leaves(tree):
+            if isinstance(value, _TENSORS):
+                name = ".".join(map(str, path)) or "tensor"
+                held = self._held(value, name)
+                where = place("", [*top, name], held.dtype)
+                self.tensors.append(Found(where, ".".join(map(str, (*at, *path))), held))
+            elif path:
+                self._object((*at, *path), ".".join(map(str, (*top, *path))))
+
+    def _optimizer(self, tree: Any, at: Path, weights: list[tuple[str, Held]]) -> None:
+        if not is_optimizer(tree):
+            self._state(tree, at, "optimizer")
+            return
+        for state in states(tree, weights, self._reader.read):
+            path = (*at, *state.path)
+            if isinstance(state.value, _TENSORS):
+                name = f"{state.parameter}.{state.leaf}"
+                held = self._held(state.value, name)
+                where = place("", ["optimizer", "state", state.parameter, state.leaf], held.dtype)
+                self.tensors.append(Found(where, ".".join(map(str, path)), held))
+            else:
+                self._object((*at, "state"), "optimizer.state")
+                self._name(f"optimizer.state.{state.parameter}.{state.leaf}", state.value)
+        for key in tree:
+            if key != "state":
+                self._state(tree[key], (*at, key), f"optimizer.{key}")
+
+    def _state(self, tree: Any, at: Path, label: str) -> None:
+        for path, value in leaves(tree, at):
+            name = ".".join(map(str, path))
+            if label:
+                name = ".".join([label, *map(str, path[len(at) :])])
+            if isinstance(value, _TENSORS):
+                held = self._held(value, name)
+                where = Place(f"extra:rank{self.file.rank}", Kind.OTHER, name or "tensor")
+                self.tensors.append(Found(where, name, held))
+            else:
+                inside = at or path[:1]
+                shown = ".".join([label, *map(str, path[:1])]).strip(".") if not at else label
+                self._object(inside, shown or ".".join(map(str, inside)) or str(self.file.role))
+                self._name(name or str(self.file.role), value)
+
+    def _held(self, value: Any, name: str) -> Held:
+        try:
+            held = self._reader.read(value)
+        except FtckptError as error:
+            error.tensor, error.file = error.tensor or name, error.file or self.file.path
+            raise
+        assert held is not None
+        return held
+
+    def _object(self, field: Path, label: str) -> None:
+        name = f"{self._owner}.{label}"
+        self.objects.setdefault(name, ObjectInfo(name, self._pickle, self.file.rank, field))
+
+    def _name(self, name: str, value: Any) -> None:
+        if len(self.names) < MAX_NAMES:
+            self.names.append(f"{self._owner}.{name}")
+        role = role_of(name)
+        if type(value) in (int, float) and role is not None:
+            self.numbers.append(Number(name, float(min(max(value, -1e18), 1e18)), role))
+
+
+_MODELS = frozenset({"model", "state_dict", "model_state_dict", "module", "ema", "ema_model"})
+
+
+def _is_training_state(tree: Any) -> bool:
+    return isinstance(tree, dict) and any(_holds_parts(k, v) for k, v in tree.items())
+
+
+def _holds_parts(key: Any, value: Any) -> bool:
+    """Say whether a key at the top of a training state is the model or its average."""
+    return key in _MODELS and isinstance(value, dict) and any(_tensors_below(value))
+
+
+def _tensors_below(tree: Mapping[Any, Any]) -> Iterator[bool]:
+    for _, value in leaves(tree):
+        if isinstance(value, _TENSORS):
+            yield True

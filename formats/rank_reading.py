@@ -1,0 +1,146 @@
+"""Parse the files of many ranks with two concurrent reads each: the head and the tail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ftckpt.checkpoint import Extent
+from ftckpt.errors import CorruptError, TruncatedError
+from ftckpt.source import Source
+
+from .archive import TAIL
+from .rank_files import CONFIG, METADATA, RankFile
+from .rank_tensors import Split
+from .strict_json import Limits, parse
+from .torch_stream import TorchStream, parse_stream
+
+# The pickle stands at the head of a torch.save file and the directory at its end.
+HEAD = 256 << 10
+# Files whose ends are held at once: 20 MB.
+BATCH = 64
+_JSON = Limits(depth=16, objects=2_000_000, keys=8_000_000, items=8_000_000, naturals=False)
+_MAX_JSON = 64 << 20
+
+
+def read_streams(
+    source: Source, files: Sequence[RankFile]
+) -> Iterator[tuple[RankFile, TorchStream | CorruptError]]:
+    """Yield each file's stream, or the damage that keeps it from being parsed.
+
+    Raises:
+        UnsafeError, UnsupportedError: of the first file that is hostile or of another format.
+    """
+    for start in range(0, len(files), BATCH):
+        batch = files[start : start + BATCH]
+        sizes = [source.size(file.path) for file in batch]
+        wanted = [
+            extent
+            for file, size in zip(batch, sizes, strict=True)
+            for extent in _ends(file.path, size)
+        ]
+        fetched = iter(source.read_many(wanted))
+        for file, size in zip(batch, sizes, strict=True):
+            parts = [(e.offset, next(fetched)) for e in _ends(file.path, size)]
+            yield file, _parsed(source, file.path, size, parts)
+
+
+def read_stream(source: Source, path: str) -> TorchStream:
+    """Parse one file.
+
+    Raises:
+        CorruptError, UnsafeError, UnsupportedError: see `parse_stream`.
+    """
+    size = source.size(path)
+    with source.open(path) as reader:
+        return parse_stream(reader.read, size, file=path)
+
+
+def _ends(path: str, size: int) -> list[Extent]:
+    if size <= HEAD + TAIL:
+        return [Extent(path, 0, size)]
+    return [Extent(path, 0, HEAD), Extent(path, size - TAIL, TAIL)]
+
+
+def _parsed(
+    source: Source, path: str, size: int, parts: Sequence[tuple[int, bytes]]
+) -> TorchStream | CorruptError:
+    def read(offset: int, length: int) -> bytes:
+        for start, data in parts:
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+        if offset < 0 or offset + length > size:
+            raise TruncatedError(f"{path} ends before a record that it must hold", file=path)
+        return source.read(path, offset, length)
+
+    try:
+        return parse_stream(read, size, file=path)
+    except CorruptError as error:
+        error.file = error.file or path
+        return error
+
+
+class Recorded:
+    """What a configuration file beside the ranks' files records.
+
+    Attributes:
+        path: the file; "" where there is none.
+        world_size: number of ranks; None where not recorded.
+        step: the trainer's step; None where not recorded.
+        splits: tensor name -> how it is cut, where recorded.
+    """
+
+    def __init__(self, path: str = "", content: Any = None) -> None:
+        record = content if isinstance(content, dict) else {}
+        self.path = path
+        self.world_size = _count(record.get("world_size"), 1)
+        self.step = _count(record.get("step", record.get("global_step")), 0)
+        tensors = record.get("tensors", record.get("placements"))
+        self.splits: Mapping[str, Split] = _splits(tensors, path)
+
+
+def read_recorded(source: Source, folder: str) -> Recorded:
+    """Read `fsdp_config.json` or `metadata.json` of a folder, whichever is there.
+
+    Raises:
+        CorruptError: it is no JSON, or records a tensor that cannot be (`bad-index`).
+        UnsafeError: it is ambiguous or abusive JSON (`unsafe`).
+    """
+    prefix = f"{folder}/" if folder else ""
+    for name in (CONFIG, METADATA):
+        path = prefix + name
+        if path not in source.entries:
+            continue
+        if source.size(path) > _MAX_JSON:
+            raise CorruptError(f"{path} is too long for what it is", kind="bad-index", file=path)
+        raw = source.read(path)
+        return Recorded(
+            path, parse(raw, _JSON, file=path, what="record", bad="bad-index", unsafe="unsafe")
+        )
+    return Recorded()
+
+
+def _count(value: Any, least: int) -> int | None:
+    return value if type(value) is int and least <= value < 1 << 63 else None
+
+
+def _splits(tensors: Any, path: str) -> dict[str, Split]:
+    found: dict[str, Split] = {}
+    for name, record in tensors.items() if isinstance(tensors, dict) else ():
+        if not isinstance(record, dict) or "shape" not in record or "dim" not in record:
+            continue
+        shape, dim = record["shape"], record["dim"]
+        sound = (
+            isinstance(shape, list)
+            and all(type(n) is int and n >= 0 for n in shape)
+            and (dim is None or (type(dim) is int and 0 <= dim < len(shape)))
+        )
+        if not sound:
+            raise CorruptError(
+                f"{path} records a split of {name!r} that cannot be",
+                kind="bad-index",
+                file=path,
+                tensor=name,
+            )
+        found[name] = Split(tuple(shape), dim)
+    return found

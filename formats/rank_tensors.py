@@ -1,0 +1,289 @@
+"""Put what the ranks hold of one tensor together: pieces of a global tensor, and replicas.
+
+What decides is what the writer recorded: placements in the pickle, or a split in `metadata.json`.
+Equal shapes or equal values decide nothing: a merger that concatenates what looks like shards, or
+drops what looks like a copy, makes wrong models. A plain tensor with no record stays one tensor a
+rank, in the component `extra:rank<R>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
+from ftckpt.dtypes import DType
+from ftckpt.errors import FtckptError, UnsupportedError
+from ftckpt.findings import Finding, finding
+
+from .dtensor import Patch, check_fits, choose_rule, local_of
+from .sharded import Distributed, Held, Listed
+from .torch_values import StoredStorage, TensorRef, is_dense, reach
+
+
+class Entry(NamedTuple):
+    """What one rank holds of one tensor."""
+
+    rank: int
+    file: str
+    held: Held
+    storages: Mapping[str, StoredStorage]
+
+
+class Split(NamedTuple):
+    """What a metadata file records of a plain tensor; `dim` None means a replica on each rank."""
+
+    shape: tuple[int, ...]
+    dim: int | None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a tensor is, before its pieces are known."""
+
+    component: str
+    kind: Kind
+    name: str
+    stored_name: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> str:
+        """Its key, as in `TensorInfo`."""
+        return tensor_key(self.component, self.kind, self.name)
+
+
+Report = Callable[[Finding], Any]
+
+
+def assemble(
+    identity: Identity,
+    entries: Sequence[Entry],
+    *,
+    split: Split | None,
+    replicated: bool,
+    report: Report,
+) -> list[TensorInfo]:
+    """Return the logical tensor that the entries make up, or one a rank where nothing says how.
+
+    An entry that contradicts the others is reported and left out, so that the tensor shows a hole
+    and can never be read as if it were whole.
+
+    Args:
+        identity: what it is.
+        entries: what each rank holds, in order of rank.
+        split: what a metadata file records of it, for plain tensors.
+        replicated: whether plain tensors are known to be the same on every rank.
+        report: takes findings.
+
+    Raises:
+        UnsupportedError: partial sums, conjugate views, bytes inside the pickle.
+    """
+    try:
+        kinds = {type(e.held) for e in entries}
+        if len(kinds) > 1:
+            rest = [e for e in entries if type(e.held) is not type(entries[0].held)]
+            report(_odd("bad-metadata", identity, rest[0], "is sharded in some files, whole in"))
+            entries = [e for e in entries if type(e.held) is type(entries[0].held)]
+        first = entries[0].held
+        if isinstance(first, Distributed):
+            return [_distributed(identity, entries, report)]
+        if isinstance(first, Listed):
+            return [_listed(identity, entries, report)]
+        if split is not None and split.dim is not None:
+            return [_split(identity, entries, split, split.dim, report)]
+        if replicated or split is not None:
+            return [_replicated(identity, entries, split, report)]
+        return [_of_one_rank(identity, e) for e in entries]
+    except FtckptError as error:
+        error.tensor = error.tensor or identity.key
+        raise
+
+
+def _distributed(identity: Identity, entries: Sequence[Entry], report: Report) -> TensorInfo:
+    entries = _agreeing(identity, entries, report)
+    head = entries[0].held
+    assert isinstance(head, Distributed)
+    held: list[tuple[Entry, Distributed, tuple[int, ...]]] = []
+    for entry in entries:
+        part = entry.held
+        assert isinstance(part, Distributed)
+        if part.mesh.sizes != head.mesh.sizes or part.placements != head.placements:
+            report(_odd("bad-metadata", identity, entry, "has another mesh or placement in"))
+        elif part.mesh.coordinate is not None:  # None: the rank stands outside the mesh
+            check_fits(head.shape, head.mesh.sizes, head.placements, part.mesh.coordinate)
+            held.append((entry, part, part.mesh.coordinate))
+    stored = [(coordinate, part.local.shape) for _, part, coordinate in held]
+    nominal = choose_rule(head.shape, head.mesh.sizes, head.placements, stored)
+    boxes = _Boxes()
+    for entry, part, coordinate in held:
+        local = local_of(
+            head.shape, head.mesh.sizes, head.placements, coordinate, nominal=bool(nominal)
+        )
+        if local.shape != part.local.shape:
+            what = f"needs a shard of {list(local.shape)} and has {list(part.local.shape)} in"
+            report(_odd("shape-mismatch", identity, entry, what))
+            continue
+        boxes.add(entry, part.local, local.patches)
+    return _info(identity, head.shape, head.dtype, boxes)
+
+
+def _listed(identity: Identity, entries: Sequence[Entry], report: Report) -> TensorInfo:
+    entries = _agreeing(identity, entries, report)
+    head = entries[0].held
+    assert isinstance(head, Listed)
+    boxes = _Boxes()
+    for entry in entries:
+        part = entry.held
+        assert isinstance(part, Listed)
+        if part.boxes != head.boxes:
+            report(_odd("bad-metadata", identity, entry, "has another list of shards in"))
+            continue
+        for patch, local in part.shards:
+            boxes.add(entry, local, (patch,))
+    return _info(identity, head.shape, head.dtype, boxes)
+
+
+def _split(
+    identity: Identity, entries: Sequence[Entry], split: Split, dim: int, report: Report
+) -> TensorInfo:
+    entries = _agreeing(identity, entries, report, shapes=False)
+    head = entries[0].held
+    boxes, at = _Boxes(), 0
+    for rank, entry in enumerate(entries):
+        # Sizes of the ranks before give the offset, so after a missing one nothing has a place.
+        if entry.rank != rank:
+            break
+        ref = entry.held
+        assert isinstance(ref, TensorRef)
+        rest = (ref.shape[:dim] + ref.shape[dim + 1 :], split.shape[:dim] + split.shape[dim + 1 :])
+        if dim >= len(ref.shape) or rest[0] != rest[1]:
+            what = f"of shape {list(split.shape)} cannot hold {list(ref.shape)} of"
+            report(_odd("shape-mismatch", identity, entry, what))
+            break
+        offsets = tuple(at if d == dim else 0 for d in range(len(ref.shape)))
+        boxes.add(entry, ref, (Patch(Box(offsets, ref.shape), (0,) * len(ref.shape)),))
+        at += ref.shape[dim]
+    assert isinstance(head, TensorRef)
+    return _info(identity, split.shape, head.dtype, boxes)
+
+
+def _replicated(
+    identity: Identity, entries: Sequence[Entry], split: Split | None, report: Report
+) -> TensorInfo:
+    entries = _agreeing(identity, entries, report)
+    head = entries[0].held
+    assert isinstance(head, TensorRef)
+    boxes = _Boxes()
+    for entry in entries:
+        assert isinstance(entry.held, TensorRef)
+        boxes.add(entry, entry.held, (_whole(entry.held.shape),))
+    return _info(identity, head.shape if split is None else split.shape, head.dtype, boxes)
+
+
+def _of_one_rank(identity: Identity, entry: Entry) -> TensorInfo:
+    assert isinstance(entry.held, TensorRef)
+    boxes = _Boxes()
+    boxes.add(entry, entry.held, (_whole(entry.held.shape),))
+    # Moments and weights of one name differ in kind, so the component need not tell them apart.
+    own = identity.component.removeprefix("extra:")
+    name = identity.name if own in ("model", "optimizer") else f"{own}.{identity.name}"
+    mine = Identity(f"extra:rank{entry.rank}", identity.kind, name, identity.stored_name)
+    return _info(mine, entry.held.shape, entry.held.dtype, boxes)
+
+
+def _agreeing(
+    identity: Identity, entries: Sequence[Entry], report: Report, *, shapes: bool = True
+) -> list[Entry]:
+    head = entries[0]
+    agreeing = []
+    for entry in entries:
+        if shapes and entry.held.shape != head.held.shape:
+            what = f"is {list(head.held.shape)} in {head.file} and {list(entry.held.shape)} in"
+            report(_odd("shape-mismatch", identity, entry, what))
+        elif entry.held.dtype is not head.held.dtype:
+            what = f"is {head.held.dtype.name} in {head.file} and {entry.held.dtype.name} in"
+            report(_odd("dtype-mismatch", identity, entry, what))
+        else:
+            agreeing.append(entry)
+    return agreeing
+
+
+def _odd(kind: str, identity: Identity, entry: Entry, what: str) -> Finding:
+    return finding(
+        kind,
+        f"{identity.key} {what} {entry.file}",
+        file=entry.file,
+        tensor=identity.key,
+        rank=entry.rank,
+    )
+
+
+def _whole(shape: tuple[int, ...]) -> Patch:
+    return Patch(Box.whole(shape), (0,) * len(shape))
+
+
+def _info(identity: Identity, shape: tuple[int, ...], dtype: DType, boxes: _Boxes) -> TensorInfo:
+    return TensorInfo(
+        identity.component,
+        identity.name,
+        identity.kind,
+        shape,
+        dtype,
+        tuple(boxes.pieces),
+        identity.stored_name,
+    )
+
+
+class _Boxes:
+    """Pieces in order of rank; a box that came before makes a replica."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._seen: dict[Box, int] = {}
+
+    def add(self, entry: Entry, local: TensorRef, patches: Sequence[Patch]) -> None:
+        """Add the boxes that a local tensor holds."""
+        if local.conj or local.neg:
+            raise UnsupportedError(
+                "a tensor is stored as a conjugate or negative view", file=entry.file
+            )
+        place = entry.storages[local.key].extent
+        if place is None:
+            raise UnsupportedError("a tensor's bytes lie inside the pickle", file=entry.file)
+        itemsize = local.dtype.itemsize
+        for box, start in patches:
+            first = local.storage_offset
+            first += sum(s * stride for s, stride in zip(start, local.strides, strict=True))
+            dense = is_dense(box.sizes, local.strides)
+            length = prod(box.sizes) if dense else reach(box.sizes, local.strides)
+            replica = self._seen.get(box, 0)
+            self._seen[box] = replica + 1
+            self.pieces.append(
+                Piece(
+                    box,
+                    Extent(place.file, place.offset + first * itemsize, length * itemsize),
+                    None,
+                    None if dense else local.strides,
+                    replica,
+                    entry.rank,
+                )
+            )
+
+
+def wrong_rank(file: str, rank: int, world_size: int, held: Held) -> Finding | None:
+    """Return a finding where a record says that another rank, or world, wrote the file."""
+    if isinstance(held, Distributed):
+        wrote, world = held.mesh.rank, None
+    elif isinstance(held, Listed):
+        wrote, world = held.rank, held.world_size
+    else:
+        return None
+    if wrote is not None and wrote != rank:
+        what = f"{file} was written by rank {wrote}: it is not the file of rank {rank}"
+        return finding("wrong-rank", what, file=file, rank=rank)
+    if world is not None and world != world_size:
+        what = f"{file} was written in a world of {world} ranks, its name says {world_size}"
+        return finding("world-size", what, file=file, rank=rank)
+    return None

@@ -1,0 +1,290 @@
+"""Checkpoints of one file a rank: every rank ran `torch.save` on what it held.
+
+The unit is one step. verl's `global_step_N` is a checkpoint: its `actor` is the model, every other
+folder of rank files (`critic`) the component `extra:<folder>`; the folder `actor` alone opens too.
+Nothing marks the end of a save, so a missing rank is a defect of the set and no proof of a crash.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ftckpt.checkpoint import (
+    CommitState,
+    Extent,
+    Kind,
+    ObjectInfo,
+    Scalar,
+    StepRole,
+    TensorInfo,
+    Topology,
+)
+from ftckpt.errors import CorruptError, NotFoundError
+from ftckpt.findings import Finding, finding, from_error
+from ftckpt.registry import Listing, Recognition
+from ftckpt.source import Source
+
+from .rank_checkpoint import RanksCheckpoint
+from .rank_contents import Contents
+from .rank_files import CONFIG, RankFile, Role, check_set, rank_files, world_size_of
+from .rank_reading import Recorded, read_recorded, read_streams
+from .rank_tensors import Entry, Identity, assemble, wrong_rank
+from .sharded import Distributed, Held, Listed
+
+# verl's folders inside a step, the trained one first.
+FOLDERS = ("actor", "critic")
+# verl's dataloader state beside them.
+DATA = "data.pt"
+# Opaque names that are told one by one.
+SHOWN = 20
+
+
+class Ranks:
+    """One file a rank (fits `ftckpt.registry.Format`)."""
+
+    name = "ranks"
+
+    def recognise(self, listing: Listing) -> Recognition | None:
+        """Say whether rank files lie in the listing, or in verl's folders below it."""
+        if listing.single:
+            return None
+        files = rank_files(listing.files)
+        folder = ""
+        for name in FOLDERS:
+            if not files and name in listing.directories:
+                folder = name + "/"
+                files = rank_files(listing.inside(name).files)
+        if not files:
+            return None
+        reason = f"has {folder}{files[0].path}"
+        return Recognition(self.name, reason, CommitState.NO_MARKER)
+
+    def open(self, source: Source) -> RanksCheckpoint:
+        """Parse the pickles of all ranks and put their tensors together.
+
+        Raises:
+            NotFoundError: no rank's file is there.
+            CorruptError: no rank's file can be parsed; damage of some is a finding of `check`.
+            UnsafeError, UnsupportedError: of the first file that is hostile or cannot be read.
+        """
+        return _Opening(source).checkpoint()
+
+
+class _Opening:
+    """Collects what the files of all folders hold."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.tensors: dict[str, TensorInfo] = {}
+        self.objects: dict[str, ObjectInfo] = {}
+        self.names: list[str] = []
+        self.found: list[Finding] = []
+        self.notes: list[Finding] = []
+        self.counters: list[Scalar] = []
+        self.crcs: dict[str, Sequence[tuple[str, Extent, int | None]]] = {}
+        self.ranks: dict[str, int] = {}
+        self.opaque: dict[str, str] = {}
+        self.meshes: dict[tuple[tuple[str, ...], tuple[int, ...]], None] = {}
+        self.world_size = 0
+        self.broken: list[CorruptError] = []
+        self.members: set[str] = set()
+
+    def checkpoint(self) -> RanksCheckpoint:
+        folders: dict[str, list[RankFile]] = defaultdict(list)
+        for file in rank_files(self.source.entries):
+            folder = file.path.rpartition("/")[0]
+            if "/" not in folder:
+                folders[folder].append(file)
+        # Rank files at the top are the checkpoint; folders beside them belong to something else.
+        chosen = [""] if "" in folders else sorted(folders, key=_folder_order)
+        if not chosen:
+            raise NotFoundError(f"{self.source.url} holds no rank's file")
+        for number, folder in enumerate(chosen):
+            self._folder(folder, folders[folder], "model" if number == 0 else f"extra:{folder}")
+        if not self.crcs and self.broken:
+            raise self.broken[0]
+        self._beside(chosen)
+        for name, path in list(self.opaque.items())[:SHOWN]:
+            what = f"{path} names {name}, a class outside the allow-list; kept inert"
+            self.notes.append(finding("opaque-object", what, file=path))
+        return RanksCheckpoint(
+            source=self.source,
+            tensors=self.tensors,
+            objects=self.objects,
+            aliases=_aliases(self.tensors.values()),
+            topology=self._topology(),
+            dialect="verl" if chosen != [""] or self._verl("") else "",
+            notes=self.notes,
+            files=sorted(self.members),
+            names=self.names,
+            found=self.found,
+            counters=self.counters,
+            crcs=self.crcs,
+            ranks=self.ranks,
+        )
+
+    def _verl(self, folder: str) -> bool:
+        return f"{folder}/{CONFIG}".lstrip("/") in self.source.entries
+
+    def _folder(self, folder: str, files: Sequence[RankFile], component: str) -> None:
+        recorded = read_recorded(self.source, folder)
+        world = world_size_of(files, recorded.world_size)
+        self.world_size = max(self.world_size, world)
+        self.found += check_set(files, world, recorded.world_size, recorded.path)
+        self.members |= {file.path for file in files}
+        if recorded.path:
+            self.members.add(recorded.path)
+        if recorded.step is not None:
+            self.counters.append(Scalar(recorded.path, "step", recorded.step, StepRole.ITERATION))
+        if recorded.world_size is None and any(f.world_size is None for f in files):
+            what = f"nothing records the world size: {world} is what the highest rank implies"
+            self.notes.append(finding("note", what))
+        mine = [f for f in files if f.world_size in (None, world) and f.rank < world]
+        owner = f"{folder}." if component != "model" else ""
+        contents = self._read(mine, owner)
+        self._merge(contents, component, recorded, world)
+
+    def _read(self, files: Sequence[RankFile], owner: str) -> list[tuple[Contents, Any]]:
+        """Parse all files, a rank's model before its optimizer, which borrows its names."""
+        weights: dict[int, list[tuple[str, Held]]] = {}
+        read: list[tuple[Contents, Any]] = []
+        for file, stream in read_streams(self.source, files):
+            if isinstance(stream, CorruptError):
+                self.broken.append(stream)
+                self.found.append(from_error(stream, rank=file.rank))
+                continue
+            for name in stream.opaque:
+                self.opaque.setdefault(name, file.path)
+            self.crcs[file.path], self.ranks[file.path] = stream.records, file.rank
+            try:
+                contents = Contents(file, stream, weights.get(file.rank, []), owner)
+            except CorruptError as error:
+                error.file = error.file or file.path
+                self.broken.append(error)
+                self.found.append(from_error(error, rank=file.rank))
+                continue
+            if file.role is Role.MODEL:
+                weights[file.rank] = [(f.where.name, f.held) for f in contents.tensors]
+            self.objects |= contents.objects
+            self.names += contents.names
+            self.counters += (Scalar(file.path, n.name, n.value, n.role) for n in contents.numbers)
+            read.append((contents, stream.storages))
+        return read
+
+    def _merge(
+        self, read: Sequence[tuple[Contents, Any]], component: str, recorded: Recorded, world: int
+    ) -> None:
+        entries: dict[Identity, list[Entry]] = {}
+        accused: set[str] = set()
+        sharded = any(contents.sharded for contents, _ in read)
+        for contents, storages in read:
+            file = contents.file
+            for where, stored, held in contents.tensors:
+                if isinstance(held, Distributed):
+                    self.meshes.setdefault((held.mesh.names, held.mesh.sizes))
+                odd = wrong_rank(file.path, file.rank, world, held)
+                if odd is not None and file.path not in accused:
+                    accused.add(file.path)
+                    self.found.append(odd)
+                own = where.component
+                if own in ("model", "optimizer") and component != "model":
+                    own = component
+                kind = where.kind
+                if sharded and kind is Kind.PARAM and not isinstance(held, (Distributed, Listed)):
+                    kind = Kind.BUFFER  # parameters are sharded; what stays whole is a buffer
+                name = where.name
+                identity = Identity(own, kind, name, "" if stored == name else stored)
+                entries.setdefault(identity, []).append(Entry(file.rank, file.path, held, storages))
+        plain = 0
+        for identity, held_by in entries.items():
+            split = recorded.splits.get(identity.stored_name)
+            if split is None and identity.kind is not Kind.OTHER:
+                split = _split_of_weight(identity, held_by, entries, recorded, component)
+            made = assemble(
+                identity,
+                held_by,
+                split=split,
+                replicated=sharded or world == 1,
+                report=self.found.append,
+            )
+            plain += made[0].component.startswith("extra:rank") and len(made) > 1
+            for tensor in made:
+                self.tensors[tensor.key] = tensor
+        if plain:
+            what = (
+                f"nothing records how {plain} tensors are split over the ranks: they are kept one a"
+                " rank, as extra:rank<R>, and not merged"
+            )
+            self.notes.append(finding("note", what, file=recorded.path or None))
+
+    def _beside(self, folders: Sequence[str]) -> None:
+        """Add what verl keeps beside the ranks: the dataloader's state, the tokenizer."""
+        for name in self.source.entries:
+            inside = any(name.startswith(f"{f}/huggingface/".lstrip("/")) for f in folders)
+            if inside or (name == DATA and folders != [""]):
+                self.members.add(name)
+        if DATA in self.members:
+            file = RankFile(DATA, Role.EXTRA, 0, None)
+            for contents, _ in self._read([file], ""):
+                whole = ObjectInfo(DATA, Extent(DATA, 0, self.source.size(DATA)), None, ())
+                for name in contents.objects:
+                    del self.objects[name]
+                self.objects[DATA] = whole
+                self.names = [n for n in self.names if n not in set(contents.names)]
+                self.names += [DATA, *(f"{DATA}.{n.partition('.')[2]}" for n in contents.names)]
+            self.ranks.pop(DATA, None)
+
+    def _topology(self) -> Topology:
+        """Read tensor and data parallelism off the named mesh of most dimensions."""
+        names, sizes = max(self.meshes, key=lambda m: len(m[0]), default=((), ()))
+        known = dict(zip(names, sizes, strict=True))
+        dp = [known[n] for n in names if n in _DP]
+        return Topology(
+            world_size=self.world_size,
+            tp=known.get("tp"),
+            pp=known.get("pp"),
+            ep=known.get("ep"),
+            dp=prod(dp) if dp else None,
+        )
+
+
+_DP = frozenset({"dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"})
+
+
+def _folder_order(folder: str) -> tuple[int, str]:
+    return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)
+
+
+def _split_of_weight(
+    identity: Identity,
+    held_by: Sequence[Entry],
+    entries: Mapping[Identity, Sequence[Entry]],
+    recorded: Recorded,
+    component: str,
+) -> Any:
+    """Return the split of a moment's weight, if both have equal shapes on every rank."""
+    split = recorded.splits.get(identity.name)
+    weight = next(
+        (e for kind in (Kind.PARAM, Kind.BUFFER)
+         if (e := entries.get(Identity(component, kind, identity.name)))), None
+    )  # fmt: skip
+    if split is None or weight is None or identity.kind in (Kind.PARAM, Kind.BUFFER):
+        return split
+    shapes = [(e.rank, e.held.shape) for e in held_by]
+    return split if shapes == [(e.rank, e.held.shape) for e in weight] else None
+
+
+def _aliases(tensors: Iterable[TensorInfo]) -> dict[str, str]:
+    """Return the tensors whose pieces are the very bytes of an earlier one: tied weights."""
+    owners: dict[tuple[Any, ...], str] = {}
+    aliases = {}
+    for tensor in tensors:
+        if tensor.numel and tensor.pieces:
+            bytes_of = tuple((p.box, p.extent, p.strides) for p in tensor.pieces)
+            owner = owners.setdefault(bytes_of, tensor.key)
+            if owner != tensor.key:
+                aliases[tensor.key] = owner
+    return aliases

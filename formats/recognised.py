@@ -1,0 +1,303 @@
+"""Checkpoints that are known by name and not read: one table of what gives each away.
+
+Saying "this is a DeepSpeed folder, not read by this version" is worth more than "nothing found",
+and an unreadable checkpoint can still be hostile: `hostile` parses its pickles as inert data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.errors import FtckptError, UnsafeError, UnsupportedError
+from ftckpt.findings import Finding, from_error
+from ftckpt.registry import Listing, Recognition
+from ftckpt.source import Source
+from ftckpt.store import EntryKind
+
+from .torch_stream import parse_stream
+from .unpickle import BUILTINS, load
+
+
+class Sign(NamedTuple):
+    """One way to tell a layout; every given part must hold.
+
+    Attributes:
+        files: pattern that one file of the listing matches in full.
+        also: pattern that another file of the listing matches in full.
+        directories: pattern that one directory matches in full.
+        inside: (directory, pattern of a file or directory in it).
+        offset: where `magic` stands in the first file that `files` matches.
+        magic: pattern that its bytes match from there on.
+        single: whether the place must be that one file.
+    """
+
+    files: str = ""
+    also: str = ""
+    directories: str = ""
+    inside: tuple[str, str] = ("", "")
+    offset: int = 0
+    magic: bytes = b""
+    single: bool = False
+
+
+HEAD = 4096
+_ANY = r".+"
+
+
+@dataclass
+class Recognised:
+    """A format that is named and refused (it fits `ftckpt.registry.Format`).
+
+    Attributes:
+        name: as in an answer's `format`.
+        title: what a person calls it.
+        advice: what to do instead.
+        signs: any one of them is enough.
+    """
+
+    name: str
+    title: str
+    advice: str
+    signs: tuple[Sign, ...]
+
+    def recognise(self, listing: Listing) -> Recognition | None:
+        """Say whether a sign of this format stands in `listing`."""
+        for sign in self.signs:
+            shown = _shown(sign, listing)
+            if shown:
+                reason = f"{self.title}: has {shown}"
+                return Recognition(self.name, reason, CommitState.NO_MARKER, supported=False)
+        return None
+
+    def open(self, source: Source) -> Checkpoint:
+        """Refuse it by name.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"{source.url} is a checkpoint of {self.title}, which this version does not read",
+            hint=self.advice,
+        )
+
+
+def _shown(sign: Sign, listing: Listing) -> str:
+    """Return the name that shows `sign`, or ""."""
+    if sign.single != bool(listing.single):
+        return ""
+    name = ""
+    if sign.files:
+        name = _first(sign.files, listing.files)
+        if not name:
+            return ""
+    if sign.also and not _first(sign.also, listing.files):
+        return ""
+    if sign.directories:
+        directory = _first(sign.directories, listing.directories)
+        if not directory:
+            return ""
+        name = name or directory + "/"
+    if sign.inside[0]:
+        if sign.inside[0] not in listing.directories:
+            return ""
+        below = listing.inside(sign.inside[0])
+        inner = _first(sign.inside[1], [*below.files, *below.directories])
+        if not inner:
+            return ""
+        name = name or f"{sign.inside[0]}/{inner}"
+    if sign.magic:
+        if listing.files[name].kind is EntryKind.SPECIAL:
+            return ""
+        head = listing.head(name, HEAD)
+        if not re.compile(sign.magic, re.DOTALL).match(head, sign.offset):
+            return ""
+    return name
+
+
+def _first(pattern: str, names: object) -> str:
+    fits = re.compile(pattern)
+    assert hasattr(names, "__iter__")
+    return min((name for name in names if fits.fullmatch(name)), default="")
+
+
+_NEXT = "a later version of ftckpt reads it; until then use the framework's own tools"
+_EXPORT = "export its weights to safetensors or torch.save with its own framework"
+
+RECOGNISED: tuple[Recognised, ...] = (
+    Recognised(
+        "megatron-zarr",
+        "Megatron's torch_dist with the zarr backend",
+        "Megatron itself removed this backend: convert it with a Megatron-LM release that has it",
+        (Sign(files=r"metadata\.json", magic=rb'.*"sharded_backend"\s*:\s*"zarr"'),),
+    ),
+    Recognised(
+        "megatron",
+        "Megatron-LM's legacy layout (mp_rank_*)",
+        _NEXT,
+        (Sign(directories=r"mp_rank_\d+(_\d+)*"),),
+    ),
+    Recognised(
+        "nvrx-local",
+        "NVIDIA resiliency extension's local checkpoints",
+        "restore it with the job that wrote it: it is bound to that job's topology",
+        (Sign(files=r"iter_\d+_\d+_local(\.dirty)?\.pt"),),
+    ),
+    Recognised(
+        "deepspeed-universal",
+        "DeepSpeed's universal checkpoint",
+        _NEXT,
+        (Sign(inside=("zero", r"optimizer_state\.pt")),),
+    ),
+    Recognised(
+        "deepspeed",
+        "DeepSpeed (ZeRO or pipeline)",
+        _NEXT,
+        (
+            Sign(files=r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_?(optim|model)_states\.pt"),
+            Sign(files=r"mp_rank_\d+_model_states\.pt"),
+            Sign(files=r"layer_\d+-model(_\d+-model)?_states\.pt"),
+        ),
+    ),
+    Recognised(
+        "verl-megatron",
+        "verl with the Megatron backend",
+        "its parts are checkpoints of their own: name model/dist_ckpt or huggingface/ below it",
+        (Sign(files=r"ckpt_contents\.json"),),
+    ),
+    Recognised(
+        "bytecheckpoint",
+        "ByteCheckpoint",
+        _EXPORT,
+        (
+            Sign(
+                directories=r"extra_state",
+                inside=("model", r"\.metadata"),
+            ),
+        ),
+    ),
+    Recognised(
+        "orbax",
+        "Orbax (JAX)",
+        _EXPORT,
+        (
+            Sign(files=r"_CHECKPOINT_METADATA|_METADATA|_ROOT_METADATA|manifest\.ocdbt"),
+            Sign(inside=("default", r"_METADATA|manifest\.ocdbt")),
+            Sign(inside=("state", r"_METADATA|manifest\.ocdbt")),
+        ),
+    ),
+    Recognised(
+        "paddle",
+        "Paddle",
+        _EXPORT,
+        (
+            Sign(files=r"\d+_\d+\.distcp", also=r"\d+\.metadata"),
+            Sign(files=rf"{_ANY}\.pd(params|opt|model|iparams)"),
+            Sign(files=rf"{_ANY}\.pd(params|opt|model|iparams)", single=True),
+        ),
+    ),
+    Recognised(
+        "torchscript",
+        "TorchScript: a program, not only its weights",
+        "save its state_dict with torch.save or safetensors",
+        (Sign(files=_ANY, magic=rb"PK\x03\x04.*/(constants\.pkl|code/__torch__)", single=True),),
+    ),
+    Recognised(
+        "nemo",
+        "NeMo 1 (a .nemo archive)",
+        "unpack it with tar and name the checkpoint inside",
+        (Sign(files=rf"{_ANY}\.nemo", single=True), Sign(files=rf"{_ANY}\.nemo")),
+    ),
+    Recognised(
+        "torch-tar",
+        "torch before 0.1.10 (a tar archive)",
+        "load and save it again with a trusted old torch: its tar reader can run code",
+        (
+            Sign(files=_ANY, magic=rb"(\./)?(sys_info|pickle|tensors|storages)\0.*", single=True),
+            Sign(files=rf"{_ANY}\.(pt|pth|tar|bin)", offset=257, magic=rb"ustar", single=True),
+        ),
+    ),
+    Recognised(
+        "gguf",
+        "GGUF (llama.cpp)",
+        "its tensors may be quantised: go back to the checkpoint that it was made from",
+        (
+            Sign(files=_ANY, magic=rb"GGUF", single=True),
+            Sign(files=rf"{_ANY}\.gguf", magic=rb"GGUF"),
+        ),
+    ),
+    Recognised(
+        "tensorflow",
+        "TensorFlow",
+        _EXPORT,
+        (
+            Sign(files=rf"{_ANY}\.data-\d{{5}}-of-\d{{5}}", also=rf"{_ANY}\.index"),
+            Sign(files=r"saved_model\.pb(txt)?"),
+        ),
+    ),
+    Recognised(
+        "hdf5",
+        "Keras or HDF5",
+        _EXPORT,
+        (
+            Sign(files=_ANY, magic=rb"\x89HDF\r\n\x1a\n", single=True),
+            Sign(files=rf"{_ANY}\.(h5|hdf5)", magic=rb"\x89HDF\r\n\x1a\n"),
+            Sign(files=rf"{_ANY}\.keras", magic=rb"PK\x03\x04", single=True),
+        ),
+    ),
+    Recognised(
+        "flax",
+        "Flax (msgpack)",
+        _EXPORT,
+        (Sign(files=rf"{_ANY}\.msgpack"), Sign(files=rf"{_ANY}\.msgpack", single=True)),
+    ),
+    Recognised(
+        "onnx",
+        "ONNX: a graph, not a training state",
+        "go back to the checkpoint that it was exported from",
+        (Sign(files=rf"{_ANY}\.onnx"), Sign(files=rf"{_ANY}\.onnx", single=True)),
+    ),
+)
+
+# What torch.save and pickle files begin with: a zip, torch's legacy magic number, or any pickle
+# protocol since 2. Older protocols are text and have no mark, so there the suffix decides.
+_STREAM = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19")
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".metadata", ".distcp")
+# A pickle acts while it is read, so the first part of a giant one shows what it calls.
+_BARE = 256 << 20
+
+
+def hostile(source: Source) -> Iterator[Finding]:
+    """Yield what is unsafe in the pickles of an unsupported checkpoint; nothing is executed.
+
+    Looks at every file that begins as a torch.save archive, a legacy torch.save stream or a pickle.
+    Damage is not reported: an unknown layout may hold what only looks like a pickle.
+    """
+    for name in sorted(source.entries):
+        entry = source.entries[name]
+        if entry.kind is EntryKind.SPECIAL:
+            yield from_error(
+                UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
+            )
+        elif entry.size >= 2:
+            try:
+                _look(source, name, entry.size)
+            except UnsafeError as error:
+                error.file = error.file or name
+                yield from_error(error)
+            except FtckptError:
+                continue
+
+
+def _look(source: Source, name: str, size: int) -> None:
+    with source.open(name) as reader:
+        head = reader.read(0, min(size, 16))
+        if head.startswith(_STREAM):
+            parse_stream(reader.read, size, file=name)
+        elif _PICKLE.match(head) or name.endswith(_PICKLED):
+            data = reader.read(0, min(size, _BARE))
+            load(data, file=name, table=BUILTINS, exact=len(data) == size)
