@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from ftckpt.errors import ExitCode, NotFoundError
 from . import render
 from .bounds import MemoryOption, bound_memory
 from .invocation import Invocation, Result, invoked
-from .render import human_bytes, human_count
+from .render import human_bytes, human_count, printable
 from .target import PathArgument, open_from, open_target
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def command(
     if not invocation.json:
         invocation.print(render.pairs(_summary(checkpoint, result)))
         invocation.print()
-        invocation.print(_resume_table(result.resume))
+        invocation.print(_resume_text(result.resume))
         for note in result.notes:
             invocation.print(render.finding_line(note))
         if files:
@@ -179,14 +180,21 @@ def _shares(parts: Any, total: int) -> str:
     return ", ".join(words) + (f" = {human_bytes(total)}" if len(words) > 1 else "") or "none"
 
 
-def _resume_table(items: tuple[ResumeItem, ...]) -> str:
-    rows = []
+def _resume_text(items: tuple[ResumeItem, ...]) -> str:
+    """Return the resume check, wrapped: what is there in one line, what is not with its price."""
+    title = max(len(item.title) for item in items) + 2
+    width = max((render.terminal_width() or 100) - title - 2, 30)
+    lines = ["for a restart"]
     for item in items:
-        word = item.presence if item.needed or item.presence != "absent" else "not needed"
-        rows.append([f"{_SIGNS[item.presence]} {item.title}", word, item.reason])
-        if item.presence != "present" and item.needed:
-            rows.append(["", "", f"  without it: {item.consequence}"])
-    return render.table(["for a restart", "", "why"], rows)
+        absent = item.presence != "present"
+        word = "" if not absent else f"{item.presence}: " if item.needed else "not needed: "
+        sign = _SIGNS[item.presence] if item.needed else "+"
+        text = textwrap.wrap(word + item.reason, width)
+        if absent and item.needed:
+            text += textwrap.wrap("without it: " + item.consequence, width)
+        lines.append(f"{sign} {item.title.ljust(title)}{text[0]}")
+        lines += [" " * (title + 2) + line for line in text[1:]]
+    return "\n".join(map(printable, lines))
 
 
 def _tensor_record(key: str, info: TensorInfo) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from ftckpt.findings import Finding, Severity, from_error
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest, find
 from ftckpt.progress import NULL, Counter
-from ftckpt.source import Source
 
 from .content import ContentResult, StopChecking, check_manifest, check_records
 from .owners import OwnerIndex
+from .replica import check_against, check_tensors_against
 from .structure import check_structure
 from .values import check_values
 
@@ -54,7 +54,8 @@ class VerifyOptions:
         jobs: threads.
         limiter: bounds the rate of reading.
         manifest: take this one instead of the one beside the checkpoint.
-        against: a replica, compared byte by byte.
+        against: a replica, compared file by file; of another layout, tensor by tensor.
+        use_manifest: whether a manifest beside the checkpoint counts as evidence.
     """
 
     level: Level = Level.AUTO
@@ -65,7 +66,8 @@ class VerifyOptions:
     jobs: int = 1
     limiter: RateLimit | None = None
     manifest: Manifest | None = None
-    against: Source | None = None
+    against: Checkpoint | None = None
+    use_manifest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +196,21 @@ def _check_content(
 ) -> ContentResult:
     """Use the strongest evidence there is: a replica that was named, a manifest, CRC-32s."""
     manifest = options.manifest
-    if manifest is None:
+    if manifest is None and options.use_manifest:
         try:
             manifest = find(checkpoint.source)
         except FtckptError as error:
             collector.add(from_error(error))
     if options.against is not None:
-        from .replica import check_against
-
-        return check_against(
-            checkpoint, options.against, emit=collector.add, jobs=options.jobs,
-            sample=options.sample, limiter=options.limiter, counter=counter,
-        )  # fmt: skip
+        if _same_files(checkpoint, options.against):
+            return check_against(
+                checkpoint, options.against.source, emit=collector.add, jobs=options.jobs,
+                sample=options.sample, limiter=options.limiter, counter=counter,
+                owners=OwnerIndex(checkpoint),
+            )  # fmt: skip
+        return check_tensors_against(
+            checkpoint, options.against, emit=collector.add, jobs=options.jobs, counter=counter
+        )
     if manifest is not None:
         return check_manifest(
             checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
@@ -218,6 +223,14 @@ def _check_content(
         checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,
         limiter=options.limiter, counter=counter,
     )  # fmt: skip
+
+
+def _same_files(checkpoint: Checkpoint, other: Checkpoint) -> bool:
+    """Whether the two are copies of each other, rather than two layouts of the same tensors."""
+    if checkpoint.format != other.format:
+        return False
+    ours, theirs = set(checkpoint.members()), set(other.members())
+    return len(ours & theirs) * 2 > len(ours | theirs)
 
 
 def _has_crc(records: Iterable[Record]) -> bool:
@@ -250,20 +263,22 @@ def _verdict(
             "some records carry no CRC, so that not all content can be checked",
             "seal the checkpoint right after it is saved: ftckpt seal PATH",
         )
-    return ExitCode.OK, _praise(checkpoint, content, level), ""
+    return ExitCode.OK, _praise(checkpoint, options, content, level), ""
 
 
-def _praise(checkpoint: Checkpoint, content: ContentResult, level: Level) -> str:
+def _praise(
+    checkpoint: Checkpoint, options: VerifyOptions, content: ContentResult, level: Level
+) -> str:
     tensors = f"{len(checkpoint.tensors)} tensors in {len(checkpoint.source.entries)} files"
     share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"
     how = {
         "manifest": f"every block matches the manifest{share}",
         "crc32": f"every record matches its CRC-32{share}",
         "replica": f"every byte equals the replica{share}",
-        "none": "structure only: there is no evidence for the content",
+        "none": "the structure is whole; there is no evidence for the content",
     }[content.evidence]
-    if level is Level.STRUCTURE and content.evidence != "none":
-        how = "structure only"
+    if options.level is Level.STRUCTURE:
+        how = "the structure is whole; the content was not read"
     if level is Level.VALUES:
         how += "; the values are sound"
     return f"{tensors}: {how}"

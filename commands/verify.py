@@ -1,0 +1,271 @@
+"""`ftckpt verify`: can it be trusted, and which evidence says so?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError, worst
+from ftckpt.findings import finding
+
+from . import render
+from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
+from .invocation import Invocation, Result, invoked
+from .render import human_bytes, human_duration
+from .target import PathArgument, choose, open_target
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.findings import Finding
+    from ftckpt.manifest import Manifest
+    from ftckpt.opening import Target
+    from ftckpt.roots import Child, Root
+    from ftckpt.verification import VerifyOptions, VerifyReport
+
+EXAMPLES = (
+    ("ftckpt verify /ckpt/run7/step-1000", "by the best evidence that there is"),
+    ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root, quickly"),
+    ("ftckpt verify s3://run7/ckpt@1000 --require content", "exit 6 where bytes have no evidence"),
+    ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
+    ("ftckpt verify big/ --sample 5% --limit-rate 200MB/s", "a share, gently, beside a trainer"),
+)
+CODES = {
+    ExitCode.OK: "everything that the evidence allows was checked and passed",
+    ExitCode.CORRUPT: "proven damage; the findings name file, tensor, rank and bytes",
+    ExitCode.INCOMPLETE: "not committed, still being written, or changed meanwhile",
+    ExitCode.UNVERIFIED: "content was demanded and there is no evidence for it",
+    ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+    ExitCode.NOT_FOUND: "no checkpoint there",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "",
+    ExitCode.UNSUPPORTED: "recognised, but not readable by this version",
+}
+
+
+class LevelChoice(StrEnum):
+    """How deep to check; the core's `Level`, spelled here so that help needs no core."""
+
+    AUTO = "auto"
+    STRUCTURE = "structure"
+    CONTENT = "content"
+    VALUES = "values"
+
+
+class Requirement(StrEnum):
+    """What must not be missing."""
+
+    CONTENT = "content"
+
+
+def command(
+    ctx: typer.Context,
+    path: PathArgument,
+    level: Annotated[
+        LevelChoice,
+        typer.Option(help="structure: headers; content: every byte; values: the numbers too."),
+    ] = LevelChoice.AUTO,
+    require: Annotated[
+        Requirement | None, typer.Option(help="Exit 6 where this evidence is missing.")
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every checkpoint of a root; the worst code wins.")
+    ] = False,
+    against: Annotated[
+        str, typer.Option(metavar="OTHER", help="A replica to compare with, byte by byte.")
+    ] = "",
+    manifest: Annotated[
+        str, typer.Option(metavar="FILE", help="A manifest that is kept elsewhere.")
+    ] = "",
+    sample: Annotated[
+        str, typer.Option(metavar="SHARE", help="Read only this share of the content: 5%.")
+    ] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Weigh warnings as damage.")] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first error.")
+    ] = False,
+    jobs: JobsOption = 0,
+    limit_rate: RateOption = "",
+    max_memory: MemoryOption = "1GiB",
+) -> Result:
+    """Check that a checkpoint can be trusted, and say which evidence says so.
+
+    Structure first: missing, truncated, swapped and stray files, holes and overlaps, mixed steps.
+    Then the content, by the manifest that `ftckpt seal` wrote, else by the CRC-32s that torch puts
+    into its files and never checks. What nothing covers is named.
+    """
+    from ftckpt.verification import Level, VerifyOptions
+
+    invocation = invoked(ctx)
+    bound_memory(max_memory)
+    options = VerifyOptions(
+        level=Level(level.value),
+        require_content=require is Requirement.CONTENT,
+        strict=strict,
+        fail_fast=fail_fast,
+        sample=_share(sample),
+        jobs=job_count(jobs),
+        limiter=rate_limit(limit_rate),
+        manifest=_manifest(manifest, invocation),
+        against=_replica(invocation, against),
+    )
+    invocation.report(level=level.value, evidence="none", bytes_read=0, seconds=0.0, findings=[])
+    target = _target(invocation, path, options)
+    if isinstance(target, Result):
+        return target
+    if target.root is not None and not target.place.which:
+        return _verify_root(invocation, target, target.root, options, everything=all_)
+    if target.root is not None:
+        child = choose(target.root, target.place.which)
+        return _verify_child(invocation, target.root, child, options)
+    return _verify_one(invocation, target.open, options)
+
+
+def _share(text: str) -> float | None:
+    from ftckpt.limits import parse_fraction
+
+    return parse_fraction(text) if text else None
+
+
+def _manifest(path: str, invocation: Invocation) -> Manifest | None:
+    if not path:
+        return None
+    from ftckpt.manifest import read
+    from ftckpt.stores import open_store
+
+    parent, slash, name = path.rpartition("/")
+    return read(open_store(parent or (slash or "."), invocation.stores), name)
+
+
+def _replica(invocation: Invocation, path: str) -> Checkpoint | None:
+    if not path:
+        return None
+    from ftckpt import opening
+    from ftckpt.formats.catalog import FORMATS
+
+    target = opening.open_target(path, FORMATS, invocation.stores)
+    if target.root is not None:
+        if not target.place.which:
+            raise UsageError(f"{path} is a root; --against needs one checkpoint",
+                             hint=f"{path}@STEP selects one")  # fmt: skip
+        child = choose(target.root, target.place.which)
+        return opening.open_part(target.root.store, child.parts[0])
+    return target.open()
+
+
+def _target(invocation: Invocation, path: str, options: VerifyOptions) -> Target | Result:
+    """Find the target; what is recognised and not readable may still be hostile."""
+    from ftckpt.verification import failed
+
+    try:
+        return open_target(invocation, path)
+    except NotFoundError:
+        raise
+    except FtckptError as error:
+        return _conclude(invocation, failed(error), shown=False)
+
+
+def _verify_root(
+    invocation: Invocation, target: Target, root: Root, options: VerifyOptions, *, everything: bool
+) -> Result:
+    """Check the pointers and the newest checkpoint, or all of them."""
+    children = root.children()
+    pointed = [
+        finding(
+            "pointer-dangling",
+            f"{p.name} points to {p.says}, and that is not there",
+            file=p.name,
+        )
+        for p in root.pointers
+        if p.dangling
+    ]
+    for found in pointed:
+        invocation.print(render.finding_line(found))
+    results: list[tuple[str, Result]] = []
+    documents = []
+    chosen = children if everything else children[:1]
+    if not everything and children:
+        url = root.url_of(children[0].candidate)
+        invocation.say(f"{target.place.url} is a root; taking the newest, {url}")
+    for child in chosen:
+        result = _verify_child(invocation, root, child, options)
+        results.append((root.url_of(child.candidate), result))
+        documents.append(dict(invocation.document))
+    codes = [r.code for _, r in results] + [ExitCode.CORRUPT for _ in pointed]
+    code = worst(codes)
+    if everything:
+        invocation.report(target=target.place.url, checkpoints=documents)
+    bad = [url for url, r in results if r.code is not ExitCode.OK]
+    if code is ExitCode.OK:
+        only = results[0][1].message if len(results) == 1 else f"{len(results)} checkpoints passed"
+        return Result(code, only)
+    if pointed and not bad:
+        return invocation.fail(code, pointed[0].message, "point it to a checkpoint that is there")
+    if len(results) == 1:
+        return results[0][1]
+    return invocation.fail(code, f"{len(bad)} of {len(results)} checkpoints failed: {bad[0]} first")
+
+
+def _verify_child(
+    invocation: Invocation, root: Root, child: Child, options: VerifyOptions
+) -> Result:
+    from ftckpt.opening import open_part
+
+    url = root.url_of(child.candidate)
+    invocation.report(target=url, format=child.parts[0].format.name)
+    results = [
+        _verify_one(invocation, partial(open_part, root.store, part), options)
+        for part in child.parts
+    ]
+    code = worst(r.code for r in results)
+    return next(r for r in results if r.code is code)
+
+
+def _verify_one(
+    invocation: Invocation, open_: Callable[[], Checkpoint], options: VerifyOptions
+) -> Result:
+    from ftckpt.verification import failed, verify
+
+    def emit(found: Finding) -> None:
+        invocation.print(render.finding_line(found))
+
+    began = time.monotonic()
+    try:
+        checkpoint = open_()
+    except FtckptError as error:
+        return _conclude(invocation, failed(error, seconds=time.monotonic() - began), shown=False)
+    invocation.report(target=checkpoint.source.url, format=checkpoint.format, step=checkpoint.step)
+    report = verify(checkpoint, options, counter=invocation.counter, emit=emit)
+    return _conclude(invocation, report, shown=True)
+
+
+def _conclude(invocation: Invocation, report: VerifyReport, *, shown: bool) -> Result:
+    invocation.report(
+        level=report.level,
+        evidence=report.evidence,
+        findings=report.findings,
+        bytes_read=report.bytes_read,
+        bytes_covered=report.bytes_covered,
+        bytes_uncovered=report.bytes_uncovered,
+        sampled=report.sampled,
+        seconds=report.seconds,
+    )
+    if not shown:
+        for found in report.findings:
+            invocation.print(render.finding_line(found))
+    if report.code is ExitCode.OK:
+        rate = report.bytes_read / report.seconds if report.seconds else 0
+        read = (
+            f", {human_bytes(report.bytes_read)} in {human_duration(report.seconds)}"
+            f" ({human_bytes(int(rate))}/s)"
+            if report.bytes_read
+            else ""
+        )
+        invocation.print(f"ok: {report.message}{read}")
+        return Result(report.code, report.message, report.hint)
+    return invocation.fail(report.code, report.message, report.hint)

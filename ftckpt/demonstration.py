@@ -1,0 +1,102 @@
+"""Small real checkpoints to try things on: a tiny model, trained, saved by torch's own DCP.
+
+The only part of the core that imports torch, and only inside its functions.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import ExistsError
+
+
+def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: int = 0) -> list[str]:
+    """Train a model of 50,000 parameters and save it at each of `steps`.
+
+    Each checkpoint `step-N` holds model, AdamW moments, scheduler, step counter and the RNG states
+    of Python, NumPy and torch, as torch.distributed.checkpoint writes them.
+
+    Args:
+        directory: is made; must not exist, or be empty.
+        steps: increasing.
+        seed: of everything random.
+
+    Returns:
+        The paths of the checkpoints, in the order of `steps`.
+
+    Raises:
+        ExistsError: the directory has content.
+    """
+    import torch
+
+    if os.path.isdir(directory) and os.listdir(directory):
+        raise ExistsError(
+            f"{directory} exists and is not empty",
+            hint="name another directory, or remove it yourself",
+        )
+    os.makedirs(directory, exist_ok=True)
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(128, 64),
+        torch.nn.Linear(64, 256),
+        torch.nn.GELU(),
+        torch.nn.LayerNorm(256),
+        torch.nn.Linear(256, 128),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(steps) * 2)
+    paths = []
+    for step in range(1, max(steps) + 1):
+        tokens = torch.randint(0, 128, (16, 33))
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), (tokens[:, 1:] * 7 % 128).flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+        if step in steps:
+            path = os.path.join(directory, f"step-{step}")
+            _save(path, model, optimizer, scheduler, step)
+            paths.append(path)
+    return paths
+
+
+def _save(path: str, model: Any, optimizer: Any, scheduler: Any, step: int) -> None:
+    import random
+
+    import numpy as np
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {
+        "model": model_state,
+        "optimizer": optimizer_state,
+        "lr_scheduler": scheduler.state_dict(),
+        "train_state": {"step": step, "tokens": step * 16 * 32},
+        "rng": {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
+            "torch": torch.get_rng_state(),
+        },
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch remarks that there is one process
+        writer = FileSystemWriter(path, thread_count=2)
+        save(state, storage_writer=writer, no_dist=True)
+
+
+def flip_bit(path: str, offset: int, bit: int = 0) -> None:
+    """Flip one bit of a file in place, as a failing disk or cable does."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ (1 << bit)]))
