@@ -96,6 +96,8 @@ class Manifest:
     by_path: Mapping[str, FileDigest] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("files", "unmanaged", "checks"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "by_path", {f.path: f for f in self.files})
 
     @property
@@ -105,7 +107,7 @@ class Manifest:
 
     def same_content(self, other: Manifest) -> bool:
         """Say whether both describe the same files with the same bytes."""
-        return list(self.files) == list(other.files)
+        return self.files == other.files
 
     def dump(self) -> bytes:
         """Return the manifest's bytes; equal manifests give equal bytes.
