@@ -26,12 +26,12 @@ _DEEPER = 16
 # Names of one step, as trainers spell them; each must match the whole name, so that `step-10.tmp`
 # or `old-step-10` is never taken for step 10.
 _STEP_NAMES = (
-    re.compile(r"(?:global_?)?steps?[-_=]?(\d+)"),  # torchtitan, DeepSpeed, verl, Lightning
-    re.compile(r"iter_(\d+)"),  # Megatron
-    re.compile(r"(?:checkpoint|ckpt)[-_](\d+)"),  # transformers, accelerate
-    re.compile(r"epoch=\d+-step=(\d+)(?:-v\d+)?"),  # Lightning
-    re.compile(r"step=(\d+)(?:-v\d+)?"),
-    re.compile(r"(\d+)"),
+    re.compile(r"(?:global_?)?steps?[-_=]?([0-9]+)"),  # torchtitan, DeepSpeed, verl, Lightning
+    re.compile(r"iter_([0-9]+)"),  # Megatron
+    re.compile(r"(?:checkpoint|ckpt)[-_]([0-9]+)"),  # transformers, accelerate
+    re.compile(r"epoch=[0-9]+-step=([0-9]+)(?:-v[0-9]+)?"),  # Lightning
+    re.compile(r"step=([0-9]+)(?:-v[0-9]+)?"),
+    re.compile(r"([0-9]+)"),
 )
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
 

@@ -25,7 +25,6 @@ from .errors import (
 from .findings import Finding, finding
 from .opening import open_child
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
-from .steps import SCALARS_A_FILE, step_of
 
 # Headers of so many candidates are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -188,7 +187,7 @@ class _Walk:
                 waiting, size = waiting[size:], BATCH
                 continue
             looked = heapq.heappop(pool)[3]
-            if limit is None or looked.rank <= limit or math.isinf(looked.rank):
+            if limit is None or 0 <= looked.rank <= limit or looked.rank == math.inf:
                 yield looked
 
     def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
@@ -228,10 +227,8 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
 
 
 def _step(checkpoint: Checkpoint) -> int | None:
-    if checkpoint.step is not None:
-        return checkpoint.step
     try:
-        return step_of(checkpoint.scalars(SCALARS_A_FILE))
+        return checkpoint.step
     except CorruptError:
         return None  # the check that follows says so with its place
 
