@@ -210,9 +210,9 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
     state = top.state
     try:
         meta = DcpMetadata(opaque=loaded.opaque)
-        _take_entries(meta, state["state_dict_metadata"], file)
-        _take_paths(meta, state.get("planner_data"))
         with unpickle.no_gc():
+            _take_entries(meta, state["state_dict_metadata"], file)
+            _take_paths(meta, state.get("planner_data"))
             _take_storage(meta, state.get("storage_data"), file)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CorruptError(
