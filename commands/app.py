@@ -23,7 +23,7 @@ from ftckpt.stores.options import StoreOptions
 
 from .codes import ALWAYS, MEANINGS
 from .ending import SignalError, catch_signals, leave
-from .invocation import ClosedPipeError, Invocation, Result, complain, write
+from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
 from .render import error_line, json_text, printable, result_record
 
 # Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
@@ -78,8 +78,8 @@ def _storage(
     """Options of every verb that opens a place."""
 
 
-_COMMON = {"json", "quiet", "debug"}
-_STORAGE = set(StoreOptions._fields)
+_COMMON = set(_common.__annotations__) - {"return"}
+_STORAGE = set(_storage.__annotations__) - {"return"}
 
 
 def _parameters(function: Any) -> list[Any]:
@@ -272,6 +272,10 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
     try:
         return execute(arguments, invocation)
     except ClosedPipeError:
+        return Result(ExitCode.CLOSED_PIPE, "the output was closed")
+    except BrokenPipeError as error:  # typer prints the help by itself; no store lets one through
+        with suppress(ClosedPipeError):
+            unwritable(sys.stdout, error)
         return Result(ExitCode.CLOSED_PIPE, "the output was closed")
     except SignalError as signal:
         invocation.close()

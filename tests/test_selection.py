@@ -293,13 +293,14 @@ def waited(root: Path, clock: Clock, timeout: float, said: list[str]) -> Selecti
 def test_wait_takes_the_save_in_flight_when_it_commits(tmp_path: Path, staged: bool) -> None:
     write(tmp_path, "step-1", 1)
     clock = Clock()
-    if staged:
-        write(tmp_path, "step-2.tmp", 2)
-        commit = lambda: (tmp_path / "step-2.tmp").rename(tmp_path / "step-2")  # noqa: E731
-    else:
-        write(tmp_path, "step-2", 2, "torn")
-        text = '{"step": 2, "state": "good"}'
-        commit = lambda: (tmp_path / "step-2" / MARKER).write_text(text)  # type: ignore[assignment]  # noqa: E731
+    write(tmp_path, "step-2.tmp" if staged else "step-2", 2, "good" if staged else "torn")
+
+    def commit() -> None:
+        if staged:
+            (tmp_path / "step-2.tmp").rename(tmp_path / "step-2")
+        else:
+            (tmp_path / "step-2" / MARKER).write_text('{"step": 2, "state": "good"}')
+
     clock.events = [(20.0, commit)]
     said: list[str] = []
     found = waited(tmp_path, clock, 100, said)

@@ -1,0 +1,424 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.commands import app, codes, ending
+from ftckpt.commands.invocation import Invocation, Result
+from ftckpt.commands.render import (
+    human_bytes,
+    human_count,
+    human_duration,
+    json_text,
+    printable,
+    table,
+)
+from ftckpt.commands.units import parse_duration
+from ftckpt.errors import ExitCode, FtckptError, UsageError
+from tests.small_format import write
+
+# Verbs that only exist in the process of a test: what a verb can do to the app.
+FAKE = """
+import sys, types, typer
+from ftckpt import errors
+from ftckpt.commands import app
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.errors import ExitCode
+
+def command(ctx: typer.Context) -> Result | None:
+    "A verb of a test."
+    invocation = invoked(ctx)
+    invocation.report(target="here", number=float("nan"))
+{body}
+
+module = types.ModuleType("ftckpt.commands.fake")
+module.command, module.EXAMPLES, module.CODES = command, (), {{}}
+sys.modules["ftckpt.commands.fake"] = module
+app.VERBS["fake"] = "A verb of a test"
+app.main()
+"""
+
+
+def ftckpt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ftckpt", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=60,
+        check=False,
+    )
+
+
+def fake_script(body: str) -> str:
+    return FAKE.format(body="\n".join("    " + line for line in body.splitlines()))
+
+
+def fake(body: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", fake_script(body), "fake", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=60,
+        check=False,
+    )
+
+
+def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the result record of the one JSON document on stdout."""
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"a bare {token} in JSON")
+
+    document = json.loads(done.stdout, parse_constant=refuse)
+    record = document["result"]
+    assert record["code"] == done.returncode
+    assert record["name"] == ExitCode(done.returncode).name
+    assert isinstance(record, dict)
+    return record
+
+
+def test_errors_become_their_exit_code() -> None:
+    for error in FtckptError.__subclasses__():
+        code = app.verdict(error("what, where", hint="do this"))
+        assert code == Result(error.exit_code, "what, where", "do this")
+    assert app.verdict(MemoryError()).code is ExitCode.NO_RESOURCE
+    assert app.verdict(KeyError("x")).code is ExitCode.INTERNAL
+
+
+def test_an_error_is_a_sentence_and_a_hint() -> None:
+    done = fake('raise errors.CorruptError("it is bad", hint="do this")')
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "ftckpt: it is bad\nhint: do this\n"
+
+
+def test_a_bug_is_never_a_verdict() -> None:
+    done = fake('raise KeyError("x")', "--json")
+    record = result_of(done)
+    assert done.returncode == 1
+    assert "a bug in ftckpt" in record["message"]
+    assert "--debug" in record["hint"]
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in fake('raise KeyError("x")', "--debug").stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ('raise errors.UnsafeError("no")', 7),
+        ("raise MemoryError", 12),
+        ("raise ZeroDivisionError", 1),
+        ('return Result(ExitCode.DIFFERENT, "they differ")', 3),
+        ("return None", 0),
+        ("sys.exit('out')", 1),
+    ],
+)
+def test_json_ends_in_a_result_in_every_case(body: str, code: int) -> None:
+    done = fake(body, "--json")
+    assert done.returncode == code
+    result_of(done)
+    document = json.loads(done.stdout)
+    assert document["schema"] == "ftckpt.fake/1"
+    assert (document["target"], document["number"]) == ("here", "NaN")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("latest", "--json"),
+        ("latest", "--json", "--no-such-flag", "x"),
+        ("latest", "--json", "x", "--verify", "nonsense"),
+        ("latest", "--json", "x", "--max-fallback", "-1"),
+        ("latest", "--json", "x", "--timeout", "soon"),
+        ("nosuchverb", "--json"),
+        ("--json",),
+    ],
+)
+def test_usage_errors_are_json_too(arguments: tuple[str, ...]) -> None:
+    done = ftckpt(*arguments)
+    assert done.returncode == 2
+    assert result_of(done)["message"]
+
+
+def test_usage_errors_say_what_was_meant() -> None:
+    done = ftckpt("latst", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean latest?" in done.stderr
+    assert "--verify" in ftckpt("latest", "x", "--verfy", "content").stderr
+    assert ftckpt().returncode == 2
+    assert "Verbs:" in ftckpt().stderr
+
+
+def test_json_after_a_double_dash_is_a_path() -> None:
+    done = ftckpt("latest", "--", "--json")
+    assert (done.returncode, done.stdout) == (9, "")
+
+
+def test_version_and_help_topics() -> None:
+    done = ftckpt("--version")
+    assert (done.returncode, done.stdout) == (0, "ftckpt 0.1.0\n")
+    topic = ftckpt("help", "exit-codes").stdout
+    for code in ExitCode:
+        assert f" {int(code)} " in topic
+        assert code.name in topic
+    assert "FTCKPT_<VERB>_<FLAG>" in ftckpt("help", "environment").stdout
+    assert ftckpt("help", "latest").stdout == ftckpt("latest", "--help").stdout
+    assert ftckpt("help", "nothing").returncode == 2
+
+
+def test_help_ends_in_examples_and_codes() -> None:
+    text = ftckpt("latest", "--help").stdout
+    assert text.index("Options:") < text.index("Examples:") < text.index("Exit codes:")
+    assert "130" in text
+    assert text.isascii()
+
+
+def test_flags_from_the_environment_are_used_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    path = str(tmp_path / "empty")
+    done = ftckpt("latest", path, FTCKPT_LATEST_VERIFY="content", FTCKPT_LATEST_JSON="1")
+    document = json.loads(done.stdout)
+    assert document["level"] == "content"
+    assert document["environment"] == {
+        "FTCKPT_LATEST_VERIFY": "content",
+        "FTCKPT_LATEST_JSON": "1",
+    }
+    assert ftckpt("latest", path, FTCKPT_LATEST_VERIFY="nonsense").returncode == 2
+
+
+def test_no_environment_may_skip_a_check(tmp_path: Path) -> None:
+    write(tmp_path, "step-1", 1)
+    command = app.load("latest")
+    from_environment = {p.name for p in command.params if getattr(p, "allow_from_autoenv", False)}
+    assert "verify" in from_environment
+    assert not from_environment & app.NO_ENVIRONMENT
+    assert {"skip_unsafe", "skip_unverified"} <= {p.name for p in command.params}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("hang", ["time.sleep(600)", "pool.submit(time.sleep, 600).result()"])
+def test_signals_end_it_even_where_threads_hang(
+    number: signal.Signals, code: int, hang: str
+) -> None:
+    body = (
+        "import time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor() as pool:\n"
+        "    print('ready', file=sys.stderr, flush=True)\n"
+        f"    {hang}"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", fake_script(body), "fake", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)  # far less than the thread hangs
+    assert process.returncode == code
+    assert json.loads(stdout)["result"]["code"] == code
+    assert "Traceback" not in stderr
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
+    body = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)"
+    script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + fake_script(body)
+    done = subprocess.run([sys.executable, "-c", script, "fake"], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["help exit-codes", "--help", "help environment --json", "nosuchverb --json", "--version"],
+)
+def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = subprocess.run(
+        [sys.executable, "-m", "ftckpt", *command.split()],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(write_end)
+    assert process.returncode == 141
+    assert b"Traceback" not in process.stderr
+    assert b"BrokenPipe" not in process.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_disk_under_stdout_is_12() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ftckpt", "help", "exit-codes", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 12
+    assert "standard output" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_streams_and_no_home() -> None:
+    command = [sys.executable, "-m", "ftckpt", "help", "exit-codes"]
+    done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], timeout=60, check=False)
+    assert done.returncode == 0
+    environment = {k: v for k, v in os.environ.items() if k != "HOME"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_any_name_can_be_printed_in_any_locale(tmp_path: Path) -> None:
+    name = os.fsdecode("r\u00fcn".encode() + b"\xff\x1b[31m")
+    (tmp_path / name).mkdir()
+    path = os.path.join(tmp_path, name)
+    for more in ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}):
+        done = subprocess.run(
+            [sys.executable, "-m", "ftckpt", "latest", path],
+            capture_output=True,
+            env=os.environ | more,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 9
+        assert b"\x1b" not in done.stderr
+        assert b"\\xff" in done.stderr
+        done = subprocess.run(
+            [sys.executable, "-m", "ftckpt", "latest", path, "--json"],
+            capture_output=True,
+            env=os.environ | more,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout.isascii()
+        assert json.loads(done.stdout)["target"].endswith("\\xff\x1b[31m")
+
+
+def test_json_is_plain_data() -> None:
+    from ftckpt.findings import finding
+
+    text = json_text(
+        {
+            "inf": float("-inf"),
+            "code": ExitCode.CORRUPT,
+            "lone": "\ud800\udcff",
+            "finding": finding("nan", "here", tensor="w"),
+            "result": Result(ExitCode.OK, "m"),
+            "set": {2, 1},
+            1: (b"\x00",),
+        }
+    )
+    document = json.loads(text)
+    assert document["inf"] == "-Infinity"
+    assert document["code"] == "CORRUPT"
+    assert document["lone"] == "\\ud800\\xff"
+    assert document["finding"]["tensor"] == "w"
+    assert document["result"] == {"code": "OK", "message": "m", "hint": ""}
+    assert (document["set"], document["1"]) == ([1, 2], ["00"])
+
+
+def test_text_helpers() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 1024, 1536, 1 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "1.0 TiB",
+    ]
+    assert [human_count(n) for n in (950, 1200, 7_000_000_000)] == ["950", "1.2 K", "7.0 B"]
+    assert [human_duration(s) for s in (0.085, 4.2, 185, 7620, 273600)] == [
+        "85 ms",
+        "4.2 s",
+        "3 min 05 s",
+        "2 h 07 min",
+        "3 d 04 h",
+    ]
+    assert printable("a\x1b[0m\u202eb\n\udcff") == "a\\x1b[0m\\u202eb\\x0a\\xff"
+    assert table(("name", "size>"), [("a", 5), ("two\nlines", 12345)]).splitlines() == [
+        "name           size",
+        "------------  -----",
+        "a                 5",
+        "two\\x0alines  12345",
+    ]
+    assert [parse_duration(t, "-") for t in ("90", "1.5h", "2 d", "250ms")] == [
+        90,
+        5400,
+        172800,
+        0.25,
+    ]
+    for wrong in ("", "soon", "-5", "5 parsecs", "1e999"):
+        with pytest.raises(UsageError):
+            parse_duration(wrong, "--timeout")
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert set(codes.MEANINGS) == set(ExitCode)
+    assert ending.GRACE < 2
+
+
+def test_progress_is_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from ftckpt.commands import progress
+    from ftckpt.progress import NULL
+
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    counter = progress.ProgressCounter(stream)
+    counter.start("reading", 1000 << 20)
+    for _ in range(100):
+        now[0] += 1
+        counter.add(1 << 20)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "reading: 30.0 MiB of 1000.0 MiB (3 %), 1.0 MiB/s, 16 min 10 s left"
+    assert "\x1b" not in stream.getvalue()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert Invocation(quiet=True).counter is NULL
+    assert Invocation(json=True).counter is NULL
+    assert Invocation().counter is not NULL
+
+
+def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
+    import pty
+
+    script = (
+        "import sys\n"
+        "from ftckpt.commands.invocation import Invocation\n"
+        "run = Invocation()\n"
+        "run.counter.start('reading', 100)\n"
+        "run.counter.add(50)\n"
+        "run.say('a [red]remark[/red]')\n"
+        "run.close()\n"
+    )
+    parent, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    subprocess.run(
+        [sys.executable, "-c", script], stderr=child, env=environment, timeout=60, check=True
+    )
+    os.close(child)
+    shown = b""
+    try:
+        while more := os.read(parent, 65536):
+            shown += more
+    except OSError:  # the other end is closed: the end of the output
+        pass
+    os.close(parent)
+    assert b"a [red]remark[/red]" in shown
+    assert b"reading" in shown
+    assert b"\x1b[?25h" in shown  # the cursor is back
