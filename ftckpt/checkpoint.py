@@ -7,8 +7,8 @@ Every format parses into these nouns and every operation works on them; no opera
 - A **TensorInfo** is one logical tensor: what it is, its global shape, its pieces.
 - A **Checkpoint** is the smallest place that holds one step of one run.
 
-The four small nouns are NamedTuples, not dataclasses: a checkpoint can have millions of them and a
-tuple is built four times faster than a frozen dataclass.
+The small nouns are NamedTuples, not dataclasses: a checkpoint can have millions of them and a tuple
+is built four times faster than a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One logical tensor.
 
     Attributes:
