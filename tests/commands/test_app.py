@@ -319,7 +319,8 @@ def test_json_is_plain_data() -> None:
             "finding": finding("nan", "here", tensor="w"),
             "result": Result(ExitCode.OK, "m"),
             "set": {2, 1},
-            1: (b"\x00",),
+            "raw": (b"\x00",),
+            "keys": {1: None},
         }
     )
     document = json.loads(text)
@@ -328,7 +329,7 @@ def test_json_is_plain_data() -> None:
     assert document["lone"] == "\\ud800\\xff"
     assert document["finding"]["tensor"] == "w"
     assert document["result"] == {"code": "OK", "message": "m", "hint": ""}
-    assert (document["set"], document["1"]) == ([1, 2], ["00"])
+    assert (document["set"], document["raw"], document["keys"]) == ([1, 2], ["00"], {"1": None})
 
 
 def test_text_helpers() -> None:
@@ -377,7 +378,7 @@ def test_progress_is_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch)
     from ftckpt.progress import NULL
 
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     stream = io.StringIO()
     counter = progress.ProgressCounter(stream)
     counter.start("reading", 1000 << 20)
