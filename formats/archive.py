@@ -365,21 +365,34 @@ def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[
     """
     place = _Place(file, archive.base, archive.size)
     for member in archive.members.values():
-        begin, data = member.header_offset, member.offset - archive.base
-        raw_name = f"{archive.prefix}/{member.name}".encode()
-        wrong = _local_fault(read(begin, data - begin), member, raw_name)
-        if not wrong and member.flags & _DESCRIPTOR_FLAG:
-            entry = _Entry(member.name, 0, member.size, 0, begin, member.flags)
-            width = _descriptor(entry)
-            wrong = _descriptor_fault(read(data + member.size, width), member)
+        header, descriptor = _repeats(member, archive.base)
+        wrong = _local_fault(read(*header), member, f"{archive.prefix}/{member.name}".encode())
+        if not wrong and descriptor[1]:
+            wrong = _descriptor_fault(read(*descriptor), member)
         if wrong:
             yield finding(
                 "unsafe-zip",
                 f"in {file}, {wrong} of the record {member.name!r} contradicts the directory",
                 file=file,
-                offset=place.base + begin,
-                length=data - begin,
+                offset=place.base + header[0],
+                length=header[1],
             )
+
+
+def local_extents(archive: Archive) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of all that `check_local_headers` reads, for reading it at once."""
+    for member in archive.members.values():
+        header, descriptor = _repeats(member, archive.base)
+        yield header
+        if descriptor[1]:
+            yield descriptor
+
+
+def _repeats(member: Member, base: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (offset, length) of a member's local header and of its data descriptor."""
+    begin, data = member.header_offset, member.offset - base
+    entry = _Entry(member.name, 0, member.size, 0, begin, member.flags)
+    return (begin, data - begin), (data + member.size, _descriptor(entry))
 
 
 def _local_fault(header: bytes, member: Member, name: bytes) -> str:

@@ -1,0 +1,38 @@
+"""Take off what wrappers add to parameter names, and remember it.
+
+`DistributedDataParallel` puts `module.` before every name; `torch.compile` puts `_orig_mod.` where
+the compiled module stands, FSDP1 `_fsdp_wrapped_module.` and activation checkpointing
+`_checkpoint_wrapped_module.`, at any depth. The last three are private names of torch that no
+trainer gives to a module of its own, so they are taken off wherever they stand. `module` is a word,
+so it is taken off only where every name begins with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_DDP = "module."
+
+
+def unwrapped(names: Iterable[str]) -> dict[str, str]:
+    """Return stored name -> name in the unwrapped model, in the same order.
+
+    Where two stored names would become one, nothing is taken off: the wrapper then is part of what
+    tells them apart.
+    """
+    stored = list(dict.fromkeys(names))
+    bare = {name: _without_wrappers(name) for name in stored}
+    while bare and all(len(n) > len(_DDP) and n.startswith(_DDP) for n in bare.values()):
+        bare = {name: _without_wrappers(n.removeprefix(_DDP)) for name, n in bare.items()}
+    if len(set(bare.values())) != len(bare):
+        return {name: name for name in stored}
+    return bare
+
+
+def _without_wrappers(name: str) -> str:
+    if "_orig_mod" not in name and "_wrapped_module" not in name:
+        return name
+    parts = name.split(".")
+    kept = [part for part in parts[:-1] if part not in _WRAPPERS]
+    return ".".join([*kept, parts[-1]])
