@@ -7,6 +7,7 @@ writer cannot agree on one bug.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -249,6 +250,23 @@ class StoreTests:
     def test_urls(self, place: Place) -> None:
         assert place.store.describe() == place.store.url
         assert place.store.describe("a/b") == f"{place.store.url}/a/b"
+
+    def test_travels_to_another_process_or_refuses(self, place: Place) -> None:
+        place.raw_put("x", b"1")
+        try:
+            packed = pickle.dumps(place.store)
+        except TypeError:
+            assert place.store.url.startswith("memory://")
+            return
+        assert pickle.loads(packed).read("x") == b"1"
+
+    def test_usage_counts_content(self, place: Place) -> None:
+        place.raw_put("x", BLOB)
+        before = place.store.usage()
+        with place.store.open("x") as reader:
+            reader.read(100, 5000)
+        assert place.store.usage().bytes_read - before.bytes_read == 5000
+        assert place.store.usage().requests >= before.requests
 
     def test_a_url_may_name_one_object(self, place: Place) -> None:
         place.raw_put("one.pt", BLOB)

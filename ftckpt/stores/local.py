@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeError
-from ftckpt.store import Entry, EntryKind, Reader, Store, Traits
+from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
 
 from .atomic import write_new, write_over
 from .oserror import translate
@@ -26,8 +27,9 @@ _MAX_OFFSET = (1 << 63) - 1
 class LocalReader(Reader):
     """One open regular file; reads are positional, so threads may share it."""
 
-    def __init__(self, fd: int, key: str, path: str) -> None:
+    def __init__(self, fd: int, key: str, path: str, count: Callable[[int], None]) -> None:
         self._fd = fd
+        self._count = count
         self._file = PoliteFile(fd)
         self._key = key
         self._path = path
@@ -70,6 +72,7 @@ class LocalReader(Reader):
             if got == 0:
                 raise self._truncated(offset, len(view), done)
             done += got
+        self._count(done)
 
     def close(self) -> None:
         """Release it; reading afterwards is an error of the caller."""
@@ -94,8 +97,22 @@ class LocalStore(Store):
         self.url = url
         path = url.removeprefix("file://") if url.startswith("file://") else url
         self._root = os.path.expanduser(path) or "."
+        self._lock = threading.Lock()
+        self._bytes_read = 0
         parallel = min(16, 2 * len(os.sched_getaffinity(0)))
         self.traits = Traits(local=True, conditional_put=True, gap=64 << 10, parallel=parallel)
+
+    def __reduce__(self) -> tuple[type[LocalStore], tuple[str]]:
+        """Travel to another process as the URL."""
+        return LocalStore, (self.url,)
+
+    def usage(self) -> Usage:
+        """Return the bytes read so far; the system is asked without requests."""
+        return Usage(0, self._bytes_read)
+
+    def _count(self, amount: int) -> None:
+        with self._lock:
+            self._bytes_read += amount
 
     def local_path(self, path: str = "") -> str:
         """Return the path on this machine."""
@@ -154,7 +171,7 @@ class LocalStore(Store):
             if isinstance(error, FtckptError):
                 raise
             raise translate(error, full, "open") from error
-        reader = LocalReader(fd, path, full)
+        reader = LocalReader(fd, path, full, self._count)
         _require_regular(os.fstat(fd), path, full)
         return reader
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ftckpt.errors import ExistsError, FtckptError, NotFoundError, TruncatedError
-from ftckpt.store import Entry, EntryKind, Reader, Store, Traits
+from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
 
 from .keys import children_of, safe_key
 
@@ -38,8 +38,9 @@ _spaces_lock = threading.Lock()
 class MemoryReader(Reader):
     """One object as it was when it was opened."""
 
-    def __init__(self, key: str, url: str, data: bytes) -> None:
+    def __init__(self, key: str, url: str, data: bytes, count: Callable[[int], None]) -> None:
         self._key = key
+        self._count = count
         self._url = url
         self._data = memoryview(data)
 
@@ -69,6 +70,7 @@ class MemoryReader(Reader):
                 offset=offset,
                 length=length,
             )
+        self._count(length)
         return self._data[offset : offset + length]
 
 
@@ -79,9 +81,22 @@ class MemoryStore(Store):
         self.url = url
         name, _, prefix = url.removeprefix("memory://").strip("/").partition("/")
         self._prefix = prefix
+        self._bytes_read = 0
         with _spaces_lock:
             self._space = _spaces.setdefault(name, _Space())
         self.traits = Traits(local=False, conditional_put=True, gap=0, parallel=1)
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Refuse to travel: another process has other memory."""
+        raise TypeError(f"{self.url} is the memory of this process")
+
+    def usage(self) -> Usage:
+        """Return the bytes read so far."""
+        return Usage(0, self._bytes_read)
+
+    def _count(self, amount: int) -> None:
+        with self._space.lock:
+            self._bytes_read += amount
 
     def _key(self, path: str) -> str:
         return safe_key(self._prefix, path)
@@ -123,7 +138,7 @@ class MemoryStore(Store):
             found = self._space.objects.get(key)
         if found is None:
             raise NotFoundError(f"{self.describe(path)} does not exist", file=path)
-        return MemoryReader(path, self.describe(path), found.data)
+        return MemoryReader(path, self.describe(path), found.data, self._count)
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
         """Return the bytes of each extent, in order."""

@@ -47,6 +47,10 @@ class S3Store(Store):
         # Keys that a listing of this store showed; opening them needs no request of its own.
         self._seen: dict[str, bool] = {}
 
+    def __reduce__(self) -> tuple[type[S3Store], tuple[str, StoreOptions]]:
+        """Travel to another process as URL and options; connections stay here."""
+        return S3Store, (self.url, self.client.options)
+
     def usage(self) -> Usage:
         """Return the requests sent, retries included, and the bytes of content received."""
         return Usage(self.client.requests, self.client.bytes_read)

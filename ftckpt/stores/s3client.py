@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from ftckpt.errors import UnavailableError
@@ -22,11 +23,20 @@ T = TypeVar("T")
 PARALLEL = 16
 
 
+@lru_cache(maxsize=1)
+def _loader() -> Any:
+    """Return the loader of S3's API description: 100 ms for each client if it is not shared."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
+
+
 class S3Client:
     """Requests to one S3 service; safe to use from many threads."""
 
     def __init__(self, options: StoreOptions) -> None:
         import s3fs
+        from aiobotocore.session import AioSession
         from fsspec.asyn import get_loop
 
         self.requests = 0
@@ -34,7 +44,8 @@ class S3Client:
         self.options = options
         self._loop: asyncio.AbstractEventLoop = get_loop()
         self._slots = asyncio.Semaphore(PARALLEL)
-        settings: dict[str, Any] = {"profile": options.profile} if options.profile else {}
+        session = AioSession(profile=options.profile or None)
+        session.register_component("data_loader", _loader())
         self._fs = s3fs.S3FileSystem(
             anon=options.anonymous,
             endpoint_url=options.endpoint or None,
@@ -53,7 +64,7 @@ class S3Client:
             use_listings_cache=False,
             skip_instance_cache=True,
             default_cache_type="none",
-            **settings,
+            session=session,
         )
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -75,6 +75,7 @@ def is_transient(error: BaseException) -> bool:
         error,
         (
             boto.HTTPClientError,
+            boto.ConnectionError,
             boto.IncompleteReadError,
             aiohttp.ClientError,
             asyncio.TimeoutError,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import socket
+import socketserver
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -22,11 +21,11 @@ class Fault:
         match: regular expression.
         times: how many requests it hits; the others pass.
         status: answer with this status instead of asking the service.
-        code: S3 error code in that answer.
+        code: S3 error code in that answer; empty for an empty body.
         cut: what happens to the answer at byte `at` of its body: `close`, `reset` or `stall` of
             the connection, `flip` of one bit; `lose` resets before anything of it is sent.
         at: see `cut`.
-        no_range: hide the range from the service, which then answers 200 with everything.
+        whole: answer 200 with these bytes, whatever range was asked for.
     """
 
     match: str
@@ -35,150 +34,125 @@ class Fault:
     code: str = "SlowDown"
     cut: Literal["", "close", "reset", "stall", "flip", "lose"] = ""
     at: int = 0
-    no_range: bool = False
+    whole: bytes = b""
 
 
-@dataclass
-class FaultProxy:
+class FaultProxy(socketserver.ThreadingTCPServer):
     """A running proxy: set `faults`, then read `log` (request lines) and `heads`."""
 
-    host: str
-    port: int
-    endpoint: str = ""
-    faults: list[Fault] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = (host, port)
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        self.faults: list[Fault] = []
+        self.log: list[str] = []
+        self.heads: list[str] = []
+        self.stopped = threading.Event()
+        self._lock = threading.Lock()
 
     def seen(self, match: str) -> int:
         """Return how many requests matched."""
         return sum(bool(re.search(match, line)) for line in self.log)
 
-    def _fault(self, line: str) -> Fault:
-        for fault in self.faults:
-            if fault.times > 0 and re.search(fault.match, line):
-                fault.times -= 1
-                return fault
+    def note(self, head: str) -> Fault:
+        """Log a request and return what happens to it."""
+        line = head.split("\r\n", 1)[0].rsplit(" ", 1)[0]
+        with self._lock:
+            self.log.append(line)
+            self.heads.append(head)
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.match, line):
+                    fault.times -= 1
+                    return fault
         return Fault("")
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, for one request."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            line = head.split(b"\r\n", 1)[0].decode().rsplit(" ", 1)[0]
-            fault = self._fault(line)
-            self.log.append(line)
-            self.heads.append(head.decode("latin-1"))
-            length = re.search(rb"(?i)content-length: *(\d+)", head)
-            if fault.status:
-                if length and b"100-continue" not in head.lower():
-                    await reader.readexactly(int(length[1]))
-                body = b"<Error><Code>%s</Code></Error>" % fault.code.encode()
-                writer.write(
-                    b"HTTP/1.1 %d Injected\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
-                    % (fault.status, len(body))
-                )
-                writer.write(b"" if line.startswith("HEAD") else body)
-                await writer.drain()
-            else:
-                await self._forward(fault, head, reader, writer)
-        with contextlib.suppress(OSError):
-            writer.close()
-            await writer.wait_closed()
 
-    async def _forward(
-        self,
-        fault: Fault,
-        head: bytes,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        if fault.no_range:
-            head = re.sub(rb"(?im)^range: *[^\r]*\r\n", b"", head)
-        head = re.sub(rb"(?im)^connection: *[^\r]*\r\n", b"", head)
-        up_reader, up_writer = await asyncio.open_connection(self.host, self.port)
-        up_writer.write(head[:-2] + b"Connection: close\r\n\r\n")
-        upload = asyncio.ensure_future(_copy(reader, up_writer))
+class _Handler(socketserver.StreamRequestHandler):
+    """One connection, for one request."""
+
+    server: FaultProxy
+    timeout = 60
+
+    def handle(self) -> None:
         try:
-            answer = await up_reader.readuntil(b"\r\n\r\n")
-            while answer.startswith(b"HTTP/1.1 100"):
-                writer.write(answer)
-                answer = await up_reader.readuntil(b"\r\n\r\n")
-            if fault.cut == "lose":
-                await up_reader.read(-1)
-                _reset(writer)
-                return
-            writer.write(answer)
-            await self._body(fault, up_reader, writer)
-        finally:
-            upload.cancel()
-            up_writer.close()
+            self._serve()
+        except OSError:
+            return  # either side went away, which is what is being tested
 
-    async def _body(
-        self, fault: Fault, source: asyncio.StreamReader, target: asyncio.StreamWriter
-    ) -> None:
-        passed = 0
-        while data := await source.read(1 << 16):
-            hit = bool(fault.cut) and passed <= fault.at < passed + len(data)
-            if hit and fault.cut == "flip":
-                broken = bytearray(data)
-                broken[fault.at - passed] ^= 1
-                data = bytes(broken)
-            elif hit:
-                target.write(data[: fault.at - passed])
-                await target.drain()
-                if fault.cut == "stall":
-                    await asyncio.sleep(60)
-                if fault.cut == "reset":
-                    await asyncio.sleep(0.05)
-                    _reset(target)
-                return
-            target.write(data)
-            await target.drain()
-            passed += len(data)
+    def _serve(self) -> None:
+        head = "".join(iter(lambda: self.rfile.readline().decode("latin-1"), "\r\n"))
+        if not head:
+            return
+        length = re.search(r"(?im)^content-length: *(\d+)", head)
+        if re.search(r"(?im)^expect: *100-continue", head):
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        sent = self.rfile.read(int(length[1])) if length else b""
+        fault = self.server.note(head)
+        if fault.whole:
+            self.wfile.write(_answer(200, fault.whole))
+        elif fault.status:
+            body = f"<Error><Code>{fault.code}</Code></Error>" if fault.code else ""
+            answer = _answer(fault.status, body.encode())
+            if head.startswith("HEAD"):
+                answer = answer.removesuffix(body.encode())
+            self.wfile.write(answer)
+        else:
+            self._forward(fault, re.sub(r"(?im)^(connection|expect): *[^\r]*\r\n", "", head), sent)
+
+    def _forward(self, fault: Fault, head: str, sent: bytes) -> None:
+        with socket.create_connection(self.server.upstream, 60) as upstream:
+            upstream.sendall(f"{head}Connection: close\r\n\r\n".encode("latin-1") + sent)
+            with upstream.makefile("rb") as answer:
+                lines = b"".join(iter(answer.readline, b"\r\n")) + b"\r\n"
+                if fault.cut == "lose":
+                    answer.read()
+                    self._reset()
+                    return
+                self.wfile.write(lines)
+                passed = 0
+                while data := answer.read1(1 << 16):
+                    if fault.cut and passed <= fault.at < passed + len(data):
+                        data = self._cut(fault, data, fault.at - passed)
+                        if not data:
+                            return
+                    self.wfile.write(data)
+                    passed += len(data)
+
+    def _cut(self, fault: Fault, data: bytes, at: int) -> bytes:
+        """Break the answer at byte `at` of `data`; return what goes on, empty for the end."""
+        if fault.cut == "flip":
+            return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        self.wfile.write(data[:at])
+        if fault.cut == "stall":
+            self.server.stopped.wait(60)
+        if fault.cut == "reset":
+            self.server.stopped.wait(0.05)  # let the client read what came before
+            self._reset()
+        return b""
+
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await source.read(1 << 18):
-            target.write(data)
-            await target.drain()
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    connection: socket.socket = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
+def _answer(status: int, body: bytes) -> bytes:
+    head = f'HTTP/1.1 {status} Injected\r\nETag: "e"\r\nContent-Length: {len(body)}\r\n'
+    return f"{head}Connection: close\r\n\r\n".encode() + body
 
 
 @contextmanager
 def fault_proxy(endpoint: str) -> Iterator[FaultProxy]:
-    """Run a proxy before `http://host:port` in a thread of this process."""
+    """Run a proxy before `http://host:port` in threads of this process."""
     host, _, port = endpoint.removeprefix("http://").partition(":")
-    proxy = FaultProxy(host, int(port))
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        server = await asyncio.start_server(proxy.handle, "127.0.0.1", 0, limit=1 << 20)
-        proxy.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        ready.set()
-        await stop.wait()
-        server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    def run() -> None:
-        loop.run_until_complete(serve())
-        loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    ready.wait(10)
-    try:
-        yield proxy
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+    with FaultProxy(host, int(port)) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield proxy
+        finally:
+            proxy.stopped.set()
+            proxy.shutdown()

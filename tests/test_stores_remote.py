@@ -1,0 +1,139 @@
+"""Stores through plain fsspec, as gs:// and az:// are: the suite, and how errors come."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ftckpt.errors import (
+    DeniedError,
+    ExistsError,
+    FtckptError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ftckpt.store import Store
+from ftckpt.stores import StoreOptions, open_store
+from ftckpt.stores.remote import FsspecStore
+from tests.suites import Place, StoreTests
+
+_numbers = itertools.count()
+
+
+class _Exclusive(MemoryFileSystem):  # type: ignore[misc]
+    """fsspec's store in memory, with the exclusive write that gcsfs and adlfs have."""
+
+    cachable = False
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        if mode == "create" and self.exists(path):
+            raise FileExistsError(path)
+        super().pipe_file(path, value, **kwargs)
+
+
+class TestFsspecStore(StoreTests):
+    atomic_race = False  # neither filesystem locks
+
+    @pytest.fixture
+    def filesystem(self) -> MemoryFileSystem:
+        return _Exclusive()
+
+    @pytest.fixture
+    def place(self, filesystem: MemoryFileSystem) -> Place:
+        url = f"memory://fsspec-{next(_numbers)}/p"
+        base = url.removeprefix("memory:/")
+
+        def put(path: str, data: bytes) -> None:
+            MemoryFileSystem().pipe_file(f"{base}/{path}", data)
+
+        def get(path: str) -> bytes | None:
+            fs = MemoryFileSystem()
+            name = f"{base}/{path}"
+            return bytes(fs.cat_file(name)) if fs.exists(name) else None
+
+        return Place(FsspecStore(url, filesystem, StoreOptions(retry_seconds=1)), put, get)
+
+    def reopen(self, place: Place, path: str) -> Store:
+        store = place.store
+        assert isinstance(store, FsspecStore)
+        return FsspecStore(store.describe(path), store._fs, StoreOptions())
+
+
+class _Overwriting(MemoryFileSystem):  # type: ignore[misc]
+    cachable = False
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value, **kwargs)
+
+
+class TestFsspecStoreWithoutExclusiveWrites(TestFsspecStore):
+    conditional_put = False
+
+    @pytest.fixture
+    def filesystem(self) -> MemoryFileSystem:
+        return _Overwriting()
+
+
+class _HttpError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"status {code}")
+        self.code = code
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (_HttpError(404), NotFoundError),
+        (_HttpError(403), DeniedError),
+        (_HttpError(412), ExistsError),
+        (_HttpError(501), UnsupportedError),
+        (_HttpError(503), UnavailableError),
+        (PermissionError("no"), DeniedError),
+        (FileNotFoundError("no"), NotFoundError),
+        (TimeoutError("slow"), UnavailableError),
+        (RuntimeError("?"), UnavailableError),
+    ],
+    ids=lambda x: getattr(x, "__name__", repr(x)),
+)
+def test_no_foreign_exception_leaves(
+    raised: Exception, expected: type[FtckptError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filesystem = _Exclusive()
+    store = FsspecStore("memory://broken", filesystem, StoreOptions(retry_seconds=0.3))
+    calls = 0
+
+    def fail(*_: Any, **__: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise raised
+
+    for name in ("info", "find", "pipe_file"):
+        monkeypatch.setattr(filesystem, name, fail)
+    for attempt in (store.walk, lambda: store.stat("x"), lambda: store.put("x", b"")):
+        calls = 0
+        with pytest.raises(expected):
+            attempt()
+        lasting = isinstance(raised, TimeoutError) or getattr(raised, "code", 0) == 503
+        assert (calls > 1) is lasting
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("gs://b/k", "gcsfs", "gcs"),
+        ("az://c/k", "adlfs", "azure"),
+        ("abfs://c/k", "adlfs", "azure"),
+    ],
+)
+def test_missing_package_names_the_line_that_installs_it(
+    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UnsupportedError) as caught:
+        open_store(url)
+    assert caught.value.hint == f"pip install 'ftckpt[{extra}]'"
