@@ -5,8 +5,9 @@ from __future__ import annotations
 from ftckpt.registry import Format
 
 from .dcp import Dcp
+from .ranks import Ranks
 from .recognised import RECOGNISED
 from .safetensors import Safetensors
 
 # What is known by name and refused comes last, so that it never hides what can be read.
-FORMATS: tuple[Format, ...] = (Dcp(), Safetensors(), *RECOGNISED)
+FORMATS: tuple[Format, ...] = (Dcp(), Safetensors(), Ranks(), *RECOGNISED)

@@ -7,8 +7,8 @@ from typing import Any
 
 from ftckpt.errors import UnsafeError
 
-# A state_dict of a million tensors is real; a list that holds itself a thousand times is not.
-MAX_LEAVES = 8_000_000
+# A hundred thousand tensors with three states each are real; a list that holds itself is not.
+MAX_LEAVES = 1_000_000
 MAX_DEPTH = 64
 
 Path = tuple[str | int, ...]
@@ -17,8 +17,8 @@ Path = tuple[str | int, ...]
 def leaves(tree: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield (path, value) of everything in dicts and lists that is itself neither, in order.
 
-    Empty containers are values. Tuples are values too: torch keeps shapes, RNG states and other
-    single things in them.
+    Empty containers are values, and so are lists of numbers and texts alone: a dataset's order has
+    millions. Tuples are values too: torch keeps shapes, RNG states and other single things in them.
 
     Raises:
         UnsafeError: deeper than `MAX_DEPTH` or more than `MAX_LEAVES`: shared references that
@@ -26,6 +26,7 @@ def leaves(tree: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """
     stack: list[Iterator[tuple[Path, Any]]] = [iter([(prefix, tree)])]
     given = 0
+    plain: dict[int, bool] = {}  # a long list may be shared a million times, so it is judged once
     while stack:
         step = next(stack[-1], None)
         if step is None:
@@ -39,10 +40,18 @@ def leaves(tree: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
             )
         if isinstance(value, dict) and value:
             stack.append(_of_dict(path, value))
-        elif type(value) is list and value:
+        elif type(value) is list and not plain.setdefault(id(value), _is_plain(value, plain)):
             stack.append(_of_list(path, value))
         else:
             yield path, value
+
+
+_PLAIN = {int, float, str, bool, bytes, complex, type(None)}
+
+
+def _is_plain(value: list[Any], known: dict[int, bool]) -> bool:
+    found = known.get(id(value))
+    return set(map(type, value)) <= _PLAIN if found is None else found
 
 
 def _of_dict(path: Path, value: dict[Any, Any]) -> Iterator[tuple[Path, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -21,6 +22,7 @@ from ftckpt.checkpoint import (
     StepRole,
     TensorInfo,
     Topology,
+    tensor_key,
 )
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
@@ -31,7 +33,7 @@ from .rank_checkpoint import RanksCheckpoint
 from .rank_contents import Contents
 from .rank_files import CONFIG, RankFile, Role, check_set, rank_files, world_size_of
 from .rank_reading import Recorded, read_recorded, read_streams
-from .rank_tensors import Entry, Identity, assemble, wrong_rank
+from .rank_tensors import Entry, Identity, Split, assemble, wrong_rank
 from .sharded import Distributed, Held, Listed
 
 # verl's folders inside a step, the trained one first.
@@ -89,6 +91,7 @@ class _Opening:
         self.opaque: dict[str, str] = {}
         self.meshes: dict[tuple[tuple[str, ...], tuple[int, ...]], None] = {}
         self.world_size = 0
+        self.evidence = ""
         self.broken: list[CorruptError] = []
         self.members: set[str] = set()
 
@@ -132,7 +135,10 @@ class _Opening:
     def _folder(self, folder: str, files: Sequence[RankFile], component: str) -> None:
         recorded = read_recorded(self.source, folder)
         world = world_size_of(files, recorded.world_size)
-        self.world_size = max(self.world_size, world)
+        if world > self.world_size:
+            self.world_size = world
+            named = all(f.world_size is not None for f in files)
+            self.evidence = "the files' names" if named else recorded.path or "the highest rank"
         self.found += check_set(files, world, recorded.world_size, recorded.path)
         self.members |= {file.path for file in files}
         if recorded.path:
@@ -177,7 +183,7 @@ class _Opening:
     def _merge(
         self, read: Sequence[tuple[Contents, Any]], component: str, recorded: Recorded, world: int
     ) -> None:
-        entries: dict[Identity, list[Entry]] = {}
+        groups: dict[str, tuple[Identity, list[Entry]]] = {}
         accused: set[str] = set()
         sharded = any(contents.sharded for contents, _ in read)
         for contents, storages in read:
@@ -192,17 +198,26 @@ class _Opening:
                 own = where.component
                 if own in ("model", "optimizer") and component != "model":
                     own = component
-                kind = where.kind
-                if sharded and kind is Kind.PARAM and not isinstance(held, (Distributed, Listed)):
-                    kind = Kind.BUFFER  # parameters are sharded; what stays whole is a buffer
                 name = where.name
-                identity = Identity(own, kind, name, "" if stored == name else stored)
-                entries.setdefault(identity, []).append(Entry(file.rank, file.path, held, storages))
+                identity = Identity(own, where.kind, name, "" if stored == name else stored)
+                # Kinds may differ by rank where a file is wrong; the key says what is one tensor.
+                _, held_by = groups.setdefault(identity.key, (identity, []))
+                if held_by and held_by[-1].file == file.path:
+                    what = f"{file.path} holds {identity.key} twice"
+                    self.found.append(
+                        finding("duplicate-tensor", what, file=file.path, tensor=identity.key)
+                    )
+                    continue
+                held_by.append(Entry(file.rank, file.path, held, storages))
         plain = 0
-        for identity, held_by in entries.items():
+        for identity, held_by in groups.values():
+            whole = not any(isinstance(e.held, (Distributed, Listed)) for e in held_by)
+            if sharded and whole and identity.kind is Kind.PARAM:
+                # Parameters are sharded here, so what stays whole is a buffer.
+                identity = replace(identity, kind=Kind.BUFFER)
             split = recorded.splits.get(identity.stored_name)
             if split is None and identity.kind is not Kind.OTHER:
-                split = _split_of_weight(identity, held_by, entries, recorded, component)
+                split = _split_of_weight(identity, held_by, groups, recorded, component)
             made = assemble(
                 identity,
                 held_by,
@@ -248,6 +263,7 @@ class _Opening:
             pp=known.get("pp"),
             ep=known.get("ep"),
             dp=prod(dp) if dp else None,
+            evidence=self.evidence,
         )
 
 
@@ -261,20 +277,19 @@ def _folder_order(folder: str) -> tuple[int, str]:
 def _split_of_weight(
     identity: Identity,
     held_by: Sequence[Entry],
-    entries: Mapping[Identity, Sequence[Entry]],
+    groups: Mapping[str, tuple[Identity, Sequence[Entry]]],
     recorded: Recorded,
     component: str,
-) -> Any:
-    """Return the split of a moment's weight, if both have equal shapes on every rank."""
+) -> Split | None:
+    """Return the split of a weight; for its moment too, if shapes are equal on every rank."""
     split = recorded.splits.get(identity.name)
-    weight = next(
-        (e for kind in (Kind.PARAM, Kind.BUFFER)
-         if (e := entries.get(Identity(component, kind, identity.name)))), None
-    )  # fmt: skip
-    if split is None or weight is None or identity.kind in (Kind.PARAM, Kind.BUFFER):
+    if split is None or identity.kind in (Kind.PARAM, Kind.BUFFER):
         return split
+    weight = groups.get(tensor_key(component, Kind.PARAM, identity.name))
+    if weight is None:
+        return None
     shapes = [(e.rank, e.held.shape) for e in held_by]
-    return split if shapes == [(e.rank, e.held.shape) for e in weight] else None
+    return split if shapes == [(e.rank, e.held.shape) for e in weight[1]] else None
 
 
 def _aliases(tensors: Iterable[TensorInfo]) -> dict[str, str]:

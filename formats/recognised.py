@@ -203,7 +203,8 @@ RECOGNISED: tuple[Recognised, ...] = (
         "torchscript",
         "TorchScript: a program, not only its weights",
         "save its state_dict with torch.save or safetensors",
-        (Sign(files=_ANY, magic=rb"PK\x03\x04.*/(constants\.pkl|code/__torch__)", single=True),),
+        # Its first record holds data or code, where torch.save begins with data.pkl.
+        (Sign(files=_ANY, magic=rb"PK\x03\x04.{26}[^/]*/(data/|code/|constants)", single=True),),
     ),
     Recognised(
         "nemo",
