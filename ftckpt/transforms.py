@@ -122,7 +122,12 @@ def open_stream(
 ) -> Iterator[bytes]:
     """Yield up to `limit` bytes of the record at `extent`, transforms undone; see `undo`."""
     stored = chunks(reader, extent.offset, extent.length, size=size, limiter=limiter)
-    return undo(transforms, stored, limit=limit, file=extent.file)
+    try:
+        yield from undo(transforms, stored, limit=limit, file=extent.file)
+    except CorruptError as error:
+        if error.offset is None:
+            error.offset, error.length = extent.offset, extent.length
+        raise
 
 
 def read_undone(

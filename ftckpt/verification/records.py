@@ -11,13 +11,13 @@ from ftckpt.checkpoint import Checkpoint, Extent, Record
 from ftckpt.crc import combine
 from ftckpt.engine import run
 from ftckpt.errors import FtckptError
-from ftckpt.findings import finding
+from ftckpt.findings import finding, from_error
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.transforms import supported
 
-from .evidence import ContentResult, Emit, Report, Sample, listed, named
+from .evidence import ContentResult, Emit, Owner, Report, Sample, listed, named
 from .sums import PART, SPAN, Range, Spans, Stream, Sums, sum_or_fail
 
 
@@ -150,7 +150,10 @@ class _Check:
             lost = [self._flying.pop(r.key, None) for r in sums.task.ranges]
             record = next((found[0] for found in lost if found is not None), None)
             owner = None if record is None else (record.owner, record.rank)
-            self._report.fail(file, sums.error, owner)
+            if sums.error.kind == "bad-transform" and isinstance(sums.task, Stream):
+                self._report_stream(sums.task, sums.error, owner)
+            else:
+                self._report.fail(file, sums.error, owner)
             return
         for (key, offset, length), crc in zip(sums.task.ranges, sums.crcs, strict=True):
             if key not in self._flying:
@@ -269,6 +272,12 @@ class _Check:
                 length=length,
             )
         )
+
+    def _report_stream(self, task: Stream, error: FtckptError, owner: Owner | None) -> None:
+        """Report one compressed record that cannot be undone; others in its file still can."""
+        if not self._report.changed(task.extent.file):
+            key, rank = owner or (None, None)
+            self._report.add(from_error(error, tensor=key, rank=rank))
 
     def _again(self, record: Record) -> bool:
         """Read one record once more; say whether it is whole."""
