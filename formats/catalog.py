@@ -8,6 +8,7 @@ from .dcp import Dcp
 from .ranks import Ranks
 from .recognised import RECOGNISED
 from .safetensors import Safetensors
+from .torchsave import TorchSave
 
 # What is known by name and refused comes last, so that it never hides what can be read.
-FORMATS: tuple[Format, ...] = (Dcp(), Safetensors(), Ranks(), *RECOGNISED)
+FORMATS: tuple[Format, ...] = (Dcp(), Safetensors(), Ranks(), TorchSave(), *RECOGNISED)
