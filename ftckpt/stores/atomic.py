@@ -68,13 +68,13 @@ def _link(temporary: str, path: str) -> None:
     except FileExistsError:
         # NFS repeats a request whose answer was lost and then reports our own link as a stranger.
         if not os.path.samestat(os.lstat(temporary), os.lstat(path)):
-            raise ExistsError(f"{path} exists already", file=path) from None
+            raise ExistsError(f"{path} exists already") from None
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS) and os.access(
             os.path.dirname(path) or ".", os.W_OK
         ):
             raise UnsupportedError(
-                f"cannot create {path}: the filesystem has no hard links", file=path
+                f"cannot create {path}: the filesystem has no hard links"
             ) from error
         raise
     _remove(temporary)

@@ -68,7 +68,7 @@ class LocalReader(Reader):
                 if error.errno == errno.EIO and not retried:
                     retried = True
                     continue
-                raise translate(error, self._path, "read") from error
+                raise translate(error, self._path, "read", self._key) from error
             if got == 0:
                 raise self._truncated(offset, len(view), done)
             done += got
@@ -130,7 +130,7 @@ class LocalStore(Store):
             if stat.S_ISLNK(found.st_mode):
                 return _linked(path, full)
         except OSError as error:
-            raise translate(error, full, "look up") from error
+            raise translate(error, full, "look up", path) from error
         return _entry(path, found)
 
     def children(self, path: str = "") -> list[Entry]:
@@ -170,7 +170,7 @@ class LocalStore(Store):
         except OSError as error:
             if isinstance(error, FtckptError):
                 raise
-            raise translate(error, full, "open") from error
+            raise translate(error, full, "open", path) from error
         reader = LocalReader(fd, path, full, self._count)
         _require_regular(os.fstat(fd), path, full)
         return reader
@@ -214,7 +214,7 @@ class LocalStore(Store):
         except FtckptError as error:
             return error
         except OSError as error:
-            return translate(error, self.local_path(path), "delete")
+            return translate(error, self.local_path(path), "delete", path)
         return None
 
     def _scan(self, full: str, path: str) -> list[Entry]:
@@ -233,7 +233,7 @@ class LocalStore(Store):
                     except FileNotFoundError:
                         continue  # removed while we listed
         except OSError as error:
-            raise translate(error, full, "list") from error
+            raise translate(error, full, "list", path) from error
         return found
 
 

@@ -22,32 +22,33 @@ _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
-def translate(error: OSError, path: str, doing: str) -> FtckptError:
+def translate(error: OSError, path: str, doing: str, file: str | None = None) -> FtckptError:
     """Return the ftckpt error for what the system said.
 
     Args:
         error: as raised by a system call.
         path: the path as the user would type it.
         doing: what was attempted, as in "cannot <doing> <path>".
+        file: its key in the store, where known.
     """
     reason = error.strerror or str(error)
     message = f"cannot {doing} {path}: {reason}"
     code = error.errno
     if code in _ABSENT:
-        return NotFoundError(f"{path} does not exist", file=path)
+        return NotFoundError(f"{path} does not exist", file=file)
     if code in _DENIED:
-        return DeniedError(message, file=path)
+        return DeniedError(message, file=file)
     if code in _NO_SPACE:
-        return NoResourceError(message, hint="free space or raise the quota", file=path)
+        return NoResourceError(message, hint="free space or raise the quota", file=file)
     if code in _NO_HANDLES:
-        return NoResourceError(message, hint="raise the limit (ulimit -n)", file=path)
+        return NoResourceError(message, hint="raise the limit (ulimit -n)", file=file)
     if code == errno.EEXIST:
-        return ExistsError(f"{path} exists already", file=path)
+        return ExistsError(f"{path} exists already", file=file)
     if code == errno.ELOOP:
-        return UnsafeError(f"{path} is a loop of links", kind="special-file", file=path)
+        return UnsafeError(f"{path} is a loop of links", kind="special-file", file=file)
     if code == errno.EISDIR:
-        return RefusedError(f"{path} is a directory, not a file", file=path)
+        return RefusedError(f"{path} is a directory, not a file", file=file)
     if code in (errno.ENAMETOOLONG, errno.EINVAL, errno.EOPNOTSUPP):
-        return UnsupportedError(message, file=path)
+        return UnsupportedError(message, file=file)
     # What is left is storage: EIO, ESTALE, ETIMEDOUT, EREMOTEIO, ENODEV, ENXIO and their like.
-    return UnavailableError(message, file=path)
+    return UnavailableError(message, file=file)

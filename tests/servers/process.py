@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-_PR_SET_PDEATHSIG = 1
 
 
 def free_ports(count: int) -> list[int]:
@@ -27,9 +24,10 @@ def free_ports(count: int) -> list[int]:
             s.close()
 
 
-def _die_with_parent() -> None:
-    # A killed test run cannot stop its servers; the kernel does.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+# A killed test run cannot stop its servers; the kernel does (prctl 1 is PR_SET_PDEATHSIG).
+_UNDERTAKER = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 @contextmanager
@@ -52,12 +50,11 @@ def running(
             for command in commands:
                 processes.append(
                     subprocess.Popen(
-                        command,
+                        [sys.executable, "-S", "-E", "-c", _UNDERTAKER, *command],
                         stdout=output,
                         stderr=output,
                         stdin=subprocess.DEVNULL,
                         env={**os.environ, **(env or {})},
-                        preexec_fn=_die_with_parent,
                     )
                 )
             deadline = time.monotonic() + seconds
