@@ -103,8 +103,19 @@ def _item(
 _RANK = re.compile(
     r"(?:^|[._/:@-])(?:dp_|dp|global_)?rank[_-]?(\d+)(?=[._/:@-]|$)"
     r"|(?:rng_state|random_states)_(\d+)(?=[./:]|$)"
-    r"|/shard_(\d[\d.]*)_[\d.]+$"
 )
+
+
+_STATE_FILES = (".pt", ".pth", ".bin", ".pkl", ".json")
+# torch's generators: c10's CPUGeneratorImplState has 5056 bytes, CUDA's seed and offset 16.
+_GENERATORS = {5056: "torch_rng_state", 16: "cuda_rng_state"}
+
+
+def _spoken(key: str, tensor: TensorInfo) -> str:
+    """Return the key of a tensor, and what its size says where its name says only `rng.rank_0`."""
+    blind = any(row.per_rank and row.hint and row.hint.search(key) for row in TABLE)
+    state = _GENERATORS.get(tensor.nbytes) if blind and tensor.dtype.name == "uint8" else None
+    return f"{key}.{state}" if state else key
 
 
 class _Names:
@@ -114,11 +125,15 @@ class _Names:
         self.world_size = checkpoint.topology.world_size
         self.objects = checkpoint.objects
         extra = (
-            key
+            _spoken(key, tensor)
             for key, tensor in checkpoint.tensors.items()
             if tensor.component not in ("model", "optimizer", "ema")
         )
-        self.names = list(dict.fromkeys([*checkpoint.fields(), *checkpoint.objects, *extra]))
+        # A file beside the tensors that the format does not open may hold state all the same.
+        beside = (name for name in checkpoint.source.entries if name.endswith(_STATE_FILES))
+        self.names = list(
+            dict.fromkeys([*checkpoint.fields(), *checkpoint.objects, *extra, *beside])
+        )
         # An object whose inside is known by name is judged by that inside.
         inner = {parent for name in self.names for parent in _parents(name)}
         rng = [row.known for row in TABLE if row.per_rank and row.known]
@@ -153,6 +168,8 @@ class _Names:
         return len(ranks) or None
 
     def _owners(self, name: str) -> Iterator[str]:
+        if "/shard_" in name:  # Megatron keeps one a tensor and pipeline rank, for all of data's
+            return
         for candidate in (name, *_parents(name)):
             info = self.objects.get(candidate)
             if info is not None and info.rank is not None:
@@ -211,7 +228,8 @@ def _moments(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
     if missing:
         return _item(
             MOMENTS, Presence.CANNOT_TELL,
-            f"{len(missing)} of {len(trainable)} parameters have no moments: frozen, or lost",
+            f"{len(missing)} of {len(trainable)} parameters have no moments:"
+            " frozen, buffers, or lost",
             first, missing=missing,
         )  # fmt: skip
     return _item(MOMENTS, Presence.PRESENT, f"for each of {len(kept)} parameters",

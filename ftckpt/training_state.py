@@ -43,11 +43,12 @@ def _rng(*alternatives: str) -> re.Pattern[str]:
 
 
 _PART = r"(?:[./:](?:(?:dp_|global_)?rank_?\d+|shard_[\d._]+|\d+))?"
-_BLIND_RNG = (
-    rf"(?:rng|rng_states?|random|random_states?)(?:_\d+)?(?:\.(?:pkl|pth|pt))?{_PART}$",
+_BLIND_RNG = (rf"(?:rng|rng_states?|random|random_states?)(?:_\d+)?(?:\.(?:pkl|pth|pt))?{_PART}$",)
+_BLIND = (
     r"common_state(?:/shard_[\d._]+)?$",
+    r"common\.pt$",
+    r"(?:extra|client|trainer)_state(?:\.pt)?$",
 )
-_BLIND = (r"common_state(?:/shard_[\d._]+)?$", r"(?:extra|client|trainer)_state(?:\.pt)?$")
 
 WEIGHTS = Component(
     "weights",
@@ -162,7 +163,8 @@ TABLE: tuple[Component, ...] = (
         "With float16 the scale starts again: no difference is seen until the next overflow, then"
         " steps are skipped that the first run took.",
         _names(
-            r"(?:grad_|loss_|amp_)?scaler(?:_states?)?(?:_dict)?(?:\.pt)?", r"loss_scale",
+            r"(?:grad_|loss_|amp_)?scaler(?:_states?)?(?:_dict)?(?:\.pt)?",
+            r"(?<!args[.:/])loss_scale",
             r"amp", r"dynamic_loss_scale", r"MixedPrecision",
         ),
         _names(*_BLIND),

@@ -23,6 +23,7 @@ from ftckpt.checkpoint import (
 from ftckpt.dtypes import DTYPES
 from ftckpt.resume import Presence, ResumeItem, resume_check
 from ftckpt.source import Source
+from ftckpt.store import Entry
 from ftckpt.stores.memory import MemoryStore
 from ftckpt.training_state import TABLE
 
@@ -206,6 +207,7 @@ CASES = {
         ["common_state.opt_param_scheduler.num_steps", "common_state.iteration",
          "common_state.args.consumed_train_samples"],
         {"scheduler": PRESENT, "step": PRESENT, "data": PRESENT}),
+    "megatron, arguments are no scaler": (["common_state.args.loss_scale"], {"scaler": ABSENT}),
     "plain dict": (["epoch", "step", "scheduler.last_epoch", "rng.torch", "rng.python"],
                    {"step": PRESENT, "rng-torch": PRESENT, "rng-python": PRESENT,
                     "rng-numpy": ABSENT, "data": CANNOT_TELL}),
@@ -220,6 +222,28 @@ def test_names_of_real_trainers(case: str) -> None:
     fields, expected = CASES[case]
     found = verdicts(named(WEIGHTS, fields))
     assert {key: found[key].presence for key in expected} == expected
+
+
+def test_files_that_nothing_opened_may_hold_state() -> None:
+    checkpoint = named(WEIGHTS)
+    entries = {n: Entry(n, 1) for n in ("common.pt", "scheduler.pt", "notes.txt")}
+    checkpoint.source = Source(checkpoint.source.store, "", entries)
+    found = verdicts(checkpoint)
+    assert found["scheduler"].presence is PRESENT
+    assert found["step"].presence is found["data"].presence is CANNOT_TELL
+    assert found["step"].where == ("common.pt",)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "torch", "cuda"),
+    [(5056, PRESENT, ABSENT), (16, ABSENT, PRESENT), (17, CANNOT_TELL, CANNOT_TELL)],
+)
+def test_the_size_of_a_generator_state_says_whose_it_is(
+    nbytes: int, torch: Presence, cuda: Presence
+) -> None:
+    piece = Piece(Box((0,), (nbytes,)), Extent("f", 0, nbytes))
+    state = TensorInfo("extra:rng", "rank_0", Kind.OTHER, (nbytes,), DTYPES["uint8"], (piece,))
+    assert presence(named([*WEIGHTS, state]), "rng-torch", "rng-cuda") == [torch, cuda]
 
 
 def test_ranks_are_counted_against_the_world() -> None:
