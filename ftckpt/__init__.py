@@ -1,7 +1,9 @@
 """Checkpoint operations for large-model training.
 
->>> import ftckpt
->>> with_tensors = ftckpt.open_checkpoint("s3://run7/ckpt/step-1000")  # doctest: +SKIP
+    import ftckpt
+
+    checkpoint = ftckpt.open_checkpoint("s3://run7/ckpt/step-1000")
+    report = ftckpt.verify(checkpoint)
 
 What this module offers is what the command line does, without a screen: see `ftckpt.api`.
 """
@@ -11,10 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import latest, open_checkpoint, verify
+    from .api import inspect, latest, open_checkpoint, seal, verify
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "latest", "open_checkpoint", "verify"]
+__all__ = ["__version__", "inspect", "latest", "open_checkpoint", "seal", "verify"]
 
 
 def __getattr__(name: str) -> Any:

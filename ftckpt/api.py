@@ -6,12 +6,17 @@ failures are the errors of `ftckpt.errors`.
 
 from __future__ import annotations
 
-from . import opening
+from collections.abc import Sequence
+
+from . import inspection, opening, sealing
 from . import verification as _verification
 from .checkpoint import Checkpoint
 from .errors import ExitCode, UsageError
 from .formats.catalog import FORMATS
+from .inspection import Inspection
+from .manifest import PassedCheck
 from .progress import NULL, Counter
+from .sealing import SealReport
 from .selection import Note, Rules, Selection, child_of_step, newest_child, select
 from .stores import StoreOptions
 from .verification import VerifyOptions, VerifyReport
@@ -43,6 +48,16 @@ def open_checkpoint(path: str, stores: StoreOptions = _STORES) -> Checkpoint:
     return opening.open_part(root.store, child.parts[0])
 
 
+def inspect(checkpoint: Checkpoint | str, *, stores: StoreOptions = _STORES) -> Inspection:
+    """Count what a checkpoint holds; reads no tensor bytes (see `ftckpt.inspection.inspect`).
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        stores: how to reach object stores.
+    """
+    return inspection.inspect(_opened(checkpoint, stores))
+
+
 def verify(
     checkpoint: Checkpoint | str,
     options: VerifyOptions | None = None,
@@ -62,9 +77,43 @@ def verify(
         NotFoundError, UsageError: the path names no checkpoint.
         UnavailableError, DeniedError, NoResourceError: the check could not be made.
     """
-    if isinstance(checkpoint, str):
-        checkpoint = open_checkpoint(checkpoint, stores)
-    return _verification.verify(checkpoint, options, counter=counter)
+    return _verification.verify(_opened(checkpoint, stores), options, counter=counter)
+
+
+def seal(
+    checkpoint: Checkpoint | str,
+    manifest: str = "",
+    *,
+    force: bool = False,
+    checks: Sequence[PassedCheck] = (),
+    jobs: int = 1,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> SealReport:
+    """Record digests of a checkpoint; see `ftckpt.sealing.seal`. It does not verify first.
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        manifest: path or URL to write to; "" for beside the data.
+        force: replace a manifest that says something else.
+        checks: what passed before, for the record.
+        jobs: number of threads.
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        IncompleteError: not committed, or a file changed meanwhile.
+        CorruptError: a file of the checkpoint is missing.
+        RefusedError: another manifest stands there.
+        DeniedError: the place cannot be written.
+    """
+    opened = _opened(checkpoint, stores)
+    place = sealing.locate(manifest, opened.source.name, stores) if manifest else None
+    return sealing.seal(opened, place=place, force=force, checks=checks, jobs=jobs, counter=counter)
+
+
+def _opened(checkpoint: Checkpoint | str, stores: StoreOptions) -> Checkpoint:
+    return open_checkpoint(checkpoint, stores) if isinstance(checkpoint, str) else checkpoint
 
 
 def latest(

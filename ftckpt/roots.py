@@ -146,12 +146,16 @@ class Root:
         return concurrently(self.store, one, list(candidates))
 
     def children(self) -> list[Child]:
-        """Return all recognised children, the newest name first.
+        """Return all recognised children: the newest name first, names without a step last.
+
+        What its name says is not finished is left out.
 
         Raises:
             FtckptError: a child could not be listed; absence is never concluded from that.
         """
-        found = self.recognise_all(newest_names_first(self.candidates))
+        finished = [c for c in self.candidates if not c.staging]
+        by_name = sorted(finished, key=lambda c: (c.step is None, -(c.step or 0), c.path))
+        found = self.recognise_all(by_name)
         for child in found:
             if isinstance(child, FtckptError):
                 raise child

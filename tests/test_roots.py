@@ -61,14 +61,15 @@ def test_children_are_recognised_and_other_names_reported(tmp_path: Path) -> Non
     write(tmp_path, "step-10", 10)
     write(tmp_path, "step-9", 9)
     write(tmp_path, "best", 9)
+    write(tmp_path, "step-11.tmp", 11)
     (tmp_path / "logs").mkdir()
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / ".ftckpt").mkdir()
     (tmp_path / "lost+found").mkdir()
     root = read(tmp_path)
-    assert [c.candidate.path for c in root.children()] == ["best", "step-10", "step-9"]
+    assert [c.candidate.path for c in root.children()] == ["step-10", "step-9", "best"]
     assert set(root.foreign) == {"notes.txt", ".ftckpt", "lost+found"}
-    assert root.url_of(root.children()[1].candidate) == f"{tmp_path}/step-10"
+    assert root.url_of(root.children()[0].candidate) == f"{tmp_path}/step-10"
 
 
 def test_a_root_is_known_without_listing_its_checkpoints(

@@ -1,0 +1,63 @@
+"""The Python API, as docs/python.md shows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ftckpt
+from ftckpt.errors import ExitCode, UsageError
+from ftckpt.verification import Level, VerifyOptions
+from tests.checkpoints import flip, save_dcp
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("api")
+    save_dcp(root / "step-7")
+    return root
+
+
+def test_all_that_is_promised_is_there() -> None:
+    for name in ftckpt.__all__:
+        assert getattr(ftckpt, name) is not None
+    assert dir(ftckpt) == sorted(ftckpt.__all__)
+    with pytest.raises(AttributeError):
+        _ = ftckpt.nothing  # type: ignore[attr-defined]
+
+
+def test_importing_is_cheap() -> None:
+    script = "import ftckpt, sys; print([m for m in sys.modules if m.startswith('ftckpt.')])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
+    for path in (f"{root}/step-7", f"{root}@7", f"{root}@latest"):
+        checkpoint = ftckpt.open_checkpoint(path)
+        assert (checkpoint.step, checkpoint.format) == (7, "dcp")
+    with pytest.raises(UsageError):
+        ftckpt.open_checkpoint(str(root))
+    assert ftckpt.inspect(checkpoint).tensors == 4
+    assert ftckpt.verify(f"{root}/step-7").code is ExitCode.OK
+    sealed = ftckpt.seal(f"{root}/step-7", f"{tmp_path}/m.json")
+    assert Path(sealed.url).exists()
+    found = ftckpt.latest(str(root), VerifyOptions(Level.CONTENT))
+    assert (found.code, found.path, found.step) == (ExitCode.OK, f"{root}/step-7", 7)
+
+
+def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "step-7")
+    file = tmp_path / "step-7" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    assert ftckpt.verify(f"{tmp_path}/step-7").code is ExitCode.CORRUPT
+    said: list[str] = []
+    options = VerifyOptions(Level.CONTENT)
+    found = ftckpt.latest(str(tmp_path), options, wait=1, note=said.append)
+    assert (found.code, found.path) == (ExitCode.CORRUPT, None)
+    assert len(said) == 1

@@ -1,0 +1,157 @@
+"""What the documents say is what the program does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt import findings
+from ftckpt.commands import app
+from ftckpt.commands.codes import MEANINGS
+from ftckpt.errors import PRECEDENCE, ExitCode
+from tests.checkpoints import flip, save_dcp
+from tests.json_run import ftckpt_json
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+SCHEMAS = DOCS / "schemas"
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    for verb in app.VERBS:
+        assert f"`{verb}`" in text, verb
+
+
+def test_summaries_are_the_first_lines_of_the_verbs() -> None:
+    for verb, summary in app.VERBS.items():
+        doc = app.load(verb).module.command.__doc__
+        assert doc.splitlines()[0] == summary + ".", verb
+
+
+def test_every_verb_has_examples_and_codes() -> None:
+    for verb in app.VERBS:
+        module = app.load(verb).module
+        assert module.EXAMPLES, verb
+        assert ExitCode.OK in module.CODES, verb
+        for line, does in module.EXAMPLES:
+            assert "ftckpt " in line, line
+            assert does, line
+
+
+def test_exit_codes_are_documented() -> None:
+    text = (DOCS / "exit-codes.md").read_text()
+    rows = {}
+    for row in re.findall(r"^\| (\d+) \| (\w+) \| (.+?) \| (.+?) \|", text, re.MULTILINE):
+        rows[ExitCode(int(row[0]))] = row[1:]
+    assert rows == {c: (c.name, m.meaning, m.retry) for c, m in MEANINGS.items()}
+    order = text.split("in this order: ")[1].split(".")[0]
+    assert [int(n) for n in order.split(",")] == [int(c) for c in PRECEDENCE if c]
+
+
+def test_findings_are_documented() -> None:
+    assert (DOCS / "findings.md").read_text() == findings.reference(), (
+        "run: python -m ftckpt.findings > docs/findings.md"
+    )
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+    assert isinstance(schema, dict)
+    return schema
+
+
+def validate(document: dict[str, Any]) -> None:
+    """Hold a document to the schema that it names."""
+    from jsonschema import Draft202012Validator
+
+    name = document["schema"].removeprefix("ftckpt.").partition("/")[0]
+    Draft202012Validator(schema_of(name)).validate(document)
+    assert list(document)[-1] == "result"
+
+
+def test_every_verb_has_a_sound_schema() -> None:
+    from jsonschema import Draft202012Validator
+
+    names = {p.name.removesuffix(".schema.json") for p in SCHEMAS.iterdir()}
+    assert names == {*app.VERBS, "ftckpt"}
+    text = (DOCS / "json.md").read_text()
+    for name in names:
+        Draft202012Validator.check_schema(schema_of(name))
+        assert f"schemas/{name}.schema.json" in text
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("saved")
+    save_dcp(root / "step-7")
+    (root / "latest").write_text("step-7")
+    (root / "notes.txt").write_text("x")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("inspect ROOT/step-7 --tensors --files", 0),
+        ("inspect ROOT/step-7 --tensor layers.0.weight", 0),
+        ("inspect ROOT", 0),
+        ("inspect ROOT@8", 9),
+        ("verify ROOT/step-7", 0),
+        ("verify ROOT --all", 0),
+        ("verify ROOT/absent", 9),
+        ("verify ROOT/notes.txt", 13),
+        ("latest ROOT --verify content", 0),
+        ("latest ROOT --not-newer-than 1", 9),
+        ("help exit-codes", 0),
+        ("help nothing", 2),
+        ("completions fish", 0),
+        ("latest", 2),
+        ("nothing", 2),
+    ],
+)
+def test_answers_fit_their_schema(saved: Path, arguments: str, code: int) -> None:
+    document = ftckpt_json(*arguments.replace("ROOT", str(saved)).split())
+    assert document["result"]["code"] == code, document["result"]
+    validate(document)
+
+
+def test_answers_about_damage_and_seals_fit_their_schema(saved: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(saved, root)
+    for expected in (True, False):
+        document = ftckpt_json("seal", str(root / "step-7"))
+        validate(document)
+        assert (document["result"]["code"], document["written"]) == (0, expected)
+    file = root / "step-7" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    for arguments in (("verify", f"{root}/step-7"), ("latest", str(root), "--verify", "content")):
+        document = ftckpt_json(*arguments)
+        validate(document)
+        assert document["result"]["code"] == 4
+    document = ftckpt_json("seal", str(root / "step-7"), "--level", "structure")
+    validate(document)
+    assert document["result"]["code"] == 8
+
+
+def test_the_validator_would_notice() -> None:
+    from jsonschema import ValidationError
+
+    result = {"code": 0, "name": "OK", "message": "", "hint": ""}
+    document = {"schema": "ftckpt.latest/1", "target": "x", "format": None, "result": result}
+    with pytest.raises(ValidationError):
+        validate(document)
+    with pytest.raises(ValidationError):
+        validate({**document, "surprise": 1, "result": result | {"code": 4}})
