@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
-from ftckpt.checkpoint import Checkpoint, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
 from ftckpt.coverage import check_coverage
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
@@ -28,18 +29,21 @@ def check_structure(checkpoint: Checkpoint, counter: Counter) -> Iterator[Findin
         UnavailableError, DeniedError: the storage does not answer.
     """
     yield from checkpoint.notes
-    yield from _check_files(checkpoint)
-    yield from checkpoint.check(counter)
-    yield from _check_tensors(checkpoint, counter)
+    members = set(checkpoint.members())
+    yield from _check_members(checkpoint, members)
+    reported: set[tuple[str, str | None]] = set()
+    for found in checkpoint.check(counter):
+        reported.add((found.kind, found.file))
+        yield found
+    yield from _check_strays(checkpoint, members, {file for _, file in reported})
+    yield from _check_tensors(checkpoint, counter, reported)
     yield from _check_steps(checkpoint)
 
 
-def _check_files(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Members must be there and readable; others are strays, and named."""
-    source = checkpoint.source
-    members = set(checkpoint.members())
+def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Finding]:
+    """Members must be there and readable."""
     for name in sorted(members):
-        entry = source.entries.get(name)
+        entry = checkpoint.source.entries.get(name)
         if entry is None:
             yield finding("missing-file", f"{name} is missing", file=name)
         elif entry.kind is EntryKind.SPECIAL:
@@ -48,7 +52,17 @@ def _check_files(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield finding(
                 "archived-object", f"{name} is in an archive tier: restore it first", file=name
             )
-    strays = [n for n in source.entries if n not in members and not is_own(n)]
+
+
+def _check_strays(
+    checkpoint: Checkpoint, members: set[str], reported: set[str | None]
+) -> Iterator[Finding]:
+    """Name the files that are part of nothing; the format may know more of some."""
+    strays = [
+        n
+        for n in checkpoint.source.entries
+        if n not in members and n not in reported and not is_own(n)
+    ]
     for name in strays[:_STRAYS_NAMED]:
         left = " (left by a write that was killed)" if is_leftover(name) else ""
         yield finding("stray-file", f"{name} is part of nothing here{left}", file=name)
@@ -57,19 +71,31 @@ def _check_files(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield finding("stray-file", f"{more} more files are part of nothing here")
 
 
-def _check_tensors(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
+def _check_tensors(
+    checkpoint: Checkpoint, counter: Counter, reported: set[tuple[str, str | None]]
+) -> Iterator[Finding]:
+    """Coverage of every tensor, and every extent against its file."""
     counter.start("tensors", len(checkpoint.tensors), "tensors")
     sizes = {name: entry.size for name, entry in checkpoint.source.entries.items()}
+    beyond: dict[str, list[tuple[str, Piece]]] = defaultdict(list)
     for key, info in checkpoint.tensors.items():
         counter.add(1)
         try:
-            yield from _check_tensor(key, info, sizes)
+            pieces = list(info.pieces)
+            yield from _check_coverage(key, info, pieces)
+            for piece in pieces:
+                if piece.extent.end > sizes.get(piece.extent.file, -1):
+                    beyond[piece.extent.file].append((key, piece))
+                yield from _check_length(key, info, piece)
         except FtckptError as error:
             yield from_error(error, tensor=key)
+    for file, held in beyond.items():
+        kind = "truncated-file" if file in sizes else "missing-file"
+        if (kind, file) not in reported:
+            yield _cut_short(file, sizes.get(file), held)
 
 
-def _check_tensor(key: str, info: TensorInfo, sizes: dict[str, int]) -> Iterator[Finding]:
-    pieces = list(info.pieces)
+def _check_coverage(key: str, info: TensorInfo, pieces: list[Piece]) -> Iterator[Finding]:
     for gap in check_coverage(info.shape, pieces):
         piece = None if gap.piece is None else pieces[gap.piece]
         yield finding(
@@ -79,36 +105,42 @@ def _check_tensor(key: str, info: TensorInfo, sizes: dict[str, int]) -> Iterator
             file=None if piece is None else piece.extent.file,
             rank=None if piece is None else piece.rank,
         )
-    itemsize = info.dtype.bits
-    for piece in pieces:
-        place = piece.extent
-        size = sizes.get(place.file)
-        if size is None:
-            yield finding(
-                "missing-file", f"{place.file} is missing", file=place.file, rank=piece.rank
-            )
-        elif place.end > size:
-            yield finding(
-                "truncated-file",
-                f"{place.file} ends at byte {size}, {key} needs it up to {place.end}",
-                file=place.file,
-                tensor=key,
-                rank=piece.rank,
-                offset=place.offset,
-                length=place.length,
-            )
-        elements = piece.box.volume if piece.flat is None else piece.flat[1] - piece.flat[0]
-        needed = (elements * itemsize + 7) // 8
-        if not piece.packed and piece.strides is None and needed != place.length:
-            yield finding(
-                "size-mismatch",
-                f"{key} needs {needed} bytes and has {place.length}",
-                file=place.file,
-                tensor=key,
-                rank=piece.rank,
-                offset=place.offset,
-                length=place.length,
-            )
+
+
+def _check_length(key: str, info: TensorInfo, piece: Piece) -> Iterator[Finding]:
+    """A dense piece that is stored raw has just the bytes that its elements need."""
+    elements = piece.box.volume if piece.flat is None else piece.flat[1] - piece.flat[0]
+    needed = info.dtype.nbytes(elements)
+    if not piece.packed and piece.strides is None and needed != piece.extent.length:
+        yield finding(
+            "size-mismatch",
+            f"{key} needs {needed} bytes and has {piece.extent.length}",
+            file=piece.extent.file,
+            tensor=key,
+            rank=piece.rank,
+            offset=piece.extent.offset,
+            length=piece.extent.length,
+        )
+
+
+def _cut_short(file: str, size: int | None, held: list[tuple[str, Piece]]) -> Finding:
+    """One finding for a file, however many tensors it cuts off."""
+    key, first = min(held, key=lambda pair: pair[1].extent.offset)
+    more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+    if size is None:
+        return finding(
+            "missing-file", f"{file} is missing, with {key}{more}", file=file, rank=first.rank
+        )
+    end = max(piece.extent.end for _, piece in held)
+    return finding(
+        "truncated-file",
+        f"{file} ends at byte {size} of {end}: {key}{more} cut off",
+        file=file,
+        tensor=key,
+        rank=first.rank,
+        offset=size,
+        length=end - size,
+    )
 
 
 def _check_steps(checkpoint: Checkpoint) -> Iterator[Finding]:

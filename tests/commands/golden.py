@@ -1,0 +1,46 @@
+"""What users read is kept in files, and compared whole.
+
+`WRITE_GOLDEN=1` writes them anew; look at the difference before committing it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DATA = Path(__file__).parents[1] / "data"
+RUN = DATA / "run"
+GOLDEN = DATA / "golden"
+
+_TIMES = re.compile(r"\d+(?:\.\d+)? (?:ms|s)\b(?: \([\d.]+ \w+/s\))?")
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def ftckpt(
+    *arguments: str | Path, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "ftckpt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+        cwd=cwd,
+        timeout=120,
+        check=False,
+    )
+
+
+def check_golden(name: str, done: subprocess.CompletedProcess[str]) -> None:
+    """Compare what a run printed, and its exit code, with the kept file."""
+    text = f"exit {done.returncode}\n--- stdout\n{done.stdout}--- stderr\n{done.stderr}"
+    text = _STAMP.sub("TIME", _TIMES.sub("TIME", text))
+    path = GOLDEN / name
+    if os.environ.get("WRITE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()

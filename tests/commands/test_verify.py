@@ -1,0 +1,187 @@
+"""`ftckpt verify`, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.commands.golden import check_golden, ftckpt
+
+
+# A byte of exp_avg:0.weight in __0_1.distcp.
+DAMAGE = 15000
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_checkpoint(here: Path) -> None:
+    check_golden("verify.txt", ftckpt("verify", "run/step-2", cwd=here))
+
+
+def test_a_root_takes_its_newest(here: Path) -> None:
+    check_golden("verify-root.txt", ftckpt("verify", "run", cwd=here))
+
+
+def test_one_flipped_bit_is_found_and_located(here: Path) -> None:
+    flip(here / "run/step-2/__0_1.distcp", DAMAGE)
+    check_golden("verify-flipped.txt", ftckpt("verify", "run/step-2", cwd=here))
+
+
+def test_structure_does_not_see_it_and_says_so(here: Path) -> None:
+    flip(here / "run/step-2/__0_1.distcp", DAMAGE)
+    done = ftckpt("verify", "run/step-2", "--level", "structure", cwd=here)
+    assert done.returncode == 0
+    assert "the content was not read" in done.stdout
+
+
+def test_a_truncated_file(here: Path) -> None:
+    path = here / "run/step-2/__0_1.distcp"
+    path.write_bytes(path.read_bytes()[:20000])
+    check_golden("verify-truncated.txt", ftckpt("verify", "run/step-2", cwd=here))
+
+
+def test_a_missing_file(here: Path) -> None:
+    (here / "run/step-2/__0_1.distcp").unlink()
+    done = ftckpt("verify", "run/step-2", cwd=here)
+    assert done.returncode == 4
+    assert "__0_1.distcp is missing" in done.stderr
+
+
+def test_a_file_of_another_step(here: Path) -> None:
+    shutil.copy(here / "run/step-1/__0_0.distcp", here / "run/step-2/__0_0.distcp")
+    shutil.copy(here / "run/step-1/__0_1.distcp", here / "run/step-2/__0_1.distcp")
+    # Both data files are of step 1: only the name disagrees, and a name is a hint.
+    both = ftckpt("verify", "run/step-2", cwd=here)
+    assert both.returncode == 0
+    assert "step-name" in both.stdout
+    assert ftckpt("verify", "run/step-2", "--strict", cwd=here).returncode == 4
+
+
+def test_uncommitted(here: Path) -> None:
+    (here / "run/step-2/.metadata").unlink()
+    done = ftckpt("verify", "run/step-2", "--json", cwd=here)
+    document = json.loads(done.stdout)
+    assert done.returncode == 5
+    assert document["result"]["name"] == "INCOMPLETE"
+    assert document["findings"][0]["kind"] == "uncommitted"
+
+
+def test_a_dangling_pointer_of_a_root(here: Path) -> None:
+    (here / "run/latest").write_text("step-9")
+    done = ftckpt("verify", "run", cwd=here)
+    assert done.returncode == 4
+    assert "step-9" in done.stderr
+
+
+def test_all_of_a_root_and_the_worst_code_wins(here: Path) -> None:
+    flip(here / "run/step-1/__0_1.distcp", DAMAGE)
+    assert ftckpt("verify", "run", cwd=here).returncode == 0
+    done = ftckpt("verify", "run", "--all", "--json", cwd=here)
+    document = json.loads(done.stdout)
+    assert done.returncode == 4
+    assert [c["target"] for c in document["checkpoints"]] == ["run/step-2", "run/step-1"]
+    kinds = [{f["kind"] for f in c["findings"]} for c in document["checkpoints"]]
+    assert ["bad-crc" in k for k in kinds] == [False, True]
+
+
+def test_json_says_what_the_contract_says(here: Path) -> None:
+    flip(here / "run/step-2/__0_1.distcp", DAMAGE)
+    document = json.loads(ftckpt("verify", "run/step-2", "--json", cwd=here).stdout)
+    assert document["schema"] == "ftckpt.verify/1"
+    assert (document["level"], document["evidence"]) == ("content", "crc32")
+    assert document["bytes_read"] > 0
+    assert document["seconds"] > 0
+    found = next(f for f in document["findings"] if f["kind"] == "bad-crc")
+    assert found["file"] == "__0_1.distcp"
+    assert found["rank"] == 0
+    assert found["offset"] <= DAMAGE < found["offset"] + found["length"]
+    assert found["tensor"] == "exp_avg:0.weight"
+    assert document["result"]["code"] == 4
+
+
+def test_content_is_demanded_where_there_is_no_evidence(here: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.zeros(4, np.float32)}, here / "model.safetensors")
+    assert ftckpt("verify", "model.safetensors", cwd=here).returncode == 0
+    done = ftckpt("verify", "model.safetensors", "--require", "content", cwd=here)
+    assert done.returncode == 6
+    assert "ftckpt seal" in done.stderr
+    assert ftckpt("verify", "model.safetensors", "--level", "content", cwd=here).returncode == 6
+
+
+def test_against_a_replica(here: Path) -> None:
+    shutil.copytree(here / "run/step-2", here / "copy")
+    same = ftckpt("verify", "run/step-2", "--against", "copy", "--json", cwd=here)
+    assert (same.returncode, json.loads(same.stdout)["evidence"]) == (0, "replica")
+    flip(here / "copy/__0_0.distcp", 1500)
+    done = ftckpt("verify", "run/step-2", "--against", "copy", cwd=here)
+    assert done.returncode == 4
+    assert "bytes 1500" in done.stdout
+
+
+def test_fail_fast_stops_at_the_first_error(here: Path) -> None:
+    for path in (here / "run/step-2").glob("*.distcp"):
+        path.unlink()
+    assert ftckpt("verify", "run/step-2", cwd=here).stdout.count("error: ") == 2
+    assert ftckpt("verify", "run/step-2", "--fail-fast", cwd=here).stdout.count("error: ") == 1
+
+
+def test_a_sample_is_said_to_be_one(here: Path) -> None:
+    done = ftckpt("verify", "run/step-2", "--sample", "10%", "--json", cwd=here)
+    document = json.loads(done.stdout)
+    assert document["sampled"] == 0.1
+    assert "sample" in document["result"]["message"]
+    everything = json.loads(ftckpt("verify", "run/step-2", "--json", cwd=here).stdout)
+    assert document["bytes_read"] < everything["bytes_read"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["nope"], 9),
+        (["run/step-2", "--sample", "0%"], 2),
+        (["run/step-2", "--limit-rate", "fast"], 2),
+        (["run/step-2", "--level", "deep"], 2),
+        (["run@7"], 9),
+        (["run/step-2", "--against", "run"], 2),
+    ],
+)
+def test_wrong_command_lines(here: Path, arguments: list[str], code: int) -> None:
+    done = ftckpt("verify", *arguments, "--json", cwd=here)
+    assert done.returncode == code
+    assert json.loads(done.stdout)["result"]["code"] == code
+    assert done.stderr
+
+
+def test_nothing_is_written(here: Path) -> None:
+    def state() -> list[tuple[str, int, int]]:
+        files = sorted((here / "run").rglob("*"))
+        return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+
+    before = state()
+    ftckpt("verify", "run", "--level", "values", cwd=here)
+    assert state() == before
+
+
+@pytest.mark.s3
+def test_on_s3(here: Path, s3_url: str) -> None:
+    from ftckpt.stores import open_store
+
+    flip(here / "run/step-2/__0_1.distcp", DAMAGE)
+    store = open_store(s3_url)
+    for path in sorted((here / "run").rglob("*")):
+        if path.is_file():
+            store.put(path.relative_to(here / "run").as_posix(), path.read_bytes())
+    assert ftckpt("verify", f"{s3_url}@1", "--require", "content").returncode == 0
+    done = ftckpt("verify", s3_url)
+    assert done.returncode == 4
+    assert "0.weight" in done.stdout
