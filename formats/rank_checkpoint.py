@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from ftckpt.checkpoint import (
     Checkpoint,
-    Extent,
     Kind,
     Piece,
     Record,
@@ -25,6 +24,8 @@ from ftckpt.progress import NULL, Counter
 
 from .inert_tree import at
 from .rank_reading import read_stream
+from .stream_files import check_streams
+from .torch_stream import TorchStream
 
 
 @dataclass(kw_only=True)
@@ -36,7 +37,7 @@ class RanksCheckpoint(Checkpoint):
         names: dotted names of the non-tensor state.
         found: what is wrong with names and contents.
         counters: step counters of the non-tensor state.
-        crcs: (record, CRC-32) of each file, in the order of their bytes.
+        streams: each file's archive and storages, without its tree.
     """
 
     format: ClassVar[str] = "ranks"
@@ -45,7 +46,7 @@ class RanksCheckpoint(Checkpoint):
     names: Sequence[str]
     found: Sequence[Finding]
     counters: Sequence[Scalar]
-    crcs: Mapping[str, Sequence[tuple[str, Extent, int | None]]]
+    streams: Mapping[str, TorchStream]
     ranks: Mapping[str, int]
 
     def members(self) -> Iterable[str]:
@@ -57,8 +58,9 @@ class RanksCheckpoint(Checkpoint):
         return self.names
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
-        """Yield missing ranks, mixed worlds, wrong ranks, and shapes that disagree."""
-        return iter(self.found)
+        """Yield missing ranks, mixed worlds, wrong ranks, shapes that disagree, odd archives."""
+        yield from self.found
+        yield from check_streams(self.source, self.streams)
 
     def load_object(self, name: str) -> Any:
         """Return one object as inert data; see `Checkpoint.load_object`."""
@@ -80,7 +82,8 @@ class RanksCheckpoint(Checkpoint):
             for piece in tensor.pieces:
                 owners[piece.extent.file].append((piece.extent.offset, key))
         pickles = {info.extent: info.name for info in self.objects.values()}
-        for file, records in self.crcs.items():
+        for file, stream in self.streams.items():
+            records = stream.records
             starts = [extent.offset for _, extent, _ in records]
             held: dict[int, str] = {}
             for offset, key in owners[file]:

@@ -26,15 +26,18 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
+from ftckpt.names import unwrapped
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
 
+from .dcp_names import Place
 from .rank_checkpoint import RanksCheckpoint
 from .rank_contents import Contents
 from .rank_files import CONFIG, RankFile, Role, check_set, rank_files, world_size_of
 from .rank_reading import Recorded, read_recorded, read_streams
 from .rank_tensors import Entry, Identity, Split, assemble, wrong_rank
 from .sharded import Distributed, Held, Listed
+from .torch_stream import TorchStream
 
 # verl's folders inside a step, the trained one first.
 FOLDERS = ("actor", "critic")
@@ -86,7 +89,7 @@ class _Opening:
         self.found: list[Finding] = []
         self.notes: list[Finding] = []
         self.counters: list[Scalar] = []
-        self.crcs: dict[str, Sequence[tuple[str, Extent, int | None]]] = {}
+        self.streams: dict[str, TorchStream] = {}
         self.ranks: dict[str, int] = {}
         self.opaque: dict[str, str] = {}
         self.meshes: dict[tuple[tuple[str, ...], tuple[int, ...]], None] = {}
@@ -107,7 +110,7 @@ class _Opening:
             raise NotFoundError(f"{self.source.url} holds no rank's file")
         for number, folder in enumerate(chosen):
             self._folder(folder, folders[folder], "model" if number == 0 else f"extra:{folder}")
-        if not self.crcs and self.broken:
+        if not self.streams and self.broken:
             raise self.broken[0]
         self._beside(chosen)
         for name, path in list(self.opaque.items())[:SHOWN]:
@@ -125,7 +128,7 @@ class _Opening:
             names=self.names,
             found=self.found,
             counters=self.counters,
-            crcs=self.crcs,
+            streams=self.streams,
             ranks=self.ranks,
         )
 
@@ -164,7 +167,9 @@ class _Opening:
                 continue
             for name in stream.opaque:
                 self.opaque.setdefault(name, file.path)
-            self.crcs[file.path], self.ranks[file.path] = stream.records, file.rank
+            # The tree is sorted into tensors and objects now and would double the memory.
+            self.streams[file.path] = stream._replace(tree=None)
+            self.ranks[file.path] = file.rank
             try:
                 contents = Contents(file, stream, weights.get(file.rank, []), owner)
             except CorruptError as error:
@@ -185,6 +190,8 @@ class _Opening:
     ) -> None:
         groups: dict[str, tuple[Identity, list[Entry]]] = {}
         accused: set[str] = set()
+        found = [where for contents, _ in read for where, _, _ in contents.tensors]
+        bare = unwrapped(where.name for where in found if where.component == "model")
         sharded = any(contents.sharded for contents, _ in read)
         for contents, storages in read:
             file = contents.file
@@ -198,7 +205,7 @@ class _Opening:
                 own = where.component
                 if own in ("model", "optimizer") and component != "model":
                     own = component
-                name = where.name
+                name = _bare(where, bare)
                 identity = Identity(own, where.kind, name, "" if stored == name else stored)
                 # Kinds may differ by rank where a file is wrong; the key says what is one tensor.
                 _, held_by = groups.setdefault(identity.key, (identity, []))
@@ -272,6 +279,14 @@ _DP = frozenset({"dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_
 
 def _folder_order(folder: str) -> tuple[int, str]:
     return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)
+
+
+def _bare(where: Place, bare: Mapping[str, str]) -> str:
+    """Return a tensor's name without what wrappers added to its parameter's name."""
+    if where.component != "optimizer" or where.kind is not Kind.OTHER:
+        return bare.get(where.name, where.name)
+    parameter, dot, leaf = where.name.rpartition(".")
+    return bare.get(parameter, parameter) + dot + leaf
 
 
 def _split_of_weight(

@@ -417,6 +417,21 @@ class TestPlain:
         checkpoint = opened(write_plain(tmp_path / "p", [part]))
         assert {"exp_avg:0.0", "exp_avg:1.0"} < set(checkpoint.tensors)
 
+    def test_wrappers_are_taken_off_and_remembered(self, tmp_path: Path) -> None:
+        import torch
+
+        state = {"module.a": {"step": torch.tensor(1.0), "exp_avg": torch.ones(3)}}
+        part = {
+            "model": {"module._orig_mod.a": torch.ones(3), "module.b": torch.ones(2)},
+            "optimizer": {
+                "state": {"module._orig_mod.a": state["module.a"]},
+                "param_groups": [{"params": ["module._orig_mod.a"]}],
+            },
+        }
+        checkpoint = opened(write_plain(tmp_path / "p", [part]))
+        assert set(checkpoint.tensors) == {"a", "b", "exp_avg:a", "optimizer:a.step"}
+        assert checkpoint.tensors["a"].stored_name == "model.module._orig_mod.a"
+
     def test_names_that_the_optimizer_was_given(self, tmp_path: Path) -> None:
         import torch
 
