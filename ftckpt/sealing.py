@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -131,7 +131,7 @@ def seal(
     manifest = Manifest(
         format=checkpoint.format,
         step=checkpoint.step,
-        topology=checkpoint.topology,
+        topology=replace(checkpoint.topology, evidence=""),
         files=[FileDigest(name, sizes[name], digests[name]) for name in members],
         unmanaged=sorted(n for n in source.entries if n not in sizes and not is_own(n)),
         checks=tuple(checks),
