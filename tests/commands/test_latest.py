@@ -23,7 +23,7 @@ SCRIPT = 'CKPT=$("$FTCKPT" latest "$ROOT" --verify content "$@") || exit $?; pri
 def save(path: Path, step: int) -> None:
     """Let torch save a tiny DCP checkpoint of a step, by one process."""
     import torch
-    import torch.distributed.checkpoint as dcp
+    import torch.distributed.checkpoint.state_dict_saver as dcp
 
     state = {"model": {"weight": torch.arange(64.0) + step}, "step": step}
     with warnings.catch_warnings():
