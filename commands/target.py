@@ -16,8 +16,10 @@ from .render import printable
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.findings import Finding
     from ftckpt.opening import Target
-    from ftckpt.roots import Child, Root
+    from ftckpt.roots import Child, Part, Root
+    from ftckpt.store import Store
 
     from .invocation import Invocation
 
@@ -101,3 +103,33 @@ def _names(root: Root) -> str:
     names = [root.url_of(c) for c in newest_names_first(root.candidates) if c.step is not None]
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return printable(", ".join(names[:_LISTED])) + more
+
+
+def open_other(invocation: Invocation, path: str) -> Checkpoint:
+    """Open a second checkpoint, to compare with; it is not reported as the target.
+
+    Raises:
+        UsageError: a root without a selector.
+    """
+    from ftckpt.formats.catalog import FORMATS
+
+    target = opening.open_target(path, FORMATS, invocation.stores)
+    if target.root is None:
+        return target.open()
+    if not target.place.which:
+        raise UsageError(
+            f"{path} is a root, not one checkpoint", hint=f"{path}@STEP selects one of its steps"
+        )
+    child = choose(target.root, target.place.which)
+    return opening.open_part(target.root.store, child.parts[0])
+
+
+def hostile_findings(store: Store, part: Part) -> tuple[Finding, ...]:
+    """Return what is unsafe in the pickles of a checkpoint that no format can open."""
+    from ftckpt.formats.recognised import hostile
+    from ftckpt.source import Source
+    from ftckpt.store import EntryKind
+
+    if part.entry.kind is EntryKind.FILE:
+        return tuple(hostile(Source.file(store, part.entry)))
+    return tuple(hostile(Source.directory(store, part.entry.path)))

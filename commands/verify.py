@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError, worst
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    UnsafeError,
+    UnsupportedError,
+    worst,
+)
 from ftckpt.findings import finding
 
 from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result, invoked
 from .render import human_bytes, human_duration
-from .target import PathArgument, choose, open_target
+from .target import PathArgument, choose, hostile_findings, open_other, open_target
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
     from ftckpt.manifest import Manifest
     from ftckpt.opening import Target
-    from ftckpt.roots import Child, Root
+    from ftckpt.roots import Child, Part, Root
+    from ftckpt.store import Store
     from ftckpt.verification import VerifyOptions, VerifyReport
 
 EXAMPLES = (
@@ -99,7 +105,7 @@ def command(
     Then the content, by the manifest that `ftckpt seal` wrote, else by the CRC-32s that torch puts
     into its files and never checks. What nothing covers is named.
     """
-    from ftckpt.verification import Level, VerifyOptions
+    from ftckpt.verification import Level, VerifyOptions, failed
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
@@ -115,15 +121,17 @@ def command(
         against=_replica(invocation, against),
     )
     invocation.report(level=level.value, evidence="none", bytes_read=0, seconds=0.0, findings=[])
-    target = _target(invocation, path, options)
-    if isinstance(target, Result):
-        return target
+    try:
+        target = open_target(invocation, path)
+    except (CorruptError, UnsafeError) as error:
+        return _conclude(invocation, failed(error), shown=False)
     if target.root is not None and not target.place.which:
         return _verify_root(invocation, target, target.root, options, everything=all_)
     if target.root is not None:
         child = choose(target.root, target.place.which)
         return _verify_child(invocation, target.root, child, options)
-    return _verify_one(invocation, target.open, options)
+    assert target.part is not None
+    return _verify_part(invocation, target.place.store, target.part, options)
 
 
 def _share(text: str) -> float | None:
@@ -145,29 +153,7 @@ def _manifest(path: str, invocation: Invocation) -> Manifest | None:
 def _replica(invocation: Invocation, path: str) -> Checkpoint | None:
     if not path:
         return None
-    from ftckpt import opening
-    from ftckpt.formats.catalog import FORMATS
-
-    target = opening.open_target(path, FORMATS, invocation.stores)
-    if target.root is not None:
-        if not target.place.which:
-            raise UsageError(f"{path} is a root; --against needs one checkpoint",
-                             hint=f"{path}@STEP selects one")  # fmt: skip
-        child = choose(target.root, target.place.which)
-        return opening.open_part(target.root.store, child.parts[0])
-    return target.open()
-
-
-def _target(invocation: Invocation, path: str, options: VerifyOptions) -> Target | Result:
-    """Find the target; what is recognised and not readable may still be hostile."""
-    from ftckpt.verification import failed
-
-    try:
-        return open_target(invocation, path)
-    except NotFoundError:
-        raise
-    except FtckptError as error:
-        return _conclude(invocation, failed(error), shown=False)
+    return open_other(invocation, path)
 
 
 def _verify_root(
@@ -214,21 +200,22 @@ def _verify_root(
 def _verify_child(
     invocation: Invocation, root: Root, child: Child, options: VerifyOptions
 ) -> Result:
-    from ftckpt.opening import open_part
-
-    url = root.url_of(child.candidate)
-    invocation.report(target=url, format=child.parts[0].format.name)
-    results = [
-        _verify_one(invocation, partial(open_part, root.store, part), options)
-        for part in child.parts
-    ]
+    """Check one step; it may hold several checkpoints, the worst of which decides."""
+    results, documents = [], []
+    for part in child.parts:
+        invocation.report(target=root.store.describe(part.entry.path), format=part.format.name)
+        results.append(_verify_part(invocation, root.store, part, options))
+        documents.append(dict(invocation.document))
+    if len(results) > 1:
+        invocation.report(target=root.url_of(child.candidate), parts=documents)
     code = worst(r.code for r in results)
     return next(r for r in results if r.code is code)
 
 
-def _verify_one(
-    invocation: Invocation, open_: Callable[[], Checkpoint], options: VerifyOptions
+def _verify_part(
+    invocation: Invocation, store: Store, part: Part, options: VerifyOptions
 ) -> Result:
+    from ftckpt.opening import open_part
     from ftckpt.verification import failed, verify
 
     def emit(found: Finding) -> None:
@@ -236,9 +223,13 @@ def _verify_one(
 
     began = time.monotonic()
     try:
-        checkpoint = open_()
+        checkpoint = open_part(store, part)
     except FtckptError as error:
-        return _conclude(invocation, failed(error, seconds=time.monotonic() - began), shown=False)
+        # What is not readable may be hostile all the same, and that verdict wins.
+        unread = isinstance(error, UnsupportedError)
+        more = hostile_findings(store, part) if unread else ()
+        report = failed(error, more, seconds=time.monotonic() - began)
+        return _conclude(invocation, report, shown=False)
     invocation.report(target=checkpoint.source.url, format=checkpoint.format, step=checkpoint.step)
     report = verify(checkpoint, options, counter=invocation.counter, emit=emit)
     return _conclude(invocation, report, shown=True)

@@ -182,13 +182,33 @@ def verify(
     )
 
 
-def failed(error: FtckptError, *, seconds: float = 0.0) -> VerifyReport:
-    """Return the report for a checkpoint that cannot even be opened."""
-    found = from_error(error)
+def failed(
+    error: FtckptError, more: Iterable[Finding] = (), *, seconds: float = 0.0
+) -> VerifyReport:
+    """Return the report for a checkpoint that cannot even be opened.
+
+    Args:
+        error: why.
+        more: what was found all the same; the worst code wins.
+        seconds: wall time so far.
+    """
+    found = (from_error(error), *more)
+    code = worst(f.code for f in found)
+    first = next(f for f in found if f.code is code)
+    hint = error.hint if first is found[0] else ""
     return VerifyReport(
-        Level.STRUCTURE, "none", error.exit_code, error.message, error.hint, (found,), 0, 0, 0,
-        None, seconds,
-    )  # fmt: skip
+        level=Level.STRUCTURE,
+        evidence="none",
+        code=code,
+        message=first.message,
+        hint=hint or _HINTS.get(code, ""),
+        findings=found,
+        bytes_read=0,
+        bytes_covered=0,
+        bytes_uncovered=0,
+        sampled=None,
+        seconds=seconds,
+    )
 
 
 def _check_content(
