@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -29,8 +30,8 @@ from ftckpt.errors import CorruptError, UnsupportedError
 Run = tuple[int, int]
 
 # No real mesh cuts one dimension into more pieces; a hostile file could ask for any number.
-MAX_SPLIT = 1024
-MAX_BOXES = 65536
+MAX_SPLIT = 256
+MAX_BOXES = 256
 
 
 class How(StrEnum):
@@ -91,6 +92,18 @@ def local_of(
         UnsupportedError: a `Partial` placement (`partial-tensor`).
         CorruptError: placements that do not fit the mesh or the shape (`bad-metadata`).
     """
+    return _local_of(tuple(shape), tuple(mesh), tuple(placements), tuple(coordinate), nominal)
+
+
+# The layers of a model have the same few shapes, so most answers were given before.
+@lru_cache(maxsize=4096)
+def _local_of(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    placements: tuple[Placement, ...],
+    coordinate: tuple[int, ...],
+    nominal: bool,
+) -> Local:
     check_fits(shape, mesh, placements, coordinate)
     runs = [[(0, size)] for size in shape]
     for axis in _order(placements, nominal):

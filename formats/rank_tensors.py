@@ -18,7 +18,7 @@ from ftckpt.dtypes import DType
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding
 
-from .dtensor import Patch, check_fits, choose_rule, local_of
+from .dtensor import Patch, choose_rule, local_of
 from .sharded import Distributed, Held, Listed
 from .torch_values import StoredStorage, TensorRef, is_dense, reach
 
@@ -112,7 +112,6 @@ def _distributed(identity: Identity, entries: Sequence[Entry], report: Report) -
         if part.mesh.sizes != head.mesh.sizes or part.placements != head.placements:
             report(_odd("bad-metadata", identity, entry, "has another mesh or placement in"))
         elif part.mesh.coordinate is not None:  # None: the rank stands outside the mesh
-            check_fits(head.shape, head.mesh.sizes, head.placements, part.mesh.coordinate)
             held.append((entry, part, part.mesh.coordinate))
     stored = [(coordinate, part.local.shape) for _, part, coordinate in held]
     nominal = choose_rule(head.shape, head.mesh.sizes, head.placements, stored)

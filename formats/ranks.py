@@ -38,6 +38,7 @@ from .rank_reading import Recorded, read_recorded, read_streams
 from .rank_tensors import Entry, Identity, Split, assemble, wrong_rank
 from .sharded import Distributed, Held, Listed
 from .torch_stream import TorchStream
+from .unpickle import no_gc
 
 # verl's folders inside a step, the trained one first.
 FOLDERS = ("actor", "critic")
@@ -75,7 +76,8 @@ class Ranks:
             CorruptError: no rank's file can be parsed; damage of some is a finding of `check`.
             UnsafeError, UnsupportedError: of the first file that is hostile or cannot be read.
         """
-        return _Opening(source).checkpoint()
+        with no_gc():  # a million small records live until the end: collecting them costs triple
+            return _Opening(source).checkpoint()
 
 
 class _Opening:
