@@ -21,42 +21,17 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from .extents import Box as Box
+from .extents import Extent as Extent
 from .progress import NULL, Counter
+from .steps import SCALARS_A_FILE, step_of
+from .steps import Scalar as Scalar
+from .steps import StepRole as StepRole
 
 if TYPE_CHECKING:
     from .dtypes import DType
     from .findings import Finding
     from .source import Source
-
-
-class Box(NamedTuple):
-    """A hyper-rectangle: `offsets[d] <= index[d] < offsets[d] + sizes[d]`, in elements."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def volume(self) -> int:
-        """Number of elements; 1 for a 0-d box."""
-        return prod(self.sizes)
-
-    @classmethod
-    def whole(cls, shape: Sequence[int]) -> Box:
-        """Return the box that covers all of `shape`."""
-        return cls((0,) * len(shape), tuple(shape))
-
-
-class Extent(NamedTuple):
-    """`length` bytes at `offset` of `file` (a path relative to the checkpoint, POSIX)."""
-
-    file: str
-    offset: int
-    length: int
-
-    @property
-    def end(self) -> int:
-        """The first byte after the extent."""
-        return self.offset + self.length
 
 
 class Piece(NamedTuple):
@@ -195,23 +170,6 @@ class Record(NamedTuple):
     inner: tuple[int, int] | None = None
 
 
-class StepRole(StrEnum):
-    """Which clock a step-like scalar shows; only equal clocks are compared."""
-
-    ITERATION = "iteration"
-    OPTIMIZER = "optimizer"
-    SCHEDULER = "scheduler"
-
-
-class Scalar(NamedTuple):
-    """A step-like number found in a file: evidence of which save wrote that file."""
-
-    file: str
-    name: str
-    value: float
-    role: StepRole
-
-
 @dataclass(frozen=True, slots=True)
 class Topology:
     """What is known of the job that wrote the checkpoint; None means not recorded.
@@ -312,8 +270,6 @@ class Checkpoint(ABC):
     @cached_property
     def step(self) -> int | None:
         """The step that the content shows; None where nothing shows it."""
-        from .steps import SCALARS_A_FILE, step_of
-
         return step_of(self.scalars(SCALARS_A_FILE))
 
     def fields(self) -> Iterable[str]:

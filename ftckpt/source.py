@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .checkpoint import Extent
 from .errors import CorruptError, UnsafeError
+from .extents import Extent
 from .store import Entry, EntryKind, Reader, Store
 
 

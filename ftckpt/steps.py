@@ -10,9 +10,28 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any, NamedTuple
 
-from .checkpoint import Scalar, StepRole
 from .findings import Finding, finding
+
+
+class StepRole(StrEnum):
+    """Which clock a step-like scalar shows; only equal clocks are compared."""
+
+    ITERATION = "iteration"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+
+
+class Scalar(NamedTuple):
+    """A step-like number found in a file: evidence of which save wrote that file."""
+
+    file: str
+    name: str
+    value: float
+    role: StepRole
+
 
 # How many counters a file are read: enough for two to be independent, few enough to be cheap.
 SCALARS_A_FILE = 8
@@ -42,6 +61,14 @@ def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
     return None
 
 
+def is_counter(value: Any) -> bool:
+    """Return whether a value that a file holds can be a count of steps.
+
+    NaN and numbers beyond any training are damage or play, and would break arithmetic.
+    """
+    return type(value) in (int, float) and 0 <= value < 1 << 53
+
+
 def step_of(scalars: Iterable[Scalar]) -> int | None:
     """Return the step that most counters show: the trainer's own, else the optimizer's."""
     values: dict[StepRole, Counter[float]] = defaultdict(Counter)
@@ -57,8 +84,10 @@ def step_of(scalars: Iterable[Scalar]) -> int | None:
 def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each file whose counters disagree with the other files.
 
-    Two independent counters of one file against the majority of the rest are a verdict
-    (`mixed-steps`); one alone is a note (`step-disagrees`). Files without a counter share one note.
+    Two independent counters of one file, of one value and with no counter of the same clock that
+    agrees with the rest, are a verdict (`mixed-steps`). Less is a note (`step-disagrees`):
+    parameters that were frozen for a while and experts that were not used have counts of their own.
+    Files without a counter share one note.
 
     Args:
         scalars: all that were read.
@@ -79,7 +108,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
         first = odd[0]
         majority = _majority(votes[first.role])
         said = f"{file} holds {first.name} = {first.value:g}, the other files say {majority:g}"
-        if len({s.name for s in odd}) >= 2:
+        if _is_verdict(odd, own):
             yield finding(
                 "mixed-steps",
                 f"{said}; {len(odd)} counters agree: the file is of another save",
@@ -101,6 +130,18 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
             f"step: cannot tell for {', '.join(silent[:3])}{more}: no step counter inside",
             file=silent[0] if len(silent) == 1 else None,
         )
+
+
+def _is_verdict(odd: list[Scalar], own: list[Scalar]) -> bool:
+    """Whether the counters of one file that disagree can only come from another save."""
+    if len({s.name for s in odd}) < 2:
+        return False
+    for role in {s.role for s in odd}:
+        if len({s.value for s in odd if s.role is role}) > 1:
+            return False
+        if any(s.role is role and s not in odd for s in own):
+            return False
+    return True
 
 
 def _majority(votes: Counter[float]) -> float:

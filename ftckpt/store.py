@@ -24,8 +24,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
-    from .checkpoint import Extent
     from .errors import FtckptError
+    from .extents import Extent
 
 
 class EntryKind(StrEnum):

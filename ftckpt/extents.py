@@ -1,0 +1,37 @@
+"""The two smallest nouns: which elements of a tensor, and which bytes of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+
+class Box(NamedTuple):
+    """A hyper-rectangle: `offsets[d] <= index[d] < offsets[d] + sizes[d]`, in elements."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def volume(self) -> int:
+        """Number of elements; 1 for a 0-d box."""
+        return prod(self.sizes)
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Box:
+        """Return the box that covers all of `shape`."""
+        return cls((0,) * len(shape), tuple(shape))
+
+
+class Extent(NamedTuple):
+    """`length` bytes at `offset` of `file` (a path relative to the checkpoint, POSIX)."""
+
+    file: str
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after the extent."""
+        return self.offset + self.length
