@@ -23,6 +23,9 @@ R = TypeVar("R")
 # How many directories without a step in their name are looked into for `checkpoint/step-N`.
 _DEEPER = 16
 
+# How many children are asked about at once.
+_BATCH = 64
+
 # Names of one step, as trainers spell them; each must match the whole name, so that `step-10.tmp`
 # or `old-step-10` is never taken for step 10.
 _STEP_NAMES = (
@@ -153,17 +156,30 @@ class Root:
         Raises:
             FtckptError: a child could not be listed; absence is never concluded from that.
         """
-        finished = [c for c in self.candidates if not c.staging]
-        by_name = sorted(finished, key=lambda c: (c.step is None, -(c.step or 0), c.path))
-        found = self.recognise_all(by_name)
+        found = self.recognise_all(_named_first(c for c in self.candidates if not c.staging))
         for child in found:
             if isinstance(child, FtckptError):
                 raise child
         return [child for child in found if isinstance(child, Child)]
 
     def holds_checkpoints(self) -> bool:
-        """Say whether any child is recognised; stops at the first."""
-        return any(self.recognise(c) is not None for c in newest_names_first(self.candidates))
+        """Say whether any child is recognised; lists as few of them as that takes.
+
+        Raises:
+            FtckptError: none is, and one could not be listed.
+        """
+        waiting = _named_first(self.candidates)
+        errors = []
+        # Most often the first is one; where it is not, a request each in turn would take minutes.
+        for size in (1, *([_BATCH] * (len(waiting) // _BATCH + 1))):
+            found = self.recognise_all(waiting[:size])
+            if any(isinstance(child, Child) for child in found):
+                return True
+            errors += [child for child in found if isinstance(child, FtckptError)]
+            waiting = waiting[size:]
+        if errors:
+            raise errors[0]
+        return False
 
 
 def read_root(store: Store, ask: Callable[[Entry], Part | None]) -> Root:
@@ -230,6 +246,10 @@ def step_in_name(name: str) -> int | None:
         if match is not None and len(match[1]) <= 18:
             return int(match[1])
     return None
+
+
+def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: (c.step is None, -(c.step or 0), c.path))
 
 
 def newest_names_first(candidates: Iterable[Candidate]) -> list[Candidate]:

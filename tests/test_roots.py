@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt import opening
-from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
+from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError, UsageError
 from ftckpt.pointers import Pointer
+from ftckpt.registry import Listing, Recognition
 from ftckpt.roots import step_in_name
 from ftckpt.selection import child_of_step, newest_child
 from ftckpt.stores import StoreOptions
@@ -226,3 +227,28 @@ def test_relative_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for typed, shown in ((".", "./step-3"), ("../" + tmp_path.name, f"../{tmp_path.name}/step-3")):
         root = read(typed)
         assert root.url_of(root.candidates[0]) == shown
+
+
+def test_an_error_is_raised_only_where_nothing_else_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(3):
+        write(tmp_path, f"step-{step}", step)
+
+    def denied(name: str) -> None:
+        recognise = Small.recognise
+
+        def one(self: Small, listing: Listing) -> Recognition | None:
+            if any(entry.path.startswith(name) for entry in listing.files.values()):
+                raise DeniedError("no")
+            return recognise(self, listing)
+
+        monkeypatch.setattr(Small, "recognise", one)
+
+    denied("step-2")
+    assert read(tmp_path).holds_checkpoints()
+    with pytest.raises(DeniedError):
+        read(tmp_path).children()
+    denied("step-")
+    with pytest.raises(DeniedError):
+        read(tmp_path).holds_checkpoints()

@@ -1,0 +1,64 @@
+"""Roots that real frameworks wrote: what is chosen, and what their own pointers say of it."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import ftckpt
+from ftckpt.errors import ExitCode
+from ftckpt.selection import Rules
+
+ARCHIVES = Path(__file__).parents[2] / "shared" / "checkpoints"
+
+
+@pytest.fixture
+def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    archive = ARCHIVES / f"{request.param}.tar.xz"
+    if not archive.exists():
+        pytest.skip(f"no real checkpoints at {ARCHIVES}")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    name: str = request.param
+    return tmp_path / name / "ckpt"
+
+
+@pytest.mark.parametrize(
+    ("unpacked", "format_", "chosen", "step", "pointers"),
+    [
+        ("dcp_fsdp2_nested", "dcp", "step-4", 4, {}),
+        ("lightning_ddp", "torchsave", "step=4.ckpt", 4, {}),
+        ("verl_fsdp", "ranks", "global_step_3", 3, {"latest_checkpointed_iteration.txt": True}),
+        (
+            "mcore_torchdist_tp2pp2",
+            "dcp",
+            "iter_0000003",
+            3,
+            {"latest_checkpointed_iteration.txt": True},
+        ),
+    ],
+    indirect=["unpacked"],
+)
+def test_the_newest_is_chosen(
+    unpacked: Path, format_: str, chosen: str, step: int, pointers: dict[str, bool]
+) -> None:
+    found = ftckpt.latest(str(unpacked))
+    assert found.code is ExitCode.OK, found.message
+    assert (found.path, found.step, found.format) == (f"{unpacked}/{chosen}", step, format_)
+    assert {p.name: p.agrees for p in found.pointers} == pointers
+    assert found.skipped == ()
+
+
+@pytest.mark.parametrize("unpacked", ["ds_z2_w2_bf16", "mcore_torch_tp2pp2"], indirect=True)
+def test_what_is_not_read_yet_stops_the_search(unpacked: Path) -> None:
+    found = ftckpt.latest(str(unpacked), rules=Rules(skip_unverified=True, skip_unsafe=True))
+    assert (found.code, found.path) == (ExitCode.UNSUPPORTED, None)
+    assert "does not read" in found.message
+
+
+@pytest.mark.parametrize("unpacked", ["dcp_fsdp2_nested"], indirect=True)
+def test_an_older_step_on_request(unpacked: Path) -> None:
+    found = ftckpt.latest(str(unpacked), rules=Rules(not_newer_than=3))
+    assert (found.path, found.step) == (f"{unpacked}/step-3", 3)
