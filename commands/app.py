@@ -177,7 +177,8 @@ def load(verb: str) -> Verb:
     for param in command.params:
         if isinstance(param, TyperOption):
             param.show_envvar = False  # one rule for all, told by `ftckpt help environment`
-            param.allow_from_autoenv = param.name not in NO_ENVIRONMENT
+            if param.name not in NO_ENVIRONMENT:
+                param.envvar = environment_name(verb, param.opts)
     return command
 
 
@@ -208,13 +209,10 @@ def options(
             "--version",
             is_eager=True,
             callback=_print_version,
-            allow_from_autoenv=False,
             help="Show the version and exit.",
         ),
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", show_envvar=False, help="Show tracebacks.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Remember what stands before the verb."""
     ctx.obj.debug |= debug
@@ -226,9 +224,14 @@ def environment_flags(ctx: Any) -> dict[str, str]:
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name)
         if source is not None and source.name == "ENVIRONMENT":
-            name = f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
-            found[name] = os.environ.get(name, "")
+            found[param.envvar] = os.environ.get(param.envvar, "")
     return found
+
+
+def environment_name(verb: str, flags: Sequence[str]) -> str:
+    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`."""
+    name = f"ftckpt_{verb}_{max(flags, key=len).lstrip('-')}"
+    return name.replace("-", "_").upper()
 
 
 class _Line(NamedTuple):
@@ -258,9 +261,7 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
             write(sys.stderr, root.get_help(ctx) + "\n")
         return Result(ExitCode.USAGE, "no verb was given", "see ftckpt --help")
     try:
-        with root.make_context(
-            "ftckpt", words, obj=invocation, auto_envvar_prefix="FTCKPT", max_content_width=100
-        ) as ctx:
+        with root.make_context("ftckpt", words, obj=invocation, max_content_width=100) as ctx:
             result = root.invoke(ctx)
     except typer.Exit as asked:
         return Result(ExitCode(asked.exit_code))

@@ -22,7 +22,6 @@ from ftckpt.commands.render import (
 )
 from ftckpt.commands.units import parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
-from tests.small_format import write
 
 # Verbs that only exist in the process of a test: what a verb can do to the app.
 FAKE = """
@@ -194,13 +193,16 @@ def test_flags_from_the_environment_are_used_and_shown(tmp_path: Path) -> None:
     assert ftckpt("latest", path, FTCKPT_LATEST_VERIFY="nonsense").returncode == 2
 
 
-def test_no_environment_may_skip_a_check(tmp_path: Path) -> None:
-    write(tmp_path, "step-1", 1)
+def test_no_environment_may_skip_a_check() -> None:
     command = app.load("latest")
-    from_environment = {p.name for p in command.params if getattr(p, "allow_from_autoenv", False)}
-    assert "verify" in from_environment
-    assert not from_environment & app.NO_ENVIRONMENT
+    from_environment = {p.name: p.envvar for p in command.params if p.envvar}
+    assert from_environment["verify"] == "FTCKPT_LATEST_VERIFY"
+    assert from_environment["not_newer_than"] == "FTCKPT_LATEST_NOT_NEWER_THAN"
+    assert not from_environment.keys() & app.NO_ENVIRONMENT
     assert {"skip_unsafe", "skip_unverified"} <= {p.name for p in command.params}
+    names = {p.envvar for verb in app.VERBS for p in app.load(verb).params}
+    assert "FTCKPT_VERIFY_ALL" in names
+    assert "FTCKPT_SEAL_FORCE" not in names
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
