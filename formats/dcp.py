@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -27,17 +26,18 @@ from ftckpt.checkpoint import (
     Record,
     Scalar,
     TensorInfo,
-    Topology,
+    tensor_key,
 )
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError
+from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.memory import demand
+from ftckpt.names import unwrapped
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
 from ftckpt.store import Reader
 
-from .dcp_checks import check_items, check_keys, check_tiling, check_write_order
+from .dcp_checks import check_items, check_keys, check_tiling, check_write_order, opaque_note
 from .dcp_items import (
     DATA,
     OVERHEAD,
@@ -49,18 +49,19 @@ from .dcp_items import (
     rank_of,
     windows,
 )
-from .dcp_metadata import Chunk, DcpMetadata, StoredItem, is_shape, merge, parse_metadata
-from .dcp_names import place
+from .dcp_metadata import Chunk, DcpMetadata, merge, parse_metadata
+from .dcp_names import Place, place
 from .dcp_scalars import read_scalars
-from .field_names import field_names
+from .dcp_state import COMMON, State, is_common
+from .unpickle import no_gc
 from .unpickle import no_gc
 
 MARKER = ".metadata"
 # Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces.
 METADATA_GROWTH = 9
+# What Megatron-Core keeps beside the metadata.
+_CONFIGURATION = frozenset({"metadata.json", "integrity.json"})
 _RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
-# Objects that hold a whole dict because the trainer saved one: the resume check looks inside.
-_DEEP_LIMIT, _DEEP_BYTES = 32, 4 << 20
 
 
 class Dcp:
@@ -109,27 +110,29 @@ class DcpCheckpoint(Checkpoint):
         meta: the parsed metadata.
         markers: the metadata files.
         stored: key -> name in the metadata.
+        beside: objects that are files of their own, by their item.
     """
 
     format: ClassVar[str] = "dcp"
     meta: DcpMetadata
     markers: tuple[str, ...]
     stored: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, Item] = field(default_factory=dict)
 
     def members(self) -> Iterable[str]:
         """The markers, every data file that an item names, and what Megatron puts beside them."""
         yield from self.markers
-        named = {item.path for item in self.meta.storage.values()}
+        yield from self.beside
+        named = {item.path for item in self.meta.stored()}
         yield from sorted(named)
         for name, entry in self.source.entries.items():
             empty = DATA.search(name) and entry.size == 0 and name not in named
-            if empty or name in ("metadata.json", "common.pt", "integrity.json"):
+            if empty or name in _CONFIGURATION:
                 yield name
 
     def load_object(self, name: str) -> Any:
         """Return one byte item as inert data."""
-        item = self._item(name, None)
-        window = open_item(self.source, item)
+        window = open_item(self.source, self._object_item(name))
         assert isinstance(window, Window)
         return window.parse().tree
 
@@ -142,6 +145,23 @@ class DcpCheckpoint(Checkpoint):
         assert isinstance(window, Window)
         stream = window.parse()
         tensor = only_tensor(stream, item)
+        if tensor.shape != piece.box.sizes:
+            raise CorruptError(
+                f"a record of {place_.file} has shape {list(tensor.shape)} where its piece has "
+                f"{list(piece.box.sizes)}",
+                kind="shape-mismatch",
+                file=place_.file,
+                offset=place_.offset,
+                length=place_.length,
+            )
+        if tensor.conj or tensor.neg or stream.storages[tensor.key].inline is not None:
+            raise UnsupportedError(
+                f"a record of {place_.file} holds a conjugate or negative view, or no bytes of "
+                "its own",
+                file=place_.file,
+                offset=place_.offset,
+                length=place_.length,
+            )
         span = tensor.span(stream.storages)
         strides = None if tensor.dense else tensor.strides
         if item.transforms:
@@ -154,9 +174,12 @@ class DcpCheckpoint(Checkpoint):
         yield from check_tiling(self.meta, self.source)
         yield from check_items(self.source, self.meta, self.items(), counter)
         yield from check_write_order(self.source, self.markers)
-        named = {item.path for item in self.meta.storage.values()}
+        named = {item.path for item in self.meta.stored()}
+        # A checkpoint of its own in a directory below is no shard of this one.
+        places = {name.rpartition("/")[0] for name in named}
         for name, entry in self.source.entries.items():
-            if DATA.search(name) and name not in named and entry.size:
+            here = name.rpartition("/")[0] in places
+            if DATA.search(name) and name not in named and entry.size and here:
                 yield finding(
                     "stale-shard",
                     f"{name} is named by no item: left by a save with more ranks or threads",
@@ -171,12 +194,17 @@ class DcpCheckpoint(Checkpoint):
 
     def items(self) -> Iterator[Item]:
         """Yield every item, by file and offset."""
-        places = sorted((i.path, i.offset, n, i) for (n, _), i in self.meta.storage.items())
-        for _, _, name, stored in places:
-            entry = self.meta.tensors.get(name)
+        once = {id(placed.item): placed for placed in self.meta.placed()}
+        for name, chunk, item in sorted(
+            once.values(), key=lambda p: (p.item.path, p.item.offset, p.name)
+        ):
+            if chunk is None:
+                yield as_item(name, item)
+                continue
             # A chunk is at most the tensor: a bound, where the exact size is `check`'s matter.
-            nbytes = None if entry is None else entry.dtype.nbytes(prod(entry.size))
-            yield as_item(name, stored, nbytes)
+            entry = self.meta.tensors[name]
+            yield as_item(name, item, entry.dtype.nbytes(prod(entry.size)), chunk.sizes)
+        yield from self.beside.values()
 
     def records(self) -> Iterator[Record]:
         """Yield the CRC-32 of every record; items that cannot be opened are `check`'s to report."""
@@ -195,45 +223,59 @@ class DcpCheckpoint(Checkpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step counters, at most `limit` a file."""
-        return read_scalars(self.source, self.meta, limit)
+        return read_scalars(self.source, self.meta, limit, self.state.scalars())
 
     def fields(self) -> Iterable[str]:
         """Names of objects, and of what is inside those that hold a whole dict."""
         yield from self.objects
-        small = [
-            n for n, o in self.objects.items()
-            if o.extent.length <= _DEEP_BYTES and len(self.meta.paths.get(n, (n,))) == 1
-            and not n.startswith(("optimizer.", "lr_scheduler.")) and "_extra_state" not in n
-        ]  # fmt: skip
-        for name in small[:_DEEP_LIMIT]:
-            yield from (f"{name}.{inner}" for inner in field_names(self.load_object(name)))
+        for error in self.state.errors:
+            raise error
+        yield from self.state.names()
+
+    @cached_property
+    def state(self) -> State:
+        """The objects that hold a whole dict, read."""
+        flat = ("optimizer.", "lr_scheduler.")
+        whole = [
+            name
+            for name in self.objects
+            if len(self.meta.paths.get(name, (name,))) == 1
+            and not name.startswith(flat)
+            and "_extra_state" not in name
+        ]
+        return State(self.source, [self._object_item(name) for name in whole])
 
     @cached_property
     def _transforms(self) -> Mapping[Extent, tuple[str, ...]]:
         return {
             Extent(i.path, i.offset, i.length): i.transforms
-            for i in self.meta.storage.values()
+            for i in self.meta.stored()
             if i.transforms
         }
 
-    def _item(self, name: str, offsets: tuple[int, ...] | None) -> Item:
-        return as_item(name, self.meta.storage[name, offsets])
+    def _object_item(self, name: str) -> Item:
+        if name in self.beside:
+            return self.beside[name]
+        item = self.meta.objects[name]
+        if item is None:
+            raise CorruptError(f"{name} lies in no file", kind="bad-metadata",
+                               file=self.markers[0], tensor=name)  # fmt: skip
+        return as_item(name, item)
 
 
 class _Pieces(Sequence[Piece]):
     """The pieces of one tensor, made when asked for: there may be a million of them."""
 
-    __slots__ = ("_chunks", "_name", "_storage")
+    __slots__ = ("_chunks", "_name")
 
-    def __init__(
-        self,
-        name: str,
-        chunks: Sequence[Chunk],
-        storage: Mapping[tuple[str, tuple[int, ...] | None], StoredItem],
-    ) -> None:
+    def __init__(self, name: str, chunks: Sequence[Chunk]) -> None:
         self._name = name
         self._chunks = chunks
-        self._storage = storage
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -246,16 +288,16 @@ class _Pieces(Sequence[Piece]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         chunk = self._chunks[index]
-        offsets, sizes = chunk.offsets, chunk.sizes
-        if not (is_shape(offsets) and is_shape(sizes) and len(offsets) == len(sizes)):
-            raise CorruptError(f"a chunk of {self._name} is no box",
-                               kind="bad-metadata", file=MARKER, tensor=self._name)  # fmt: skip
-        item = self._storage.get((self._name, offsets))
+        item = chunk.item
         if item is None:
-            raise CorruptError(f"a chunk of {self._name} at {offsets} has no place in any file",
-                               kind="bad-metadata", file=MARKER, tensor=self._name)  # fmt: skip
+            raise CorruptError(
+                f"{self._name} has a chunk at {list(chunk.offsets)} that lies in no file",
+                kind="bad-metadata",
+                file=MARKER,
+                tensor=self._name,
+            )
         place_ = Extent(item.path, item.offset, item.length)
-        return Piece(Box(offsets, sizes), place_, rank=rank_of(item.path), packed=True)
+        return Piece(Box(chunk.offsets, chunk.sizes), place_, rank=rank_of(item.path), packed=True)
 
 
 def _records(window: Window) -> list[tuple[str, Extent, int | None]]:
@@ -317,46 +359,64 @@ def _uncommitted(source: Source) -> IncompleteError:
 def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCheckpoint:
     tensors: dict[str, TensorInfo] = {}
     stored: dict[str, str] = {}
+    places = {
+        name: place(name, meta.paths.get(name, ()), entry.dtype)
+        for name, entry in meta.tensors.items()
+    }
+    bare = _bare_names(places.values())
     for name, entry in meta.tensors.items():
-        where = place(name, meta.paths.get(name, ()), entry.dtype)
-        pieces = _Pieces(name, entry.chunks, meta.storage)
-        info = TensorInfo(
-            where.component, where.name, where.kind, entry.size, entry.dtype, pieces, name
-        )
-        key = info.key
-        if key in tensors:
-            # Two stored names mean one tensor only by our reading: keep both apart.
-            info = TensorInfo("extra:dcp", name, where.kind, entry.size, entry.dtype, pieces, name)
-            key = info.key
-        tensors[key] = info
+        component, kind, said = places[name]
+        said = bare(component, said)
+        # Two stored names can mean one tensor only by our reading: they are kept apart.
+        key = tensor_key(component, kind, said)
+        while key in tensors:
+            component, said = "extra:dcp", name if component != "extra:dcp" else said + "'"
+            key = tensor_key(component, kind, said)
+        pieces = _Pieces(name, entry.chunks)
+        tensors[key] = TensorInfo(component, said, kind, entry.size, entry.dtype, pieces, name)
         stored[key] = name
     objects = {}
-    for name in meta.objects:
-        item = meta.storage.get((name, None))
+    for name, item in meta.objects.items():
         if item is not None:
             extent = Extent(item.path, item.offset, item.length)
             objects[name] = ObjectInfo(name, extent, rank_of(item.path))
-    notes = [
-        finding("opaque-object", f"{markers[0]} names {name}, kept inert", file=markers[0])
-        for name in meta.opaque
-    ]
-    ranks = {rank_of(path) for path in {i.path for i in meta.storage.values()}} - {None}
+    beside = {}
+    if COMMON in source.entries and COMMON not in objects:
+        extent = Extent(COMMON, 0, source.entries[COMMON].size)
+        objects[COMMON] = ObjectInfo(COMMON, extent)
+        beside[COMMON] = Item(COMMON, extent, (), None)
+    ranks = {rank_of(path) for path in {i.path for i in meta.stored()}} - {None}
     world = max((r for r in ranks if r is not None), default=-1) + 1
-    return DcpCheckpoint(
+    checkpoint = DcpCheckpoint(
         source=source,
         tensors=tensors,
         objects=objects,
-        topology=Topology(
-            world_size=world or None,
-            evidence=f"data files of {len(ranks)} ranks" if ranks else "",
-        ),
         commit=Commit(CommitState.COMMITTED, markers[0]),
         dialect=_dialect(source, meta, markers),
-        notes=notes,
+        notes=list(opaque_note(dict.fromkeys(meta.opaque, (markers[0], markers[0])))),
         meta=meta,
         markers=markers,
         stored=stored,
+        beside=beside,
     )
+    evidence = f"data files of {len(ranks)} ranks" if ranks else ""
+    # Only Megatron's arguments say more, and only they are worth a read while opening.
+    state = checkpoint.state if any(map(is_common, objects)) else State(source, ())
+    checkpoint.topology = state.topology(world or None, evidence)
+    return checkpoint
+
+
+def _bare_names(places: Iterable[Place]) -> Callable[[str, str], str]:
+    """Return what takes wrappers' prefixes off a (component, name)."""
+    names: dict[str, list[str]] = {}
+    for component, _, name in places:
+        names.setdefault(component, []).append(name)
+    bare = {
+        component: unwrapped(own)
+        for component, own in names.items()
+        if any(n.startswith("module.") or "_orig_mod" in n or "_wrapped_module" in n for n in own)
+    }
+    return lambda component, name: bare[component][name] if component in bare else name
 
 
 def _dialect(source: Source, meta: DcpMetadata, markers: Sequence[str]) -> str:
@@ -365,7 +425,7 @@ def _dialect(source: Source, meta: DcpMetadata, markers: Sequence[str]) -> str:
         words.append("Megatron-Core torch_dist, as stored")
     if len(markers) > 1 or markers[0] != MARKER:
         words.append(f"metadata of {len(markers)} ranks, saved without collectives")
-    transforms = Tally(t for i in meta.storage.values() for t in i.transforms)
+    transforms = {t for i in meta.stored() for t in i.transforms}
     words += [f"items under {name}" for name in sorted(transforms)]
     if meta.version:
         words.append(f"metadata version {meta.version}")

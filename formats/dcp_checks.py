@@ -26,39 +26,37 @@ WRITE_ORDER_SLACK = 2.0
 
 def check_keys(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
     """The chunks of all tensors and the places of all items must be the same set."""
-    unused = set(meta.storage)
     for name, entry in meta.tensors.items():
         for chunk in entry.chunks:
-            try:
-                unused.discard((name, chunk.offsets))
-                known = (name, chunk.offsets) in meta.storage
-            except TypeError:  # not even hashable
-                known = False
-            if not known:
+            if chunk.item is None:
                 yield finding(
                     "bad-metadata",
-                    f"{name} has a chunk at {chunk.offsets} that lies in no file",
+                    f"{name} has a chunk at {list(chunk.offsets)} that lies in no file",
                     file=marker,
                     tensor=name,
                 )
-    for name in meta.objects:
-        if (name, None) not in meta.storage:
+    for name, item in meta.objects.items():
+        if item is None:
             yield finding("bad-metadata", f"{name} lies in no file", file=marker, tensor=name)
-        unused.discard((name, None))
-    for name, offsets in sorted(unused, key=str):
-        where = f" at {offsets}" if offsets is not None else ""
+    for name, offsets in meta.orphans:
+        where = f" at {list(offsets)}" if offsets is not None else ""
         yield finding(
             "bad-metadata",
             f"{name}{where} has a place in a file but is part of nothing",
             file=marker,
-            tensor=str(name),
+            tensor=name,
         )
 
 
 def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:
     """Return (offset, length, stored name) of the items of each file, by offset."""
     files: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    for (name, _), item in meta.storage.items():
+    seen: set[int] = set()  # empty chunks at one place share an item
+    for name, _, item in meta.placed():
+        if id(item) not in seen:
+            seen.add(id(item))
+            files[item.path].append((item.offset, item.length, name))
+    for (name, _), item in meta.orphans.items():
         files[item.path].append((item.offset, item.length, name))
     for items in files.values():
         items.sort()
@@ -118,14 +116,8 @@ def check_items(
     source: Source, meta: DcpMetadata, items: Iterable[Item], counter: Counter
 ) -> Iterator[Finding]:
     """Open every item: its archive, its pickle, and its shape and type against the metadata."""
-    counter.start("items", len(meta.storage), "items")
-    sizes = {
-        (name, stored.path, stored.offset): chunk.sizes
-        for name, entry in meta.tensors.items()
-        for chunk in entry.chunks
-        if (stored := meta.storage.get((name, chunk.offsets))) is not None
-    }
-    opaque: dict[str, tuple[str, str, int]] = {}
+    counter.start("items", sum(1 for _ in meta.placed()), "items")
+    opaque: dict[str, tuple[str, str]] = {}
     for window in windows(source, (i for i in items if i.extent.file in source.entries)):
         counter.add(1)
         if isinstance(window, FtckptError):
@@ -138,23 +130,33 @@ def check_items(
             if stream.archive is not None:
                 yield from check_local_headers(stream.archive, window.read, file=item.extent.file)
             for name in stream.opaque:
-                first, where, count = opaque.get(name, (item.name, item.extent.file, 0))
-                opaque[name] = first, where, count + 1
+                opaque.setdefault(name, (item.extent.file, item.name))
             if item.name in meta.tensors:
-                want = sizes.get((item.name, item.extent.file, item.extent.offset))
-                yield from _compare(stream, item, meta, want)
+                yield from _compare(stream, item, meta)
         except FtckptError as error:
             yield from_error(error, tensor=item.name, rank=item.rank)
-    for name, (first, where, count) in sorted(opaque.items()):
-        more = f" and {count - 1} more" if count > 1 else ""
-        yield finding(
-            "opaque-object", f"{first}{more} holds a {name}, kept inert", file=where, tensor=first
-        )
+    yield from opaque_note(opaque)
 
 
-def _compare(
-    stream: TorchStream, item: Item, meta: DcpMetadata, sizes: Sequence[int] | None
-) -> Iterator[Finding]:
+def opaque_note(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+    """Say once which classes outside the allow-list are kept inert, however many they are.
+
+    Args:
+        found: class name -> the first file and object that names it.
+    """
+    if not found:
+        return
+    names = sorted(found)
+    file, holder = found[names[0]]
+    if len(names) == 1:
+        message = f"{holder} holds a {names[0]}, kept inert"
+    else:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        message = f"{len(names)} classes are kept inert: {', '.join(names[:5])}{more}"
+    yield finding("opaque-object", message, file=file, tensor=holder)
+
+
+def _compare(stream: TorchStream, item: Item, meta: DcpMetadata) -> Iterator[Finding]:
     tensor = only_tensor(stream, item)
     entry = meta.tensors[item.name]
     place = {
@@ -171,10 +173,10 @@ def _compare(
             rank=item.rank,
             **place,  # type: ignore[arg-type]
         )
-    if sizes is not None and tuple(tensor.shape) != tuple(sizes):
+    if item.sizes is not None and tensor.shape != item.sizes:
         yield finding(
             "shape-mismatch",
-            f"{item.name} has shape {list(tensor.shape)} in its file and {list(sizes)} in the "
+            f"{item.name} has shape {list(tensor.shape)} in its file and {list(item.sizes)} in the "
             "metadata",
             rank=item.rank,
             **place,  # type: ignore[arg-type]

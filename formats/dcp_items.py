@@ -39,6 +39,7 @@ class Item(NamedTuple):
         transforms: to undo before the stream can be read.
         rank: the rank that wrote the file.
         limit: how many bytes a transformed stream may unfold to.
+        sizes: shape that a tensor must have in its stream; None where it is not known.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Item(NamedTuple):
     transforms: tuple[str, ...]
     rank: int | None
     limit: int = OBJECT_LIMIT
+    sizes: tuple[int, ...] | None = None
 
 
 class Window:
@@ -100,8 +102,11 @@ def windows(source: Source, items: Iterable[Item]) -> Iterator[Window | FtckptEr
         wanted: list[Extent] = []
         for item in plain:
             wanted += _probes(item.extent)
-        fetched = iter(source.read_many(wanted))
-        ready = {id(item) for item in plain}
+        try:
+            fetched = iter(source.read_many(wanted))
+            ready = {id(item) for item in plain}
+        except (CorruptError, UnsafeError):
+            ready = set()  # one file of the batch is at fault: opened alone, each says its own
         for item in batch:
             if id(item) in ready:
                 at = item.extent.offset
@@ -114,6 +119,7 @@ def windows(source: Source, items: Iterable[Item]) -> Iterator[Window | FtckptEr
 def open_item(source: Source, item: Item, *, collect: bool = False) -> Window | FtckptError:
     """Open one item; with `collect`, return an error instead of raising it."""
     try:
+        source.entry(item.extent.file)
         if not _inside(source, item):
             raise CorruptError(
                 f"{item.extent.file} ends before the record of {item.name}",
@@ -165,15 +171,17 @@ def rank_of(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def as_item(name: str, stored: StoredItem, nbytes: int | None = None) -> Item:
+def as_item(name: str, stored: StoredItem, nbytes: int | None = None,
+            sizes: tuple[int, ...] | None = None) -> Item:  # fmt: skip
     """Return the item that the metadata places at `stored`; `nbytes` of elements, if a tensor."""
     place = Extent(stored.path, stored.offset, stored.length)
     limit = OBJECT_LIMIT if nbytes is None else nbytes + OVERHEAD
-    return Item(name, place, stored.transforms, rank_of(stored.path), limit)
+    return Item(name, place, stored.transforms, rank_of(stored.path), limit, sizes)
 
 
 def _inside(source: Source, item: Item) -> bool:
-    return item.extent.end <= source.size(item.extent.file)
+    entry = source.entries.get(item.extent.file)
+    return entry is not None and item.extent.end <= entry.size
 
 
 def _probes(extent: Extent) -> list[Extent]:

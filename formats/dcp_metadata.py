@@ -2,7 +2,8 @@
 
 Written by torch 1.12 to 2.13 as one pickle of one `Metadata` object; the module paths moved twice.
 The stand-ins are slotted and take their state apart at once: a checkpoint of 100,000 tensors holds
-a million of these objects, and the unpickler's memo keeps every state dict alive to the end.
+a million of these objects, and the unpickler's memo keeps every state dict alive to the end. For
+the same reason an item is kept at its chunk, not in a dict of its own.
 
 Source of the layout: torch/distributed/checkpoint/{metadata,filesystem,planner}.py.
 """
@@ -10,8 +11,9 @@ Source of the layout: torch/distributed/checkpoint/{metadata,filesystem,planner}
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 from ftckpt.dtypes import DTYPES, DType
@@ -21,26 +23,74 @@ from ftckpt.source import safe_name
 from . import unpickle
 from .unpickle import Sealed, inert
 
+# What torch itself can hold: 64-bit sizes, and its own limit on the number of dimensions.
+_MAX_INT = 1 << 63
+_MAX_DIMENSIONS = 64
 
-class StoredItem(NamedTuple):
-    """Where one item lies: a torch.save stream at `[offset, offset + length)` of `path`."""
+Offsets = tuple[int, ...]
 
+
+class _Shapes(dict[Offsets, Offsets]):
+    """Every size and offset once: looked up by value, checked when it is met first.
+
+    Looking up hashes, and hashing a tuple nested a million deep kills a thread with a plain stack:
+    so this is asked only while the unpickler runs, which has a stack for it.
+    """
+
+    def __missing__(self, value: Any) -> Offsets:
+        if not is_shape(value):
+            raise CorruptError("the metadata holds a size or an offset that no tensor can have",
+                               kind="bad-metadata")  # fmt: skip
+        self[value] = value
+        return value  # type: ignore[no-any-return]
+
+
+_shapes = _Shapes()
+
+
+class StoredItem(metaclass=Sealed):
+    """`_StorageInfo`: a torch.save stream lies at `[offset, offset + length)` of `path`.
+
+    Attributes:
+        path: relative to the checkpoint, checked to lie inside it.
+        offset: of its first byte.
+        length: in bytes.
+        transforms: to undo before the stream can be read.
+    """
+
+    __slots__ = ("length", "offset", "path", "transforms")
     path: str
     offset: int
     length: int
     transforms: tuple[str, ...]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["relative_path"]
+        self.offset = state["offset"]
+        self.length = state["length"]
+        # Plain `()` where there is none: the common case must not cost an object.
+        self.transforms = state.get("transform_descriptors") or ()
+        state.clear()
+
 
 class Chunk(metaclass=Sealed):
-    """`ChunkStorageMetadata`: a dense row-major box of the global tensor."""
+    """`ChunkStorageMetadata`: a dense row-major box of the global tensor.
 
-    __slots__ = ("offsets", "sizes")
-    offsets: Any
-    sizes: Any
+    Attributes:
+        offsets: of its first element.
+        sizes: of the box.
+        item: where its bytes lie; None where the metadata does not say.
+    """
+
+    __slots__ = ("item", "offsets", "sizes")
+    offsets: Offsets
+    sizes: Offsets
+    item: StoredItem | None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.offsets = state["offsets"]
-        self.sizes = state["sizes"]
+        self.offsets = _shapes[state["offsets"]]
+        self.sizes = _shapes[state["sizes"]]
+        self.item = None
         state.clear()
 
 
@@ -48,12 +98,12 @@ class TensorEntry(metaclass=Sealed):
     """`TensorStorageMetadata`: global size, element type and chunks."""
 
     __slots__ = ("chunks", "dtype", "size")
-    size: Any
-    dtype: Any
-    chunks: Any
+    size: Offsets
+    dtype: DType
+    chunks: list[Chunk]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.size = state["size"]
+        self.size = _shapes[state["size"]]
         self.chunks = state["chunks"]
         self.dtype = state["properties"].dtype
         state.clear()
@@ -80,30 +130,16 @@ class _Properties(metaclass=Sealed):
 class _Index(metaclass=Sealed):
     """`MetadataIndex`: identity is (fqn, offset); `index` is only a hint into `chunks`."""
 
-    __slots__ = ("fqn", "offset")
+    __slots__ = ("fqn", "hint", "offset")
     fqn: Any
     offset: Any
+    hint: Any
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.fqn = state["fqn"]
-        self.offset = state.get("offset")
-        state.clear()
-
-
-class _Stored(metaclass=Sealed):
-    """`_StorageInfo`."""
-
-    __slots__ = ("length", "offset", "path", "transforms")
-    path: Any
-    offset: Any
-    length: Any
-    transforms: Any
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path = state["relative_path"]
-        self.offset = state["offset"]
-        self.length = state["length"]
-        self.transforms = state.get("transform_descriptors")
+        offset = state.get("offset")
+        self.offset = None if offset is None else _shapes[offset]
+        self.hint = state.get("index")
         state.clear()
 
 
@@ -157,12 +193,20 @@ TABLE: Mapping[str, Any] = {
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": _Fields,
     f"{_SHARDED}.TensorProperties": _Properties,
     f"{_SHARDED}.MEM_FORMAT_ENCODING": _identity,
-    "torch.distributed.checkpoint.filesystem._StorageInfo": _Stored,
-    f"{_OLD}.filesystem._StorageInfo": _Stored,
+    "torch.distributed.checkpoint.filesystem._StorageInfo": StoredItem,
+    f"{_OLD}.filesystem._StorageInfo": StoredItem,
     "torch.Size": tuple,
     "torch.serialization._get_layout": _identity,
     **{name: inert(name) for name in _QUIET},
 }
+
+
+class Placed(NamedTuple):
+    """One item and what it belongs to: a chunk of a tensor, or (None) an object."""
+
+    name: str
+    chunk: Chunk | None
+    item: StoredItem
 
 
 @dataclass(slots=True)
@@ -170,10 +214,10 @@ class DcpMetadata:
     """What the metadata says, checked for types and unsafe names, not for sense.
 
     Attributes:
-        tensors: stored name -> entry.
-        objects: stored names of byte items.
+        tensors: stored name -> entry; its chunks know their items.
+        objects: stored name of a byte item -> item, None where the metadata gives it no place.
         paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
-        storage: (stored name, chunk offsets or None) -> item.
+        orphans: (stored name, offsets or None) -> item, of items that belong to nothing.
         save_id: uuid of the save, where recorded (torch >= 2.4).
         version: `Metadata.version`, where recorded (torch >= 2.9).
         extras: members that plain torch does not write (a dialect's).
@@ -181,13 +225,32 @@ class DcpMetadata:
     """
 
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
-    objects: dict[str, None] = field(default_factory=dict)
+    objects: dict[str, StoredItem | None] = field(default_factory=dict)
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    storage: dict[tuple[str, tuple[int, ...] | None], StoredItem] = field(default_factory=dict)
+    orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
     save_id: str = ""
     version: str = ""
     extras: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
+
+    def placed(self) -> Iterator[Placed]:
+        """Yield every item that belongs to something, in no order."""
+        for name, entry in self.tensors.items():
+            for chunk in entry.chunks:
+                if chunk.item is not None:
+                    yield Placed(name, chunk, chunk.item)
+        for name, item in self.objects.items():
+            if item is not None:
+                yield Placed(name, None, item)
+
+    def stored(self) -> Iterator[StoredItem]:
+        """Yield every item, orphans too."""
+        for entry in self.tensors.values():
+            for chunk in entry.chunks:
+                if chunk.item is not None:
+                    yield chunk.item
+        yield from (item for item in self.objects.values() if item is not None)
+        yield from self.orphans.values()
 
 
 def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetadata:
@@ -202,14 +265,17 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
         UnsafeError, CorruptError: see `ftckpt.formats.unpickle.load`; also a path that leaves the
             checkpoint (`unsafe-path`), or members of the wrong type (`bad-metadata`).
     """
-    loaded = unpickle.load_stream(stream, size, file=file, table=TABLE)
+    try:
+        loaded = unpickle.load_stream(stream, size, file=file, table=TABLE)
+    finally:
+        _shapes.clear()  # what another thread has in use stays alive; it only meets them anew
     top = loaded.value
     if not isinstance(top, _Fields):
         raise CorruptError(f"{file} is a pickle, but not of checkpoint metadata",
                            kind="bad-metadata", file=file)  # fmt: skip
     state = top.state
+    meta = DcpMetadata(opaque=loaded.opaque)
     try:
-        meta = DcpMetadata(opaque=loaded.opaque)
         with unpickle.no_gc():
             _take_entries(meta, state["state_dict_metadata"], file)
             _take_paths(meta, state.get("planner_data"))
@@ -222,8 +288,8 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
         ) from None
     storage_meta = state.get("storage_meta")
     if isinstance(storage_meta, _Fields):
-        meta.save_id = str(storage_meta.state.get("save_id") or "")
-    meta.version = str(state.get("version") or "")
+        meta.save_id = _text(storage_meta.state.get("save_id"))
+    meta.version = _text(state.get("version"))
     known = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
     meta.extras = tuple(sorted(k for k in state if isinstance(k, str) and k not in known))
     return meta
@@ -239,25 +305,35 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
         CorruptError: two ranks give one tensor different sizes or types (`bad-metadata`).
     """
     whole = DcpMetadata()
+    seen: dict[str, dict[Offsets, Chunk]] = {}
     for file, part in parts.items():
         for name, entry in part.tensors.items():
-            seen = whole.tensors.get(name)
-            if seen is None:
-                whole.tensors[name] = entry
-                continue
-            if seen.size != entry.size or seen.dtype != entry.dtype:
+            first = whole.tensors.setdefault(name, entry)
+            if first.size != entry.size or first.dtype != entry.dtype:
                 raise CorruptError(f"{file} gives {name} another shape or type than other ranks",
                                    kind="bad-metadata", file=file, tensor=name)  # fmt: skip
-            boxes = {chunk.offsets for chunk in seen.chunks}
-            seen.chunks.extend(c for c in entry.chunks if c.offsets not in boxes)
-        whole.objects.update(part.objects)
+            if first is entry:
+                seen[name] = {chunk.offsets: chunk for chunk in entry.chunks}
+                continue
+            for chunk in entry.chunks:
+                known = seen[name].setdefault(chunk.offsets, chunk)
+                if known is chunk:
+                    first.chunks.append(chunk)
+                elif known.item is None:
+                    known.item = chunk.item
+        for name, item in part.objects.items():
+            whole.objects[name] = whole.objects.get(name) or item
         whole.paths.update(part.paths)
-        for key, item in part.storage.items():
-            whole.storage.setdefault(key, item)
+        whole.orphans = part.orphans | whole.orphans
         whole.save_id = whole.save_id or part.save_id
         whole.version = whole.version or part.version
+        whole.extras += tuple(n for n in part.extras if n not in whole.extras)
         whole.opaque += tuple(n for n in part.opaque if n not in whole.opaque)
     return whole
+
+
+def _text(value: Any) -> str:
+    return value[:200] if type(value) is str else ""
 
 
 def _take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
@@ -268,8 +344,14 @@ def _take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
             if not isinstance(entry.dtype, DType):
                 raise CorruptError(f"{file} gives {name} no element type",
                                    kind="bad-metadata", file=file, tensor=name)  # fmt: skip
-            if not is_shape(entry.size) or type(entry.chunks) is not list:
-                raise TypeError(f"{name} has no size or no chunks")
+            if prod(entry.size) >= _MAX_INT:
+                raise TypeError(f"{name} has more elements than a tensor can")
+            if type(entry.chunks) is not list:
+                raise TypeError(f"{name} has no chunks")
+            for chunk in entry.chunks:
+                if type(chunk) is not Chunk:
+                    raise TypeError(f"{name} has a chunk that is none")
+                chunk.item = None  # and has offsets and sizes, or this raises AttributeError
             meta.tensors[name] = entry
         elif type(entry) is BytesEntry:
             meta.objects[name] = None
@@ -280,30 +362,83 @@ def _take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
 def _take_paths(meta: DcpMetadata, paths: Any) -> None:
     for name, path in (paths or {}).items():
         # A newer Megatron dialect hides plans under a reserved key: not a path, not needed.
-        if type(name) is str and type(path) is tuple:
+        if type(name) is str and type(path) is tuple and all(type(p) in (str, int) for p in path):
             meta.paths[name] = path
 
 
 def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
     safe: dict[str, str] = {}
+    numbered: _Numbered = {}
     for index, stored in (storage or {}).items():
-        if type(index) is not _Index or type(stored) is not _Stored:
+        if type(index) is not _Index or type(stored) is not StoredItem:
             raise TypeError("storage_data holds something else than item locations")
-        path = safe.get(stored.path) if type(stored.path) is str else None
+        name = index.fqn
+        if type(name) is not str or type(stored.path) is not str:
+            raise TypeError("storage_data holds something else than names")
+        path = safe.get(stored.path)
         if path is None:
             path = safe[stored.path] = safe_name(stored.path, named_by=file)
+        stored.path = path
         if type(stored.offset) is not int or type(stored.length) is not int:
-            raise TypeError(f"the place of {index.fqn} is not a number")
-        if stored.offset < 0 or stored.length < 0:
-            raise TypeError(f"the place of {index.fqn} is negative")
-        transforms = tuple(stored.transforms) if stored.transforms else ()
-        key = (index.fqn, index.offset)
-        if key in meta.storage:
-            raise UnsafeError(f"{file} gives two places for one piece of {index.fqn}",
-                              kind="bad-metadata", file=file, tensor=str(index.fqn))  # fmt: skip
-        meta.storage[key] = StoredItem(path, stored.offset, stored.length, transforms)
+            raise TypeError(f"the place of {name} is not a number")
+        if not (0 <= stored.offset < _MAX_INT and 0 <= stored.length < _MAX_INT):
+            raise TypeError(f"the place of {name} is outside any file")
+        if stored.transforms:
+            stored.transforms = _transforms(stored.transforms, name)
+        if not _attach(meta, index, stored, numbered):
+            raise UnsafeError(f"{file} gives two places for one piece of {name}",
+                              kind="bad-metadata", file=file, tensor=name)  # fmt: skip
+    _share(meta)
+
+
+_Numbered = dict[str, dict[Offsets, Chunk]]
+
+
+def _attach(meta: DcpMetadata, index: _Index, stored: StoredItem, numbered: _Numbered) -> bool:
+    """Give an item to the chunk or object that it belongs to; False where that has one already."""
+    name, offset, hint = index.fqn, index.offset, index.hint
+    entry = None if offset is None else meta.tensors.get(name)
+    if entry is not None:
+        chunks = entry.chunks
+        if type(hint) is int and 0 <= hint < len(chunks) and chunks[hint].offsets == offset:
+            found: Chunk | None = chunks[hint]
+        else:
+            # A rank's own numbering, or none: looked up by offsets, which are the identity.
+            if name not in numbered:
+                numbered[name] = {chunk.offsets: chunk for chunk in reversed(chunks)}
+            found = numbered[name].get(offset)
+        if found is not None:
+            taken = found.item is not None
+            found.item = stored
+            return not taken
+    elif offset is None and name in meta.objects:
+        taken = meta.objects[name] is not None
+        meta.objects[name] = stored
+        return not taken
+    return meta.orphans.setdefault((name, offset), stored) is stored
+
+
+def _share(meta: DcpMetadata) -> None:
+    """Let chunks at one place share their item: empty shards of several ranks are stored once."""
+    for entry in meta.tensors.values():
+        chunks = entry.chunks
+        if len(chunks) > 1 and any(chunk.item is None for chunk in chunks):
+            known = {chunk.offsets: chunk.item for chunk in chunks if chunk.item is not None}
+            for chunk in chunks:
+                if chunk.item is None:
+                    chunk.item = known.get(chunk.offsets)
+
+
+def _transforms(value: Any, name: str) -> tuple[str, ...]:
+    if type(value) not in (list, tuple) or not all(type(t) is str for t in value):
+        raise TypeError(f"the transforms of {name} are no list of names")
+    return tuple(value)
 
 
 def is_shape(value: Any) -> bool:
-    """Return whether `value` is a tuple of non-negative ints."""
-    return type(value) is tuple and all(type(n) is int and n >= 0 for n in value)
+    """Return whether `value` is a tuple of sizes that a tensor can have."""
+    return (
+        type(value) is tuple
+        and len(value) <= _MAX_DIMENSIONS
+        and all(type(n) is int and 0 <= n < _MAX_INT for n in value)
+    )

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ftckpt.checkpoint import Scalar, StepRole
 from ftckpt.dtypes import decode_scalar
 from ftckpt.errors import FtckptError
 from ftckpt.source import Source
-from ftckpt.steps import role_of
+from ftckpt.steps import is_counter, role_of
 
 from .dcp_items import Item, Window, as_item, windows
 from .dcp_metadata import DcpMetadata, StoredItem
 from .torch_stream import TensorRef
 
 
-def read_scalars(source: Source, meta: DcpMetadata, limit: int) -> Iterator[Scalar]:
-    """Yield step counters, at most `limit` a file; what cannot be read is left to the checks."""
+def read_scalars(
+    source: Source, meta: DcpMetadata, limit: int, known: Iterable[Scalar] = ()
+) -> Iterator[Scalar]:
+    """Yield step counters, at most `limit` a file; what cannot be read is left to the checks.
+
+    Args:
+        source: the files.
+        meta: the parsed metadata.
+        limit: how many a file.
+        known: counters that were read before; they come first and count.
+    """
+    left: dict[str, int] = defaultdict(lambda: limit)
+    for scalar in known:
+        if left[scalar.file] > 0:
+            left[scalar.file] -= 1
+            yield scalar
     chosen: dict[str, list[tuple[StepRole, Item]]] = defaultdict(list)
     for name, role in _candidates(meta):
         for stored in _places(meta, name):
@@ -29,7 +43,7 @@ def read_scalars(source: Source, meta: DcpMetadata, limit: int) -> Iterator[Scal
         if file not in source.entries:
             continue
         found.sort(key=lambda pair: (order[pair[0]], pair[1].extent.offset))
-        for role, item in found[:limit]:
+        for role, item in found[: left[file]]:
             items.append(item)
             roles[item] = role
     for window in windows(source, items):
@@ -60,22 +74,20 @@ def _role(name: str) -> StepRole | None:
 
 def _places(meta: DcpMetadata, name: str) -> Iterator[StoredItem]:
     entry = meta.tensors.get(name)
-    for offsets in [c.offsets for c in entry.chunks] if entry else [None]:
-        stored = meta.storage.get((name, offsets))
-        if stored is not None:
-            yield stored
+    items = [c.item for c in entry.chunks] if entry else [meta.objects.get(name)]
+    yield from (item for item in items if item is not None)
 
 
 def _value(window: Window) -> float | None:
     try:
         stream = window.parse()
-        tree = stream.tree
-        if isinstance(tree, TensorRef):
-            span = tree.span(stream.storages)
+        value = stream.tree
+        if isinstance(value, TensorRef):
+            if value.numel != 1 or stream.storages[value.key].inline is not None:
+                return None
+            span = value.span(stream.storages)
             at = 0 if window.item.transforms else window.item.extent.offset
-            return decode_scalar(tree.dtype, window.read(span.offset - at, span.length))
+            value = decode_scalar(value.dtype, window.read(span.offset - at, span.length))
     except FtckptError:
         return None
-    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
-        return float(tree)
-    return None
+    return float(value) if is_counter(value) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from .inert_tree import step_of
 from .unpickle import Inert
 
 # Deep enough for `loops.fit_loop.epoch_loop.batch_progress.total.ready`, bounded for the rest.
@@ -40,7 +41,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for name, member in value.items():
             if isinstance(name, (str, int)):
-                yield str(name), member
+                yield str(step_of(name)), member
     elif type(value) in (list, tuple) and len(value) <= 64:
         for index, member in enumerate(value):
             if isinstance(member, (dict, list, Inert)):

@@ -122,6 +122,10 @@ class TensorInfo(NamedTuple):
         return tensor_key(self.component, self.kind, self.name)
 
 
+# Looked up once: an enum's members are found by a slow search, and there are many tensors.
+_TOLD_BY_KIND = frozenset((Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
+
+
 def tensor_key(component: str, kind: Kind, name: str) -> str:
     """Return the key of a tensor: its name alone for weights and buffers of the model.
 
@@ -129,7 +133,7 @@ def tensor_key(component: str, kind: Kind, name: str) -> str:
     `optimizer:layers.0.weight.step`, `ema:layers.0.weight`, `extra:rng:torch_state`.
     """
     prefix = "" if component == "model" else f"{component}:"
-    if kind in (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ):
+    if kind in _TOLD_BY_KIND:
         prefix = f"{kind}:" if component == "optimizer" else f"{prefix}{kind}:"
     return prefix + name
 
