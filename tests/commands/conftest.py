@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,14 @@ import pytest
 
 from tests.commands.golden import RUN
 
+# When the checkpoints seem to have been saved: a checkout gives files any times.
+SAVED = 1_700_000_000
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     """A directory that holds `run`, a root with the real checkpoints step-1 and step-2."""
     shutil.copytree(RUN, tmp_path / "run")
+    for path in (tmp_path / "run").rglob("*"):
+        os.utime(path, (SAVED, SAVED))
     return tmp_path

@@ -10,7 +10,6 @@ import pytest
 
 from tests.commands.golden import check_golden, ftckpt
 
-
 # A byte of exp_avg:0.weight in __0_1.distcp.
 DAMAGE = 15000
 
