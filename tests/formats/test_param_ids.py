@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from itertools import combinations
 
 from hypothesis import given
@@ -34,7 +35,7 @@ def test_an_id_without_state_matches_by_its_neighbours() -> None:
 
 def test_two_groups_split_by_shape() -> None:
     weights = [("w0", A), ("b0", B), ("w1", A), ("b1", B)]
-    shapes = {0: A, 1: A, 2: B, 3: B}
+    shapes: dict[Hashable, Shape] = {0: A, 1: A, 2: B, 3: B}
     assert names_of_ids([[0, 1], [2, 3]], shapes, weights) == {0: "w0", 1: "w1", 2: "b0", 3: "b1"}
 
 
@@ -57,7 +58,7 @@ def test_a_mapping_is_given_exactly_when_it_is_the_only_one(data: st.DataObject)
         (f"w{n}", s) for n, s in enumerate(data.draw(st.lists(shape, max_size=6)))
     ]
     wanted = data.draw(st.lists(shape, min_size=1, max_size=4))
-    shapes = dict(enumerate(wanted))
+    shapes: dict[Hashable, Shape] = dict(enumerate(wanted))
     possible = [
         chosen for chosen in combinations(weights, len(wanted)) if [s for _, s in chosen] == wanted
     ]

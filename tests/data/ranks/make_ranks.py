@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,6 +37,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.multiprocessing.spawn import start_processes
 
 WORLD = 4
 HERE = Path(__file__).parent
@@ -58,15 +58,17 @@ class Net(nn.Module):
         return y * self.gain.sum()
 
 
-def full(value: torch.Tensor) -> torch.Tensor:
+def full(value: Any) -> torch.Tensor:
     """Gather one tensor from all ranks."""
     if isinstance(value, DTensor):
-        return value.full_tensor().detach().clone()
+        whole: torch.Tensor = value.full_tensor().detach().clone()
+        return whole
     if hasattr(value, "local_shards"):
-        whole = torch.empty(value.size(), dtype=value.dtype) if dist.get_rank() == 0 else None
-        value.gather(dst=0, out=whole)
-        return torch.empty(0) if whole is None else whole
-    return value.detach().clone()
+        out = torch.empty(value.size(), dtype=value.dtype) if dist.get_rank() == 0 else None
+        value.gather(dst=0, out=out)
+        return torch.empty(0) if out is None else out
+    kept: torch.Tensor = value.detach().clone()
+    return kept
 
 
 def job(rank: int, kind: str, out: Path) -> None:
@@ -135,7 +137,8 @@ def main() -> None:
         out = HERE / kind / "actor"
         shutil.rmtree(HERE / kind, ignore_errors=True)
         out.mkdir(parents=True)
-        mp.spawn(job, args=(kind, out), nprocs=WORLD)
+        start: Any = start_processes  # torch leaves it untyped
+        start(job, args=(kind, out), nprocs=WORLD)
 
 
 if __name__ == "__main__":
