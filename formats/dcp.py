@@ -54,7 +54,6 @@ from .dcp_names import Place, place
 from .dcp_scalars import read_scalars
 from .dcp_state import COMMON, State, is_common
 from .unpickle import no_gc
-from .unpickle import no_gc
 
 MARKER = ".metadata"
 # Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces.
