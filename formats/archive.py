@@ -297,8 +297,10 @@ def _placed(listed: tuple[str, list[_Entry]], start: int, read: Read, place: _Pl
     base = place.base
     if entries and entries[0].header:
         place.unsafe(f"{entries[0].header} bytes stand before its first record", 0)
-    if not entries and start:
-        place.unsafe(f"{start} bytes stand before its empty directory", 0)
+    if not entries:
+        if start:
+            place.unsafe(f"{start} bytes stand before its empty directory", 0)
+        return Archive(prefix, members, base, place.size, start)
     bounds = [entry.header for entry in entries[1:]]
     bounds.append(start)
     for entry, bound in zip(entries, bounds, strict=True):

@@ -68,7 +68,13 @@ def step_of(key: Any) -> str | int:
     """Return the step of a path that a dict key stands for; never fails, whatever the key is."""
     if type(key) is int:
         return key if -(1 << 63) <= key < 1 << 64 else hex(key)[:40]  # str() has a digit limit
-    return key if type(key) is str else repr(key)[:80]
+    if type(key) is str:
+        return key
+    if key is None or type(key) in (bool, float):
+        return repr(key)
+    if type(key) is tuple and len(key) <= 8 and all(type(k) in (str, int) for k in key):
+        return "(" + ", ".join(str(step_of(k))[:80] for k in key) + ")"
+    return f"<{type(key).__name__}>"  # repr() recurses as deep as the file says
 
 
 def at(tree: Any, path: Path) -> Any:

@@ -49,7 +49,7 @@ def states(
         weights: the model's tensors in the same rank, in the order of its state_dict.
         read: `HeldReader.read` of the file.
     """
-    entries = {key: value for key, value in tree["state"].items() if isinstance(value, dict)}
+    entries = state_entries(tree)
     names = parameter_names(entries, tree["param_groups"], weights, read)
     for key, state in entries.items():
         for leaf, value in state.items():
@@ -58,8 +58,20 @@ def states(
             )
 
 
+def state_entries(tree: Mapping[str, Any]) -> dict[int | str, dict[Any, Any]]:
+    """Return the state of each parameter by its id or name.
+
+    Other keys are left out, unhashed: hashing a tuple nested a million deep ends the process.
+    """
+    return {
+        key: value
+        for key, value in tree["state"].items()
+        if isinstance(key, (int, str)) and isinstance(value, dict)
+    }
+
+
 def parameter_names(
-    entries: Mapping[Hashable, Mapping[Any, Any]],
+    entries: Mapping[int | str, Mapping[Any, Any]],
     param_groups: Any,
     weights: Sequence[tuple[str, Held]],
     read: Any,

@@ -468,6 +468,12 @@ _QUIET = (
     ),
 )  # fmt: skip
 
+# Functions that pickled modules refer to, as a layer's activation. To call one is still refused.
+_ACTIVATIONS = (
+    "torch.nn.functional.relu", "torch.nn.functional.gelu", "torch.nn.functional.silu",
+    "torch._C._nn.gelu",
+)  # fmt: skip
+
 _STORAGE_MODULES = ("torch", "torch.cuda", "torch.storage", "torch.xpu", "torch.hpu")
 
 
@@ -498,6 +504,7 @@ TABLE: Mapping[str, Any] = {
     "builtins.getattr": sealed(_getattr),
     "__builtin__.getattr": sealed(_getattr),
     **{name: inert(name) for name in (*_QUIET, *CLASSES)},
+    **{name: inert(name, refused=True) for name in _ACTIVATIONS},
     _SHARDED_TENSOR.qualname: _SHARDED_TENSOR,
     f"{_T}._shard.sharded_tensor.ShardedTensor": _SHARDED_TENSOR,
     _PROCESS_GROUP_STATE.qualname: _PROCESS_GROUP_STATE,

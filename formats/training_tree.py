@@ -18,7 +18,7 @@ from ftckpt.steps import role_of
 from .dcp_names import Place, place
 from .field_names import field_names
 from .inert_tree import Path, leaves, step_of
-from .rank_optimizer import is_optimizer, parameter_names
+from .rank_optimizer import is_optimizer, parameter_names, state_entries
 from .torch_stream import TorchStream
 from .torch_values import Composite, SubclassRef, TensorRef
 from .unpickle import Inert
@@ -178,7 +178,7 @@ class TrainingTree:
             self._state(tree, at, "optimizer")
 
     def _optimizer(self, tree: Mapping[Any, Any], at: Path, prefix: str) -> None:
-        entries = {key: value for key, value in tree["state"].items() if isinstance(value, dict)}
+        entries = state_entries(tree)
         names = parameter_names(entries, tree["param_groups"], self._candidates(), _plain_view)
         known = {name for name, _ in self._weights}
         bare = unwrapped(name for key, name in names.items() if isinstance(key, str))

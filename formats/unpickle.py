@@ -48,13 +48,11 @@ _TUPLE_BYTES = 48
 # Whose names may not be called: Python's own (all versions), its installers', torch's, numpy's.
 _OURS = frozenset(sys.stdlib_module_names) | {
     "__builtin__", "__builtins__", "copy_reg", "cPickle", "cStringIO", "StringIO", "exceptions",
-    "commands", "popen2", "new", "urllib2", "httplib", "SocketServer", "Queue", "thread", "_winreg",
-    "UserDict", "UserList", "ConfigParser", "Tkinter", "xmlrpclib", "__main__", "os2", "ce",
-    "posix", "nt", "imp", "asynchat", "asyncore", "smtpd", "distutils", "binhex", "formatter",
-    "parser", "symbol", "macpath", "aifc", "audioop", "cgi", "cgitb", "chunk", "crypt", "imghdr",
-    "lib2to3", "mailcap", "msilib", "nis", "nntplib", "ossaudiodev", "pipes", "sndhdr", "spwd",
-    "sunau", "telnetlib", "uu", "xdrlib", "_pyrepl", "annotationlib", "compression", "riscos",
-    "pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel",
+    "commands", "popen2", "urllib2", "httplib", "SocketServer", "_winreg", "UserDict", "UserList",
+    "ConfigParser", "Tkinter", "xmlrpclib", "posix", "nt", "imp", "asynchat", "asyncore", "smtpd",
+    "distutils", "binhex", "aifc", "audioop", "cgi", "cgitb", "crypt", "lib2to3", "mailcap",
+    "msilib", "nntplib", "ossaudiodev", "pipes", "spwd", "sunau", "telnetlib", "uu", "xdrlib",
+    "_pyrepl", "pip", "setuptools", "pkg_resources", "_distutils_hack",
     "torch", "numpy", "functorch", "torchgen",
 }  # fmt: skip
 # Third parties' functions that run what they are given; their other names are mere classes.
