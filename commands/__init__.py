@@ -3,7 +3,7 @@
 A verb is a module named after it. It holds
 
 - `command(ctx, ...)`: typer parameters as `Annotated[...]`; its docstring is the help, and the
-  first line is the summary in `app.VERBS`. `invocation = invoked(ctx)` says how the verb was
+  first line is the summary in `verbs.VERBS`. `invocation = invoked(ctx)` says how the verb was
   called. It calls the core, prints through the invocation and `render`, and returns a `Result`
   (None means OK).
 - `EXAMPLES`: (command line, what it does) pairs, printed at the end of the help.
@@ -12,7 +12,7 @@ A verb is a module named after it. It holds
 Rules that `app` relies on:
 
 - `--json`, `--quiet`, `--debug` and the settings of object stores are added to every verb; a verb
-  does not declare them. A flag's environment variable is added too, unless `app.NO_ENVIRONMENT`
+  does not declare them. A flag's environment variable is added too, unless `verbs.NO_ENVIRONMENT`
   names it.
 - A verb never prints JSON. It says `invocation.report(target=..., format=..., anything=...)` as
   soon as it knows, and `app` prints the one document at the end, also after an error or a signal.

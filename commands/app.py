@@ -1,8 +1,4 @@
-"""The typer app; the only place where errors become exit codes.
-
-Verbs are imported when they run or when their own help is asked for, so that `ftckpt --help` starts
-as fast as Python does.
-"""
+"""The typer app; the only place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -10,176 +6,20 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
-from importlib import import_module
 from typing import Annotated, Any, NamedTuple, NoReturn, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from ftckpt import __version__
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.stores.options import StoreOptions
 
-from .codes import ALWAYS, MEANINGS
 from .ending import SignalError, catch_signals, leave
 from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
 from .render import error_line, json_text, printable, result_record
-
-# Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
-VERBS: dict[str, str] = {
-    "inspect": "Show what a checkpoint holds, from headers alone",
-    "verify": "Check that a checkpoint can be trusted, and say which evidence says so",
-    "seal": "Record digests of a checkpoint, so that any later change is found",
-    "latest": "Print the newest checkpoint that passes",
-    "demo": "Make a small real checkpoint, damage it, and walk through the incident",
-    "completions": "Print the completion script of a shell",
-    "help": "Explain exit codes, the environment, or a verb",
-}
-
-# Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
-NO_ENVIRONMENT = frozenset(
-    {"apply", "force", "overwrite", "purge_now", "skip_unsafe", "skip_unverified", "yes"}
-    | {"no_proof", "proof"}
-)
+from .verbs import VERBS, Verbs
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
-
-
-def _common(
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout, errors included.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no remarks on stderr.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-) -> None:
-    """Options of every verb."""
-
-
-def _storage(
-    endpoint: Annotated[
-        str, typer.Option(metavar="URL", help="S3-compatible service (AWS_ENDPOINT_URL).")
-    ] = "",
-    profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Profile of the AWS configuration.")
-    ] = "",
-    region: Annotated[str, typer.Option(metavar="NAME", help="Region of the bucket.")] = "",
-    requester_pays: Annotated[
-        bool, typer.Option("--requester-pays", help="Pay for reading somebody else's bucket.")
-    ] = False,
-    anonymous: Annotated[bool, typer.Option("--anonymous", help="Send no credentials.")] = False,
-    retry_seconds: Annotated[
-        float, typer.Option(metavar="S", min=0, help="How long one request is tried again.")
-    ] = StoreOptions().retry_seconds,
-) -> None:
-    """Options of every verb that opens a place."""
-
-
-_COMMON = set(_common.__annotations__) - {"return"}
-_STORAGE = set(_storage.__annotations__) - {"return"}
-
-
-def _parameters(function: Any) -> list[Any]:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(function)
-    return typer.main.get_command(app).params
-
-
-class Verb(TyperCommand):
-    """A verb with the options that every verb has, its examples and its exit codes."""
-
-    module: Any = None
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb with an `Invocation` as the context's object."""
-        common = {k: ctx.params.pop(k) for k in _COMMON & ctx.params.keys()}
-        storage = {k: ctx.params.pop(k) for k in _STORAGE & ctx.params.keys()}
-        invocation = cast(Invocation, ctx.find_root().obj)
-        invocation.json |= common["json"]
-        invocation.quiet |= common["quiet"]
-        invocation.debug |= common["debug"]
-        invocation.stores = StoreOptions(**storage)
-        invocation.environment = environment_flags(ctx)
-        invocation.started = True
-        ctx.obj = invocation
-        return super().invoke(ctx)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, the verb's own options, then those of every verb."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(self._section(param), []).append(record)
-        for name in ("Arguments", "Options", "Storage options", "Common options"):
-            if name in sections:
-                with formatter.section(name):
-                    formatter.write_dl(sections[name])
-
-    def _section(self, param: Any) -> str:
-        if param.param_type_name == "argument":
-            return "Arguments"
-        if param.name in _STORAGE:
-            return "Storage options"
-        return "Common options" if param.name in _COMMON | {"help"} else "Options"
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples and the exit codes."""
-        with formatter.section("Examples"):
-            for line, does in self.module.EXAMPLES:
-                formatter.write(f"  {line}\n      {does}\n")
-        rows = dict.fromkeys(ALWAYS, "") | dict(self.module.CODES)
-        with formatter.section("Exit codes"):
-            formatter.write_dl(
-                [(str(int(c)), rows[c] or MEANINGS[c].meaning) for c in sorted(rows)], col_max=6
-            )
-
-
-class Verbs(TyperGroup):
-    """All verbs, each imported on demand."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs in the order of the help."""
-        return list(VERBS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a verb; None where there is no such verb."""
-        return load(cmd_name) if cmd_name in VERBS else None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb that the command line names, or suggest what was meant."""
-        name = args[0]
-        if name not in VERBS and not name.startswith("-"):
-            near = get_close_matches(name, VERBS)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"there is no verb {name!r}{meant}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the verbs from the static table."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
-
-
-def load(verb: str) -> Verb:
-    """Import a verb's module and return its command."""
-    module = import_module(f"ftckpt.commands.{verb}")
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name=verb, cls=Verb)(module.command)
-    command = cast(Verb, typer.main.get_command(app))
-    command.module = module
-    if getattr(module, "STORAGE", True):
-        command.params += _parameters(_storage)
-    command.params += _parameters(_common)
-    for param in command.params:
-        if isinstance(param, TyperOption):
-            param.show_envvar = False  # one rule for all, told by `ftckpt help environment`
-            if param.name not in NO_ENVIRONMENT:
-                param.envvar = environment_name(verb, param.opts)
-    return command
 
 
 app = typer.Typer(
@@ -218,22 +58,6 @@ def options(
     ctx.obj.debug |= debug
 
 
-def environment_flags(ctx: Any) -> dict[str, str]:
-    """Return the environment variables that set flags of this run, with their values."""
-    found = {}
-    for param in ctx.command.params:
-        source = ctx.get_parameter_source(param.name)
-        if source is not None and source.name == "ENVIRONMENT":
-            found[param.envvar] = os.environ.get(param.envvar, "")
-    return found
-
-
-def environment_name(verb: str, flags: Sequence[str]) -> str:
-    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`."""
-    name = f"ftckpt_{verb}_{max(flags, key=len).lstrip('-')}"
-    return name.replace("-", "_").upper()
-
-
 class _Line(NamedTuple):
     """What can be said of a command line before it is parsed."""
 
@@ -248,8 +72,9 @@ def scan(arguments: Sequence[str]) -> _Line:
     flags = words[: words.index("--")] if "--" in words else words
     verb = next((w for w in words if not w.startswith("-")), "")
     verb = verb if verb in VERBS else ""
-    variable = os.environ.get(f"FTCKPT_{verb.upper()}_JSON", "")
-    return _Line(verb, "--json" in flags or bool(variable), "--debug" in flags)
+    variable = os.environ.get(f"FTCKPT_{verb.upper()}_JSON", "").strip().lower()
+    wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
+    return _Line(verb, wanted, "--debug" in flags)
 
 
 def execute(arguments: Sequence[str], invocation: Invocation) -> Result:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from enum import Enum, StrEnum
-from importlib import import_module
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
@@ -16,6 +15,7 @@ import typer
 from ftckpt.errors import ExitCode
 
 from .invocation import invoked, write
+from .verbs import VERBS, load
 
 STORAGE = False
 EXAMPLES = (
@@ -82,8 +82,7 @@ class VerbWords(NamedTuple):
 
 def words_of_verbs() -> list[VerbWords]:
     """Collect verbs, flags and values from the app."""
-    app = import_module("ftckpt.commands.app")
-    return [_words(app.load(verb), verb, app.VERBS) for verb in app.VERBS]
+    return [_words(load(verb), verb, VERBS) for verb in VERBS]
 
 
 def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:

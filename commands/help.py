@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from ftckpt.errors import ExitCode, UsageError
 from .codes import MEANINGS
 from .invocation import invoked
 from .render import table
+from .verbs import NO_ENVIRONMENT, VERBS, load
 
 STORAGE = False
 EXAMPLES = (
@@ -45,22 +45,20 @@ def command(
     Topics: exit-codes, environment, and the name of every verb.
     """
     invocation = invoked(ctx)
-    # Through its name: the app imports the verbs, so a verb cannot import the app at its top.
-    app = import_module("ftckpt.commands.app")
     if not topic:
         text = ctx.find_root().get_help()
     elif topic == "exit-codes":
         rows = [(int(c), c.name, m.meaning, m.retry) for c, m in MEANINGS.items()]
         text = table(("code>", "name", "meaning", "retry"), rows)
     elif topic == "environment":
-        flags = ("--" + name.replace("_", "-") for name in sorted(app.NO_ENVIRONMENT))
+        flags = ("--" + name.replace("_", "-") for name in sorted(NO_ENVIRONMENT))
         text = ENVIRONMENT.format(never=", ".join(flags))
-    elif topic in app.VERBS:
-        verb = app.load(topic)
+    elif topic in VERBS:
+        verb = load(topic)
         with verb.make_context(topic, [], parent=ctx.find_root(), resilient_parsing=True) as its:
             text = verb.get_help(its)
     else:
-        topics = ["exit-codes", "environment", *app.VERBS]
+        topics = ["exit-codes", "environment", *VERBS]
         raise UsageError(f"there is no topic {topic!r}", hint=f"topics: {', '.join(topics)}")
     invocation.report(target=topic, text=text)
     invocation.print(text)

@@ -92,7 +92,7 @@ def choose(root: Root, which: str) -> Child:
     Raises:
         NotFoundError: there is no such step.
     """
-    from ftckpt.selection import child_of_step, newest_child
+    from ftckpt.candidates import child_of_step, newest_child
 
     return child_of_step(root, int(which)) if which.isdecimal() else newest_child(root)
 

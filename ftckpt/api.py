@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from . import inspection, opening, sealing
 from . import verification as _verification
+from .candidates import child_of_step, newest_child
 from .checkpoint import Checkpoint
 from .errors import ExitCode, UsageError
 from .formats.catalog import FORMATS
@@ -17,7 +18,7 @@ from .inspection import Inspection
 from .manifest import PassedCheck
 from .progress import NULL, Counter
 from .sealing import SealReport
-from .selection import Note, Rules, Selection, child_of_step, newest_child, select
+from .selection import Note, Rules, Selection, select
 from .stores import StoreOptions
 from .verification import VerifyOptions, VerifyReport
 from .waiting import select_waiting

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from .candidates import look
 from .checkpoint import Checkpoint
 from .errors import ExitCode, FtckptError
 from .opening import open_child
 from .roots import Candidate, Root
-from .selection import Check, Note, Rules, Selection, look, select
+from .selection import Check, Note, Rules, Selection, select
 
 # Seconds between looks: a save that is nearly done is seen soon, a long one costs few requests.
 _FIRST, _GROWTH, _LONGEST = 0.5, 1.5, 30.0
@@ -31,7 +32,7 @@ def select_waiting(
         read: reads the root anew.
         check: see `select`.
         rules: see `select`.
-        timeout: seconds to wait in all; afterwards the best that there is, is chosen.
+        timeout: seconds to wait in all after the first look; afterwards the best that there is, is chosen.
         note: see `select`; also told what is waited for.
         sleep: waits so many seconds.
         clock: returns seconds of a monotonic clock.
@@ -39,7 +40,7 @@ def select_waiting(
     Raises:
         FtckptError: the root could not be listed.
     """
-    end = clock() + timeout
+    end: float | None = None
     passed: set[str] = set()
 
     def check_once(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
@@ -57,6 +58,8 @@ def select_waiting(
         root = read()
         said: list[str] = []
         found = select(root, check_once, rules, said.append)
+        # The first look may take long, on a large root; the wait begins after it.
+        end = clock() + timeout if end is None else end
         if not found.pending or clock() >= end:
             for line in said:
                 note(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.commands import app
+from ftckpt.commands import verbs
 from ftckpt.commands.completions import script, words_of_verbs
 
 FOLDER = Path(__file__).parent.parent / "completions"
@@ -25,7 +25,7 @@ def test_the_tracked_script_is_current(shell: str) -> None:
 
 def test_every_verb_and_flag_is_offered() -> None:
     words = {verb.verb: verb for verb in words_of_verbs()}
-    assert list(words) == list(app.VERBS)
+    assert list(words) == list(verbs.VERBS)
     latest = {name: flag for flag in words["latest"].flags for name in flag.names}
     assert latest["--verify"].values == ("structure", "content")
     assert latest["--not-newer-than"].takes_value
@@ -66,7 +66,7 @@ def test_bash_completes() -> None:
         check=True,
     )
     assert shown.stdout == "complete -o bashdefault -o default -F _ftckpt ftckpt\n"
-    assert bash("ftckpt", "") == list(app.VERBS)
+    assert bash("ftckpt", "") == list(verbs.VERBS)
     assert bash("ftckpt", "la") == ["latest"]
     assert bash("ftckpt", "--ver") == ["--version"]
     assert bash("ftckpt", "latest", "--not") == ["--not-newer-than"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftckpt import findings
-from ftckpt.commands import app
+from ftckpt.commands import verbs
 from ftckpt.commands.codes import MEANINGS
 from ftckpt.errors import PRECEDENCE, ExitCode
 from tests.checkpoints import flip, save_dcp
@@ -24,19 +24,19 @@ SCHEMAS = DOCS / "schemas"
 
 def test_every_verb_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
-    for verb in app.VERBS:
+    for verb in verbs.VERBS:
         assert f"`{verb}`" in text, verb
 
 
 def test_summaries_are_the_first_lines_of_the_verbs() -> None:
-    for verb, summary in app.VERBS.items():
-        doc = app.load(verb).module.command.__doc__
+    for verb, summary in verbs.VERBS.items():
+        doc = verbs.load(verb).module.command.__doc__
         assert doc.splitlines()[0] == summary + ".", verb
 
 
 def test_every_verb_has_examples_and_codes() -> None:
-    for verb in app.VERBS:
-        module = app.load(verb).module
+    for verb in verbs.VERBS:
+        module = verbs.load(verb).module
         assert module.EXAMPLES, verb
         assert ExitCode.OK in module.CODES, verb
         for line, does in module.EXAMPLES:
@@ -86,7 +86,7 @@ def test_every_verb_has_a_sound_schema() -> None:
     from jsonschema import Draft202012Validator
 
     names = {p.name.removesuffix(".schema.json") for p in SCHEMAS.iterdir()}
-    assert names == {*app.VERBS, "ftckpt"}
+    assert names == {*verbs.VERBS, "ftckpt"}
     text = (DOCS / "json.md").read_text()
     for name in names:
         Draft202012Validator.check_schema(schema_of(name))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.commands import app
+from ftckpt.commands import verbs
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
@@ -104,7 +104,7 @@ def test_nothing_unpickles_by_executing() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "--version", *(f"{verb} --help" for verb in app.VERBS), "help exit-codes"],
+    ["--help", "--version", *(f"{verb} --help" for verb in verbs.VERBS), "help exit-codes"],
 )
 def test_help_imports_nothing_heavy(arguments: str) -> None:
     script = (

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt import opening
+from ftckpt.candidates import child_of_step, newest_child
 from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError, UsageError
 from ftckpt.pointers import Pointer
 from ftckpt.registry import Listing, Recognition
 from ftckpt.roots import step_in_name
-from ftckpt.selection import child_of_step, newest_child
 from ftckpt.stores import StoreOptions
 from tests.small_format import Small, read, write
 

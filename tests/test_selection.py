@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftckpt import selection
+from ftckpt import candidates
 from ftckpt.errors import DeniedError, ExitCode, UnavailableError
 from ftckpt.roots import Candidate, Root
 from ftckpt.selection import Rules, Selection, select
@@ -47,7 +47,7 @@ def test_a_large_root_is_opened_newest_first(tmp_path: Path) -> None:
     small = Small()
     found = select(read(tmp_path, small), check, Rules())
     assert name_of(found) == "step-299"
-    assert len(set(small.opened)) == selection.BATCH
+    assert len(set(small.opened)) == candidates.BATCH
 
 
 def test_a_wrong_name_in_a_large_root_does_not_win(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands import app, codes, ending
+from ftckpt.commands import app, codes, ending, verbs
 from ftckpt.commands.invocation import Invocation, Result
 from ftckpt.commands.render import (
     human_bytes,
@@ -27,7 +27,7 @@ from ftckpt.errors import ExitCode, FtckptError, UsageError
 FAKE = """
 import sys, types, typer
 from ftckpt import errors
-from ftckpt.commands import app
+from ftckpt.commands import app, verbs
 from ftckpt.commands.invocation import Result, invoked
 from ftckpt.errors import ExitCode
 
@@ -40,7 +40,7 @@ def command(ctx: typer.Context) -> Result | None:
 module = types.ModuleType("ftckpt.commands.fake")
 module.command, module.EXAMPLES, module.CODES = command, (), {{}}
 sys.modules["ftckpt.commands.fake"] = module
-app.VERBS["fake"] = "A verb of a test"
+verbs.VERBS["fake"] = "A verb of a test"
 app.main()
 """
 
@@ -191,16 +191,20 @@ def test_flags_from_the_environment_are_used_and_shown(tmp_path: Path) -> None:
         "FTCKPT_LATEST_JSON": "1",
     }
     assert ftckpt("latest", path, FTCKPT_LATEST_VERIFY="nonsense").returncode == 2
+    done = ftckpt("latest", path, FTCKPT_LATEST_JSON="0")
+    assert (done.returncode, done.stdout) == (9, "")
+    done = ftckpt("latest", FTCKPT_LATEST_JSON="yes")  # a usage error, in JSON all the same
+    assert result_of(done)["code"] == 2
 
 
 def test_no_environment_may_skip_a_check() -> None:
-    command = app.load("latest")
+    command = verbs.load("latest")
     from_environment = {p.name: p.envvar for p in command.params if p.envvar}
     assert from_environment["verify"] == "FTCKPT_LATEST_VERIFY"
     assert from_environment["not_newer_than"] == "FTCKPT_LATEST_NOT_NEWER_THAN"
-    assert not from_environment.keys() & app.NO_ENVIRONMENT
+    assert not from_environment.keys() & verbs.NO_ENVIRONMENT
     assert {"skip_unsafe", "skip_unverified"} <= {p.name for p in command.params}
-    names = {p.envvar for verb in app.VERBS for p in app.load(verb).params}
+    names = {p.envvar for verb in verbs.VERBS for p in verbs.load(verb).params}
     assert "FTCKPT_VERIFY_ALL" in names
     assert "FTCKPT_SEAL_FORCE" not in names
 
