@@ -32,7 +32,7 @@ def select_waiting(
         read: reads the root anew.
         check: see `select`.
         rules: see `select`.
-        timeout: seconds to wait in all after the first look; afterwards the best that there is, is chosen.
+        timeout: seconds to wait in all after the first look; then the best that there is, wins.
         note: see `select`; also told what is waited for.
         sleep: waits so many seconds.
         clock: returns seconds of a monotonic clock.
