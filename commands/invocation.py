@@ -66,6 +66,9 @@ class Invocation:
     def print(self, text: str = "") -> None:
         """Print lines of the answer on stdout; nothing under `--json`."""
         if not self.json:
+            counter = self.__dict__.get("counter")
+            if counter is not None and counter is not NULL:
+                counter.clear()
             write(sys.stdout, text + "\n")
 
     def say(self, text: str) -> None:

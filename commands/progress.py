@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # A log of a job must not fill with progress.
 SECONDS_A_LINE = 30.0
+# What is over before the eye has found it needs no bar.
+SECONDS_BEFORE_BAR = 0.3
 
 
 class ProgressCounter:
@@ -34,8 +36,7 @@ class ProgressCounter:
         with self._lock:
             self._label, self._total, self._unit, self._done = label, total, unit, 0
             self._began = self._last_line = time.monotonic()
-            if self._drawn:
-                self._start_bar()
+            self._take_away()
 
     def add(self, amount: int) -> None:
         """Count `amount` more units."""
@@ -45,7 +46,11 @@ class ProgressCounter:
                 self._bar.update(self._task, completed=self._done)
                 return
             now = time.monotonic()
-            if self._drawn or now - self._last_line < SECONDS_A_LINE:
+            if self._drawn:
+                if now - self._began >= SECONDS_BEFORE_BAR:
+                    self._start_bar()
+                return
+            if now - self._last_line < SECONDS_A_LINE:
                 return
             self._last_line = now
             text = self.describe(now - self._began)
@@ -60,13 +65,21 @@ class ProgressCounter:
                 return
         write(self._stream, text + "\n")
 
+    def clear(self) -> None:
+        """Take the bar away until more is counted, so that a line can be printed elsewhere."""
+        with self._lock:
+            self._take_away()
+
     def close(self) -> None:
         """End the display and take the bar away."""
         with self._lock:
-            if self._bar is not None:
-                self._bar.stop()
-                self._bar = None
+            self._take_away()
             self._drawn = False
+
+    def _take_away(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def describe(self, seconds: float) -> str:
         """Return the state of the stage after `seconds` as one line."""
@@ -96,8 +109,6 @@ class ProgressCounter:
             TransferSpeedColumn,
         )
 
-        if self._bar is not None:
-            self._bar.stop()
         columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
         columns.append(BarColumn())
         if self._unit == "B":
@@ -112,5 +123,5 @@ class ProgressCounter:
             redirect_stderr=False,
             redirect_stdout=False,
         )
-        self._task = self._bar.add_task(self._label, total=self._total)
+        self._task = self._bar.add_task(self._label, total=self._total, completed=self._done)
         self._bar.start()

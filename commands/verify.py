@@ -179,6 +179,8 @@ def _verify_root(
         url = root.url_of(children[0].candidate)
         invocation.say(f"{target.place.url} is a root; taking the newest, {url}")
     for child in chosen:
+        if everything:
+            invocation.print(f"{render.printable(root.url_of(child.candidate))}:")
         result = _verify_child(invocation, root, child, options)
         results.append((root.url_of(child.candidate), result))
         documents.append(dict(invocation.document))
