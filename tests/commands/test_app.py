@@ -406,7 +406,9 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
 
     script = (
         "import sys\n"
+        "from ftckpt.commands import progress\n"
         "from ftckpt.commands.invocation import Invocation\n"
+        "progress.SECONDS_BEFORE_BAR = 0.0\n"
         "run = Invocation()\n"
         "run.counter.start('reading', 100)\n"
         "run.counter.add(50)\n"
