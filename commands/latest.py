@@ -108,14 +108,29 @@ def command(
         found = select(_read(invocation, root), check, rules, note)
     _report(invocation, found)
     invocation.close()
-    for one in found.findings:
-        invocation.warn(finding_line(one))
+    _warn(invocation, found)
     if found.path is None:
         return invocation.fail(found.code, printable(found.message), printable(found.hint))
     if not invocation.json:
         # The bytes of the path, whatever the locale: the shell hands them on to the trainer.
         write_bytes(sys.stdout, os.fsencode(found.path) + b"\n")
     return Result(ExitCode.OK, f"{found.path} passes", "")
+
+
+def _warn(invocation: Invocation, found: Selection) -> None:
+    """Print what disagrees; of names that say another step, only the chosen one's.
+
+    Some trainers number saves or epochs, so that every name of a root disagrees.
+    """
+    names = 0
+    for one in found.findings:
+        chosen = found.path is not None and found.path.endswith("/" + (one.file or ""))
+        if one.kind == "step-name" and not chosen:
+            names += 1
+        else:
+            invocation.warn(finding_line(one))
+    if names:
+        invocation.say(f"note: {names} other names say another step than their content (--json)")
 
 
 def _read(invocation: Invocation, path: str) -> Root:

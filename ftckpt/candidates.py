@@ -73,18 +73,19 @@ class Walk:
             waiting = [c for c in waiting if c.step is None or c.step <= limit]
         nameless = sum(c.step is None for c in waiting)
         size = max(BATCH, nameless + BATCH if nameless else 0)
-        pool: list[tuple[float, bool, str, Looked]] = []
+        pool: list[tuple[float, bool, int, str, Looked]] = []
         while waiting or pool:
             # Whatever is not opened yet is at most as new as its name says.
             if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
                 for looked in self._look_all(waiting[:size]):
-                    # Of equals, the one whose name says its step comes before a `last.ckpt`.
-                    strange = looked.candidate.step != looked.known_step
-                    entry = (-looked.rank, strange, looked.candidate.path, looked)
+                    # Of equals, the one whose name says its step, then the one named latest.
+                    own = looked.candidate
+                    strange, named = own.step != looked.known_step, -(own.step or 0)
+                    entry = (-looked.rank, strange, named, own.path, looked)
                     heapq.heappush(pool, entry)
                 waiting, size = waiting[size:], BATCH
                 continue
-            looked = heapq.heappop(pool)[3]
+            looked = heapq.heappop(pool)[4]
             if limit is None or 0 <= looked.rank <= limit or looked.rank == math.inf:
                 yield looked
 

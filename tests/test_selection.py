@@ -148,6 +148,12 @@ def test_of_equal_steps_the_one_named_after_it(tmp_path: Path) -> None:
     assert name_of(chosen(tmp_path)) == "step-7"
 
 
+def test_of_equal_steps_without_such_a_name_the_one_named_latest(tmp_path: Path) -> None:
+    for number in (0, 3, 12):  # a trainer that numbers its saves and records no new step
+        write(tmp_path, f"checkpoint_{number}", 7)
+    assert name_of(chosen(tmp_path)) == "checkpoint_12"
+
+
 def test_names_order_where_content_is_silent(tmp_path: Path) -> None:
     write(tmp_path, "step-3", None)
     write(tmp_path, "step-20", None)

@@ -208,6 +208,18 @@ def test_pointers_are_compared(saved: Path, tmp_path: Path) -> None:
     assert by_name["latest_checkpointed_iteration.txt"]["target"] is None
 
 
+def test_names_that_disagree_are_told_once(saved: Path, tmp_path: Path) -> None:
+    root = copied(saved, tmp_path)
+    for step in STEPS:
+        (root / f"step-{step}").rename(root / f"checkpoint_{step // 10}")
+    done = job(str(root))
+    assert done.stdout == f"{root}/checkpoint_3"
+    first, second = done.stderr.splitlines()
+    assert first == f"warning: step-name [checkpoint_3]: {root}/checkpoint_3 holds step 30, not 3"
+    assert second.startswith("note: 2 other names")
+    assert len(latest(str(root))[1]["findings"]) == 3
+
+
 def test_a_path_reaches_the_shell_byte_for_byte(saved: Path, tmp_path: Path) -> None:
     root = os.fsencode(tmp_path) + b"/r\xc3\xbcn\xff"
     os.mkdir(root)
