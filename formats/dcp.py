@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -265,11 +266,12 @@ class DcpCheckpoint(Checkpoint):
 class _Pieces(Sequence[Piece]):
     """The pieces of one tensor, made when asked for: there may be a million of them."""
 
-    __slots__ = ("_chunks", "_name")
+    __slots__ = ("_chunks", "_main", "_name")
 
-    def __init__(self, name: str, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, name: str, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
         self._name = name
-        self._chunks = chunks
+        self._main = len(chunks)
+        self._chunks = [*chunks, *copies] if copies else chunks
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -296,7 +298,12 @@ class _Pieces(Sequence[Piece]):
                 tensor=self._name,
             )
         place_ = Extent(item.path, item.offset, item.length)
-        return Piece(Box(chunk.offsets, chunk.sizes), place_, rank=rank_of(item.path), packed=True)
+        box = Box(chunk.offsets, chunk.sizes)
+        replica = 0
+        if index % len(self._chunks) >= self._main:
+            before = self._chunks[: index % len(self._chunks)]
+            replica = sum(1 for other in before if other.offsets == chunk.offsets)
+        return Piece(box, place_, replica=replica, rank=rank_of(item.path), packed=True)
 
 
 def _records(window: Window) -> list[tuple[str, Extent, int | None]]:
@@ -363,6 +370,10 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
         for name, entry in meta.tensors.items()
     }
     bare = _bare_names(places.values())
+    copies: dict[str, list[Chunk]] = defaultdict(list)
+    for name, chunk, _ in meta.copies:
+        if chunk is not None:
+            copies[name].append(chunk)
     for name, entry in meta.tensors.items():
         component, kind, said = places[name]
         said = bare(component, said)
@@ -371,7 +382,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
         while key in tensors:
             component, said = "extra:dcp", name if component != "extra:dcp" else said + "'"
             key = tensor_key(component, kind, said)
-        pieces = _Pieces(name, entry.chunks)
+        pieces = _Pieces(name, entry.chunks, copies.get(name, ()))
         tensors[key] = TensorInfo(component, said, kind, entry.size, entry.dtype, pieces, name)
         stored[key] = name
     objects = {}

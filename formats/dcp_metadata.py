@@ -218,6 +218,7 @@ class DcpMetadata:
         objects: stored name of a byte item -> item, None where the metadata gives it no place.
         paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
         orphans: (stored name, offsets or None) -> item, of items that belong to nothing.
+        copies: further copies of chunks and objects, which a save without collectives has.
         save_id: uuid of the save, where recorded (torch >= 2.4).
         version: `Metadata.version`, where recorded (torch >= 2.9).
         extras: members that plain torch does not write (a dialect's).
@@ -228,6 +229,7 @@ class DcpMetadata:
     objects: dict[str, StoredItem | None] = field(default_factory=dict)
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
+    copies: list[Placed] = field(default_factory=list)
     save_id: str = ""
     version: str = ""
     extras: tuple[str, ...] = ()
@@ -242,6 +244,7 @@ class DcpMetadata:
         for name, item in self.objects.items():
             if item is not None:
                 yield Placed(name, None, item)
+        yield from self.copies
 
     def stored(self) -> Iterator[StoredItem]:
         """Yield every item, orphans too."""
@@ -250,6 +253,7 @@ class DcpMetadata:
                 if chunk.item is not None:
                     yield chunk.item
         yield from (item for item in self.objects.values() if item is not None)
+        yield from (copy.item for copy in self.copies)
         yield from self.orphans.values()
 
 
@@ -298,8 +302,8 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
 def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
     """Join the metadata of a save without collectives: a union by (name, offsets).
 
-    Every rank's file has global sizes but only that rank's chunks; replicas stand in every rank's
-    data, of which the first in order is kept.
+    Every rank's file has global sizes but only that rank's chunks. What every rank holds stands in
+    every rank's data: the first rank's is the main copy, and each rank restarts from its own.
 
     Raises:
         CorruptError: two ranks give one tensor different sizes or types (`bad-metadata`).
@@ -321,8 +325,13 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
                     first.chunks.append(chunk)
                 elif known.item is None:
                     known.item = chunk.item
+                elif chunk.item is not None:
+                    whole.copies.append(Placed(name, chunk, chunk.item))
         for name, item in part.objects.items():
-            whole.objects[name] = whole.objects.get(name) or item
+            if whole.objects.get(name) is None:
+                whole.objects[name] = item
+            elif item is not None:
+                whole.copies.append(Placed(name, None, item))
         whole.paths.update(part.paths)
         whole.orphans = part.orphans | whole.orphans
         whole.save_id = whole.save_id or part.save_id

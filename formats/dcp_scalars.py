@@ -12,7 +12,7 @@ from ftckpt.source import Source
 from ftckpt.steps import is_counter, role_of
 
 from .dcp_items import Item, Window, as_item, windows
-from .dcp_metadata import DcpMetadata, StoredItem
+from .dcp_metadata import DcpMetadata
 from .torch_stream import TensorRef
 
 
@@ -33,9 +33,10 @@ def read_scalars(
             left[scalar.file] -= 1
             yield scalar
     chosen: dict[str, list[tuple[StepRole, Item]]] = defaultdict(list)
-    for name, role in _candidates(meta):
-        for stored in _places(meta, name):
-            chosen[stored.path].append((role, as_item(name, stored)))
+    wanted = dict(_candidates(meta))
+    for name, _, item in meta.placed():
+        if name in wanted:
+            chosen[item.path].append((wanted[name], as_item(name, item)))
     items: list[Item] = []
     roles: dict[Item, StepRole] = {}
     order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}
@@ -70,12 +71,6 @@ def _candidates(meta: DcpMetadata) -> Iterator[tuple[str, StepRole]]:
 
 def _role(name: str) -> StepRole | None:
     return role_of(name, optimizer=name.startswith(("optimizer", "optim")))
-
-
-def _places(meta: DcpMetadata, name: str) -> Iterator[StoredItem]:
-    entry = meta.tensors.get(name)
-    items = [c.item for c in entry.chunks] if entry else [meta.objects.get(name)]
-    yield from (item for item in items if item is not None)
 
 
 def _value(window: Window) -> float | None:
