@@ -160,7 +160,7 @@ def _verify_root(
     invocation: Invocation, target: Target, root: Root, options: VerifyOptions, *, everything: bool
 ) -> Result:
     """Check the pointers and the newest checkpoint, or all of them."""
-    children = root.children()
+    chosen = root.children() if everything else [choose(root, "")]
     pointed = [
         finding(
             "pointer-dangling",
@@ -174,9 +174,8 @@ def _verify_root(
         invocation.print(render.finding_line(found))
     results: list[tuple[str, Result]] = []
     documents = []
-    chosen = children if everything else children[:1]
-    if not everything and children:
-        url = root.url_of(children[0].candidate)
+    if not everything:
+        url = root.url_of(chosen[0].candidate)
         invocation.say(f"{target.place.url} is a root; taking the newest, {url}")
     for child in chosen:
         if everything:
