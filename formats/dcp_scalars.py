@@ -34,9 +34,9 @@ def read_scalars(
             yield scalar
     chosen: dict[str, list[tuple[StepRole, Item]]] = defaultdict(list)
     wanted = dict(_candidates(meta))
-    for name, _, item in meta.placed():
+    for name, _, stored in meta.placed():
         if name in wanted:
-            chosen[item.path].append((wanted[name], as_item(name, item)))
+            chosen[stored.path].append((wanted[name], as_item(name, stored)))
     items: list[Item] = []
     roles: dict[Item, StepRole] = {}
     order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_with_torch
 
 from tests.format_suite import Truth
 
@@ -18,9 +19,9 @@ def save(state: dict[str, Any], path: Path, *, collectives: bool = True, **write
     """Save from one process, as `torch.distributed.checkpoint.save` does it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it works without process groups
-        dcp.save(
+        save_with_torch(
             state,
-            storage_writer=dcp.FileSystemWriter(path, **writer),
+            storage_writer=FileSystemWriter(path, **writer),
             no_dist=True,
             use_collectives=collectives,
         )

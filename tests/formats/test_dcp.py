@@ -212,15 +212,20 @@ def test_what_the_commit_marker_shows(tmp_path: Path) -> None:
 # --- checkpoints of the frameworks ---------------------------------------------------------------
 
 ARCHIVES = Path(__file__).parents[2].parent / "shared" / "checkpoints"
+ACCELERATE = (
+    ("checkpoint_3/pytorch_model_fsdp_0", "state"),
+    ("checkpoint_3/optimizer_0", "optim"),
+)
+MEGATRON = (("iter_0000003", "state"), ("iter_0000003", "optim"))
 FRAMEWORKS = {
-    "accelerate_fsdp1": (("checkpoint_3/pytorch_model_fsdp_0", "state"), ("checkpoint_3/optimizer_0", "optim")),
-    "accelerate_fsdp2": (("checkpoint_3/pytorch_model_fsdp_0", "state"), ("checkpoint_3/optimizer_0", "optim")),
+    "accelerate_fsdp1": ACCELERATE,
+    "accelerate_fsdp2": ACCELERATE,
     "dcp_2d_tpfsdp": (("step-3", "state"),),
     "dcp_fsdp2_nested": (("step-3", "state"), ("step-4", "state_next")),
     "dcp_fsdp2_titan": (("step-3", "state"),),
     "dcp_torch26_fsdp2_async": (("step-3", "state"),),
-    "mcore_torchdist_tp2pp2": (("iter_0000003", "state"), ("iter_0000003", "optim")),
-    "mcore_torchdist_tp2dp2_fullyreshard_bf16": (("iter_0000003", "state"), ("iter_0000003", "optim")),
+    "mcore_torchdist_tp2pp2": MEGATRON,
+    "mcore_torchdist_tp2dp2_fullyreshard_bf16": MEGATRON,
     "mcore0161_tp2dp2_dpreshard": (("iter_0000003", "state"),),
 }  # fmt: skip
 

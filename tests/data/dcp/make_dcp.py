@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_with_torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,6 +35,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.multiprocessing.spawn import spawn
 
 HERE = Path(__file__).parent
 
@@ -75,7 +76,7 @@ def save(where: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None,
         where.parent.mkdir(parents=True, exist_ok=True)
         save_file(truth, where.with_name(where.name + ".safetensors"))
     dist.barrier()
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(where), **how)
+    save_with_torch(state, storage_writer=FileSystemWriter(where), **how)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -148,7 +149,7 @@ def main(kinds: list[str]) -> None:
         shutil.rmtree(HERE / kind, ignore_errors=True)
         with tempfile.TemporaryDirectory() as temporary:
             arguments = (kind, f"{temporary}/rendezvous", str(HERE / kind))
-            mp.spawn(rank_main, arguments, nprocs=world)  # type: ignore[no-untyped-call]
+            spawn(rank_main, arguments, nprocs=world)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
