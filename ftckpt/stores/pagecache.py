@@ -32,6 +32,7 @@ _RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 8)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 # How many reads in a row must find all their pages before the cheap way is taken again.
 _CALM = 64
+_LOW_BIT = bytes(b & 1 for b in range(256))
 
 
 class PoliteFile:
@@ -135,7 +136,7 @@ def resident_pages(fd: int, offset: int, length: int) -> bytes:
         answer = ctypes.create_string_buffer(pages)
         if libc.mincore(address, length, answer):
             return b"\1" * pages
-        return bytes(b & 1 for b in answer.raw)
+        return answer.raw.translate(_LOW_BIT)
     finally:
         libc.munmap(address, length)
 
