@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ftckpt.registry import Format
 
+from .bundle import Bundle
 from .dcp import Dcp
 from .ranks import Ranks
 from .recognised import RECOGNISED
@@ -11,4 +12,13 @@ from .safetensors import Safetensors
 from .torchsave import TorchSave
 
 # What is known by name and refused comes last, so that it never hides what can be read.
-FORMATS: tuple[Format, ...] = (Dcp(), Safetensors(), Ranks(), TorchSave(), *RECOGNISED)
+# A directory of several parts comes before the formats that would read one part of it.
+_PARTS: tuple[Format, ...] = (Dcp(), Safetensors(), TorchSave())
+FORMATS: tuple[Format, ...] = (
+    Dcp(),
+    Bundle(_PARTS),
+    Safetensors(),
+    Ranks(),
+    TorchSave(),
+    *RECOGNISED,
+)

@@ -51,7 +51,9 @@ from .training_tree import Found, TrainingTree
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _INDEX = re.compile(r"(?P<stem>[^/]+)\.bin\.index(?P<variant>\.[^/]+)?\.json")
-_STEMS = ("pytorch_model", "model", "diffusion_pytorch_model", "adapter_model")
+_STEMS = (
+    "pytorch_model", "model", "pytorch_model_fsdp", "diffusion_pytorch_model", "adapter_model",
+)  # fmt: skip
 _SHARD = re.compile(rf"(?:{'|'.join(_STEMS)})-\d{{5}}-of-\d{{5}}\.bin")
 _WHOLE = frozenset(f"{stem}.bin" for stem in _STEMS)
 _BESIDE = re.compile(
@@ -263,6 +265,7 @@ def open_files(
     role: str = "",
     label: str = "",
     index: Index | None = None,
+    weights: Sequence[tuple[str, Any]] = (),
 ) -> TorchSaveCheckpoint:
     """Open some files of a place as one checkpoint.
 
@@ -272,6 +275,8 @@ def open_files(
         role: `model`, `optimizer` or `state` where names decide what they are (`TrainingTree`).
         label: what the state in them is called.
         index: the index that names them.
+        weights: (name, what has its shape) of the model's parameters, where the model lies in
+            other files and the optimizer in these.
 
     Raises:
         CorruptError: the only file is damaged.
@@ -282,7 +287,9 @@ def open_files(
     errors = [error for error in parsed.values() if isinstance(error, CorruptError)]
     if errors and index is None:
         raise errors[0]
-    trees = {f: TrainingTree(s, role=role, label=label) for f, s in streams.items()}
+    trees = {
+        f: TrainingTree(s, role=role, label=label, weights=weights) for f, s in streams.items()
+    }
     damage = [from_error(error) for error in errors]
     tensors: dict[str, TensorInfo] = {}
     aliases: dict[str, str] = {}

@@ -69,13 +69,21 @@ class TrainingTree:
         remarks: what a reader should know, in sentences.
     """
 
-    def __init__(self, stream: TorchStream, *, label: str = "", role: str = "") -> None:
+    def __init__(
+        self,
+        stream: TorchStream,
+        *,
+        label: str = "",
+        role: str = "",
+        weights: Sequence[tuple[str, Any]] = (),
+    ) -> None:
         """Sort the tree of `stream`.
 
         Args:
             stream: the parsed file.
             label: what the whole file is called, where its own tree does not say (`scheduler`).
             role: `model`, `optimizer`, or `state` where the file's name decides; else the tree.
+            weights: (name, what has its shape) of parameters that lie in other files.
 
         Raises:
             UnsupportedError: it holds one rank's shard of a distributed tensor.
@@ -88,6 +96,7 @@ class TrainingTree:
         self.remarks: list[str] = []
         self._stream = stream
         self._label = label
+        self._elsewhere = weights
         self._weights: list[tuple[str, TensorRef]] = []
         tree = stream.tree
         if role == "model" or (not role and _is_value(tree)):
@@ -180,7 +189,7 @@ class TrainingTree:
     def _optimizer(self, tree: Mapping[Any, Any], at: Path, prefix: str) -> None:
         entries = state_entries(tree)
         names = parameter_names(entries, tree["param_groups"], self._candidates(), _plain_view)
-        known = {name for name, _ in self._weights}
+        known = {name for name, _ in (*self._weights, *self._elsewhere)}
         bare = unwrapped(name for key, name in names.items() if isinstance(key, str))
         proven = True
         for key, state in entries.items():
@@ -199,8 +208,8 @@ class TrainingTree:
                     self._name(f"optimizer.state.{name}.{leaf}", value, optimizer=True)
         if not proven:
             self.remarks.append(
-                "the optimizer numbers its parameters and more than one assignment to the model's"
-                " names fits: its state is named <group>.<position>"
+                "the optimizer numbers its parameters and no single assignment to names of the"
+                " model is proven: its state is named <group>.<position>"
             )
         for key in tree:
             if key != "state":
@@ -209,10 +218,10 @@ class TrainingTree:
     def _of(self, at: Path) -> str:
         return ".".join(map(str, at)) or self._label or "optimizer"
 
-    def _candidates(self) -> Sequence[tuple[str, TensorRef]]:
+    def _candidates(self) -> Sequence[tuple[str, Any]]:
         """Weights that an optimizer can number: each parameter once, as `parameters()` gives it."""
         seen: set[tuple[Any, ...]] = set()
-        once = []
+        once: list[tuple[str, Any]] = list(self._elsewhere)
         for name, ref in self._weights:
             place_ = (ref.key, ref.storage_offset, ref.shape, ref.strides)
             if place_ not in seen:
