@@ -10,13 +10,12 @@ writer's alignment, data descriptors and serialization id; `miniz` for the ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
 from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
-from ftckpt.findings import Finding, finding
 
 Read = Callable[[int, int], bytes]
 
@@ -27,7 +26,7 @@ _EOCD = Struct("<4s4HIIH")
 _LOCATOR = Struct("<4sIQI")
 _EOCD64 = Struct("<4sQHHIIQQQQ")
 _CENTRAL = Struct("<4s6H3I5HII")
-_LOCAL = Struct("<4s5H3I2H")
+LOCAL_HEADER = Struct("<4s5H3I2H")
 _ENDS = _EOCD64.size + _LOCATOR.size + _EOCD.size
 _U16, _U32 = 0xFFFF, 0xFFFFFFFF
 _DESCRIPTOR_FLAG, _UTF8_FLAG = 0x0008, 0x0800
@@ -305,7 +304,7 @@ def _placed(listed: tuple[str, list[_Entry]], start: int, read: Read, place: _Pl
     bounds.append(start)
     for entry, bound in zip(entries, bounds, strict=True):
         name, raw_length, size, crc, header, flags = entry
-        data = bound - _descriptor(entry) - size
+        data = bound - descriptor_length(size, header, flags) - size
         least = header + 30 + raw_length
         if data < least:
             place.unsafe(f"the record {name!r} overlaps what stands before it", header)
@@ -328,11 +327,11 @@ def _placed(listed: tuple[str, list[_Entry]], start: int, read: Read, place: _Pl
     return Archive(prefix, members, base, place.size, start)
 
 
-def _descriptor(entry: _Entry) -> int:
-    """Length of the data descriptor after a record; miniz widens it with size or offset."""
-    if not entry.flags & _DESCRIPTOR_FLAG:
+def descriptor_length(size: int, header: int, flags: int) -> int:
+    """Return the length of a record's data descriptor; miniz widens it with size or offset."""
+    if not flags & _DESCRIPTOR_FLAG:
         return 0
-    return 24 if entry.size >= _U32 or entry.header >= _U32 else 16
+    return 24 if size >= _U32 or header >= _U32 else 16
 
 
 def _local(read: Read, entry: _Entry, place: _Place) -> tuple[bytes, int]:
@@ -342,7 +341,7 @@ def _local(read: Read, entry: _Entry, place: _Place) -> tuple[bytes, int]:
     head = read(entry.header, 30)
     if head[:4] != b"PK\3\4":
         place.damaged(f"the header of {entry.name!r} has no signature", entry.header, 30)
-    *_, name_length, extra = _LOCAL.unpack(head)
+    *_, name_length, extra = LOCAL_HEADER.unpack(head)
     length = 30 + name_length + extra
     if entry.header + length > place.size:
         place.damaged("a record's header ends outside the file", entry.header)
@@ -352,86 +351,6 @@ def _local(read: Read, entry: _Entry, place: _Place) -> tuple[bytes, int]:
 def _show(raw: bytes) -> str:
     text = ascii(raw.decode("utf-8", "replace"))
     return text if len(text) <= 80 else text[:77] + "...'"
-
-
-def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[Finding]:
-    """Yield where local headers or data descriptors contradict the directory.
-
-    Scanners read local headers, torch reads the directory: a difference hides content from one of
-    them. Costs two small reads a record.
-
-    Args:
-        archive: as `read_archive` returned it.
-        read: as for `read_archive`.
-        file: for the findings.
-    """
-    place = _Place(file, archive.base, archive.size)
-    for member in archive.members.values():
-        header, descriptor = _repeats(member, archive.base)
-        wrong = _local_fault(read(*header), member, f"{archive.prefix}/{member.name}".encode())
-        if not wrong and descriptor[1]:
-            wrong = _descriptor_fault(read(*descriptor), member)
-        if wrong:
-            yield finding(
-                "unsafe-zip",
-                f"in {file}, {wrong} of the record {member.name!r} contradicts the directory",
-                file=file,
-                offset=place.base + header[0],
-                length=header[1],
-            )
-
-
-def local_extents(archive: Archive) -> Iterator[tuple[int, int]]:
-    """Yield (offset, length) of all that `check_local_headers` reads, for reading it at once."""
-    for member in archive.members.values():
-        header, descriptor = _repeats(member, archive.base)
-        yield header
-        if descriptor[1]:
-            yield descriptor
-
-
-def _repeats(member: Member, base: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return (offset, length) of a member's local header and of its data descriptor."""
-    begin, data = member.header_offset, member.offset - base
-    entry = _Entry(member.name, 0, member.size, 0, begin, member.flags)
-    return (begin, data - begin), (data + member.size, _descriptor(entry))
-
-
-def _local_fault(header: bytes, member: Member, name: bytes) -> str:
-    """Return which part of a local header contradicts the directory, or ''."""
-    sig, _, flags, method, _, _, crc, packed, size, name_length, extra = _LOCAL.unpack_from(header)
-    if sig != b"PK\3\4":
-        return "the header's signature"
-    if header[30 : 30 + name_length] != name:
-        return "the header's name"
-    if flags != member.flags:
-        return "the header's flags"
-    if method:
-        return "the header's compression"
-    if 30 + name_length + extra != len(header):
-        return "the header's length"
-    allowed = {0, member.size, _U32}
-    if packed not in allowed or size not in allowed or crc not in {0, member.crc32 or 0}:
-        return "the header's size or CRC"
-    at = 30 + name_length
-    while at < len(header):
-        tag, length = header[at : at + 2], int.from_bytes(header[at + 2 : at + 4], "little")
-        body = header[at + 4 : at + 4 + length]
-        padding = tag == b"FB" and not body.strip(b"Z\0")
-        if not (padding or (tag == b"\1\0" and length <= 24)) or len(body) != length:
-            return "the header's extra field"
-        at += 4 + length
-    return ""
-
-
-def _descriptor_fault(data: bytes, member: Member) -> str:
-    width = (len(data) - 8) // 2
-    sizes = (data[8 : 8 + width], data[8 + width :])
-    if data[:4] != b"PK\7\x08" or int.from_bytes(data[4:8], "little") != (member.crc32 or 0):
-        return "the data descriptor"
-    if any(int.from_bytes(size, "little") != member.size for size in sizes):
-        return "the data descriptor"
-    return ""
 
 
 def serialization_id(archive: Archive) -> str | None:

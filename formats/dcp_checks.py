@@ -15,7 +15,7 @@ from ftckpt.findings import Finding, finding, from_error
 from ftckpt.progress import Counter
 from ftckpt.source import Source
 
-from .archive import check_local_headers
+from .archive_local import check_local_headers
 from .dcp_items import Item, only_tensor, windows
 from .dcp_metadata import DcpMetadata
 from .torch_stream import TorchStream

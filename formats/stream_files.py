@@ -10,7 +10,8 @@ from ftckpt.errors import CorruptError
 from ftckpt.findings import Finding, finding
 from ftckpt.source import Source
 
-from .archive import Archive, check_local_headers, local_extents, serialization_id
+from .archive import Archive, serialization_id
+from .archive_local import check_local_headers, local_extents
 from .torch_stream import TorchStream, parse_stream
 
 # Local headers of a remote file cost a request each where they lie far apart.

@@ -22,8 +22,8 @@ from ftckpt.errors import (
 )
 
 from .archive import TAIL, Archive, Member, Read, read_archive
+from .torch_table import TABLE
 from .torch_values import (
-    TABLE,
     Composite,
     StorageRef,
     StorageType,

@@ -14,11 +14,10 @@ from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint import Extent
-from ftckpt.dtypes import BY_STORAGE, DTYPES, DType
+from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError, UnsafeError
 
-from .torch_classes import CLASSES
-from .unpickle import BUILTINS, Inert, Sealed, inert, refuse, sealed
+from .inert import Inert, Sealed, refuse, sealed
 
 # torch itself allows 64 dimensions.
 _MAX_DIMENSIONS = 64
@@ -187,7 +186,8 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
     return last + 1
 
 
-def _wrong(function: str) -> NoReturn:
+def wrong_arguments(function: str) -> NoReturn:
+    """Refuse a call of `function` that torch cannot have pickled."""
     raise UnsafeError(
         f"a pickle calls {function} with arguments that torch never writes", kind="unsafe-pickle"
     )
@@ -195,10 +195,10 @@ def _wrong(function: str) -> NoReturn:
 
 def _sizes(values: Any, function: str) -> tuple[int, ...]:
     if not isinstance(values, (tuple, list)) or len(values) > _MAX_DIMENSIONS:
-        _wrong(function)
+        wrong_arguments(function)
     for value in values:
         if type(value) is not int or value < 0:
-            _wrong(function)
+            wrong_arguments(function)
     return tuple(values)
 
 
@@ -213,10 +213,10 @@ def _tensor(
     function: str,
 ) -> TensorRef:
     if type(storage) is not StorageRef or type(storage_offset) is not int or storage_offset < 0:
-        _wrong(function)
+        wrong_arguments(function)
     shape, strides = _sizes(size, function), _sizes(stride, function)
     if len(shape) != len(strides):
-        _wrong(function)
+        wrong_arguments(function)
     key, stored, numel, _, location, first = storage
     if dtype is None:
         dtype = stored
@@ -234,7 +234,7 @@ def _tensor(
     conj = neg = False
     if metadata:
         if not isinstance(metadata, dict):
-            _wrong(function)
+            wrong_arguments(function)
         conj, neg = metadata.get("conj") is True, metadata.get("neg") is True
     return TensorRef(
         key,
@@ -278,7 +278,7 @@ def _rebuild_tensor_v3(
     metadata: Any = None,
 ) -> TensorRef:
     if type(dtype) is not DType or not dtype.itemsize:
-        _wrong("_rebuild_tensor_v3")
+        wrong_arguments("_rebuild_tensor_v3")
     return _tensor(
         storage, storage_offset, size, stride, requires_grad, metadata, dtype, "_rebuild_tensor_v3"
     )
@@ -294,7 +294,7 @@ def _rebuild_parameter(
     if type(data) is TensorRef:
         return data._replace(requires_grad=requires_grad is True, parameter=True)
     if not _is_tensor(data):
-        _wrong("_rebuild_parameter")
+        wrong_arguments("_rebuild_parameter")
     return data
 
 
@@ -303,7 +303,7 @@ def _rebuild_sparse_tensor(layout: Any, data: Any) -> Composite:
     if layout != "torch.sparse_coo":
         names = ("compressed_indices", "plain_indices", "values", "shape")
     if type(layout) is not str or type(data) is not tuple or not 3 <= len(data) <= 4:
-        _wrong("_rebuild_sparse_tensor")
+        wrong_arguments("_rebuild_sparse_tensor")
     return Composite("sparse", {"layout": layout, **dict(zip(names, data, strict=False))})
 
 
@@ -319,7 +319,7 @@ def _rebuild_qtensor(
     name = "_rebuild_qtensor"
     values = _tensor(storage, offset, size, stride, grad, None, None, name)
     if type(params) is not tuple or not params:
-        _wrong(name)
+        wrong_arguments(name)
     scheme = getattr(params[0], "qualname", "") if _is_class(params[0]) else ""
     rest = dict(zip(("scale", "zero_point", "axis"), params[1:], strict=False))
     return Composite("quantized", {"scheme": scheme, "values": values, **rest})
@@ -330,7 +330,7 @@ def _rebuild_meta_tensor(
 ) -> Composite:
     name = "_rebuild_meta_tensor_no_storage"
     if type(dtype) is not DType:
-        _wrong(name)
+        wrong_arguments(name)
     shape, strides = _sizes(size, name), _sizes(stride, name)
     return Composite("meta", {"dtype": dtype, "shape": shape, "strides": strides})
 
@@ -342,7 +342,7 @@ def _rebuild_nested_tensor(buffer: Any, sizes: Any, strides: Any, offsets: Any) 
 
 def _rebuild_device_tensor(data: Any, *args: Any) -> Any:
     if not _is_tensor(data):
-        _wrong("_rebuild_device_tensor")
+        wrong_arguments("_rebuild_device_tensor")
     return data
 
 
@@ -358,7 +358,7 @@ def _rebuild_wrapper_subclass(
 ) -> Composite:
     name = "_rebuild_wrapper_subclass"
     if type(dtype) is not DType or not _is_class(cls):
-        _wrong(name)
+        wrong_arguments(name)
     shape, strides = _sizes(size, name), _sizes(stride, name)
     parts = {"dtype": dtype, "shape": shape, "strides": strides, "class": cls.qualname}
     return Composite("wrapper", parts)
@@ -375,7 +375,7 @@ def _rebuild_from_type_v2(func: Any, new_type: Any, args: Any, state: Any = None
     name = "_rebuild_from_type_v2"
     known = isinstance(func, type) and func in _REBUILDERS
     if type(args) is not tuple or not _is_class(new_type) or not (known or _is_class(func)):
-        _wrong(name)
+        wrong_arguments(name)
     base = func(*args)  # a record class: refuses what must not be called
     if new_type.qualname in _PLAIN:
         return base  # a tensor with Python attributes, which hold no weights
@@ -386,11 +386,11 @@ def _rebuild_from_type_v2(func: Any, new_type: Any, args: Any, state: Any = None
 
 def _get_layout(name: Any) -> str:
     if type(name) is not str:
-        _wrong("_get_layout")
+        wrong_arguments("_get_layout")
     return name
 
 
-_BUILDERS: Mapping[str, Callable[..., Any]] = {
+BUILDERS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _rebuild_tensor,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
     "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
@@ -410,102 +410,5 @@ _BUILDERS: Mapping[str, Callable[..., Any]] = {
     "torch.serialization._get_layout": _get_layout,
 }
 _REBUILDERS = frozenset(
-    sealed(build) for name, build in _BUILDERS.items() if "_rebuild_from_type" not in name
+    sealed(build) for name, build in BUILDERS.items() if "_rebuild_from_type" not in name
 )
-
-# --- the one getattr of real files --------------------------------------------------------------
-
-_SHARDED_TENSOR = inert("torch.distributed._shard.sharded_tensor.api.ShardedTensor")
-_PROCESS_GROUP_STATE = inert(f"{_SHARDED_TENSOR.qualname}.ProcessGroupState")
-
-
-def _getattr(owner: Any, name: Any = None, *default: Any) -> Any:
-    if owner is not _SHARDED_TENSOR or name != "ProcessGroupState" or default:
-        refuse("calls getattr, which no checkpoint needs; nothing was executed")
-    return _PROCESS_GROUP_STATE
-
-
-# --- the table ----------------------------------------------------------------------------------
-
-_T = "torch.distributed"
-# Classes that torch's own distributed tensors and training state pickle. Exact names only.
-_QUIET = (
-    *(f"{_T}.{m}.DTensor" for m in ("tensor", "tensor._api", "_tensor", "_tensor.api")),
-    *(
-        f"{_T}.{m}.{n}"
-        for m in ("_tensor.placement_types", "tensor._dtensor_spec")
-        for n in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")
-    ),
-    *(
-        f"{_T}.{m}.placement_types.{n}"
-        for m in ("_tensor", "tensor")
-        for n in (
-            "Placement", "Shard", "Replicate", "Partial", "_Partial", "_StridedShard",
-            "_MaskPartial", "InterleavedShard",
-        )
-    ),
-    f"{_T}.device_mesh.DeviceMesh", f"{_T}._tensor.device_mesh.DeviceMesh",
-    f"{_T}._mesh_layout._MeshLayout", f"{_T}._mesh_layout._FlatLayout",
-    "torch.fx.passes.shape_prop.TensorMetadata",
-    f"{_T}._shard.sharded_tensor.shard.Shard",
-    f"{_T}._shard.metadata.ShardMetadata",
-    f"{_T}._shard.sharded_tensor.metadata.ShardedTensorMetadata",
-    f"{_T}._shard.sharded_tensor.metadata.TensorProperties",
-    f"{_T}._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
-    f"{_T}._shard.sharding_spec.chunk_sharding_spec.ChunkShardingSpec",
-    f"{_T}._shard.sharding_spec.api.EnumerableShardingSpec",
-    f"{_T}.remote_device._remote_device",
-    f"{_T}.distributed_c10d.ReduceOp", f"{_T}.distributed_c10d.ReduceOp.RedOpType",
-    "torch._C._distributed_c10d.ReduceOp", "torch._C._distributed_c10d.ReduceOp.RedOpType",
-    *(
-        f"torch.{n}"
-        for n in (
-            "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine",
-            "per_channel_symmetric", "per_channel_affine_float_qparams", "contiguous_format",
-            "channels_last", "channels_last_3d", "preserve_format", "memory_format", "layout",
-            "Generator", "dtype", "qscheme",
-        )
-    ),
-)  # fmt: skip
-
-# Functions that pickled modules refer to, as a layer's activation. To call one is still refused.
-_ACTIVATIONS = (
-    "torch.nn.functional.relu", "torch.nn.functional.gelu", "torch.nn.functional.silu",
-    "torch._C._nn.gelu",
-)  # fmt: skip
-
-_STORAGE_MODULES = ("torch", "torch.cuda", "torch.storage", "torch.xpu", "torch.hpu")
-
-
-def _storage_types() -> dict[str, StorageType]:
-    types: dict[str, StorageType] = {}
-    for name, dtype in BY_STORAGE.items():
-        kind = StorageType(dtype, "Untyped" in name)
-        names = (f"{m}.{name.rpartition('.')[2]}" for m in _STORAGE_MODULES)
-        types.update(dict.fromkeys(names, kind))
-    untyped = StorageType(DTYPES["uint8"], True)
-    return types | dict.fromkeys(
-        ("torch.storage._UntypedStorage", "torch._UntypedStorage"), untyped
-    )
-
-
-def _size(values: Any = ()) -> tuple[int, ...]:
-    if type(values) is not tuple and type(values) is not list:
-        _wrong("torch.Size")
-    return tuple(values)
-
-
-TABLE: Mapping[str, Any] = {
-    **BUILTINS,
-    **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
-    **_storage_types(),
-    **{name: sealed(build) for name, build in _BUILDERS.items()},
-    "torch.Size": sealed(_size),
-    "builtins.getattr": sealed(_getattr),
-    "__builtin__.getattr": sealed(_getattr),
-    **{name: inert(name) for name in (*_QUIET, *CLASSES)},
-    **{name: inert(name, refused=True) for name in _ACTIVATIONS},
-    _SHARDED_TENSOR.qualname: _SHARDED_TENSOR,
-    f"{_T}._shard.sharded_tensor.ShardedTensor": _SHARDED_TENSOR,
-    _PROCESS_GROUP_STATE.qualname: _PROCESS_GROUP_STATE,
-}

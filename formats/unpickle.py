@@ -21,16 +21,31 @@ import copyreg
 import gc
 import io
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError
 from ftckpt.memory import MARGIN, bounded
+
+from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
+from .pickle_names import BUILTINS
+
+__all__ = [
+    "BUILTINS",
+    "Inert",
+    "Loaded",
+    "Ordered",
+    "Sealed",
+    "inert",
+    "load",
+    "load_stream",
+    "no_gc",
+    "refuse",
+    "sealed",
+]
 
 # What parsing may cost beyond the input itself. Real metadata needs about six times its size.
 GROWTH = 64 << 20
@@ -44,149 +59,6 @@ _SHALLOW = 16 << 10
 _STACK_PER_LEVEL = 128
 _MAX_STACK = 2 << 30
 _TUPLE_BYTES = 48
-
-# Whose names may not be called: Python's own (all versions), its installers', torch's, numpy's.
-_OURS = frozenset(sys.stdlib_module_names) | {
-    "__builtin__", "__builtins__", "copy_reg", "cPickle", "cStringIO", "StringIO", "exceptions",
-    "commands", "popen2", "urllib2", "httplib", "SocketServer", "_winreg", "UserDict", "UserList",
-    "ConfigParser", "Tkinter", "xmlrpclib", "posix", "nt", "imp", "asynchat", "asyncore", "smtpd",
-    "distutils", "binhex", "aifc", "audioop", "cgi", "cgitb", "crypt", "lib2to3", "mailcap",
-    "msilib", "nntplib", "ossaudiodev", "pipes", "spwd", "sunau", "telnetlib", "uu", "xdrlib",
-    "_pyrepl", "pip", "setuptools", "pkg_resources", "_distutils_hack",
-    "torch", "numpy", "functorch", "torchgen",
-}  # fmt: skip
-# Third parties' functions that run what they are given; their other names are mere classes.
-_GADGETS = frozenset((
-    "pandas.eval", "pandas.core.computation.eval.eval", "pandas.read_pickle",
-    "pandas.io.pickle.read_pickle", "joblib.load", "joblib.numpy_pickle.load", "dill.loads",
-    "dill.load", "dill._dill.loads", "dill._dill.load", "cloudpickle.loads", "cloudpickle.load",
-    "yaml.unsafe_load", "yaml.load", "fickling.load", "fsspec.open", "sympy.sympify",
-    "IPython.core.interactiveshell.InteractiveShell", "IPython.utils.process.system",
-    "IPython.utils._process_posix.system", "pytest.main", "_pytest.config.main", "nose.run",
-    "sh.Command", "plumbum.local", "fire.Fire", "paramiko.ProxyCommand",
-))  # fmt: skip
-
-
-class Sealed(type):
-    """Metaclass of every stand-in: a pickle can never change a class (BUILD does setattr)."""
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        raise UnsafeError(f"a pickle tries to set {name!r} on a class", kind="unsafe-pickle")
-
-    @property
-    def __setstate__(cls) -> Any:
-        # BUILD looks this up on whatever is on the stack. On an instance it finds the method of
-        # the class; on a class it comes here first, because a property is a data descriptor.
-        raise UnsafeError("a pickle tries to change a class", kind="unsafe-pickle")
-
-
-class Inert(metaclass=Sealed):
-    """An object of a class that is not imported: its name, and what the pickle gave it.
-
-    Attributes:
-        qualname: `module.name` as the pickle spells it.
-        args: positional arguments it was built with.
-        state: what BUILD gave it; None where it gave nothing.
-        items: what was appended, added or set on it, in order (pairs for mappings).
-    """
-
-    __slots__ = ("args", "items", "state")
-    qualname: ClassVar[str] = ""
-    refused: ClassVar[bool] = False
-
-    args: tuple[Any, ...]
-    state: Any
-    items: list[Any]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
-        """Record a call or an instantiation; refuse it where the name must not be called."""
-        if cls.refused:
-            raise UnsafeError(
-                f"a pickle calls {cls.qualname}, which no checkpoint needs; nothing was executed",
-                kind="unsafe-pickle",
-                hint="treat the file as hostile: find out who wrote it",
-            )
-        self = object.__new__(cls)
-        self.args = args
-        self.state = kwargs or None
-        self.items = []
-        return self
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def append(self, item: Any) -> None:
-        """Record a list item."""
-        self.items.append(item)
-
-    def extend(self, items: Any) -> None:
-        """Record list items."""
-        self.items.extend(items)
-
-    def add(self, item: Any) -> None:
-        """Record a set item."""
-        self.items.append(item)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.items.append((key, value))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a field of the state, whether it was a dict or a slots pair."""
-        state = self.state
-        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-            state = {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
-        return state.get(name, default) if isinstance(state, dict) else default
-
-    def __repr__(self) -> str:
-        return f"<{self.qualname}>"
-
-
-def inert(qualname: str, *, refused: bool = False) -> type[Inert]:
-    """Return a fresh inert class for `module.name`."""
-    return cast(
-        "type[Inert]",
-        Sealed("Inert", (Inert,), {"__slots__": (), "qualname": qualname, "refused": refused}),
-    )
-
-
-def refuse(what: str) -> NoReturn:
-    """Raise UnsafeError: a pickle does `what`."""
-    raise UnsafeError(f"a pickle {what}", kind="unsafe-pickle")
-
-
-@lru_cache(maxsize=4096)
-def _unknown(module: str, name: str) -> type[Inert]:
-    """Return the record class of a name outside the table; classes are sealed, so shared."""
-    # A dotted name walks attributes (`os` + `path.join`): judged by its module alone.
-    qualname = f"{module}.{name}"
-    return inert(qualname, refused=module.partition(".")[0] in _OURS or qualname in _GADGETS)
-
-
-@lru_cache(maxsize=1024)
-def sealed(build: Callable[..., Any]) -> type:
-    """Return a class that can be called as `build`, and that a pickle cannot change.
-
-    BUILD on a function writes into its `__dict__`, or sets `__defaults__` and `__code__`, for every
-    load that follows. A sealed class has nothing to write to.
-    """
-
-    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return build(*args, **kwargs)
-
-    return Sealed(build.__name__, (), {"__slots__": (), "__new__": new})
-
-
-class Ordered(dict[Any, Any], metaclass=Sealed):
-    """An OrderedDict: a plain dict, whose methods a pickle cannot shadow by attributes.
-
-    torch keeps `_metadata` (module versions) as an attribute of a state_dict; it is dropped here.
-    """
-
-    __slots__ = ()
-
-    def __setstate__(self, state: Any) -> None: ...
 
 
 class _NoBuffers:
@@ -232,7 +104,7 @@ class _Unpickler(pickle.Unpickler):
             return sealed(found) if type(found) is FunctionType else found
         cls = self.opaque.get(qualname)
         if cls is None:
-            cls = self.opaque[qualname] = _unknown(module, name)
+            cls = self.opaque[qualname] = unknown(module, name)
         return cls
 
     def persistent_load(self, pid: Any) -> Any:
@@ -418,84 +290,3 @@ def no_gc() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
-
-
-# --- what every torch pickle may call -----------------------------------------------------------
-
-
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        refuse("calls codecs.encode for another codec than latin1")
-    return text.encode("latin1")
-
-
-def _bytearray(*args: Any) -> bytearray:
-    # An int argument would allocate that many bytes.
-    if args and isinstance(args[0], str):
-        return bytearray(_encode(*args))
-    if not args or (len(args) == 1 and isinstance(args[0], (bytes, bytearray))):
-        return bytearray(*args)
-    refuse("builds a bytearray from what is not bytes")
-
-
-def _bytes(*args: Any) -> bytes:
-    return bytes(_bytearray(*args))
-
-
-def _container(kind: type) -> Callable[..., Any]:
-    def build(*args: Any) -> Any:
-        if len(args) > 1 or (args and not isinstance(args[0], (list, tuple, dict, set, frozenset))):
-            refuse(f"builds a {kind.__name__} from what holds no items")
-        return kind(*args)
-
-    return build
-
-
-def _complex(real: Any = 0.0, imag: Any = 0.0) -> complex:
-    if not isinstance(real, (int, float)) or not isinstance(imag, (int, float)):
-        refuse("builds a complex number from what is no number")
-    return complex(real, imag)
-
-
-# Classes that real checkpoints hold and that say nothing worth a note. Exact names only.
-_QUIET = (
-    "argparse.Namespace", "types.SimpleNamespace", "signal.Signals", "_io.BytesIO", "io.BytesIO",
-    "uuid.UUID", "datetime.timedelta", "datetime.datetime", "datetime.date", "datetime.timezone",
-    "decimal.Decimal", "fractions.Fraction", "collections.defaultdict", "collections.deque",
-    "collections.Counter", "copyreg._reconstructor", "copy_reg._reconstructor",
-    "builtins.object", "__builtin__.object", "builtins.slice", "__builtin__.slice",
-    "builtins.range", "__builtin__.xrange", "builtins.int", "__builtin__.int", "__builtin__.long",
-    "builtins.float", "__builtin__.float", "builtins.bool", "__builtin__.bool", "builtins.str",
-    "__builtin__.str", "__builtin__.unicode",
-    "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath",
-    "pathlib.PureWindowsPath", "pathlib._local.Path", "pathlib._local.PosixPath",
-    "pathlib._local.PurePosixPath", "pathlib._local.WindowsPath", "pathlib._local.PureWindowsPath",
-    "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct",
-    "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
-    "numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer",
-    "numpy.ndarray", "numpy.dtype", "numpy.dtypes.UInt32DType", "numpy.dtypes.Float64DType",
-    "numpy.dtypes.Float32DType", "numpy.dtypes.Int64DType", "numpy.dtypes.BoolDType",
-    "torch.device", "torch.Tensor", "torch._C.Generator", "torch.torch_version.TorchVersion",
-    "torch.nn.parameter.Parameter", "torch.nn.Parameter",
-)  # fmt: skip
-
-BUILTINS: Mapping[str, Any] = {
-    "collections.OrderedDict": _container(Ordered),
-    "_codecs.encode": _encode,
-    "codecs.encode": _encode,
-    **{
-        f"{module}.{name}": build
-        for module in ("builtins", "__builtin__")
-        for name, build in (
-            ("set", _container(set)),
-            ("frozenset", _container(frozenset)),
-            ("dict", _container(dict)),
-            ("list", _container(list)),
-            ("tuple", _container(tuple)),
-            ("complex", _complex),
-            ("bytearray", _bytearray),
-            ("bytes", _bytes),
-        )
-    },
-    **{name: inert(name) for name in _QUIET},
-}

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
-from ftckpt.formats.archive import Archive, check_local_headers, read_archive, serialization_id
+from ftckpt.formats.archive import Archive, read_archive, serialization_id
+from ftckpt.formats.archive_local import check_local_headers
 
 Read = Callable[[int, int], bytes]
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.formats.plain import plain
-from ftckpt.formats.torch_values import TABLE
+from ftckpt.formats.torch_table import TABLE
 from ftckpt.formats.unpickle import load
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.formats.torch_stream import TorchStream, parse_stream
+from ftckpt.formats.torch_table import TABLE
 from ftckpt.formats.torch_values import (
-    TABLE,
     Composite,
     StoredStorage,
     SubclassRef,

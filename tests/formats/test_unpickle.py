@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, worst
 from ftckpt.formats.torch_stream import parse_stream
-from ftckpt.formats.torch_values import TABLE
+from ftckpt.formats.torch_table import TABLE
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.formats.unpickle import BUILTINS, Inert, Loaded, load
 from tests.data.hostile.make_pickles import CANARY, DATA_ONLY, HERE, PICKLES, files
@@ -175,7 +175,7 @@ def test_a_million_levels_do_not_crash(name: str) -> None:
         "import sys\n"
         "from ftckpt.errors import FtckptError\n"
         "from ftckpt.formats.unpickle import load\n"
-        "from ftckpt.formats.torch_values import TABLE\n"
+        "from ftckpt.formats.torch_table import TABLE\n"
         "from tests.data.hostile.make_zips import wrapped\n"
         "from ftckpt.formats.torchsave import TorchSave\n"
         "from tests.format_suite import findings_of\n"
