@@ -84,8 +84,12 @@ class Bundle:
             commit = CommitState.COMMITTED
         elif any(_OF_TRAINER.fullmatch(n) for n in listing.files):
             commit = CommitState.UNCOMMITTED
-        parts = [self._of(listing.inside(d)) for d in folders]
-        if any(p is not None and p.commit is CommitState.UNCOMMITTED for p in (weights, *parts)):
+        parts = [r for d in folders if (r := self._of(listing.inside(d))) is not None]
+        if commit is CommitState.NO_MARKER and parts:
+            commit = parts[0].commit
+        if weights is not None:
+            parts.append(weights)
+        if any(part.commit is CommitState.UNCOMMITTED for part in parts):
             commit = CommitState.UNCOMMITTED
         seen = [*folders, *state] if weights is None else [weights.reason[4:], *folders, *state]
         return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
@@ -235,7 +239,7 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
         objects=objects,
         aliases=aliases,
         topology=_topology(parts),
-        commit=Commit(CommitState.COMMITTED, marker) if marker else Commit(CommitState.NO_MARKER),
+        commit=_commit(parts, marker),
         dialect="written by the Hugging Face Trainer" if marker else "written by accelerate",
         notes=notes,
         parts=parts,
@@ -248,6 +252,17 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
     else:
         checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
     return checkpoint
+
+
+def _commit(parts: Sequence[Part], marker: str) -> Commit:
+    """Return the Trainer's own marker, else that of the folders where every one has it."""
+    if marker:
+        return Commit(CommitState.COMMITTED, marker)
+    folders = [part for part in parts if part.prefix]
+    markers = [part.prefix + part.checkpoint.commit.marker for part in folders]
+    if folders and all(p.checkpoint.commit.state is CommitState.COMMITTED for p in folders):
+        return Commit(CommitState.COMMITTED, markers[0])
+    return Commit(CommitState.NO_MARKER)
 
 
 def _moved(info: TensorInfo, prefix: str) -> TensorInfo:

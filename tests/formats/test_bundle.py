@@ -212,6 +212,7 @@ def test_accelerate_fsdp(tmp_path: Path, name: str) -> None:
         assert read_tensor(checkpoint, key) == data, key
     assert checkpoint.step == 3
     assert checkpoint.topology.world_size == 2
+    assert winner[1].commit is checkpoint.commit.state is CommitState.COMMITTED
     assert [f for f in findings_of(FORMAT, folder) if f.code] == []
     victim = folder / "optimizer_0" / "__1_0.distcp"
     victim.write_bytes(victim.read_bytes()[:-3])
