@@ -10,7 +10,7 @@ import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, overload
@@ -170,9 +170,20 @@ class DcpCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield defects of keys, tiling, items and left-overs."""
+        keys = {stored: key for key, stored in self.stored.items()}
+        for found in self._check(counter):
+            key = keys.get(found.tensor or "")
+            yield found if key is None else replace(found, tensor=key)
+
+    def _check(self, counter: Counter) -> Iterator[Finding]:
+        """Yield the same, with the metadata's own names for tensors."""
         yield from check_keys(self.meta, self.markers[0])
-        yield from check_tiling(self.meta, self.source)
-        yield from check_items(self.source, self.meta, self.items(), counter)
+        other: set[str] = set()  # files that are not those which the metadata describes
+        for found in check_tiling(self.meta, self.source):
+            if found.code and found.file:
+                other.add(found.file)
+            yield found
+        yield from check_items(self.source, self.meta, self.items(), counter, other)
         yield from check_write_order(self.source, self.markers)
         named = {item.path for item in self.meta.stored()}
         # A checkpoint of its own in a directory below is no shard of this one.
@@ -382,7 +393,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
         while key in tensors:
             component, said = "extra:dcp", name if component != "extra:dcp" else said + "'"
             key = tensor_key(component, kind, said)
-        pieces = _Pieces(name, entry.chunks, copies.get(name, ()))
+        pieces = _Pieces(key, entry.chunks, copies.get(name, ()))
         tensors[key] = TensorInfo(component, said, kind, entry.size, entry.dtype, pieces, name)
         stored[key] = name
     objects = {}

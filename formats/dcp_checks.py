@@ -8,7 +8,8 @@ trailing bytes, with no data read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
@@ -113,9 +114,18 @@ def check_tiling(meta: DcpMetadata, source: Source) -> Iterator[Finding]:
 
 
 def check_items(
-    source: Source, meta: DcpMetadata, items: Iterable[Item], counter: Counter
+    source: Source, meta: DcpMetadata, items: Iterable[Item], counter: Counter, other: Set[str]
 ) -> Iterator[Finding]:
-    """Open every item: its archive, its pickle, and its shape and type against the metadata."""
+    """Open every item: its archive, its pickle, and its shape and type against the metadata.
+
+    Args:
+        source: the files.
+        meta: the parsed metadata.
+        items: what to open.
+        counter: is told of every item.
+        other: files that do not tile: a record that is cut anywhere is damage there, however
+            ambiguous its pieces look as an archive.
+    """
     counter.start("items", sum(1 for _ in meta.placed()), "items")
     opaque: dict[str, tuple[str, str]] = {}
     for window in windows(source, (i for i in items if i.extent.file in source.entries)):
@@ -128,14 +138,28 @@ def check_items(
         try:
             stream = window.parse()
             if stream.archive is not None:
-                yield from check_local_headers(stream.archive, window.read, file=item.extent.file)
+                for found in check_local_headers(
+                    stream.archive, window.read, file=item.extent.file
+                ):
+                    yield _in_item(found, item)
             for name in stream.opaque:
                 opaque.setdefault(name, (item.extent.file, item.name))
             if item.name in meta.tensors:
                 yield from _compare(stream, item, meta)
         except FtckptError as error:
-            yield from_error(error, tensor=item.name, rank=item.rank)
+            if error.kind == "unsafe-zip" and item.extent.file in other:
+                message = f"the record of {item.name} is not where {item.extent.file} has it"
+                yield _in_item(finding("bad-zip", message, file=item.extent.file), item)
+            else:
+                yield _in_item(from_error(error), item)
     yield from opaque_note(opaque)
+
+
+def _in_item(found: Finding, item: Item) -> Finding:
+    """Say whose record it is; a place inside a compressed record is no place in the file."""
+    if item.transforms or found.offset is None:
+        found = replace(found, offset=item.extent.offset, length=item.extent.length)
+    return replace(found, file=item.extent.file, tensor=item.name, rank=item.rank)
 
 
 def opaque_note(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:

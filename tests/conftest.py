@@ -14,6 +14,15 @@ from tests.servers.swift import swift_server
 _numbers = itertools.count()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--campaign",
+        choices=("short", "full"),
+        default="short",
+        help="how much of what can be damaged is damaged: a sample, or every byte",
+    )
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what the machine's user has set, so that a test sees only its own settings."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ftckpt.checkpoint import Checkpoint, Record
+from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, worst
 from ftckpt.findings import Finding, Severity, from_error
 from ftckpt.limits import RateLimit
@@ -237,7 +237,7 @@ def _check_content(
             jobs=options.jobs, sample=options.sample, limiter=options.limiter, counter=counter,
             owners=OwnerIndex(checkpoint),
         )  # fmt: skip
-    if not _has_crc(checkpoint.records()):
+    if next(iter(checkpoint.records()), None) is None:
         return ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
     return check_records(
         checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,
@@ -251,10 +251,6 @@ def _same_files(checkpoint: Checkpoint, other: Checkpoint) -> bool:
         return False
     ours, theirs = set(checkpoint.members()), set(other.members())
     return len(ours & theirs) * 2 > len(ours | theirs)
-
-
-def _has_crc(records: Iterable[Record]) -> bool:
-    return any(r.crc32 is not None and (r.inner or r.extent[1:])[1] for r in records)
 
 
 def _verdict(
