@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint import Box, Checkpoint, Payload, Piece, TensorInfo
-from .coverage import intersection
+from .coverage import check_coverage, intersection
 from .errors import CorruptError, UnsupportedError
 from .source import Source
 from .transforms import open_stream, short
@@ -31,10 +31,13 @@ def read_tensor(checkpoint: Checkpoint, key: str) -> bytes:
         key: of `checkpoint.tensors`.
 
     Raises:
-        CorruptError: bytes are missing, or the main pieces do not cover the tensor (`hole`).
+        CorruptError: bytes are missing, or the main pieces do not tile the tensor (`hole`,
+            `overlap`, `out-of-bounds`).
         UnsupportedError: pieces of a type smaller than a byte that are not one whole piece.
     """
     info = checkpoint.tensors[key]
+    for gap in check_coverage(info.shape, info.pieces):
+        raise CorruptError(f"{key}: {gap.message}", kind=gap.kind, tensor=key)
     if info.dtype.itemsize == 0:
         return _read_packed_bits(checkpoint, info)
     return read_box(checkpoint, info, Box.whole(info.shape)).tobytes()
@@ -43,8 +46,10 @@ def read_tensor(checkpoint: Checkpoint, key: str) -> bytes:
 def read_box(checkpoint: Checkpoint, info: TensorInfo, box: Box) -> Array:
     """Return the elements of `box` as an array of raw items (see `raw_dtype`), C order.
 
+    The main pieces must tile the tensor (`ftckpt.coverage`): what overlaps hides what is missing.
+
     Raises:
-        CorruptError: see `read_tensor`.
+        CorruptError: bytes or elements are missing.
     """
     import numpy as np
 
@@ -89,6 +94,8 @@ def read_piece(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> Array:
         if flat.size != piece.box.volume:
             raise _size_mismatch(info, piece, len(data), piece.box.volume * itemsize)
         return flat.reshape(sizes)
+    if len(sizes) != len(payload.strides):
+        raise _size_mismatch(info, piece, len(data), piece.box.volume * itemsize)
     reach = 1 + sum((n - 1) * s for n, s in zip(sizes, payload.strides, strict=True))
     if piece.box.volume and flat.size < reach:
         raise _size_mismatch(info, piece, len(data), reach * itemsize)
@@ -153,11 +160,12 @@ def _place_flat(
     return int(held.sum())
 
 
-def _slices(inner: Box, outer: Box) -> tuple[slice, ...]:
-    return tuple(
+def _slices(inner: Box, outer: Box) -> tuple[Any, ...]:
+    spans = (
         slice(i - o, i - o + n)
         for i, o, n in zip(inner.offsets, outer.offsets, inner.sizes, strict=True)
     )
+    return (*spans, ...)  # the ellipsis keeps a 0-d array an array
 
 
 def _read_packed_bits(checkpoint: Checkpoint, info: TensorInfo) -> bytes:

@@ -42,6 +42,8 @@ _NAN_ONLY = {
     "float8_e5m2fnuz": (0x80,),
     "float8_e8m0fnu": (0xFF,),
 }
+# A power of two: no sign, and no pattern that is zero.
+_UNSIGNED = "float8_e8m0fnu"
 _PARTS = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}
 
 
@@ -58,7 +60,12 @@ class Count(NamedTuple):
 def count_values(dtype: DType, data: bytes) -> Count | None:
     """Count NaN, infinities and negative numbers in raw elements; None for types without them.
 
-    Negative zero is not negative. `first` is the index of the first NaN or infinity, or -1.
+    Negative zero and NaN are not negative. `first` is the index of the first element that is NaN
+    or infinite, or -1. Both parts of a complex number are counted.
+
+    Args:
+        dtype: of the elements.
+        data: whole elements.
     """
     import numpy as np
 
@@ -68,19 +75,25 @@ def count_values(dtype: DType, data: bytes) -> Count | None:
         size = {0x7F: 1, 0x7FFF: 2, 0x7FFFFFFF: 4}.get(magnitude, 8)
         bits = np.frombuffer(data, raw_dtype(size))
         plain = bits & bits.dtype.type(magnitude)
-        special = plain >= bits.dtype.type(exponent)
-        negative = int(np.count_nonzero((bits != plain) & (plain != 0)))
+        infinite = bits.dtype.type(exponent)
+        special = plain >= infinite
+        signed = (bits != plain) & (plain != 0)
         if not special.any():
-            return Count(0, 0, negative, bool(plain.any()), -1)
-        inf = int(np.count_nonzero(plain == bits.dtype.type(exponent)))
+            return Count(0, 0, int(np.count_nonzero(signed)), bool(plain.any()), -1)
+        inf = int(np.count_nonzero(plain == infinite))
         nan = int(np.count_nonzero(special)) - inf
-        return Count(nan, inf, negative, True, int(special.argmax()))
+        negative = int(np.count_nonzero(signed & (plain <= infinite)))
+        parts = dtype.itemsize // size  # two in an element of a complex type
+        return Count(nan, inf, negative, True, int(special.argmax()) // parts)
     if name in _NAN_ONLY:
         bits = np.frombuffer(data, np.uint8)
         special = np.isin(bits, np.array(_NAN_ONLY[name], np.uint8))
         nan = int(np.count_nonzero(special))
-        nonzero = bool((bits & 0x7F).any())
-        return Count(nan, 0, 0, nonzero, int(special.argmax()) if nan else -1)
+        first = int(special.argmax()) if nan else -1
+        if name == _UNSIGNED:
+            return Count(nan, 0, 0, bool(bits.size), first)
+        negative = int(np.count_nonzero((bits > 0x80) & ~special))
+        return Count(nan, 0, negative, nan > 0 or bool((bits & 0x7F).any()), first)
     return None
 
 
@@ -157,9 +170,22 @@ def _elements(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> Iterato
     elements = piece.box.volume if piece.flat is None else piece.flat[1] - piece.flat[0]
     if payload.strides is None or length == info.dtype.nbytes(elements):
         # Dense in some order of axes: every byte is an element, and the order does not matter.
-        yield from stream_payload(checkpoint.source, payload)
+        yield from _whole(stream_payload(checkpoint.source, payload), max(info.dtype.itemsize, 1))
     elif elements:
         yield read_piece(checkpoint, info, piece).tobytes()
+
+
+def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
+    """Cut a stream at element boundaries: a decompressor ends its blocks anywhere."""
+    rest = b""
+    for block in blocks:
+        data = rest + block if rest else block
+        end = len(data) - len(data) % itemsize
+        rest = data[end:]
+        if end:
+            yield data if end == len(data) else data[:end]
+    if rest:
+        yield rest
 
 
 def _check_replicas(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Iterator[Finding]:
