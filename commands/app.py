@@ -150,7 +150,11 @@ def prepare_streams() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and end the process with the exit code."""
+    """Run the command line and end the process with the exit code.
+
+    Args:
+        arguments: instead of the process's own; then it ends by SystemExit.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     line = scan(words)
     invocation = Invocation(verb=line.verb, json=line.json, debug=line.debug)
@@ -183,8 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         last_words(signal.code)
         result = Result(signal.code)
     invocation.close()
-    if result.code >= ExitCode.INTERRUPTED:
-        leave(result.code)  # threads of the interrupted work may hang in the network
+    if arguments is None or result.code >= ExitCode.INTERRUPTED:
+        # Threads of interrupted work may hang in the network, and taking a large index apart
+        # object by object would cost more than the answer did.
+        leave(result.code)
     sys.exit(int(result.code))
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ftckpt.errors import ExitCode, NoResourceError
 from ftckpt.progress import NULL, Counter
 from ftckpt.stores import StoreOptions
 
+from .render import printable
+
 if TYPE_CHECKING:
     from typer import Context
+
+
+T = TypeVar("T")
 
 
 class ClosedPipeError(BaseException):
@@ -58,6 +64,13 @@ class Invocation:
     environment: Mapping[str, str] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
     started: bool = False
+    _kept: list[object] = field(default_factory=list)
+
+    def keep(self, thing: T) -> T:
+        """Hold on to something large until the process ends, out of the collector's sight."""
+        self._kept.append(thing)
+        gc.freeze()
+        return thing
 
     def report(self, **fields: Any) -> None:
         """Set fields of the JSON document: plain data, dataclasses, NamedTuples, enums."""
@@ -69,16 +82,17 @@ class Invocation:
             counter = self.__dict__.get("counter")
             if counter is not None and counter is not NULL:
                 counter.clear()
-            write(sys.stdout, text + "\n")
+            # A name in a file must not move the cursor; only our own line ends pass.
+            write(sys.stdout, "\n".join(map(printable, text.split("\n"))) + "\n")
 
     def say(self, text: str) -> None:
         """Print a remark on stderr; nothing under `--quiet`."""
         if not self.quiet:
-            self._above_progress(text)
+            self._above_progress(printable(text))
 
     def warn(self, text: str) -> None:
         """Print what must be seen on stderr, also under `--quiet`."""
-        self._above_progress(text)
+        self._above_progress(printable(text))
 
     def fail(self, code: ExitCode, message: str, hint: str = "") -> Result:
         """Complain on stderr as an error would, and return the result for `command` to return."""
@@ -115,7 +129,8 @@ def invoked(ctx: Context) -> Invocation:
 
 def complain(message: str, hint: str = "") -> None:
     """Print an error: one sentence, and what to do next."""
-    write(sys.stderr, f"ftckpt: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+    lines = f"ftckpt: {printable(message)}\n" + (f"hint: {printable(hint)}\n" if hint else "")
+    write(sys.stderr, lines)
 
 
 def is_terminal(stream: IO[str] | None) -> bool:

@@ -69,7 +69,7 @@ def open_checkpoint(invocation: Invocation, path: str, *, newest: bool = True) -
 def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:
     """Open the one checkpoint that a target means (see `open_checkpoint`)."""
     if target.root is None:
-        return target.open()
+        return invocation.keep(target.open())
     if not target.place.which and not newest:
         raise UsageError(
             f"{target.place.url} is a root, not one checkpoint",
@@ -83,7 +83,7 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
     if len(child.parts) > 1:
         inside = ", ".join(target.root.store.describe(p.entry.path) for p in child.parts)
         raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
-    return opening.open_part(target.root.store, child.parts[0])
+    return invocation.keep(opening.open_part(target.root.store, child.parts[0]))
 
 
 def choose(root: Root, which: str) -> Child:
