@@ -271,7 +271,8 @@ def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> N
         record = _tensor_record(info.key, info)
         records.append(record | {"pieces": pieces, "alias_of": alias})
         head = f"{info.key}: {info.kind}, {list(info.shape)} {info.dtype.name}"
-        invocation.print(head + (f", the same bytes as {alias}" if alias else ""))
+        more = f", the same bytes as {alias}" if alias else ""
+        invocation.print(printable(head + more))
         rows = [
             [
                 list(p.box.offsets), list(p.box.sizes), "" if p.rank is None else p.rank,

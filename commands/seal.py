@@ -104,6 +104,6 @@ def command(
         checks=sealed.manifest.checks,
         bytes_read=sealed.bytes_read,
     )
-    invocation.print(f"{message}: {sealed.url}")
+    invocation.print(render.printable(f"{message}: {sealed.url}"))
     invocation.say(f"checked before: {report.message} in {human_duration(report.seconds)}")
     return Result(ExitCode.OK, message)
