@@ -15,6 +15,7 @@ from typing import NamedTuple
 from .checkpoint import Checkpoint
 from .errors import (
     CorruptError,
+    IncompleteError,
     NotFoundError,
     UnsafeError,
     UnsupportedError,
@@ -172,9 +173,33 @@ def open_part(store: Store, part: Part) -> Checkpoint:
         UnsupportedError: recognised by name, but not readable by this version.
         IncompleteError, CorruptError, UnsafeError: see `Format.open`.
     """
-    if part.entry.kind is EntryKind.FILE:
-        return part.format.open(Source.file(store, part.entry))
-    return part.format.open(Source.directory(store, part.entry.path))
+    source = _source(store, part.entry)
+    try:
+        return part.format.open(source)
+    except (CorruptError, UnsafeError, NotFoundError) as first:
+        # A bit that flipped on the way is right the second time; a save in flight is told apart
+        # from damage by what has changed since.
+        single = part.entry.kind is EntryKind.FILE
+        again = _source(store, store.stat(part.entry.path) if single else part.entry)
+        try:
+            return part.format.open(again)
+        except (CorruptError, UnsafeError, NotFoundError) as second:
+            moved = again.changed(source.entries)
+            moved += [n for n in source.entries if again.entries.get(n) != source.entries[n]]
+            if moved and not isinstance(second, UnsafeError):
+                raise IncompleteError(
+                    f"{moved[0]} of {again.url} changed while it was being read",
+                    hint="it is still being written, or being removed: try again",
+                    kind="changed-file",
+                    file=moved[0],
+                ) from second
+            raise second from first
+
+
+def _source(store: Store, entry: Entry) -> Source:
+    if entry.kind is EntryKind.FILE:
+        return Source.file(store, entry)
+    return Source.directory(store, entry.path)
 
 
 def open_child(root: Root, child: Child) -> list[Checkpoint]:

@@ -32,7 +32,7 @@ from .source import Source
 from .store import EntryKind
 
 if TYPE_CHECKING:
-    from .store import Entry, Store
+    from .store import Store
     from .stores import StoreOptions
 
 
@@ -185,20 +185,10 @@ def _require_unchanged(source: Source, members: Sequence[str]) -> None:
     Raises:
         IncompleteError: a file is gone or of another size, time or version.
     """
-    if source.single:
-        now = {name: source.store.stat(source.path(name)) for name in members}
-    else:
-        now = dict(Source.directory(source.store, source.base).entries)
-    for name in members:
-        entry = now.get(name)
-        if entry is None or _identity(entry) != _identity(source.entries[name]):
-            raise IncompleteError(
-                f"{name} changed while it was being read: the checkpoint is still being written",
-                hint="seal it again when the save has finished",
-                kind="changed-file",
-                file=name,
-            )
-
-
-def _identity(entry: Entry) -> tuple[object, ...]:
-    return entry.size, entry.mtime, entry.etag, entry.kind
+    for name in source.changed(members):
+        raise IncompleteError(
+            f"{name} changed while it was being read: the checkpoint is still being written",
+            hint="seal it again when the save has finished",
+            kind="changed-file",
+            file=name,
+        )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .errors import CorruptError, UnsafeError
+from .errors import (
+    CorruptError,
+    NotFoundError,
+    UnavailableError,
+    UnsafeError,
+    UnsupportedError,
+)
 from .extents import Extent
 from .store import Entry, EntryKind, Reader, Store
 
@@ -100,14 +106,47 @@ class Source:
 
         Raises:
             CorruptError: it is not there (`missing-file`).
+            UnavailableError: it is there, but the listing did not show it.
             UnsafeError: it is a fifo, socket or device (`special-file`).
         """
         entry = self.entries.get(name)
         if entry is None:
+            self.require_absent(name)
             raise CorruptError(f"{name} is missing", kind="missing-file", file=name)
         if entry.kind is EntryKind.SPECIAL:
             raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
         return entry
+
+    def require_absent(self, name: str) -> None:
+        """Ask for a name that the listing does not show: a short listing proves nothing.
+
+        Raises:
+            UnavailableError: it is there.
+        """
+        try:
+            self.store.stat(self.path(name))
+        except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+            return
+        raise UnavailableError(
+            f"the listing of {self.url} does not show {name}, which is there",
+            hint="the listing was stale, or the file has just been written: try again",
+            file=name,
+        )
+
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """List again; return those of `names` that are gone or of another size, time or version.
+
+        Names that were not there before count as changed if they are there now.
+        """
+        wanted = list(names)
+        try:
+            if self.single:
+                now = {name: self.store.stat(self.path(name)) for name in wanted}
+            else:
+                now = dict(Source.directory(self.store, self.base).entries)
+        except NotFoundError:
+            now = {}
+        return [n for n in wanted if _identity(now.get(n)) != _identity(self.entries.get(n))]
 
     def size(self, name: str) -> int:
         """Return the size of a file that must be there."""
@@ -129,3 +168,7 @@ class Source:
         for name in {e.file for e in extents}:
             self.entry(name)
         return self.store.read_many([e._replace(file=self.path(e.file)) for e in extents])
+
+
+def _identity(entry: Entry | None) -> tuple[object, ...] | None:
+    return None if entry is None else (entry.size, entry.mtime, entry.etag, entry.kind)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeError
 from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
@@ -19,9 +20,17 @@ from .pagecache import PoliteFile
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Extent
 
+T = TypeVar("T")
+
 # Above this a lying length is checked against the file before memory is reserved for it.
 _CHECK_LENGTH = 64 << 10
 _MAX_OFFSET = (1 << 63) - 1
+
+# What one failed call may be over with: a disk or a network filesystem recovers.
+_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
+
+# Half of a surrogate pair, but for the bytes of a name that is no UTF-8 as Python carries them.
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 class LocalReader(Reader):
@@ -65,7 +74,7 @@ class LocalReader(Reader):
                 got = self._file.preadv(view[done:], offset + done)
             except OSError as error:
                 # A disk or network may recover once; a second failure is the answer.
-                if error.errno == errno.EIO and not retried:
+                if error.errno in _PASSING and not retried:
                     retried = True
                     continue
                 raise translate(error, self._path, "read", self._key) from error
@@ -118,15 +127,17 @@ class LocalStore(Store):
         """Return the path on this machine."""
         if not path:
             return self._root
-        if path.startswith("/") or "\0" in path or ".." in path.split("/"):
+        if path.startswith("/") or ".." in path.split("/"):
             raise UnsafeError(f"{path!r} climbs out of {self.url}", kind="unsafe-path", file=path)
+        if "\0" in path or _HALF.search(path):
+            raise UnsafeError(f"{path!r} can be no file's name", kind="unsafe-path", file=path)
         return os.path.join(self._root, path)
 
     def stat(self, path: str) -> Entry:
         """Return the entry of one name; links to directories are DIRECTORY with `link` set."""
         full = self.local_path(path)
         try:
-            found = os.lstat(full)
+            found = _twice(lambda: os.lstat(full))
             if stat.S_ISLNK(found.st_mode):
                 return _linked(path, full)
         except OSError as error:
@@ -165,8 +176,8 @@ class LocalStore(Store):
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         try:
             # Opening alone can act on a device, so its kind is asked first, and again afterwards.
-            _require_regular(os.stat(full), path, full)
-            fd = os.open(full, flags)
+            _require_regular(_twice(lambda: os.stat(full)), path, full)
+            fd = _twice(lambda: os.open(full, flags))
         except OSError as error:
             if isinstance(error, FtckptError):
                 raise
@@ -219,9 +230,10 @@ class LocalStore(Store):
 
     def _scan(self, full: str, path: str) -> list[Entry]:
         """Return the entries directly inside one directory, in no order."""
-        found: list[Entry] = []
         prefix = f"{path}/" if path else ""
-        try:
+
+        def scan() -> list[Entry]:
+            found: list[Entry] = []
             with os.scandir(full) as names:
                 for name in names:
                     try:
@@ -232,9 +244,22 @@ class LocalStore(Store):
                             found.append(_entry(prefix + name.name, status))
                     except FileNotFoundError:
                         continue  # removed while we listed
+            return found
+
+        try:
+            return _twice(scan)
         except OSError as error:
             raise translate(error, full, "list", path) from error
-        return found
+
+
+def _twice(call: Callable[[], T]) -> T:
+    """Return `call()`, tried again where a disk or network may have recovered."""
+    try:
+        return call()
+    except OSError as error:
+        if error.errno not in _PASSING:
+            raise
+        return call()
 
 
 def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:

@@ -12,13 +12,13 @@ everything that the evidence allows was checked and passed; the report says what
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, worst
-from ftckpt.findings import Finding, Severity, from_error
+from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest, find
 from ftckpt.progress import NULL, Counter
@@ -164,6 +164,7 @@ def verify(
         if options.level is Level.VALUES:
             collector.take(check_values(checkpoint, counter))
             level = Level.VALUES
+        collector.take(_changed(checkpoint))
     except StopChecking:
         pass
     code, message, hint = _verdict(checkpoint, options, collector.findings, content, level)
@@ -245,6 +246,17 @@ def _check_content(
     )  # fmt: skip
 
 
+def _changed(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Name the members that are no longer what was listed: what was checked is not what is there.
+
+    Raises:
+        UnavailableError, DeniedError: the storage does not answer.
+    """
+    members = sorted(set(checkpoint.members()) & checkpoint.source.entries.keys())
+    for name in checkpoint.source.changed(members):
+        yield finding("changed-file", f"{name} changed while it was being read", file=name)
+
+
 def _same_files(checkpoint: Checkpoint, other: Checkpoint) -> bool:
     """Whether the two are copies of each other, rather than two layouts of the same tensors."""
     if checkpoint.format != other.format:
@@ -261,6 +273,9 @@ def _verdict(
     level: Level,
 ) -> tuple[ExitCode, str, str]:
     errors = [f for f in findings if f.severity is Severity.ERROR]
+    # Damage in a file that is being written is no damage yet.
+    moving = {f.file for f in errors if f.kind == "changed-file"}
+    errors = [f for f in errors if f.code is not ExitCode.CORRUPT or f.file not in moving]
     code = worst(f.code for f in errors)
     if errors:
         first = min(errors, key=lambda f: 0 if f.code is code else 1)

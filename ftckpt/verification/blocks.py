@@ -170,15 +170,14 @@ def _report_block(
 ) -> None:
     """Report one block of other content, unless only the way here damaged it."""
     offset = done.number * BLOCK
-    if not source.store.traits.local:
-        # A bit can flip on the wire; what is at rest is read the same twice.
-        again = hash_or_fail(
-            Block(source.store, source.path(done.file), done.file, done.number, done.length)
-        )
-        if isinstance(again, BlockDigest) and again.digest == expected:
-            message = f"{done.file} was read wrongly once at {offset} and rightly then"
-            report.add(finding("note", message, file=done.file, offset=offset, length=done.length))
-            return
+    # A bit can flip on the wire or in memory; what is at rest is read the same twice.
+    again = hash_or_fail(
+        Block(source.store, source.path(done.file), done.file, done.number, done.length)
+    )
+    if isinstance(again, BlockDigest) and again.digest == expected:
+        message = f"{done.file} was read wrongly once at {offset} and rightly then"
+        report.add(finding("note", message, file=done.file, offset=offset, length=done.length))
+        return
     inside = list(owners(done.file, offset, done.length)) if owners is not None else []
     key, rank = inside[0] if inside else (None, None)
     message = f"{done.file} differs from the manifest in bytes {offset} to {offset + done.length}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ftckpt.errors import FtckptError, UnavailableError
+from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnavailableError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.source import Source
 
@@ -102,6 +102,10 @@ class Report:
         """
         if file in self._failed:
             return
+        # What was listed and then is gone or short was not damaged: somebody is writing.
+        passed = isinstance(error, (NotFoundError, TruncatedError))
+        if passed and file in self._source.entries and self.changed(file):
+            return
         self._failed.add(file)
         if isinstance(error, UnavailableError):
             self._unreadable += 1
@@ -117,11 +121,15 @@ class Report:
         if file in self._failed:
             return True
         entry = self._source.entry(file)
-        now = self._source.store.stat(self._source.path(file))
-        if (now.size, now.mtime, now.etag) == (entry.size, entry.mtime, entry.etag):
-            return False
+        did = "changed"
+        try:
+            now = self._source.store.stat(self._source.path(file))
+            if (now.size, now.mtime, now.etag) == (entry.size, entry.mtime, entry.etag):
+                return False
+        except NotFoundError:
+            did = "went away"
         self._failed.add(file)
-        self.add(finding("changed-file", f"{file} changed while it was being read", file=file))
+        self.add(finding("changed-file", f"{file} {did} while it was being read", file=file))
         return True
 
 

@@ -255,8 +255,8 @@ class _Check:
     def _report_record(self, record: Record, crc: int, task: Spans | Stream | None) -> None:
         """Report one record of other content, unless only the way here damaged it."""
         file, offset, length = record.extent
-        if task is not None and not self._source.store.traits.local and self._again(record):
-            # A bit can flip on the wire; what is at rest is read the same twice.
+        if task is not None and self._again(record):
+            # A bit can flip on the wire or in memory; what is at rest is read the same twice.
             message = f"{file} was read wrongly once at {offset} and rightly then"
             self._report.add(finding("note", message, file=file, offset=offset, length=length))
             return

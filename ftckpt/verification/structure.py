@@ -20,6 +20,8 @@ from ftckpt.stores import is_leftover
 # Files that hold tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
 _STRAYS_NAMED = 10
+# So many files that a listing does not show are asked for one by one; a stale one shows by then.
+_ASKED_FOR = 16
 
 
 def check_structure(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
@@ -42,6 +44,9 @@ def check_structure(checkpoint: Checkpoint, counter: Counter) -> Iterator[Findin
 
 def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Finding]:
     """Members must be there and readable."""
+    absent = sorted(members - checkpoint.source.entries.keys())
+    for name in absent[:_ASKED_FOR]:
+        checkpoint.source.require_absent(name)
     for name in sorted(members):
         entry = checkpoint.source.entries.get(name)
         if entry is None:
