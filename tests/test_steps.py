@@ -1,0 +1,145 @@
+"""Which step: the counters of the content, what they prove, and what they do not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftckpt.checkpoint import Scalar, StepRole
+from ftckpt.steps import is_counter, mixed_steps, role_of, step_of
+
+IT, OPT, SCHED = StepRole.ITERATION, StepRole.OPTIMIZER, StepRole.SCHEDULER
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "role"),
+    [
+        ("train_state.step", False, IT),
+        ("train_state/step", False, IT),
+        ("common_state/shard_0_1.0.iteration", False, IT),
+        ("common.pt.iteration", False, IT),
+        ("global_step", False, IT),
+        ("state.global_steps", False, IT),
+        ("iter_num", False, IT),
+        ("step", False, IT),
+        ("lr_scheduler.last_epoch", False, SCHED),
+        ("scheduler.0.last_epoch", False, SCHED),
+        ("state.layers.0.weight.step", True, OPT),
+        ("state.common_step", True, OPT),
+        ("lr_scheduler._step_count", False, None),
+        ("model.step", False, None),
+        ("warmup_steps", False, None),
+        ("dataloader.step_size", False, None),
+        ("state.layers.0.weight.exp_avg", True, None),
+    ],
+)
+def test_names_that_show_a_clock(name: str, optimizer: bool, role: StepRole | None) -> None:
+    assert role_of(name, optimizer=optimizer) is role
+
+
+@pytest.mark.parametrize("value", [0, 1, 3.0, 1 << 40])
+def test_counts(value: float) -> None:
+    assert is_counter(value)
+
+
+@pytest.mark.parametrize(
+    "value", [-1, float("nan"), float("inf"), 10**400, 1e300, True, "3", None, [3]]
+)
+def test_what_is_no_count(value: object) -> None:
+    assert not is_counter(value)
+
+
+def at(file: str, name: str, value: float, role: StepRole = OPT) -> Scalar:
+    return Scalar(file, name, value, role)
+
+
+def kinds(scalars: list[Scalar], files: list[str] | None = None) -> dict[str | None, str]:
+    names = files if files is not None else sorted({s.file for s in scalars})
+    return {f.file: f.kind for f in mixed_steps(scalars, names)}
+
+
+def good(files: int = 4, value: float = 3) -> list[Scalar]:
+    return [at(f"f{i}", f"p{i}.{n}", value) for i in range(files) for n in "ab"]
+
+
+def test_the_trainers_own_clock_wins() -> None:
+    assert step_of([at("a", "x", 9), at("b", "y", 9), at("b", "it", 7, IT)]) == 7
+
+
+def test_the_optimizers_clock_where_there_is_no_other() -> None:
+    assert step_of([at("a", "x", 9), at("b", "y", 9), at("c", "z", 8)]) == 9
+
+
+def test_the_schedulers_clock_is_no_step() -> None:
+    assert step_of([at("a", "x", 9, SCHED)]) is None
+    assert step_of([]) is None
+
+
+def test_equal_counters_are_no_finding() -> None:
+    assert kinds(good()) == {}
+
+
+def test_two_counters_of_one_file_against_the_rest_are_a_verdict() -> None:
+    assert kinds([*good(), at("g", "p.a", 4), at("g", "p.b", 4)]) == {"g": "mixed-steps"}
+
+
+def test_counters_of_two_clocks_are_independent() -> None:
+    scalars = [*good(), *[at(f"f{i}", "it", 3, IT) for i in range(2)]]
+    assert kinds([*scalars, at("g", "p.a", 4), at("g", "it", 4, IT)]) == {"g": "mixed-steps"}
+
+
+def test_one_counter_is_a_note() -> None:
+    assert kinds([*good(), at("g", "p.a", 4)]) == {"g": "step-disagrees"}
+
+
+def test_one_name_twice_is_one_counter() -> None:
+    assert kinds([*good(), at("g", "p.a", 4), at("g", "p.a", 4)]) == {"g": "step-disagrees"}
+
+
+def test_parameters_with_a_history_of_their_own_are_no_verdict() -> None:
+    # Frozen at first, or experts that no token reached: their counts are behind.
+    assert kinds([*good(), at("g", "x.a", 1), at("g", "x.b", 2)]) == {"g": "step-disagrees"}
+    both = [at("g", "x.a", 1), at("g", "x.b", 1), at("g", "p.c", 3)]
+    assert kinds([*good(), *both]) == {"g": "step-disagrees"}
+
+
+def test_clocks_are_not_compared_with_each_other() -> None:
+    scalars = [at("a", "it", 100, IT), at("b", "x", 50), at("c", "s", 25, SCHED)]
+    assert kinds(scalars) == {}
+
+
+def test_a_file_with_many_counters_does_not_outvote_the_rest() -> None:
+    many = [at("g", f"p{i}", 4) for i in range(50)]
+    assert kinds([*good(3), *many]) == {"g": "mixed-steps"}
+
+
+def test_files_without_a_counter_share_a_note() -> None:
+    (found,) = mixed_steps(good(1), ["f0", "x", "y"])
+    assert (found.kind, found.file) == ("step-unknown", None)
+    assert "x, y" in found.message
+    (found,) = mixed_steps([], [f"f{i}" for i in range(9)])
+    assert "and 6 more" in found.message
+
+
+@given(
+    st.integers(3, 12),
+    st.integers(1, 8),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+)
+def test_a_minority_of_another_save_is_named(
+    files: int, counters: int, step: int, other: int
+) -> None:
+    odd = (files - 1) // 2
+    scalars = [
+        at(f"f{i:02}", f"p{i}.{n}", other if i < odd else step)
+        for i in range(files)
+        for n in range(counters)
+    ]
+    found = kinds(scalars)
+    if step == other:
+        assert found == {}
+    else:
+        kind = "mixed-steps" if counters > 1 else "step-disagrees"
+        assert found == {f"f{i:02}": kind for i in range(odd)}
