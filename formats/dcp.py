@@ -123,7 +123,7 @@ class DcpCheckpoint(Checkpoint):
         """The markers, every data file that an item names, and what Megatron puts beside them."""
         yield from self.markers
         yield from self.beside
-        named = {item.path for item in self.meta.stored()}
+        named = self.meta.files
         yield from sorted(named)
         for name, entry in self.source.entries.items():
             empty = DATA.search(name) and entry.size == 0 and name not in named
@@ -185,7 +185,7 @@ class DcpCheckpoint(Checkpoint):
             yield found
         yield from check_items(self.source, self.meta, self.items(), counter, other)
         yield from check_write_order(self.source, self.markers)
-        named = {item.path for item in self.meta.stored()}
+        named = self.meta.files
         # A checkpoint of its own in a directory below is no shard of this one.
         places = {name.rpartition("/")[0] for name in named}
         for name, entry in self.source.entries.items():
@@ -406,7 +406,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
         extent = Extent(COMMON, 0, source.entries[COMMON].size)
         objects[COMMON] = ObjectInfo(COMMON, extent)
         beside[COMMON] = Item(COMMON, extent, (), None)
-    ranks = {rank_of(path) for path in {i.path for i in meta.stored()}} - {None}
+    ranks = {rank_of(path) for path in meta.files} - {None}
     world = max((r for r in ranks if r is not None), default=-1) + 1
     checkpoint = DcpCheckpoint(
         source=source,
@@ -446,8 +446,7 @@ def _dialect(source: Source, meta: DcpMetadata, markers: Sequence[str]) -> str:
         words.append("Megatron-Core torch_dist, as stored")
     if len(markers) > 1 or markers[0] != MARKER:
         words.append(f"metadata of {len(markers)} ranks, saved without collectives")
-    transforms = {t for i in meta.stored() for t in i.transforms}
-    words += [f"items under {name}" for name in sorted(transforms)]
+    words += [f"items under {name}" for name in sorted(meta.transforms)]
     if meta.version:
         words.append(f"metadata version {meta.version}")
     return ", ".join(words)

@@ -219,6 +219,8 @@ class DcpMetadata:
         paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
         orphans: (stored name, offsets or None) -> item, of items that belong to nothing.
         copies: further copies of chunks and objects, which a save without collectives has.
+        files: names of the data files that items lie in.
+        transforms: names of the transforms that any item lies behind.
         save_id: uuid of the save, where recorded (torch >= 2.4).
         version: `Metadata.version`, where recorded (torch >= 2.9).
         extras: members that plain torch does not write (a dialect's).
@@ -230,6 +232,8 @@ class DcpMetadata:
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
     copies: list[Placed] = field(default_factory=list)
+    files: set[str] = field(default_factory=set)
+    transforms: set[str] = field(default_factory=set)
     save_id: str = ""
     version: str = ""
     extras: tuple[str, ...] = ()
@@ -334,6 +338,8 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
                 whole.copies.append(Placed(name, None, item))
         whole.paths.update(part.paths)
         whole.orphans = part.orphans | whole.orphans
+        whole.files |= part.files
+        whole.transforms |= part.transforms
         whole.save_id = whole.save_id or part.save_id
         whole.version = whole.version or part.version
         whole.extras += tuple(n for n in part.extras if n not in whole.extras)
@@ -368,63 +374,85 @@ def _take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
             raise TypeError(f"{name} is neither tensor nor bytes")
 
 
+_PARTS = frozenset({str, int})
+
+
 def _take_paths(meta: DcpMetadata, paths: Any) -> None:
     for name, path in (paths or {}).items():
         # A newer Megatron dialect hides plans under a reserved key: not a path, not needed.
-        if type(name) is str and type(path) is tuple and all(type(p) in (str, int) for p in path):
+        if type(name) is str and type(path) is tuple and _PARTS.issuperset(map(type, path)):
             meta.paths[name] = path
 
 
 def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
-    safe: dict[str, str] = {}
+    # The one loop over every item of a checkpoint: what is common is done in line.
+    files = meta.files
+    tensors = meta.tensors
     numbered: _Numbered = {}
+    placed = 0
     for index, stored in (storage or {}).items():
         if type(index) is not _Index or type(stored) is not StoredItem:
             raise TypeError("storage_data holds something else than item locations")
-        name = index.fqn
-        if type(name) is not str or type(stored.path) is not str:
+        name, path, start, length = index.fqn, stored.path, stored.offset, stored.length
+        if type(name) is not str or type(path) is not str:
             raise TypeError("storage_data holds something else than names")
-        path = safe.get(stored.path)
-        if path is None:
-            path = safe[stored.path] = safe_name(stored.path, named_by=file)
-        stored.path = path
-        if type(stored.offset) is not int or type(stored.length) is not int:
+        if path not in files:
+            files.add(safe_name(path, named_by=file))
+        if type(start) is not int or type(length) is not int:
             raise TypeError(f"the place of {name} is not a number")
-        if not (0 <= stored.offset < _MAX_INT and 0 <= stored.length < _MAX_INT):
+        if not (0 <= start < _MAX_INT and 0 <= length < _MAX_INT):
             raise TypeError(f"the place of {name} is outside any file")
         if stored.transforms:
             stored.transforms = _transforms(stored.transforms, name)
-        if not _attach(meta, index, stored, numbered):
-            raise UnsafeError(f"{file} gives two places for one piece of {name}",
-                              kind="bad-metadata", file=file, tensor=name)  # fmt: skip
-    _share(meta)
+            meta.transforms.update(stored.transforms)
+        entry = None if index.offset is None else tensors.get(name)
+        if entry is not None:
+            chunk = _chunk_of(name, entry.chunks, index, numbered)
+            if chunk is not None:
+                if chunk.item is not None:
+                    raise _placed_twice(file, name)
+                chunk.item = stored
+                placed += 1
+                continue
+        if not _attach_other(meta, index, stored):
+            raise _placed_twice(file, name)
+    if placed < sum(len(entry.chunks) for entry in tensors.values()):
+        _share(meta)
 
 
 _Numbered = dict[str, dict[Offsets, Chunk]]
 
 
-def _attach(meta: DcpMetadata, index: _Index, stored: StoredItem, numbered: _Numbered) -> bool:
-    """Give an item to the chunk or object that it belongs to; False where that has one already."""
-    name, offset, hint = index.fqn, index.offset, index.hint
-    entry = None if offset is None else meta.tensors.get(name)
-    if entry is not None:
-        chunks = entry.chunks
-        if type(hint) is int and 0 <= hint < len(chunks) and chunks[hint].offsets == offset:
-            found: Chunk | None = chunks[hint]
-        else:
-            # A rank's own numbering, or none: looked up by offsets, which are the identity.
-            if name not in numbered:
-                numbered[name] = {chunk.offsets: chunk for chunk in reversed(chunks)}
-            found = numbered[name].get(offset)
-        if found is not None:
-            taken = found.item is not None
-            found.item = stored
-            return not taken
-    elif offset is None and name in meta.objects:
+def _chunk_of(name: str, chunks: list[Chunk], index: _Index, numbered: _Numbered) -> Chunk | None:
+    """Return the chunk that an item belongs to."""
+    hint, offset = index.hint, index.offset
+    if type(hint) is int and 0 <= hint < len(chunks):
+        chunk = chunks[hint]
+        if chunk.offsets is offset or chunk.offsets == offset:
+            return chunk
+    # A rank's own numbering, or none: looked up by offsets, which are the identity.
+    if name not in numbered:
+        numbered[name] = {chunk.offsets: chunk for chunk in reversed(chunks)}
+    return numbered[name].get(offset)
+
+
+def _attach_other(meta: DcpMetadata, index: _Index, stored: StoredItem) -> bool:
+    """Give an item to an object, or to nothing; False where that has one already."""
+    name, offset = index.fqn, index.offset
+    if offset is None and name in meta.objects:
         taken = meta.objects[name] is not None
         meta.objects[name] = stored
         return not taken
     return meta.orphans.setdefault((name, offset), stored) is stored
+
+
+def _placed_twice(file: str, name: str) -> UnsafeError:
+    return UnsafeError(
+        f"{file} gives two places for one piece of {name}",
+        kind="bad-metadata",
+        file=file,
+        tensor=name,
+    )
 
 
 def _share(meta: DcpMetadata) -> None:

@@ -47,6 +47,8 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         path: its `planner_data` path; empty where the planner kept none.
         dtype: its element type: integers and booleans are never trained.
     """
+    if len(path) == 2 and path[0] in _MODEL and type(path[1]) is str:  # most of a checkpoint
+        return Place("model", _model_kind(path[1], dtype), path[1])
     parts = [str(p) for p in path] or [stored]
     top, rest = parts[0], parts[1:]
     if rest and top in _MODEL:
@@ -66,9 +68,11 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
 
 
 def _model_kind(name: str, dtype: DType) -> Kind:
-    leaf = name.rpartition(".")[2]
-    trained = dtype.family in ("float", "complex") and leaf not in _BUFFER_LEAVES
-    return Kind.PARAM if trained else Kind.BUFFER
+    if dtype.family not in ("float", "complex") or name.endswith(_BUFFER_LEAVES):
+        leaf = name.rpartition(".")[2]
+        if dtype.family not in ("float", "complex") or leaf in _BUFFER_LEAVES:
+            return Kind.BUFFER
+    return Kind.PARAM
 
 
 def _optimizer(rest: Sequence[str]) -> Place:

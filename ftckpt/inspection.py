@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from .checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
 from .findings import Finding
@@ -76,31 +77,38 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         UnavailableError, DeniedError: small objects could not be read.
         CorruptError, UnsafeError: a small object that the resume check reads is not sound.
     """
-    by_kind: dict[str, int] = defaultdict(int)
-    by_dtype: dict[str, int] = defaultdict(int)
-    by_component: dict[str, int] = defaultdict(int)
-    tensors = pieces = parameters = trained = 0
+    sums: dict[tuple[str, Kind, str], list[int]] = defaultdict(lambda: [0, 0])
+    tensors = pieces = 0
     for key, info in checkpoint.tensors.items():
         if key in checkpoint.aliases:
             continue
         tensors += 1
         pieces += len(info.pieces)
-        nbytes = info.nbytes
-        by_kind[info.kind] += nbytes
-        by_dtype[info.dtype.name] += nbytes
-        by_component[info.component] += nbytes
-        if info.component == "model" and info.kind is Kind.PARAM:
-            parameters += info.numel
-        if info.kind is Kind.MASTER:
-            trained += info.numel
+        # Counted by class first: there may be a million tensors, and there are few classes.
+        count = sums[info.component, info.kind, info.dtype.name]
+        elements = prod(info.shape)
+        count[0] += elements
+        count[1] += info.dtype.nbytes(elements)
+    by_kind: dict[str, int] = defaultdict(int)
+    by_dtype: dict[str, int] = defaultdict(int)
+    by_component: dict[str, int] = defaultdict(int)
+    parameters = trained = 0
+    for (component, kind, dtype), (elements, nbytes) in sums.items():
+        by_kind[kind] += nbytes
+        by_dtype[dtype] += nbytes
+        by_component[component] += nbytes
+        if component == "model" and kind is Kind.PARAM:
+            parameters += elements
+        if kind is Kind.MASTER:
+            trained += elements
     total = sum(by_kind.values())
-    count = parameters or trained
+    known = parameters or trained
     counts = ByteCounts(
         total=total,
         by_kind=_largest_first(by_kind),
         by_dtype=_largest_first(by_dtype),
         by_component=_largest_first(by_component),
-        per_parameter=total / count if count else None,
+        per_parameter=total / known if known else None,
         files=checkpoint.source.nbytes,
     )
     return Inspection(
@@ -112,7 +120,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         files=len(checkpoint.source.entries),
         tensors=tensors,
         pieces=pieces,
-        parameters=count,
+        parameters=known,
         objects=len(checkpoint.objects),
         bytes=counts,
         aliases=checkpoint.aliases,
