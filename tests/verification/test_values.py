@@ -170,7 +170,7 @@ def test_a_master_that_does_not_cast_is_a_warning(tmp_path: Path, dtype: torch.d
     torch.manual_seed(0)
     master = torch.randn(1000) * torch.logspace(-6, 4, 1000)
     optimizer = {"state": {"w": {"master_param": master}}}
-    weight = master.to(dtype)
+    weight = master.to(dtype).clone()
     good = save({"model": {"w": weight}, "optimizer": optimizer}, tmp_path / "good")
     assert said(good) == {}
     weight[7] += 1
