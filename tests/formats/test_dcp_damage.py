@@ -417,3 +417,59 @@ def test_a_counter_that_is_no_count_is_ignored(tmp_path: Path, value: float) -> 
     path = save(state, tmp_path / "c")
     assert open_path(Dcp(), path).step is None
     assert report(path).code is ExitCode.OK
+
+
+def test_a_dict_that_is_one_object_shows_its_step(tmp_path: Path) -> None:
+    # Before torch 2.4 a dict without a tensor was not taken apart.
+    path = save({"train_state": 1, "model": {"a": torch.ones(1)}}, tmp_path / "c")
+    with_item(path, "train_state", saved({"step": 12, "tokens": 5, 10**5000: 1}))
+    checkpoint = open_path(Dcp(), path)
+    assert checkpoint.step == 12
+    assert {"train_state.step", "train_state.tokens"} <= set(checkpoint.fields())
+    assert report(path).code is ExitCode.OK
+
+
+# --- Megatron's common state in a file of its own -------------------------------------------------
+
+
+def megatron(tmp_path: Path) -> Path:
+    import argparse
+
+    path = save({"decoder.weight": torch.ones(2)}, tmp_path / "c")
+    args = argparse.Namespace(
+        tensor_model_parallel_size=2, pipeline_model_parallel_size=4, data_parallel_size=8,
+        expert_model_parallel_size=1, world_size=64, iteration=0,
+    )  # fmt: skip
+    common = {"args": args, "iteration": 30, "opt_param_scheduler": {"num_steps": 960}}
+    (path / "common.pt").write_bytes(saved(common))
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    return path
+
+
+def test_arguments_give_topology_and_step(tmp_path: Path) -> None:
+    checkpoint = open_path(Dcp(), megatron(tmp_path))
+    known = checkpoint.topology
+    assert (known.world_size, known.tp, known.pp, known.dp, known.ep) == (64, 2, 4, 8, 1)
+    assert "common.pt" in known.evidence
+    assert checkpoint.step == 30
+    assert "common.pt.opt_param_scheduler.num_steps" in set(checkpoint.fields())
+    assert set(checkpoint.members()) == set(checkpoint.source.entries)
+
+
+def test_a_flip_in_the_common_state_is_found(tmp_path: Path) -> None:
+    path = megatron(tmp_path)
+    place = next(r.extent for r in open_path(Dcp(), path).records() if r.owner == "common.pt")
+    data = bytearray((path / "common.pt").read_bytes())
+    data[place.offset + 20] ^= 1
+    (path / "common.pt").write_bytes(data)
+    found = errors(path, Level.AUTO)
+    assert {(f.kind, f.file, f.tensor) for f in found} == {("bad-crc", "common.pt", "common.pt")}
+    assert open_path(Dcp(), path).topology.tp is None
+
+
+def test_a_cut_common_state_is_found(tmp_path: Path) -> None:
+    path = megatron(tmp_path)
+    data = (path / "common.pt").read_bytes()
+    (path / "common.pt").write_bytes(data[: len(data) // 2])
+    assert {f.file for f in errors(path)} == {"common.pt"}
+    assert report(path).code is ExitCode.CORRUPT
