@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 from ftckpt.checkpoint import (
-    Box,
     Checkpoint,
     Commit,
     CommitState,
@@ -26,13 +24,10 @@ from ftckpt.checkpoint import (
     Piece,
     Record,
     Scalar,
-    TensorInfo,
-    tensor_key,
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.memory import demand
-from ftckpt.names import unwrapped
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
@@ -50,10 +45,10 @@ from .dcp_items import (
     rank_of,
     windows,
 )
-from .dcp_metadata import Chunk, DcpMetadata, merge, parse_metadata
-from .dcp_names import Place, place
+from .dcp_metadata import DcpMetadata, merge, parse_metadata
 from .dcp_scalars import read_scalars
 from .dcp_state import COMMON, State, is_common
+from .dcp_tensors import logical_tensors
 from .unpickle import no_gc
 
 MARKER = ".metadata"
@@ -274,49 +269,6 @@ class DcpCheckpoint(Checkpoint):
         return as_item(name, item)
 
 
-class _Pieces(Sequence[Piece]):
-    """The pieces of one tensor, made when asked for: there may be a million of them."""
-
-    __slots__ = ("_chunks", "_main", "_name")
-
-    def __init__(self, name: str, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
-        self._name = name
-        self._main = len(chunks)
-        self._chunks = [*chunks, *copies] if copies else chunks
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    @overload
-    def __getitem__(self, index: int) -> Piece: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Piece]: ...
-    def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        chunk = self._chunks[index]
-        item = chunk.item
-        if item is None:
-            raise CorruptError(
-                f"{self._name} has a chunk at {list(chunk.offsets)} that lies in no file",
-                kind="bad-metadata",
-                file=MARKER,
-                tensor=self._name,
-            )
-        place_ = Extent(item.path, item.offset, item.length)
-        box = Box(chunk.offsets, chunk.sizes)
-        replica = 0
-        if index % len(self._chunks) >= self._main:
-            before = self._chunks[: index % len(self._chunks)]
-            replica = sum(1 for other in before if other.offsets == chunk.offsets)
-        return Piece(box, place_, replica=replica, rank=rank_of(item.path), packed=True)
-
-
 def _records(window: Window) -> list[tuple[str, Extent, int | None]]:
     try:
         return window.parse().records
@@ -374,28 +326,7 @@ def _uncommitted(source: Source) -> IncompleteError:
 
 
 def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCheckpoint:
-    tensors: dict[str, TensorInfo] = {}
-    stored: dict[str, str] = {}
-    places = {
-        name: place(name, meta.paths.get(name, ()), entry.dtype)
-        for name, entry in meta.tensors.items()
-    }
-    bare = _bare_names(places.values())
-    copies: dict[str, list[Chunk]] = defaultdict(list)
-    for name, chunk, _ in meta.copies:
-        if chunk is not None:
-            copies[name].append(chunk)
-    for name, entry in meta.tensors.items():
-        component, kind, said = places[name]
-        said = bare(component, said)
-        # Two stored names can mean one tensor only by our reading: they are kept apart.
-        key = tensor_key(component, kind, said)
-        while key in tensors:
-            component, said = "extra:dcp", name if component != "extra:dcp" else said + "'"
-            key = tensor_key(component, kind, said)
-        pieces = _Pieces(key, entry.chunks, copies.get(name, ()))
-        tensors[key] = TensorInfo(component, said, kind, entry.size, entry.dtype, pieces, name)
-        stored[key] = name
+    tensors, stored = logical_tensors(meta)
     objects = {}
     for name, item in meta.objects.items():
         if item is not None:
@@ -425,19 +356,6 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
     state = checkpoint.state if any(map(is_common, objects)) else State(source, ())
     checkpoint.topology = state.topology(world or None, evidence)
     return checkpoint
-
-
-def _bare_names(places: Iterable[Place]) -> Callable[[str, str], str]:
-    """Return what takes wrappers' prefixes off a (component, name)."""
-    names: dict[str, list[str]] = {}
-    for component, _, name in places:
-        names.setdefault(component, []).append(name)
-    bare = {
-        component: unwrapped(own)
-        for component, own in names.items()
-        if any(n.startswith("module.") or "_orig_mod" in n or "_wrapped_module" in n for n in own)
-    }
-    return lambda component, name: bare[component][name] if component in bare else name
 
 
 def _dialect(source: Source, meta: DcpMetadata, markers: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedErr
 from ftckpt.source import Source
 from ftckpt.transforms import open_stream
 
-from .dcp_metadata import StoredItem
+from .dcp_records import StoredItem
 from .torch_stream import TensorRef, TorchStream, parse_stream
 
 DATA = re.compile(r"(?:^|/|_)_(\d+)_(\d+)\.distcp$")

@@ -1,11 +1,7 @@
-"""The `.metadata` pickle of torch.distributed.checkpoint, as inert records.
+"""The `.metadata` pickle of torch.distributed.checkpoint: tensors, objects, and their places.
 
-Written by torch 1.12 to 2.13 as one pickle of one `Metadata` object; the module paths moved twice.
-The stand-ins are slotted and take their state apart at once: a checkpoint of 100,000 tensors holds
-a million of these objects, and the unpickler's memo keeps every state dict alive to the end. For
-the same reason an item is kept at its chunk, not in a dict of its own.
-
-Source of the layout: torch/distributed/checkpoint/{metadata,filesystem,planner}.py.
+One pickle of one `Metadata` object; a save without collectives has one a rank. An item is kept at
+its chunk, not in a dict of its own: there may be millions.
 """
 
 from __future__ import annotations
@@ -16,189 +12,23 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from ftckpt.dtypes import DTYPES, DType
+from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.source import safe_name
 
 from . import unpickle
-from .unpickle import Sealed, inert
-
-# What torch itself can hold: 64-bit sizes, and its own limit on the number of dimensions.
-_MAX_INT = 1 << 63
-_MAX_DIMENSIONS = 64
-
-Offsets = tuple[int, ...]
-
-
-class _Shapes(dict[Offsets, Offsets]):
-    """Every size and offset once: looked up by value, checked when it is met first.
-
-    Looking up hashes, and hashing a tuple nested a million deep kills a thread with a plain stack:
-    so this is asked only while the unpickler runs, which has a stack for it.
-    """
-
-    def __missing__(self, value: Any) -> Offsets:
-        if not is_shape(value):
-            raise CorruptError("the metadata holds a size or an offset that no tensor can have",
-                               kind="bad-metadata")  # fmt: skip
-        self[value] = value
-        return value  # type: ignore[no-any-return]
-
-
-_shapes = _Shapes()
-
-
-class StoredItem(metaclass=Sealed):
-    """`_StorageInfo`: a torch.save stream lies at `[offset, offset + length)` of `path`.
-
-    Attributes:
-        path: relative to the checkpoint, checked to lie inside it.
-        offset: of its first byte.
-        length: in bytes.
-        transforms: to undo before the stream can be read.
-    """
-
-    __slots__ = ("length", "offset", "path", "transforms")
-    path: str
-    offset: int
-    length: int
-    transforms: tuple[str, ...]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path = state["relative_path"]
-        self.offset = state["offset"]
-        self.length = state["length"]
-        # Plain `()` where there is none: the common case must not cost an object.
-        self.transforms = state.get("transform_descriptors") or ()
-        state.clear()
-
-
-class Chunk(metaclass=Sealed):
-    """`ChunkStorageMetadata`: a dense row-major box of the global tensor.
-
-    Attributes:
-        offsets: of its first element.
-        sizes: of the box.
-        item: where its bytes lie; None where the metadata does not say.
-    """
-
-    __slots__ = ("item", "offsets", "sizes")
-    offsets: Offsets
-    sizes: Offsets
-    item: StoredItem | None
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.offsets = _shapes[state["offsets"]]
-        self.sizes = _shapes[state["sizes"]]
-        self.item = None
-        state.clear()
-
-
-class TensorEntry(metaclass=Sealed):
-    """`TensorStorageMetadata`: global size, element type and chunks."""
-
-    __slots__ = ("chunks", "dtype", "size")
-    size: Offsets
-    dtype: DType
-    chunks: list[Chunk]
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.size = _shapes[state["size"]]
-        self.chunks = state["chunks"]
-        self.dtype = state["properties"].dtype
-        state.clear()
-
-
-class BytesEntry(metaclass=Sealed):
-    """`BytesStorageMetadata`: an object that is no tensor; it has no state."""
-
-    __slots__ = ()
-
-    def __setstate__(self, state: Any) -> None: ...
-
-
-class _Properties(metaclass=Sealed):
-    """`TensorProperties`: a five-tuple (since 2.0) of which only the dtype matters."""
-
-    __slots__ = ("dtype",)
-    dtype: Any
-
-    def __setstate__(self, state: Any) -> None:
-        self.dtype = state["dtype"] if isinstance(state, dict) else state[0]
-
-
-class _Index(metaclass=Sealed):
-    """`MetadataIndex`: identity is (fqn, offset); `index` is only a hint into `chunks`."""
-
-    __slots__ = ("fqn", "hint", "offset")
-    fqn: Any
-    offset: Any
-    hint: Any
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.fqn = state["fqn"]
-        offset = state.get("offset")
-        self.offset = None if offset is None else _shapes[offset]
-        self.hint = state.get("index")
-        state.clear()
-
-
-class _Fields(metaclass=Sealed):
-    """`Metadata` and `StorageMeta`: known members and whatever a dialect adds."""
-
-    __slots__ = ("state",)
-    state: dict[str, Any]
-
-    def __init__(self) -> None:
-        self.state = {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.state = dict(state)
-
-
-def _identity(value: Any) -> Any:
-    return value
-
-
-_M = "torch.distributed.checkpoint.metadata"
-_OLD = "torch.distributed._shard.checkpoint"
-_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
-_QUIET = (
-    "torch.distributed.checkpoint.planner.SavePlan",
-    "torch.distributed.checkpoint.planner.WriteItem",
-    "torch.distributed.checkpoint.planner.WriteItemType",
-    "torch.distributed.checkpoint.planner.TensorWriteData",
-    "torch.distributed.checkpoint.planner.BytesIOWriteData",
-    "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
+from .dcp_records import (
+    MAX_INT,
+    SHAPES,
+    TABLE,
+    BytesEntry,
+    Chunk,
+    Fields,
+    Index,
+    Offsets,
+    StoredItem,
+    TensorEntry,
 )
-
-TABLE: Mapping[str, Any] = {
-    **unpickle.BUILTINS,
-    **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
-    **{
-        f"{module}.{name}": stand_in
-        for module in (_M, f"{_OLD}.metadata")
-        for name, stand_in in (
-            ("Metadata", _Fields),
-            ("StorageMeta", _Fields),
-            ("TensorStorageMetadata", TensorEntry),
-            ("BytesStorageMetadata", BytesEntry),
-            ("ChunkStorageMetadata", Chunk),
-            ("MetadataIndex", _Index),
-            ("TensorProperties", _Properties),
-            ("_MEM_FORMAT_ENCODING", _identity),
-            ("MEM_FORMAT_ENCODING", _identity),
-        )
-    },
-    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": _Fields,
-    f"{_SHARDED}.TensorProperties": _Properties,
-    f"{_SHARDED}.MEM_FORMAT_ENCODING": _identity,
-    "torch.distributed.checkpoint.filesystem._StorageInfo": StoredItem,
-    f"{_OLD}.filesystem._StorageInfo": StoredItem,
-    "torch.Size": tuple,
-    "torch.serialization._get_layout": _identity,
-    **{name: inert(name) for name in _QUIET},
-}
 
 
 class Placed(NamedTuple):
@@ -276,9 +106,9 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
     try:
         loaded = unpickle.load_stream(stream, size, file=file, table=TABLE)
     finally:
-        _shapes.clear()  # what another thread has in use stays alive; it only meets them anew
+        SHAPES.clear()  # what another thread has in use stays alive; it only meets them anew
     top = loaded.value
-    if not isinstance(top, _Fields):
+    if not isinstance(top, Fields):
         raise CorruptError(f"{file} is a pickle, but not of checkpoint metadata",
                            kind="bad-metadata", file=file)  # fmt: skip
     state = top.state
@@ -295,7 +125,7 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
             file=file,
         ) from None
     storage_meta = state.get("storage_meta")
-    if isinstance(storage_meta, _Fields):
+    if isinstance(storage_meta, Fields):
         meta.save_id = _text(storage_meta.state.get("save_id"))
     meta.version = _text(state.get("version"))
     known = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
@@ -359,7 +189,7 @@ def _take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
             if not isinstance(entry.dtype, DType):
                 raise CorruptError(f"{file} gives {name} no element type",
                                    kind="bad-metadata", file=file, tensor=name)  # fmt: skip
-            if prod(entry.size) >= _MAX_INT:
+            if prod(entry.size) >= MAX_INT:
                 raise TypeError(f"{name} has more elements than a tensor can")
             if type(entry.chunks) is not list:
                 raise TypeError(f"{name} has no chunks")
@@ -391,7 +221,7 @@ def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
     numbered: _Numbered = {}
     placed = 0
     for index, stored in (storage or {}).items():
-        if type(index) is not _Index or type(stored) is not StoredItem:
+        if type(index) is not Index or type(stored) is not StoredItem:
             raise TypeError("storage_data holds something else than item locations")
         name, path, start, length = index.fqn, stored.path, stored.offset, stored.length
         if type(name) is not str or type(path) is not str:
@@ -400,7 +230,7 @@ def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
             files.add(safe_name(path, named_by=file))
         if type(start) is not int or type(length) is not int:
             raise TypeError(f"the place of {name} is not a number")
-        if not (0 <= start < _MAX_INT and 0 <= length < _MAX_INT):
+        if not (0 <= start < MAX_INT and 0 <= length < MAX_INT):
             raise TypeError(f"the place of {name} is outside any file")
         if stored.transforms:
             stored.transforms = _transforms(stored.transforms, name)
@@ -423,7 +253,7 @@ def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
 _Numbered = dict[str, dict[Offsets, Chunk]]
 
 
-def _chunk_of(name: str, chunks: list[Chunk], index: _Index, numbered: _Numbered) -> Chunk | None:
+def _chunk_of(name: str, chunks: list[Chunk], index: Index, numbered: _Numbered) -> Chunk | None:
     """Return the chunk that an item belongs to."""
     hint, offset = index.hint, index.offset
     if type(hint) is int and 0 <= hint < len(chunks):
@@ -436,7 +266,7 @@ def _chunk_of(name: str, chunks: list[Chunk], index: _Index, numbered: _Numbered
     return numbered[name].get(offset)
 
 
-def _attach_other(meta: DcpMetadata, index: _Index, stored: StoredItem) -> bool:
+def _attach_other(meta: DcpMetadata, index: Index, stored: StoredItem) -> bool:
     """Give an item to an object, or to nothing; False where that has one already."""
     name, offset = index.fqn, index.offset
     if offset is None and name in meta.objects:
@@ -470,12 +300,3 @@ def _transforms(value: Any, name: str) -> tuple[str, ...]:
     if type(value) not in (list, tuple) or not all(type(t) is str for t in value):
         raise TypeError(f"the transforms of {name} are no list of names")
     return tuple(value)
-
-
-def is_shape(value: Any) -> bool:
-    """Return whether `value` is a tuple of sizes that a tensor can have."""
-    return (
-        type(value) is tuple
-        and len(value) <= _MAX_DIMENSIONS
-        and all(type(n) is int and 0 <= n < _MAX_INT for n in value)
-    )

@@ -1,0 +1,205 @@
+"""What a `.metadata` pickle is made of, as inert records: stand-ins for torch's classes.
+
+Written by torch 1.12 to 2.13; the module paths moved twice. The stand-ins are slotted and take
+their state apart at once: a checkpoint of 100,000 tensors holds a million of these objects, and the
+unpickler's memo keeps every state dict alive to the end.
+
+Source of the layout: torch/distributed/checkpoint/{metadata,filesystem,planner}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ftckpt.dtypes import DTYPES, DType
+from ftckpt.errors import CorruptError
+
+from . import unpickle
+from .unpickle import Sealed, inert
+
+# What torch itself can hold: 64-bit sizes, and its own limit on the number of dimensions.
+MAX_INT = 1 << 63
+_MAX_DIMENSIONS = 64
+
+Offsets = tuple[int, ...]
+
+
+class _Shapes(dict[Offsets, Offsets]):
+    """Every size and offset once: looked up by value, checked when it is met first.
+
+    Looking up hashes, and hashing a tuple nested a million deep kills a thread with a plain stack:
+    so this is asked only while the unpickler runs, which has a stack for it.
+    """
+
+    def __missing__(self, value: Any) -> Offsets:
+        if not is_shape(value):
+            raise CorruptError("the metadata holds a size or an offset that no tensor can have",
+                               kind="bad-metadata")  # fmt: skip
+        self[value] = value
+        return value  # type: ignore[no-any-return]
+
+
+SHAPES = _Shapes()
+
+
+class StoredItem(metaclass=Sealed):
+    """`_StorageInfo`: a torch.save stream lies at `[offset, offset + length)` of `path`.
+
+    Attributes:
+        path: relative to the checkpoint, checked to lie inside it.
+        offset: of its first byte.
+        length: in bytes.
+        transforms: to undo before the stream can be read.
+    """
+
+    __slots__ = ("length", "offset", "path", "transforms")
+    path: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["relative_path"]
+        self.offset = state["offset"]
+        self.length = state["length"]
+        # Plain `()` where there is none: the common case must not cost an object.
+        self.transforms = state.get("transform_descriptors") or ()
+        state.clear()
+
+
+class Chunk(metaclass=Sealed):
+    """`ChunkStorageMetadata`: a dense row-major box of the global tensor.
+
+    Attributes:
+        offsets: of its first element.
+        sizes: of the box.
+        item: where its bytes lie; None where the metadata does not say.
+    """
+
+    __slots__ = ("item", "offsets", "sizes")
+    offsets: Offsets
+    sizes: Offsets
+    item: StoredItem | None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.offsets = SHAPES[state["offsets"]]
+        self.sizes = SHAPES[state["sizes"]]
+        self.item = None
+        state.clear()
+
+
+class TensorEntry(metaclass=Sealed):
+    """`TensorStorageMetadata`: global size, element type and chunks."""
+
+    __slots__ = ("chunks", "dtype", "size")
+    size: Offsets
+    dtype: DType
+    chunks: list[Chunk]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.size = SHAPES[state["size"]]
+        self.chunks = state["chunks"]
+        self.dtype = state["properties"].dtype
+        state.clear()
+
+
+class BytesEntry(metaclass=Sealed):
+    """`BytesStorageMetadata`: an object that is no tensor; it has no state."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _Properties(metaclass=Sealed):
+    """`TensorProperties`: a five-tuple (since 2.0) of which only the dtype matters."""
+
+    __slots__ = ("dtype",)
+    dtype: Any
+
+    def __setstate__(self, state: Any) -> None:
+        self.dtype = state["dtype"] if isinstance(state, dict) else state[0]
+
+
+class Index(metaclass=Sealed):
+    """`MetadataIndex`: identity is (fqn, offset); `index` is only a hint into `chunks`."""
+
+    __slots__ = ("fqn", "hint", "offset")
+    fqn: Any
+    offset: Any
+    hint: Any
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.fqn = state["fqn"]
+        offset = state.get("offset")
+        self.offset = None if offset is None else SHAPES[offset]
+        self.hint = state.get("index")
+        state.clear()
+
+
+class Fields(metaclass=Sealed):
+    """`Metadata` and `StorageMeta`: known members and whatever a dialect adds."""
+
+    __slots__ = ("state",)
+    state: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.state = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.state = dict(state)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+_M = "torch.distributed.checkpoint.metadata"
+_OLD = "torch.distributed._shard.checkpoint"
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
+_QUIET = (
+    "torch.distributed.checkpoint.planner.SavePlan",
+    "torch.distributed.checkpoint.planner.WriteItem",
+    "torch.distributed.checkpoint.planner.WriteItemType",
+    "torch.distributed.checkpoint.planner.TensorWriteData",
+    "torch.distributed.checkpoint.planner.BytesIOWriteData",
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan",
+)
+
+TABLE: Mapping[str, Any] = {
+    **unpickle.BUILTINS,
+    **{f"torch.{name}": dtype for name, dtype in DTYPES.items()},
+    **{
+        f"{module}.{name}": stand_in
+        for module in (_M, f"{_OLD}.metadata")
+        for name, stand_in in (
+            ("Metadata", Fields),
+            ("StorageMeta", Fields),
+            ("TensorStorageMetadata", TensorEntry),
+            ("BytesStorageMetadata", BytesEntry),
+            ("ChunkStorageMetadata", Chunk),
+            ("MetadataIndex", Index),
+            ("TensorProperties", _Properties),
+            ("_MEM_FORMAT_ENCODING", _identity),
+            ("MEM_FORMAT_ENCODING", _identity),
+        )
+    },
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": Fields,
+    f"{_SHARDED}.TensorProperties": _Properties,
+    f"{_SHARDED}.MEM_FORMAT_ENCODING": _identity,
+    "torch.distributed.checkpoint.filesystem._StorageInfo": StoredItem,
+    f"{_OLD}.filesystem._StorageInfo": StoredItem,
+    "torch.Size": tuple,
+    "torch.serialization._get_layout": _identity,
+    **{name: inert(name) for name in _QUIET},
+}
+
+
+def is_shape(value: Any) -> bool:
+    """Return whether `value` is a tuple of sizes that a tensor can have."""
+    return (
+        type(value) is tuple
+        and len(value) <= _MAX_DIMENSIONS
+        and all(type(n) is int and 0 <= n < MAX_INT for n in value)
+    )
