@@ -6,7 +6,9 @@ checkpoints plan their copies instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint import Box, Checkpoint, Payload, Piece, TensorInfo
@@ -64,9 +66,7 @@ def read_box(checkpoint: Checkpoint, info: TensorInfo, box: Box) -> Array:
         shared = intersection(piece.box, box) if box.sizes else piece.box
         if shared is None or not piece.box.volume:
             continue
-        part = read_piece(checkpoint, info, piece)
-        inner = _slices(shared, piece.box)
-        result[_slices(shared, box)] = part[inner]
+        result[_slices(shared, box)] = read_part(checkpoint, info, piece, shared)
         filled += shared.volume
     if filled != box.volume:
         raise CorruptError(
@@ -77,30 +77,81 @@ def read_box(checkpoint: Checkpoint, info: TensorInfo, box: Box) -> Array:
     return result
 
 
-def read_piece(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> Array:
-    """Return the elements of a piece without a flat range, shaped like its box.
+def read_part(checkpoint: Checkpoint, info: TensorInfo, piece: Piece, box: Box) -> Array:
+    """Return the elements of `box`, which lies inside a piece without a flat range.
+
+    Only the span from the first of them to the last is read, so that a slab of a large piece costs
+    the slab. (A compressed piece must be undone from its start.)
 
     Raises:
-        CorruptError: its bytes are fewer than its elements need (`size-mismatch`).
+        CorruptError: the piece's bytes are fewer than its elements need (`size-mismatch`).
     """
     import numpy as np
 
     payload = checkpoint.payload(piece)
     itemsize = info.dtype.itemsize
-    data = b"".join(stream_payload(checkpoint.source, payload))
-    flat = np.frombuffer(data, raw_dtype(itemsize), count=len(data) // itemsize)
-    sizes = piece.box.sizes
-    if payload.strides is None:
-        if flat.size != piece.box.volume:
-            raise _size_mismatch(info, piece, len(data), piece.box.volume * itemsize)
-        return flat.reshape(sizes)
-    if len(sizes) != len(payload.strides):
-        raise _size_mismatch(info, piece, len(data), piece.box.volume * itemsize)
-    reach = 1 + sum((n - 1) * s for n, s in zip(sizes, payload.strides, strict=True))
-    if piece.box.volume and flat.size < reach:
-        raise _size_mismatch(info, piece, len(data), reach * itemsize)
-    steps = tuple(s * itemsize for s in payload.strides)
-    return np.lib.stride_tricks.as_strided(flat, sizes, steps, writeable=False)
+    held = payload.inner[1] if payload.inner else payload.extent.length
+    strides = payload.strides or dense_strides(piece.box.sizes)
+    if len(strides) != len(piece.box.sizes):
+        raise _size_mismatch(info, piece, held, piece.box.volume * itemsize)
+    reach = _reach(piece.box.sizes, strides) * itemsize
+    if held < reach or (payload.strides is None and held != reach):
+        raise _size_mismatch(info, piece, held, reach)
+    if not box.volume:
+        return np.empty(box.sizes, raw_dtype(itemsize))
+    inside = [b - p for b, p in zip(box.offsets, piece.box.offsets, strict=True)]
+    start = sum(i * s for i, s in zip(inside, strides, strict=True)) * itemsize
+    data = _read_span(checkpoint.source, payload, start, _reach(box.sizes, strides) * itemsize)
+    steps = tuple(s * itemsize for s in strides)
+    flat = np.frombuffer(data, raw_dtype(itemsize))
+    return np.lib.stride_tricks.as_strided(flat, box.sizes, steps, writeable=False)
+
+
+def slabs(box: Box, nbytes: int, itemsize: int) -> Iterator[Box]:
+    """Cut a box, in C order, into boxes of about `nbytes`: each a run of rows of one axis."""
+    if not box.volume:
+        return
+    axis = 0
+    while axis < len(box.sizes) - 1 and prod(box.sizes[axis + 1 :]) * itemsize > nbytes:
+        axis += 1
+    if not box.sizes:
+        yield box
+        return
+    row = prod(box.sizes[axis + 1 :]) * itemsize
+    rows = max(1, nbytes // max(row, 1))
+    for lead in product(*(range(n) for n in box.sizes[:axis])):
+        outer = tuple(o + i for o, i in zip(box.offsets[:axis], lead, strict=True))
+        for start in range(0, box.sizes[axis], rows):
+            count = min(rows, box.sizes[axis] - start)
+            yield Box(
+                (*outer, box.offsets[axis] + start, *box.offsets[axis + 1 :]),
+                (*(1 for _ in lead), count, *box.sizes[axis + 1 :]),
+            )
+
+
+def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a dense array in C order."""
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie from the first to the last of a strided box."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+def _read_span(source: Source, payload: Payload, start: int, length: int) -> bytes:
+    if payload.transforms:
+        assert payload.inner is not None
+        return b"".join(_stream_undone(source, payload, payload.inner[0] + start, length))
+    file, offset, _ = payload.extent
+    with source.open(file) as reader:
+        return reader.read(offset + start, length)
 
 
 def stream_payload(source: Source, payload: Payload) -> Iterator[bytes]:

@@ -198,11 +198,12 @@ def digest_tensor(checkpoint: Checkpoint, info: TensorInfo) -> str:
 def _add_piece(
     digest: TensorDigest, checkpoint: Checkpoint, info: TensorInfo, piece: Piece
 ) -> None:
-    from .assembly import read_piece, stream_payload
+    from .assembly import BLOCK, read_part, slabs, stream_payload
 
     payload = checkpoint.payload(piece)
     if payload.strides is not None:
-        digest.update(piece.box, read_piece(checkpoint, info, piece).tobytes())
+        for slab in slabs(piece.box, BLOCK, info.dtype.itemsize):
+            digest.update(slab, read_part(checkpoint, info, piece, slab).tobytes())
         return
     size = info.dtype.itemsize
     if size == 0:

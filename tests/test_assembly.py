@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_box, read_tensor
+from ftckpt.assembly import read_box, read_tensor, slabs
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, TensorInfo
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import CorruptError, FtckptError
@@ -148,3 +149,35 @@ def test_replicas_are_not_read() -> None:
     copy = Piece(Box((0,), (2,)), Extent("data", 8, 8), replica=1)
     checkpoint = laid((2,), "float32", [copy, main], b"mainmaincopycopy")
     assert read_tensor(checkpoint, "w") == b"mainmain"
+
+
+@given(data=st.data())
+def test_slabs_tile_their_box_in_order(data: st.DataObject) -> None:
+    sizes = tuple(data.draw(st.lists(st.integers(0, 6), max_size=4)))
+    box = Box(tuple(3 for _ in sizes), sizes)
+    limit = data.draw(st.integers(1, 200))
+    cut = list(slabs(box, limit, 4))
+    assert sum(slab.volume for slab in cut) == (box.volume if box.volume else 0)
+    numbers = np.arange(box.volume).reshape(sizes)
+    order = [
+        numbers[tuple(slice(o - 3, o - 3 + n) for o, n in zip(*slab, strict=True))].ravel()
+        for slab in cut
+    ]
+    assert [int(n) for part in order for n in part] == list(range(box.volume if box.volume else 0))
+    smallest = 4 * (sizes[-1] if sizes else 1)
+    assert all(slab.volume * 4 <= max(limit, 4) or slab.volume * 4 <= smallest for slab in cut)
+
+
+def test_a_slab_of_a_large_piece_reads_the_slab(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    import ftckpt
+
+    values = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+    save_file({"w": values}, tmp_path / "w.safetensors")
+    checkpoint = ftckpt.open_checkpoint(str(tmp_path / "w.safetensors"))
+    before = checkpoint.source.store.usage().bytes_read
+    box = Box((1000, 10), (3, 5))
+    read = read_box(checkpoint, checkpoint.tensors["w"], box)
+    assert (read.view(np.float32) == values[1000:1003, 10:15]).all()
+    assert checkpoint.source.store.usage().bytes_read - before < 10_000

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftckpt.assembly import raw_dtype, read_box, read_piece, stream_payload
+from ftckpt.assembly import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.dtypes import DType
 from ftckpt.errors import FtckptError
@@ -172,7 +172,8 @@ def _elements(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> Iterato
         # Dense in some order of axes: every byte is an element, and the order does not matter.
         yield from _whole(stream_payload(checkpoint.source, payload), max(info.dtype.itemsize, 1))
     elif elements:
-        yield read_piece(checkpoint, info, piece).tobytes()
+        for slab in slabs(piece.box, _SLAB, info.dtype.itemsize):
+            yield read_part(checkpoint, info, piece, slab).tobytes()
 
 
 def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
@@ -197,7 +198,8 @@ def _check_replicas(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Itera
     for piece in sorted(info.pieces, key=lambda p: p.replica):
         digest = xxhash.xxh3_128()
         if piece.flat is None and checkpoint.payload(piece).strides is not None:
-            digest.update(read_piece(checkpoint, info, piece).tobytes())
+            for slab in slabs(piece.box, _SLAB, info.dtype.itemsize):
+                digest.update(read_part(checkpoint, info, piece, slab).tobytes())
         else:
             for block in stream_payload(checkpoint.source, checkpoint.payload(piece)):
                 digest.update(block)
@@ -222,7 +224,7 @@ def _check_master(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Iterato
     import numpy as np
 
     differs = 0
-    for slab in _slabs(info.shape, info.dtype.itemsize):
+    for slab in slabs(Box.whole(info.shape), _SLAB, info.dtype.itemsize):
         master = read_box(checkpoint, info, slab).view(np.float32)
         cast = _cast(master, weight.dtype)
         if cast is None:
@@ -253,20 +255,6 @@ def _cast(master: Array, dtype: DType) -> Array | None:
         result: Array = quiet.astype(np.uint16)
         return result
     return None
-
-
-def _slabs(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Cut a tensor into boxes of whole rows of about `_SLAB` bytes."""
-    whole = Box.whole(shape)
-    if not shape or whole.volume * itemsize <= _SLAB:
-        if whole.volume:
-            yield whole
-        return
-    row = max(whole.volume // max(shape[0], 1) * itemsize, 1)
-    rows = max(1, _SLAB // row)
-    for start in range(0, shape[0], rows):
-        count = min(rows, shape[0] - start)
-        yield Box((start, *whole.offsets[1:]), (count, *shape[1:]))
 
 
 def _check_rng(checkpoint: Checkpoint) -> Iterator[Finding]:
