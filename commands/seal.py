@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.errors import ExitCode
 
 from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
@@ -77,20 +77,15 @@ def command(
             report.code, f"not sealed: {report.message}", report.hint or "ftckpt verify PATH"
         )
     checks = [PassedCheck(report.level, report.evidence, utc_now())]
-    try:
-        sealed = seal(
-            checkpoint,
-            place=place,
-            force=force,
-            checks=checks,
-            jobs=threads,
-            limiter=limiter,
-            counter=invocation.counter,
-        )
-    except FtckptError as error:
-        if error.exit_code is ExitCode.DENIED and not manifest and not error.hint:
-            error.hint = "--manifest ELSEWHERE writes it to another place"
-        raise
+    sealed = seal(
+        checkpoint,
+        place=place,
+        force=force,
+        checks=checks,
+        jobs=threads,
+        limiter=limiter,
+        counter=invocation.counter,
+    )
     files = sealed.manifest.files
     message = (
         f"sealed {len(files)} files, {human_bytes(sum(f.size for f in files))}"

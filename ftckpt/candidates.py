@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .checkpoint import Checkpoint
-from .errors import CorruptError, ExitCode, FtckptError, IncompleteError, NotFoundError
+from .errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    UnavailableError,
+)
 from .opening import open_child
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 
@@ -121,8 +128,30 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             return None
         steps = [_step(checkpoint) for checkpoint in open_child(root, child)]
         return Looked(candidate, child, steps[0])
+    except NotFoundError as error:
+        return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def gone(root: Root, candidate: Candidate, error: NotFoundError) -> FtckptError:
+    """Return `error` if the root does not list the candidate any more, else that it does.
+
+    A name that is listed and holds nothing is no proof that it was removed: one of the two
+    listings is behind.
+    """
+    try:
+        listed = any(e.path == candidate.entry.path for e in root.store.children(root.base))
+    except NotFoundError:
+        return error
+    except FtckptError as other:
+        return other
+    if not listed:
+        return error
+    return UnavailableError(
+        f"{root.url_of(candidate)} is listed, and nothing is found in it",
+        hint="it is being removed, or a listing is behind: try again",
+    )
 
 
 def _step(checkpoint: Checkpoint) -> int | None:

@@ -167,7 +167,8 @@ def _write(store: Store, path: str, manifest: Manifest, *, force: bool) -> Manif
         store.put(path, data)
         return None
     except DeniedError as error:
-        error.hint = error.hint or "write it to another place with --manifest ELSEWHERE"
+        more = "--manifest ELSEWHERE writes it to another place"
+        error.hint = f"{error.hint}; {more}" if error.hint else more
         raise
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .candidates import WALKED_OVER, Looked, Walk
+from .candidates import WALKED_OVER, Looked, Walk, gone
 from .checkpoint import Checkpoint
-from .errors import ExitCode, FtckptError, worst
+from .errors import ExitCode, FtckptError, NotFoundError, worst
 from .findings import Finding, finding
 from .opening import open_child
 from .roots import Candidate, Root
@@ -177,6 +177,9 @@ def _try(root: Root, looked: Looked, check: Check) -> tuple[ExitCode, str, str]:
     try:
         # Opened again rather than kept: the headers of 64 checkpoints do not fit in memory.
         answers = [check(checkpoint) for checkpoint in open_child(root, looked.child)]
+    except NotFoundError as absent:
+        error = gone(root, looked.candidate, absent)
+        return error.exit_code, error.message, error.hint
     except FtckptError as error:
         return error.exit_code, error.message, error.hint
     code = worst(code for code, _ in answers)

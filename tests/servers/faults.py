@@ -7,7 +7,7 @@ import socket
 import socketserver
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -26,6 +26,7 @@ class Fault:
             the connection, `flip` of one bit; `lose` resets before anything of it is sent.
         at: see `cut`.
         whole: answer 200 with these bytes, whatever range was asked for.
+        then: called before the request is passed on, for what happens meanwhile.
     """
 
     match: str
@@ -35,6 +36,7 @@ class Fault:
     cut: Literal["", "close", "reset", "stall", "flip", "lose"] = ""
     at: int = 0
     whole: bytes = b""
+    then: Callable[[], object] | None = None
 
 
 class FaultProxy(socketserver.ThreadingTCPServer):
@@ -93,6 +95,8 @@ class _Handler(socketserver.StreamRequestHandler):
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         sent = self.rfile.read(int(length[1])) if length else b""
         fault = self.server.note(head)
+        if fault.then is not None:
+            fault.then()
         if fault.whole:
             self.wfile.write(_answer(200, fault.whole))
         elif fault.status:
