@@ -14,6 +14,9 @@ from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+# How long a wait may keep a signal from being handled, in seconds.
+_TICK = 0.5
+
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -49,7 +52,13 @@ def run(
     pending: set[Future[R]] = set()
 
     def finished() -> R:
-        future = done.get()
+        # A signal that arrives just before a lock is waited for is seen only when the wait ends.
+        while True:
+            try:
+                future = done.get(timeout=_TICK)
+                break
+            except Empty:
+                continue
         pending.remove(future)
         return future.result()
 
