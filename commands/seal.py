@@ -12,7 +12,7 @@ from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Result, invoked
 from .render import human_bytes, human_duration
-from .target import PathArgument, open_checkpoint
+from .target import PathArgument, known_step, open_checkpoint
 from .verify import LevelChoice
 
 EXAMPLES = (
@@ -69,7 +69,7 @@ def command(
         level=Level(level.value), jobs=threads, limiter=limiter, use_manifest=False
     )
     report = verify(checkpoint, options, counter=invocation.counter)
-    invocation.report(step=checkpoint.step, findings=report.findings)
+    invocation.report(step=known_step(checkpoint), findings=report.findings)
     if report.code is not ExitCode.OK:
         for found in report.findings:
             invocation.print(render.finding_line(found))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt import opening
-from ftckpt.errors import UsageError
+from ftckpt.errors import FtckptError, UsageError
 
 from .render import printable
 
@@ -84,6 +84,17 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
         inside = ", ".join(target.root.store.describe(p.entry.path) for p in child.parts)
         raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
     return invocation.keep(opening.open_part(target.root.store, child.parts[0]))
+
+
+def known_step(checkpoint: Checkpoint) -> int | None:
+    """Return the step of a checkpoint that was verified; None also where it cannot be read.
+
+    Why it cannot be read is among the findings by then.
+    """
+    try:
+        return checkpoint.step
+    except FtckptError:
+        return None
 
 
 def choose(root: Root, which: str) -> Child:

@@ -22,7 +22,14 @@ from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result, invoked
 from .render import human_bytes, human_duration
-from .target import PathArgument, choose, hostile_findings, open_other, open_target
+from .target import (
+    PathArgument,
+    choose,
+    hostile_findings,
+    known_step,
+    open_other,
+    open_target,
+)
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
@@ -231,8 +238,9 @@ def _verify_part(
         more = hostile_findings(store, part) if unread else ()
         report = failed(error, more, seconds=time.monotonic() - began)
         return _conclude(invocation, report, shown=False)
-    invocation.report(target=checkpoint.source.url, format=checkpoint.format, step=checkpoint.step)
+    invocation.report(target=checkpoint.source.url, format=checkpoint.format)
     report = verify(checkpoint, options, counter=invocation.counter, emit=emit)
+    invocation.report(step=known_step(checkpoint))
     return _conclude(invocation, report, shown=True)
 
 

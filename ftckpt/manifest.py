@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .checkpoint import Topology
 from .digest import BLOCK, WIDTH, file_digest
-from .errors import CorruptError, NotFoundError, UnsupportedError
+from .errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
 from .source import Source
 from .store import EntryKind
 
@@ -191,6 +191,8 @@ def read(store: Store, path: str) -> Manifest:
     """
     name = path.rpartition("/")[2] or store.url.rstrip("/").rpartition("/")[2]
     entry = store.stat(path)
+    if entry.kind is EntryKind.SPECIAL:
+        raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
     if entry.kind is not EntryKind.FILE:
         raise NotFoundError(f"{store.describe(path)} is no file")
     if entry.size > MAX_BYTES:

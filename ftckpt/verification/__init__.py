@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import ExitCode, FtckptError, worst
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest, find
@@ -167,6 +168,13 @@ def verify(
         collector.take(_changed(checkpoint))
     except StopChecking:
         pass
+    except NotFoundError:
+        # Listed, and then not there: somebody is writing or removing it.
+        before = len(collector.findings)
+        with suppress(StopChecking):
+            collector.take(_changed(checkpoint))
+        if len(collector.findings) == before:
+            raise
     code, message, hint = _verdict(checkpoint, options, collector.findings, content, level)
     return VerifyReport(
         level=level,
