@@ -34,7 +34,7 @@ def read_scalars(
             yield scalar
     chosen: dict[str, list[tuple[StepRole, Item]]] = defaultdict(list)
     wanted = dict(_candidates(meta))
-    for name, _, stored in meta.placed():
+    for name, _, stored in meta.placed() if wanted else ():
         if name in wanted:
             chosen[stored.path].append((wanted[name], as_item(name, stored)))
     items: list[Item] = []
