@@ -3,6 +3,8 @@
 Scanners read local headers and torch reads the directory, so a difference hides content from one
 of them. It is looked for when a checkpoint is verified, because it costs small reads all over the
 file.
+
+A header that no reader can take for one hides nothing: a page of zeros or of noise is damage.
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[
     """
     for member in archive.members.values():
         header, descriptor = _repeats(member, archive.base)
-        wrong = _local_fault(read(*header), member, f"{archive.prefix}/{member.name}".encode())
+        found = read(*header)
+        wrong = _local_fault(found, member, f"{archive.prefix}/{member.name}".encode())
+        lost = _is_no_header(found)
         if not wrong and descriptor[1]:
-            wrong = _descriptor_fault(read(*descriptor), member)
+            found = read(*descriptor)
+            wrong = _descriptor_fault(found, member)
+            lost = _is_no_descriptor(found, member)
         if wrong:
+            does = "is overwritten" if lost else "contradicts the directory"
             yield finding(
-                "unsafe-zip",
-                f"in {file}, {wrong} of the record {member.name!r} contradicts the directory",
+                "bad-zip" if lost else "unsafe-zip",
+                f"in {file}, {wrong} of the record {member.name!r} {does}",
                 file=file,
                 offset=archive.base + header[0],
                 length=header[1],
@@ -85,6 +92,23 @@ def _local_fault(header: bytes, member: Member, name: bytes) -> str:
             return "the header's extra field"
         at += 4 + length
     return ""
+
+
+def _is_no_header(header: bytes) -> bool:
+    """Say whether a local header's begin is lost, or all from some byte of its fields or name."""
+    if not header.startswith(b"PK\3\4"):
+        return True
+    name_length: int = LOCAL_HEADER.unpack_from(header)[9]
+    return len(header.rstrip(b"\0")) < 30 + name_length
+
+
+def _is_no_descriptor(data: bytes, member: Member) -> bool:
+    """Say whether a descriptor's begin is noise, or bytes of it were set to zero."""
+    width = (len(data) - 8) // 2
+    size = member.size.to_bytes(width, "little")
+    expected = b"PK\7\x08" + (member.crc32 or 0).to_bytes(4, "little") + size + size
+    zeroed = all(found in (0, right) for found, right in zip(data, expected, strict=True))
+    return zeroed or (data[:4] != expected[:4] and data[4:8] != expected[4:8])
 
 
 def _descriptor_fault(data: bytes, member: Member) -> str:

@@ -134,6 +134,14 @@ def parse_stream(
     return _parse_zip(read, archive, file, table)
 
 
+def _may_be_pickle(head: bytes) -> bool:
+    """Whether torch, which reads everything but a zip as a pickle or a tar, could read it."""
+    import pickletools
+
+    codes = {op.code.encode("latin-1") for op in pickletools.opcodes}
+    return head[:1] in codes or head[257:262] == b"ustar"
+
+
 def _refuse_others(head: bytes, file: str, base: int) -> None:
     """Say what a file is that is no torch.save stream; return where it may be a damaged one."""
     if head[257:262] == b"ustar":
@@ -169,6 +177,13 @@ def _parse_zip(read: Read, archive: Archive, file: str, table: Mapping[str, Any]
     else:
         head, data = read(0, 4), read(skip, pickle.size)
     if not head.startswith(_ZIP):
+        if not _may_be_pickle(head):
+            raise CorruptError(
+                f"{file} has lost its first bytes: they begin neither a zip nor a pickle",
+                kind="bad-zip",
+                file=file,
+                offset=archive.base,
+            )
         raise UnsafeError(
             f"{file} begins as something else than the zip that its end describes",
             kind="unsafe-zip",

@@ -59,6 +59,18 @@ def test_f10_a_flipped_bit_in_a_header(place: Place, verb: str, file: str, at: i
     assert MANIFEST not in place.names()
 
 
+@pytest.mark.parametrize("file", ["__0_0.distcp", "__0_1.distcp"])
+def test_f10_a_lost_page_is_damage_and_no_attack(local: Place, file: str) -> None:
+    """What a disk loses, it loses by pages; `latest` must walk back over that at night."""
+    data = local.read(f"step-2/{file}")
+    for at in range(0, len(data), 4096):
+        page = len(data[at : at + 4096])
+        local.write(f"step-2/{file}", data[:at] + bytes(page) + data[at + page :])
+        done = here("verify", local.newest)
+        assert done.code == 4, (at, done.stderr)
+        assert here(*local.words("latest")).document["step"] == 1
+
+
 def hostile_manifest(name: str) -> bytes:
     """A manifest that is whole in itself and names a file elsewhere."""
     row = f'{{"path": "{name}", "size": 0, "digest": "{file_digest(b"").hex()}", "blocks": ""}}'
