@@ -89,6 +89,22 @@ def test_f24_names_of_another_alphabet_in_the_c_locale(local: Place, verb: str) 
     assert done.code == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [["verify"], ["verify", "--all"], ["inspect", "--files"], ["seal"], ["seal@2"]]
+)
+def test_f24_a_name_moves_no_cursor(local: Place, words: list[str]) -> None:
+    root = Path(local.root).rename(Path(local.root).with_name("run\x1b[2J\u202e"))
+    verb, _, step = words[0].partition("@")
+    path = f"{root}@{step}" if step else str(root)
+    done = subprocess.run(
+        command(verb, path, *words[1:]), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == (2 if words == ["seal"] else 0), done.stderr
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert "\u202e".encode() not in done.stdout + done.stderr
+    assert b"\\x1b[2J" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["text", "json"])
 def test_f24_a_closed_pipe(place: Place, verb: str, flags: list[str]) -> None:

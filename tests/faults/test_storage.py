@@ -49,7 +49,7 @@ def test_f1_one_failure_of_any_call_is_survived(local: Place, verb: str, system:
     assert here(*local.words(verb)).code == 0
     total = failing.calls
     assert total > 5
-    for at in {*range(1, 20), *range(20, total, 7), total}:
+    for at in {*range(1, 12), *range(12, total, 11), total}:
         if verb == "seal":
             local.remove(f"step-2/{MANIFEST}")
         system(Failing(local.root, at, errno.EIO))
