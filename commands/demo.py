@@ -13,6 +13,7 @@ import typer
 from ftckpt.errors import ExitCode
 
 from .invocation import Invocation, Result, invoked
+from .render import terminal_width
 
 EXAMPLES = (
     ("ftckpt demo", "in ./ftckpt-demo"),
@@ -91,6 +92,8 @@ class _Walk:
     def run(self, expected: ExitCode, *arguments: str) -> None:
         """Run one verb in a process of its own and show what it prints."""
         shown = shlex.join(["ftckpt", *arguments])
+        width = terminal_width()  # its output comes through a pipe, so it cannot see the terminal
+        environment = os.environ | ({"COLUMNS": str(width)} if width else {})
         self._invocation.print(f"$ {shown}")
         done = subprocess.run(
             [sys.executable, "-m", "ftckpt", *arguments],
@@ -99,6 +102,7 @@ class _Walk:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            env=environment,
             check=False,
         )
         self._invocation.print(done.stdout.rstrip("\n"))

@@ -48,8 +48,9 @@ def command(
     if not topic:
         text = ctx.find_root().get_help()
     elif topic == "exit-codes":
-        rows = [(int(c), c.name, m.meaning, m.retry) for c, m in MEANINGS.items()]
-        text = table(("code>", "name", "meaning", "retry"), rows)
+        # The longest column comes last, where a narrow terminal cuts.
+        rows = [(int(c), c.name, m.retry, m.meaning) for c, m in MEANINGS.items()]
+        text = table(("code>", "name", "retry", "meaning"), rows)
     elif topic == "environment":
         flags = ("--" + name.replace("_", "-") for name in sorted(NO_ENVIRONMENT))
         text = ENVIRONMENT.format(never=", ".join(flags))

@@ -183,7 +183,7 @@ def _shares(parts: Any, total: int) -> str:
 def _resume_text(items: tuple[ResumeItem, ...]) -> str:
     """Return the resume check, wrapped: what is there in one line, what is not with its price."""
     title = max(len(item.title) for item in items) + 2
-    width = max((render.terminal_width() or 100) - title - 2, 30)
+    width = max(render.text_width() - title - 2, 30)
     lines = ["for a restart"]
     for item in items:
         absent = item.presence != "present"
@@ -235,10 +235,14 @@ def _file_records(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 
 def _file_table(checkpoint: Checkpoint) -> str:
-    rows = [
-        [r["path"], human_bytes(r["bytes"]), "" if r["member"] else "part of nothing here"]
-        for r in _file_records(checkpoint)
-    ]
+    from ftckpt.manifest import is_own
+
+    def role(record: dict[str, Any]) -> str:
+        if is_own(record["path"]):
+            return "written by ftckpt"
+        return "" if record["member"] else "part of nothing here"
+
+    rows = [[r["path"], human_bytes(r["bytes"]), role(r)] for r in _file_records(checkpoint)]
     return render.table(["file", "bytes>", ""], rows)
 
 

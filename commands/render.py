@@ -107,6 +107,11 @@ def terminal_width() -> int | None:
     return max(40, shutil.get_terminal_size().columns)
 
 
+def text_width() -> int:
+    """Return the columns to wrap sentences to: the terminal's, else COLUMNS, else 100."""
+    return terminal_width() or max(40, shutil.get_terminal_size((100, 24)).columns)
+
+
 def finding_line(finding: Finding) -> str:
     """Return one finding as one line: severity, kind, place, sentence."""
     place = [finding.file] if finding.file else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -180,7 +180,7 @@ def _verify_root(
     for found in pointed:
         invocation.print(render.finding_line(found))
     results: list[tuple[str, Result]] = []
-    documents = []
+    documents: list[dict[str, Any]] = []
     if not everything:
         url = root.url_of(chosen[0].candidate)
         invocation.say(f"{target.place.url} is a root; taking the newest, {url}")
@@ -193,7 +193,9 @@ def _verify_root(
     codes = [r.code for _, r in results] + [ExitCode.CORRUPT for _ in pointed]
     code = worst(codes)
     if everything:
-        invocation.report(target=target.place.url, checkpoints=documents)
+        invocation.document.pop("parts", None)
+        invocation.report(target=target.place.url, checkpoints=documents, **_whole(documents))
+    invocation.report(findings=[*pointed, *invocation.document["findings"]])
     bad = [url for url, r in results if r.code is not ExitCode.OK]
     if code is ExitCode.OK:
         only = results[0][1].message if len(results) == 1 else f"{len(results)} checkpoints passed"
@@ -209,15 +211,39 @@ def _verify_child(
     invocation: Invocation, root: Root, child: Child, options: VerifyOptions
 ) -> Result:
     """Check one step; it may hold several checkpoints, the worst of which decides."""
-    results, documents = [], []
+    results: list[Result] = []
+    documents: list[dict[str, Any]] = []
+    invocation.document.pop("parts", None)  # of the checkpoint before
     for part in child.parts:
         invocation.report(target=root.store.describe(part.entry.path), format=part.format.name)
         results.append(_verify_part(invocation, root.store, part, options))
         documents.append(dict(invocation.document))
     if len(results) > 1:
-        invocation.report(target=root.url_of(child.candidate), parts=documents)
+        whole = _whole(documents)
+        invocation.report(target=root.url_of(child.candidate), parts=documents, **whole)
     code = worst(r.code for r in results)
     return next(r for r in results if r.code is code)
+
+
+# What is said of several checkpoints must hold for each, so the weakest word is the word.
+_LEVELS = ("auto", "structure", "content", "values")
+_EVIDENCE = ("none", "crc32", "manifest", "replica")
+
+
+def _whole(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the answers about several checkpoints say together; their findings stay there."""
+    formats = {d["format"] for d in documents}
+    steps = {d.get("step") for d in documents}
+    shares = [d["sampled"] for d in documents if d.get("sampled") is not None]
+    sums = ("bytes_read", "bytes_covered", "bytes_uncovered", "seconds")
+    return {
+        "format": formats.pop() if len(formats) == 1 else None,
+        "step": steps.pop() if len(steps) == 1 else None,
+        "level": min((str(d["level"]) for d in documents), key=_LEVELS.index),
+        "evidence": min((str(d["evidence"]) for d in documents), key=_EVIDENCE.index),
+        "sampled": min(shares, default=None),
+        "findings": [],
+    } | {name: sum(d[name] for d in documents) for name in sums}
 
 
 def _verify_part(
@@ -234,6 +260,7 @@ def _verify_part(
         checkpoint = open_part(store, part)
     except FtckptError as error:
         # What is not readable may be hostile all the same, and that verdict wins.
+        invocation.report(step=None)
         unread = isinstance(error, UnsupportedError)
         more = hostile_findings(store, part) if unread else ()
         report = failed(error, more, seconds=time.monotonic() - began)

@@ -21,7 +21,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.limits import RateLimit
-from ftckpt.manifest import Manifest, find
+from ftckpt.manifest import Manifest, find, is_own
 from ftckpt.progress import NULL, Counter
 
 from .content import ContentResult, StopChecking, check_manifest, check_records
@@ -308,7 +308,8 @@ def _verdict(
 def _praise(
     checkpoint: Checkpoint, options: VerifyOptions, content: ContentResult, level: Level
 ) -> str:
-    tensors = f"{len(checkpoint.tensors)} tensors in {len(checkpoint.source.entries)} files"
+    files = sum(not is_own(name) for name in checkpoint.source.entries)
+    tensors = f"{len(checkpoint.tensors)} tensors in {files} files"
     share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"
     how = {
         "manifest": f"every block matches the manifest{share}",

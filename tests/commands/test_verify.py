@@ -88,6 +88,34 @@ def test_all_of_a_root_and_the_worst_code_wins(here: Path) -> None:
     assert [c["target"] for c in document["checkpoints"]] == ["run/step-2", "run/step-1"]
     kinds = [{f["kind"] for f in c["findings"]} for c in document["checkpoints"]]
     assert ["bad-crc" in k for k in kinds] == [False, True]
+    assert document["bytes_read"] == sum(c["bytes_read"] for c in document["checkpoints"])
+    assert (document["step"], document["findings"]) == (None, [])
+
+
+def test_what_is_said_of_a_root_holds_for_each_of_its_checkpoints(here: Path) -> None:
+    assert ftckpt("seal", "run/step-1", cwd=here).returncode == 0
+    (here / "run/step-1/.metadata").write_bytes(b"")
+    (here / "run/latest").write_text("step-9")
+    document = json.loads(ftckpt("verify", "run", "--all", "--json", cwd=here).stdout)
+    good, bad = document["checkpoints"]
+    assert (good["evidence"], good["step"]) == ("crc32", 2)
+    assert (bad["evidence"], bad["step"]) == ("none", None)
+    assert (document["level"], document["evidence"]) == ("structure", "none")
+    assert [f["kind"] for f in document["findings"]] == ["pointer-dangling"]
+
+
+def test_several_checkpoints_in_one_step(here: Path) -> None:
+    (here / "run/step-3").mkdir()
+    for model, step in (("actor", "step-2"), ("critic", "step-1")):
+        shutil.copytree(here / "run" / step, here / "run/step-3" / model)
+    flip(here / "run/step-3/actor/__0_1.distcp", DAMAGE)
+    document = json.loads(ftckpt("verify", "run", "--all", "--json", cwd=here).stdout)
+    assert document["result"]["code"] == 4
+    assert "parts" not in document
+    both, *single = document["checkpoints"]
+    kinds = [{f["kind"] for f in part["findings"]} for part in both["parts"]]
+    assert ["bad-crc" in k for k in kinds] == [True, False]
+    assert not any("parts" in c for c in single)
 
 
 def test_json_says_what_the_contract_says(here: Path) -> None:
