@@ -18,6 +18,12 @@ from typing import Any
 import side_by_side
 from side_by_side import Contestant, compare, ftckpt_command, workplace
 
+MAKE = """
+import sys
+from pathlib import Path
+from inspect_metadata import save_metadata
+save_metadata(Path(sys.argv[1]), int(sys.argv[2]))
+"""
 LOAD = """
 import pickle, sys
 import torch.distributed.checkpoint
@@ -33,7 +39,9 @@ def main() -> None:
     options = parser.parse_args()
     with workplace(options.dir) as place:
         path = place / "step-1"
-        save_metadata(path, options.tensors)
+        # In a process of its own: what a process starts inherits its peak memory.
+        make = [sys.executable, "-c", MAKE, str(path), str(options.tensors)]
+        subprocess.run(make, cwd=Path(__file__).parent, check=True)
         size = (path / ".metadata").stat().st_size
         peaks: dict[str, int] = {}
         commands = {
