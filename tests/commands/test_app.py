@@ -338,7 +338,7 @@ def test_json_is_plain_data() -> None:
     assert (document["set"], document["raw"], document["keys"]) == ([1, 2], ["00"], {"1": None})
 
 
-def test_text_helpers() -> None:
+def test_quantities_as_text() -> None:
     assert [human_bytes(n) for n in (0, 1023, 1024, 1536, 1 << 40)] == [
         "0 B",
         "1023 B",
