@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ class VerifyOptions:
 
     Attributes:
         level: how deep; CONTENT demands evidence, AUTO takes what there is.
-        require_content: exit 6 unless every tensor and object byte is covered by evidence.
+        require_content: exit 6 unless every tensor and object is covered by evidence.
         strict: weigh warnings as damage.
         fail_fast: stop at the first error.
         sample: share of blocks or records to read, in (0, 1]; None for all.
@@ -115,6 +115,7 @@ class _Collector:
     options: VerifyOptions
     emit: Emit
     findings: list[Finding] = field(default_factory=list)
+    evidence: str = "none"
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def add(self, found: Finding) -> None:
@@ -167,7 +168,9 @@ def verify(
             level = Level.VALUES
         collector.take(_changed(checkpoint))
     except StopChecking:
-        pass
+        if collector.evidence != content.evidence:  # stopped in the middle of the content
+            content = replace(content, evidence=collector.evidence)
+            level = Level.CONTENT
     except NotFoundError:
         # Listed, and then not there: somebody is writing or removing it.
         before = len(collector.findings)
@@ -231,6 +234,7 @@ def _check_content(
         except FtckptError as error:
             collector.add(from_error(error))
     if options.against is not None:
+        collector.evidence = "replica"
         if _same_files(checkpoint, options.against):
             return check_against(
                 checkpoint, options.against.source, emit=collector.add, jobs=options.jobs,
@@ -241,6 +245,7 @@ def _check_content(
             checkpoint, options.against, emit=collector.add, jobs=options.jobs, counter=counter
         )
     if manifest is not None:
+        collector.evidence = "manifest"
         return check_manifest(
             checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
             jobs=options.jobs, sample=options.sample, limiter=options.limiter, counter=counter,
@@ -248,6 +253,7 @@ def _check_content(
         )  # fmt: skip
     if next(iter(checkpoint.records()), None) is None:
         return ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
+    collector.evidence = "crc32"
     return check_records(
         checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,
         limiter=options.limiter, counter=counter,
@@ -285,24 +291,33 @@ def _verdict(
     moving = {f.file for f in errors if f.kind == "changed-file"}
     errors = [f for f in errors if f.code is not ExitCode.CORRUPT or f.file not in moving]
     code = worst(f.code for f in errors)
+    demanded = options.level is Level.CONTENT or options.require_content
+    if demanded and worst((code, ExitCode.UNVERIFIED)) is ExitCode.UNVERIFIED:
+        lacking = _lacking(checkpoint, findings, content)
+        if lacking:
+            hint = "seal the checkpoint right after it is saved: ftckpt seal PATH"
+            return ExitCode.UNVERIFIED, lacking, hint
     if errors:
         first = min(errors, key=lambda f: 0 if f.code is code else 1)
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         return code, f"{first.message}{more}", _HINTS.get(code, "")
-    demanded = options.level is Level.CONTENT or options.require_content
-    if demanded and content.evidence == "none":
-        return (
-            ExitCode.UNVERIFIED,
-            "the structure is whole, but there is no digest or CRC to check the content against",
-            "seal the checkpoint right after it is saved: ftckpt seal PATH",
-        )
-    if options.require_content and any(f.kind == "no-crc" for f in findings):
-        return (
-            ExitCode.UNVERIFIED,
-            "some records carry no CRC, so that not all content can be checked",
-            "seal the checkpoint right after it is saved: ftckpt seal PATH",
-        )
     return ExitCode.OK, _praise(checkpoint, options, content, level), ""
+
+
+def _lacking(checkpoint: Checkpoint, findings: list[Finding], content: ContentResult) -> str:
+    """Say which evidence for tensors and objects is missing; "" where it is complete."""
+    if content.evidence == "none":
+        return "the structure is whole, but there is no digest or CRC to check the content against"
+    if any(f.kind == "no-crc" for f in findings):
+        return "some records carry no CRC, so that not all content can be checked"
+    if content.bare:
+        held = {piece.extent.file for info in checkpoint.tensors.values() for piece in info.pieces}
+        held |= {item.extent.file for item in checkpoint.objects.values()}
+        without = sorted(held & set(content.bare))
+        if without:
+            more = f" and {len(without) - 1} more files" if len(without) > 1 else ""
+            return f"no digest or CRC covers {without[0]}{more}, so that not all content is checked"
+    return ""
 
 
 def _praise(

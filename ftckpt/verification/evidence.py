@@ -36,6 +36,7 @@ class ContentResult:
         bytes_uncovered: bytes of its files that no evidence covers.
         sampled: the share that was asked for, None for all.
         ok: whether no error was found.
+        bare: files of the checkpoint of which not a byte has evidence.
     """
 
     evidence: str
@@ -44,6 +45,7 @@ class ContentResult:
     bytes_uncovered: int
     sampled: float | None
     ok: bool
+    bare: tuple[str, ...] = ()
 
 
 class Sample(NamedTuple):

@@ -61,9 +61,9 @@ def check_records(
         read += sums.nbytes
         check.take(sums)
     covered = check.covered.nbytes()
-    uncovered = check.summarise()
+    uncovered, bare = check.summarise()
     evidence = "crc32" if check.records else "none"
-    return ContentResult(evidence, read, covered, uncovered, sample, report.ok)
+    return ContentResult(evidence, read, covered, uncovered, sample, report.ok, bare)
 
 
 class _Coverage:
@@ -169,8 +169,8 @@ class _Check:
             if whole != record.crc32 and not self._report.changed(file):
                 self._report_record(record, whole, sums.task)
 
-    def summarise(self) -> int:
-        """Report what nothing covers; return its bytes."""
+    def summarise(self) -> tuple[int, tuple[str, ...]]:
+        """Report what nothing covers; return its bytes, and the files without any evidence."""
         for table, why in (
             (self._without, "carry no CRC-32"),
             (self._opaque, "are stored behind a transform that is not known"),
@@ -189,7 +189,7 @@ class _Check:
                 parts.append(f"all {total - around} bytes of {listed(bare)}")
             message = f"no evidence covers {' and '.join(parts)}"
             self._report.add(finding("not-covered", message, length=total))
-        return total
+        return total, tuple(bare)
 
     def _wanted(self) -> Iterator[Record]:
         """Yield the records to check."""

@@ -145,6 +145,31 @@ def test_content_is_demanded_where_there_is_no_evidence(here: Path) -> None:
     assert ftckpt("verify", "model.safetensors", "--level", "content", cwd=here).returncode == 6
 
 
+def test_evidence_for_a_part_is_none_for_the_rest(here: Path) -> None:
+    import numpy as np
+    import torch
+    from safetensors.numpy import save_file
+
+    # A Trainer's directory: the optimizer has CRC-32s, the weights beside it have nothing.
+    place = here / "checkpoint-5"
+    place.mkdir()
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    save_file({"w": np.ones(4, np.float32)}, place / "model.safetensors")
+    torch.save(optimizer.state_dict(), place / "optimizer.pt")
+    (place / "trainer_state.json").write_text('{"global_step": 5}')
+    assert ftckpt("verify", "checkpoint-5", cwd=here).returncode == 0
+    for demand in (["--level", "content"], ["--require", "content"]):
+        done = ftckpt("verify", "checkpoint-5", *demand, cwd=here)
+        assert done.returncode == 6
+        assert "model.safetensors" in done.stderr
+    assert ftckpt("latest", ".", "--verify", "content", cwd=here).returncode == 6
+    assert ftckpt("seal", "checkpoint-5", cwd=here).returncode == 0
+    assert ftckpt("verify", "checkpoint-5", "--require", "content", cwd=here).returncode == 0
+
+
 def test_against_a_replica(here: Path) -> None:
     shutil.copytree(here / "run/step-2", here / "copy")
     same = ftckpt("verify", "run/step-2", "--against", "copy", "--json", cwd=here)
