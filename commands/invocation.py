@@ -173,6 +173,10 @@ def write_bytes(stream: IO[str] | None, data: bytes) -> None:
 def unwritable(stream: IO[str], error: OSError) -> None:
     """Raise what a failed write means, and drop what the stream still holds.
 
+    Raises:
+        ClosedPipeError: nobody reads any more.
+        NoResourceError: stdout cannot take it.
+
     Remarks that do not fit on a disk are lost without a word: there is no place left for the word.
 
     What stays in the buffer would fail again at interpreter shutdown, with a message and a code of

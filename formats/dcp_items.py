@@ -64,7 +64,11 @@ class Window:
         self.size = size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes at `offset` of the stream."""
+        """Return exactly `length` bytes at `offset` of the stream, its transforms undone.
+
+        Raises:
+            CorruptError: the stream ends before (`bad-zip`), or cannot be undone.
+        """
         for start, data in self._parts:
             if start <= offset and offset + length <= start + len(data):
                 return data[offset - start : offset - start + length]
@@ -117,7 +121,13 @@ def windows(source: Source, items: Iterable[Item]) -> Iterator[Window | FtckptEr
 
 
 def open_item(source: Source, item: Item, *, collect: bool = False) -> Window | FtckptError:
-    """Open one item; with `collect`, return an error instead of raising it."""
+    """Open one item; with `collect`, return an error instead of raising it.
+
+    Raises:
+        CorruptError: its file is missing or ends before its record, or it cannot be undone.
+        UnsafeError: its file is a fifo, socket or device.
+        UnsupportedError: a transform is not known, or its object is archived.
+    """
     try:
         source.entry(item.extent.file)
         if not _inside(source, item):

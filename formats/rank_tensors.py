@@ -243,7 +243,11 @@ class _Boxes:
         self._seen: dict[Box, int] = {}
 
     def add(self, entry: Entry, local: TensorRef, patches: Sequence[Patch]) -> None:
-        """Add the boxes that a local tensor holds."""
+        """Add the boxes that a local tensor holds.
+
+        Raises:
+            UnsupportedError: a conjugate or negative view, or bytes inside the pickle.
+        """
         if local.conj or local.neg:
             raise UnsupportedError(
                 "a tensor is stored as a conjugate or negative view", file=entry.file

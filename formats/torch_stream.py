@@ -16,22 +16,22 @@ from ftckpt.checkpoint import Extent
 from ftckpt.errors import (
     CorruptError,
     NoResourceError,
-    TruncatedError,
     UnsafeError,
     UnsupportedError,
 )
 
 from .archive import TAIL, Archive, Member, Read, read_archive
+from .legacy_stream import FIRST_READ, MAGIC, MAX_PICKLE, parse_legacy
+from .torch_storages import NESTED, NESTED_NAME, Nested, storage_ref
 from .torch_table import TABLE
 from .torch_values import (
     Composite,
     StorageRef,
-    StorageType,
     StoredStorage,
     SubclassRef,
     TensorRef,
 )
-from .unpickle import Sealed, load, refuse, sealed
+from .unpickle import load, refuse
 
 __all__ = [
     "TABLE",
@@ -43,12 +43,8 @@ __all__ = [
     "parse_stream",
 ]
 
-# A pickle is an index; the largest real ones are a few hundred MB.
-MAX_PICKLE = 1 << 30
 _ZIP = b"PK\3\4"
-_LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _LITTLE = crc32_of(b"little")
-_FIRST_READ = 256 << 10
 
 
 class TorchStream(NamedTuple):
@@ -127,8 +123,9 @@ def parse_stream(
         archive = read_archive(read, size, file=file, base=base, tail=tail)
     except CorruptError:
         head = read(0, min(size, 512))
-        if head.startswith(_LEGACY):
-            return _parse_legacy(read, size, file, base, table)
+        if head.startswith(MAGIC):
+            found = parse_legacy(read, size, file=file, base=base, table=table, parse=parse_stream)
+            return TorchStream(*found, None, file, legacy=True)
         _refuse_others(head, file, base)
         raise
     return _parse_zip(read, archive, file, table)
@@ -159,9 +156,6 @@ def _refuse_others(head: bytes, file: str, base: int) -> None:
         )
 
 
-# --- zip ----------------------------------------------------------------------------------------
-
-
 def _parse_zip(read: Read, archive: Archive, file: str, table: Mapping[str, Any]) -> TorchStream:
     members = archive.members
     pickle = members.get("data.pkl")
@@ -171,7 +165,7 @@ def _parse_zip(read: Read, archive: Archive, file: str, table: Mapping[str, Any]
         raise NoResourceError(f"the pickle in {file} has {pickle.size} bytes", file=file)
     # The first bytes decide what torch reads: one read shows them and, as a rule, the pickle.
     skip = pickle.offset - archive.base
-    if skip <= _FIRST_READ:
+    if skip <= FIRST_READ:
         head = read(0, skip + pickle.size)
         data = head[skip:]
     else:
@@ -203,7 +197,7 @@ def _parse_zip(read: Read, archive: Archive, file: str, table: Mapping[str, Any]
     storages: dict[str, StoredStorage] = {}
 
     def persistent(pid: Any) -> StorageRef:
-        ref = _storage_ref(pid)
+        ref = storage_ref(pid)
         key, dtype, numel, *_ = ref
         known = storages.get(key)
         if known is None:
@@ -230,9 +224,9 @@ def _parse_zip(read: Read, archive: Archive, file: str, table: Mapping[str, Any]
         return ref
 
     opaque: tuple[str, ...] = ()
-    if _NESTED_NAME in data and _NESTED not in table:
-        nested = Nested(storages, file, table)
-        table = {**table, _NESTED: nested}
+    if NESTED_NAME in data and NESTED not in table:
+        nested = Nested(storages, file, table, parse_stream)
+        table = {**table, NESTED: nested}
         loaded = load(data, file=file, table=table, persistent=persistent, offset=pickle.offset)
         opaque = nested.opaque
     else:
@@ -271,199 +265,4 @@ def _check_byteorder(read: Read, member: Member, archive: Archive, file: str) ->
             file=file,
             offset=member.offset,
             length=member.size,
-        )
-
-
-def _storage_ref(pid: Any) -> StorageRef:
-    """Return the storage that a persistent id names; see the module's sources for its fields."""
-    if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str:
-        refuse("has a persistent id that torch never writes")
-    tag, kind, key, location, numel = pid[:5]
-    if tag != "storage" or type(kind) is not StorageType or type(key) is not str:
-        refuse("has a persistent id that torch never writes")
-    if type(numel) is not int or numel < 0 or (location is not None and type(location) is not str):
-        refuse("has a persistent id that torch never writes")
-    return StorageRef(key, kind.dtype, numel, kind.untyped, location or "")
-
-
-# --- a stream inside a pickle -------------------------------------------------------------------
-
-_NESTED = "torch.storage._load_from_bytes"
-_NESTED_NAME = b"_load_from_bytes"
-
-
-class Nested(metaclass=Sealed):
-    """Stand-in of `torch.storage._load_from_bytes`: a storage pickled as a stream of its own.
-
-    Plain `pickle.dump` of a tensor writes this; its elements lie inside the pickle. torch nests one
-    deep, so a stream inside that stream is refused.
-    """
-
-    __slots__ = ("_count", "_file", "_storages", "_table", "opaque")
-
-    def __init__(
-        self, storages: dict[str, StoredStorage], file: str, table: Mapping[str, Any]
-    ) -> None:
-        self._storages, self._file, self._count = storages, file, 0
-        self._table = {**table, _NESTED: sealed(_too_deep)}
-        self.opaque: tuple[str, ...] = ()
-
-    def __setstate__(self, state: Any) -> None:
-        refuse("changes a function")
-
-    def __call__(self, data: Any) -> Any:
-        if type(data) not in (bytes, bytearray):
-            refuse(f"calls {_NESTED} on what is not bytes")
-        raw = bytes(data)
-        stream = parse_stream(
-            lambda offset, length: raw[offset : offset + length],
-            len(raw),
-            file=self._file,
-            table=self._table,
-        )
-        ref = stream.tree
-        if type(ref) is not StorageRef and type(ref) is not TensorRef:
-            refuse(f"calls {_NESTED} on what holds no storage")
-        stored = stream.storages[ref.key]
-        start, length = stored.extent.offset, stored.extent.length
-        self._count += 1
-        key = f"inline:{self._count}:{ref.key}"
-        self._storages[key] = stored._replace(inline=raw[start : start + length])
-        self.opaque += stream.opaque
-        return ref._replace(key=key)
-
-
-def _too_deep(*args: Any) -> NoReturn:
-    refuse("nests streams deeper than torch does")
-
-
-# --- legacy -------------------------------------------------------------------------------------
-
-
-def _parse_legacy(
-    read: Read, size: int, file: str, base: int, table: Mapping[str, Any]
-) -> TorchStream:
-    """Parse five pickles back to back and place the storages that follow them.
-
-    Where the pickles end is written nowhere: the first read is doubled until they all fit.
-    """
-    length = min(size, _FIRST_READ)
-    while True:
-        try:
-            return _LegacyParser(file, base, table).parse(read(0, length), read, size)
-        except CorruptError as error:
-            if error.kind != "bad-pickle" or length == size:
-                raise
-            if length >= MAX_PICKLE:
-                raise NoResourceError(
-                    f"the pickle in {file} has more than {length} bytes", file=file
-                ) from None
-            length = min(size, 4 * length)
-
-
-class _LegacyParser:
-    """One attempt to parse a legacy stream from its first bytes."""
-
-    def __init__(self, file: str, base: int, table: Mapping[str, Any]) -> None:
-        self.file, self.base = file, base
-        self.roots: dict[str, StorageRef] = {}
-        self.storages: dict[str, StoredStorage] = {}
-        self.nested = Nested(self.storages, file, table)
-        self.table = table if _NESTED in table else {**table, _NESTED: self.nested}
-        self.at = 0
-        self.opaque: tuple[str, ...] = ()
-
-    def parse(self, data: bytes, read: Read, size: int) -> TorchStream:
-        """Parse the stream from its first bytes, which must hold all its pickles."""
-        self._next(data)  # the magic number, known
-        version = self._next(data)
-        system = self._next(data)
-        if version != 1001 or not isinstance(system, dict):
-            self._damaged("its preamble is not that of the legacy format")
-        if system.get("little_endian") is not True:
-            raise UnsupportedError(
-                f"{self.file} was written on a big-endian machine", file=self.file
-            )
-        tree = self._next(data)
-        keys = self._next(data)
-        if type(keys) is not list or any(type(key) is not str for key in keys):
-            self._damaged("its list of storages is no list of names")
-        if len(set(keys)) != len(keys) or set(keys) != set(self.roots):
-            self._damaged("its list of storages is not that of its tensors")
-        self._place(keys, read, size)
-        opaque = self.opaque + self.nested.opaque
-        return TorchStream(tree, self.storages, opaque, None, self.file, legacy=True)
-
-    def _next(self, data: bytes) -> Any:
-        loaded = load(
-            data[self.at :],
-            file=self.file,
-            table=self.table,
-            persistent=self._persistent,
-            exact=False,
-            offset=self.base + self.at,
-        )
-        self.at += loaded.consumed
-        self.opaque += loaded.opaque
-        return loaded.value
-
-    def _persistent(self, pid: Any) -> Any:
-        if type(pid) is tuple and pid and type(pid[0]) is str and pid[0] == "module":
-            # A whole nn.Module: its class, its source file, its source text. Only the class counts.
-            return (
-                pid[1] if len(pid) == 4 else refuse("has a persistent id that torch never writes")
-            )
-        ref = _storage_ref(pid)
-        known = self.roots.setdefault(ref.key, ref)
-        if known.numel != ref.numel or known.dtype.itemsize != ref.dtype.itemsize:
-            refuse("gives one storage two sizes")
-        view = pid[5] if len(pid) == 6 else None
-        if view is None:
-            return ref
-        if type(view) is not tuple or len(view) != 3 or any(type(v) is not int for v in view[1:]):
-            refuse("has a persistent id that torch never writes")
-        first, numel = view[1:]
-        if first < 0 or numel < 0 or first + numel > ref.numel:
-            refuse("has a storage view outside its storage")
-        # The view's own elements are numbered from `first`; a tensor's reach is checked against
-        # the end of the view.
-        return ref._replace(first=first, numel=numel)
-
-    def _place(self, keys: list[str], read: Read, size: int) -> None:
-        at = self.at
-        for key in keys:
-            root = self.roots[key]
-            length = root.dtype.nbytes(root.numel)
-            if at + 8 + length > size:
-                raise TruncatedError(
-                    f"{self.file} ends before the bytes of its storages: it was cut while being"
-                    " written or copied",
-                    file=self.file,
-                    offset=self.base + at,
-                )
-            numel = int.from_bytes(read(at, 8), "little", signed=True)
-            if numel != root.numel:
-                raise CorruptError(
-                    f"a storage in {self.file} says {numel} elements where its tensors say"
-                    f" {root.numel}",
-                    kind="size-mismatch",
-                    file=self.file,
-                    offset=self.base + at,
-                    length=8,
-                )
-            extent = Extent(self.file, self.base + at + 8, length)
-            self.storages[key] = StoredStorage(extent, root.dtype, root.numel)
-            at += 8 + length
-        if at != size:
-            raise CorruptError(
-                f"{size - at} bytes follow the last storage in {self.file}",
-                kind="trailing-bytes",
-                file=self.file,
-                offset=self.base + at,
-                length=size - at,
-            )
-
-    def _damaged(self, what: str) -> NoReturn:
-        raise CorruptError(
-            f"{self.file} is damaged: {what}", kind="bad-zip", file=self.file, offset=self.base
         )

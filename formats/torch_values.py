@@ -187,7 +187,11 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def wrong_arguments(function: str) -> NoReturn:
-    """Refuse a call of `function` that torch cannot have pickled."""
+    """Refuse a call of `function` that torch cannot have pickled.
+
+    Raises:
+        UnsafeError: always (`unsafe-pickle`).
+    """
     raise UnsafeError(
         f"a pickle calls {function} with arguments that torch never writes", kind="unsafe-pickle"
     )

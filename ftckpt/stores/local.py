@@ -124,7 +124,11 @@ class LocalStore(Store):
             self._bytes_read += amount
 
     def local_path(self, path: str = "") -> str:
-        """Return the path on this machine."""
+        """Return the path on this machine.
+
+        Raises:
+            UnsafeError: a key that climbs, or that no file can have as its name (`unsafe-path`).
+        """
         if not path:
             return self._root
         if path.startswith("/") or ".." in path.split("/"):
