@@ -14,7 +14,8 @@ from ftckpt.dtypes import BY_STORAGE, DTYPES
 from .inert import inert, refuse, sealed
 from .pickle_names import BUILTINS
 from .torch_classes import CLASSES
-from .torch_values import BUILDERS, StorageType, wrong_arguments
+from .torch_rebuild import BUILDERS, wrong_arguments
+from .torch_values import StorageType
 
 # --- the one getattr of real files --------------------------------------------------------------
 
