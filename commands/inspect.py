@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftckpt.errors import ExitCode, NotFoundError
+from ftckpt.findings import counted
 
 from . import render
 from .bounds import MemoryOption, bound_memory
@@ -163,7 +164,11 @@ def _summary(checkpoint: Checkpoint, result: Inspection) -> list[tuple[str, obje
         ("world size", world),
         ("topology", " ".join(parallel) or "not recorded"),
         ("files", f"{result.files}, {human_bytes(counts.files)}"),
-        ("tensors", f"{result.tensors} in {result.pieces} pieces, {result.objects} objects"),
+        (
+            "tensors",
+            f"{result.tensors} in {counted(result.pieces, 'piece')}, "
+            f"{counted(result.objects, 'object')}",
+        ),
         ("parameters", f"{human_count(result.parameters)} ({result.parameters})"),
         ("bytes", _shares(counts.by_kind, counts.total)),
         ("types", _shares(counts.by_dtype, counts.total)),
@@ -291,4 +296,5 @@ def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> N
 
 def _sentence(checkpoint: Checkpoint, result: Inspection) -> str:
     step = "" if result.step is None else f", step {result.step}"
-    return f"{result.format}{step}: {result.tensors} tensors in {result.files} files"
+    tensors, files = counted(result.tensors, "tensor"), counted(result.files, "file")
+    return f"{result.format}{step}: {tensors} in {files}"

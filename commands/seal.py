@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
 
 from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
@@ -88,7 +89,7 @@ def command(
     )
     files = sealed.manifest.files
     message = (
-        f"sealed {len(files)} files, {human_bytes(sum(f.size for f in files))}"
+        f"sealed {counted(len(files), 'file')}, {human_bytes(sum(f.size for f in files))}"
         if sealed.written
         else "sealed already, with the same content"
     )

@@ -26,7 +26,7 @@ from ftckpt.checkpoint import (
     Scalar,
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, counted, finding
 from ftckpt.memory import demand
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
@@ -351,7 +351,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
         stored=stored,
         beside=beside,
     )
-    evidence = f"data files of {len(ranks)} ranks" if ranks else ""
+    evidence = f"data files of {counted(len(ranks), 'rank')}" if ranks else ""
     # Only Megatron's arguments say more, and only they are worth a read while opening.
     state = checkpoint.state if any(map(is_common, objects)) else State(source, ())
     checkpoint.topology = state.topology(world or None, evidence)

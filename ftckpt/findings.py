@@ -127,6 +127,11 @@ KINDS: dict[str, KindInfo] = {
 # fmt: on
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 file`, `3 files`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One defect or remark.

@@ -29,7 +29,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     for name in list(os.environ):
-        if name.startswith(("AWS_", "FTCKPT_", "FSSPEC_")) or name in ("NO_COLOR", "FORCE_COLOR"):
+        if name.startswith(("AWS_", "FTCKPT_", "FSSPEC_")) or name in (
+            "NO_COLOR",
+            "FORCE_COLOR",
+            "COLUMNS",
+            "LINES",
+            "TERM",
+        ):
             monkeypatch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, os.devnull)

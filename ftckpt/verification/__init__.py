@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
-from ftckpt.findings import Finding, Severity, finding, from_error
+from ftckpt.findings import Finding, Severity, counted, finding, from_error
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest, find, is_own
 from ftckpt.progress import NULL, Counter
@@ -324,7 +324,7 @@ def _praise(
     checkpoint: Checkpoint, options: VerifyOptions, content: ContentResult, level: Level
 ) -> str:
     files = sum(not is_own(name) for name in checkpoint.source.entries)
-    tensors = f"{len(checkpoint.tensors)} tensors in {files} files"
+    tensors = f"{counted(len(checkpoint.tensors), 'tensor')} in {counted(files, 'file')}"
     share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"
     how = {
         "manifest": f"every block matches the manifest{share}",
