@@ -165,9 +165,8 @@ class DcpCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield defects of keys, tiling, items and left-overs."""
-        keys = {stored: key for key, stored in self.stored.items()}
         for found in self._check(counter):
-            key = keys.get(found.tensor or "")
+            key = self._keys.get(found.tensor or "")
             yield found if key is None else replace(found, tensor=key)
 
     def _check(self, counter: Counter) -> Iterator[Finding]:
@@ -214,12 +213,11 @@ class DcpCheckpoint(Checkpoint):
 
     def records(self) -> Iterator[Record]:
         """Yield the CRC-32 of every record; items that cannot be opened are `check`'s to report."""
-        keys = {stored: key for key, stored in self.stored.items()}
         for window in windows(self.source, self.items()):
             if isinstance(window, FtckptError):
                 continue
             item = window.item
-            owner = keys.get(item.name, item.name)
+            owner = self._keys.get(item.name, item.name)
             for _, place_, crc in _records(window):
                 if item.transforms:
                     inner = (place_.offset, place_.length)
@@ -252,7 +250,14 @@ class DcpCheckpoint(Checkpoint):
         return State(self.source, [self._object_item(name) for name in whole])
 
     @cached_property
+    def _keys(self) -> Mapping[str, str]:
+        """Name in the metadata -> key."""
+        return {stored: key for key, stored in self.stored.items()}
+
+    @cached_property
     def _transforms(self) -> Mapping[Extent, tuple[str, ...]]:
+        if not self.meta.transforms:
+            return {}
         return {
             Extent(i.path, i.offset, i.length): i.transforms
             for i in self.meta.stored()

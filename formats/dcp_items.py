@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.source import Source
-from ftckpt.transforms import open_stream
+from ftckpt.transforms import open_stream, read_undone
 
 from .dcp_records import StoredItem
 from .torch_stream import TensorRef, TorchStream, parse_stream
@@ -82,7 +82,8 @@ class Window:
                 length=self.item.extent.length,
             )
         if self.item.transforms:
-            return b"".join(_slice(self._source, self.item, offset, length))
+            inner = (offset, length)
+            return read_undone(self._source, self.item.extent, self.item.transforms, inner)
         place = self.item.extent
         return self._source.read(place.file, place.offset + offset, length)
 
@@ -224,11 +225,3 @@ def _undone(source: Source, item: Item) -> Window:
 def _stream(source: Source, item: Item, limit: int) -> Iterator[bytes]:
     with source.open(item.extent.file) as reader:
         yield from open_stream(reader, item.extent, item.transforms, limit=limit)
-
-
-def _slice(source: Source, item: Item, offset: int, length: int) -> Iterator[bytes]:
-    at = 0
-    for block in _stream(source, item, offset + length):
-        if at + len(block) > offset:
-            yield block[max(offset - at, 0) :]
-        at += len(block)

@@ -34,6 +34,7 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
+from ftckpt.links import followed_links
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
@@ -49,7 +50,6 @@ from .safetensors_files import (
     evidence,
     find_sets,
     has_sharded,
-    links_of,
     members_of,
     read_indexes,
     uncommitted,
@@ -225,7 +225,7 @@ def _open_weights(source: Source, sets: Sequence[WeightSet]) -> SafetensorsCheck
         objects=objects,
         commit=commit,
         dialect=_dialect(source, headers),
-        notes=links_of(source, members_of(source, sets, beside)),
+        notes=followed_links(source, members_of(source, sets, beside)),
         sets=sets,
         beside=beside,
         headers=headers,
@@ -250,7 +250,7 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
         objects={},
         dialect=f"written by torch DCP as one set of shards a rank, {len(ranks)} ranks seen; "
         "global shapes are derived from the parts, so the loss of the last rank may not show",
-        notes=links_of(source, members_of(source, (), ())),
+        notes=followed_links(source, members_of(source, (), ())),
         headers=headers,
         damage=[*damage, *contradictions],
     )

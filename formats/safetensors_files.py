@@ -8,12 +8,11 @@ the index `model.safetensors.index.fp16.json`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftckpt.checkpoint import CommitState, Extent
 from ftckpt.errors import IncompleteError
-from ftckpt.findings import Finding, finding
 from ftckpt.registry import Listing
 from ftckpt.source import Source
 
@@ -188,19 +187,3 @@ def members_of(source: Source, sets: Sequence[WeightSet], beside: Sequence[str])
         if name.startswith(OBJECTS) or _BESIDE.fullmatch(name) or (not sets and shard_place(name)):
             seen.add(name)
     yield from sorted(n for n in seen if not n.startswith("ftckpt.manifest"))
-
-
-def links_of(source: Source, members: Iterable[str]) -> list[Finding]:
-    """Note each link that is followed; one note for many (a hub cache is all links)."""
-    links = [n for n in members if n in source.entries and source.entries[n].link is not None]
-    if len(links) > 5:
-        return [
-            finding(
-                "link-followed",
-                f"{len(links)} files are links and were followed, such as {links[0]}",
-            )
-        ]
-    return [
-        finding("link-followed", f"{n} is a link to {source.entries[n].link}", file=n)
-        for n in links
-    ]

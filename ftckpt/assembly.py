@@ -15,7 +15,7 @@ from .checkpoint import Box, Checkpoint, Payload, Piece, TensorInfo
 from .coverage import check_coverage, intersection
 from .errors import CorruptError, UnsupportedError
 from .source import Source
-from .transforms import open_stream, short
+from .transforms import open_stream, read_undone, short
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,7 +148,8 @@ def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
 def _read_span(source: Source, payload: Payload, start: int, length: int) -> bytes:
     if payload.transforms:
         assert payload.inner is not None
-        return b"".join(_stream_undone(source, payload, payload.inner[0] + start, length))
+        inner = (payload.inner[0] + start, length)
+        return read_undone(source, payload.extent, payload.transforms, inner)
     file, offset, _ = payload.extent
     with source.open(file) as reader:
         return reader.read(offset + start, length)

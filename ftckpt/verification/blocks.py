@@ -15,7 +15,7 @@ from ftckpt.manifest import FileDigest, Manifest, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 
-from .evidence import ContentResult, Emit, Owners, Report, Sample, listed, named
+from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged, listed
 
 
 class BlockFailure(NamedTuple):
@@ -178,17 +178,5 @@ def _report_block(
         message = f"{done.file} was read wrongly once at {offset} and rightly then"
         report.add(finding("note", message, file=done.file, offset=offset, length=done.length))
         return
-    inside = list(owners(done.file, offset, done.length)) if owners is not None else []
-    key, rank = inside[0] if inside else (None, None)
     message = f"{done.file} differs from the manifest in bytes {offset} to {offset + done.length}"
-    report.add(
-        finding(
-            "bad-digest",
-            f"{message}, which hold {named(inside)}" if inside else message,
-            file=done.file,
-            tensor=key,
-            rank=rank,
-            offset=offset,
-            length=done.length,
-        )
-    )
+    report.add(damaged("bad-digest", message, done.file, offset, done.length, owners))

@@ -135,6 +135,32 @@ class Report:
         return True
 
 
+def damaged(
+    kind: str, message: str, file: str, offset: int, length: int, owners: Owners | None
+) -> Finding:
+    """Return the finding for a range of a file, with what has bytes in it.
+
+    Args:
+        kind: of the finding.
+        message: what is wrong with the range; the owners are added.
+        file: where.
+        offset: first byte.
+        length: number of bytes.
+        owners: finds them; None where nobody knows.
+    """
+    inside = list(owners(file, offset, length)) if owners is not None else []
+    key, rank = inside[0] if inside else (None, None)
+    return finding(
+        kind,
+        f"{message}, which hold {named(inside)}" if inside else message,
+        file=file,
+        tensor=key,
+        rank=rank,
+        offset=offset,
+        length=length,
+    )
+
+
 def named(owners: Sequence[Owner]) -> str:
     """Return owners in words: up to three, and how many more."""
     words = [key if rank is None else f"{key} (rank {rank})" for key, rank in owners[:3]]

@@ -19,7 +19,7 @@ from ftckpt.source import Source
 from ftckpt.store import Reader, Store
 from ftckpt.tensor_digest import digest_tensor
 
-from .evidence import ContentResult, Emit, Owners, Report, Sample, named
+from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
 
 
 class Pair(NamedTuple):
@@ -112,20 +112,8 @@ def check_against(
         if done.first is None or done.last is None or report.changed(done.file):
             continue
         length = done.last + 1 - done.first
-        inside = list(owners(done.file, done.first, length)) if owners is not None else []
-        key, rank = inside[0] if inside else (None, None)
         message = f"{done.file} differs from {replica.url} in bytes {done.first} to {done.last}"
-        report.add(
-            finding(
-                "differs-from-replica",
-                f"{message}, which hold {named(inside)}" if inside else message,
-                file=done.file,
-                tensor=key,
-                rank=rank,
-                offset=done.first,
-                length=length,
-            )
-        )
+        report.add(damaged("differs-from-replica", message, done.file, done.first, length, owners))
     uncovered = sum(source.size(n) for n in source.entries if not is_own(n) and n not in wanted)
     return ContentResult("replica", read, total, uncovered, sample, report.ok)
 

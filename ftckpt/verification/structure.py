@@ -10,6 +10,7 @@ from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
 from ftckpt.coverage import check_coverage
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
+from ftckpt.links import followed_links
 from ftckpt.manifest import is_own
 from ftckpt.progress import Counter
 from ftckpt.roots import step_in_name
@@ -20,7 +21,7 @@ from ftckpt.stores import is_leftover
 # Files that hold tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
 _STRAYS_NAMED = 10
-_LINKS_NAMED = 5
+
 # So many files that a listing does not show are asked for one by one; a stale one shows by then.
 _ASKED_FOR = 16
 
@@ -40,7 +41,7 @@ def check_structure(checkpoint: Checkpoint, counter: Counter) -> Iterator[Findin
         reported.add((found.kind, found.file))
         yield found
     if "link-followed" not in told | {kind for kind, _ in reported}:
-        yield from _check_links(checkpoint, members)
+        yield from followed_links(checkpoint.source, members)
     yield from _check_strays(checkpoint, members, {file for _, file in reported})
     yield from _check_tensors(checkpoint, counter, reported)
     yield from _check_steps(checkpoint)
@@ -61,18 +62,6 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
             yield finding(
                 "archived-object", f"{name} is in an archive tier: restore it first", file=name
             )
-
-
-def _check_links(checkpoint: Checkpoint, members: set[str]) -> Iterator[Finding]:
-    """Note the links that are followed; one note for many."""
-    entries = checkpoint.source.entries
-    links = sorted(n for n in members if n in entries and entries[n].link is not None)
-    if len(links) > _LINKS_NAMED:
-        message = f"{len(links)} files are links and were followed, such as {links[0]}"
-        yield finding("link-followed", message)
-        return
-    for name in links:
-        yield finding("link-followed", f"{name} is a link to {entries[name].link}", file=name)
 
 
 def _check_strays(
