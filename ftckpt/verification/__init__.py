@@ -251,8 +251,6 @@ def _check_content(
             jobs=options.jobs, sample=options.sample, limiter=options.limiter, counter=counter,
             owners=OwnerIndex(checkpoint),
         )  # fmt: skip
-    if next(iter(checkpoint.records()), None) is None:
-        return ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
     collector.evidence = "crc32"
     return check_records(
         checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,

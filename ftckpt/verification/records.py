@@ -35,7 +35,8 @@ def check_records(
     """Compare every record of `checkpoint` with the CRC-32 that its writer recorded.
 
     Reports records of other content (`bad-crc`, with tensor, rank, file and range), records without
-    a CRC (`no-crc`, once a file), and how many bytes nothing covers (`not-covered`, once).
+    a CRC (`no-crc`, once a file), and how many bytes nothing covers (`not-covered`, once). Where
+    the format has no records the evidence is `none` and nothing is reported.
 
     Args:
         checkpoint: opened; its `records` say what there is.
@@ -103,6 +104,7 @@ class _Check:
         chosen: Sample,
         limiter: RateLimit | None,
     ) -> None:
+        self.any = False  # whether the format has records at all
         self.records = 0  # that carry a CRC and were asked for
         self.covered = _Coverage()
         self._checkpoint = checkpoint
@@ -171,6 +173,8 @@ class _Check:
 
     def summarise(self) -> tuple[int, tuple[str, ...]]:
         """Report what nothing covers; return its bytes, and the files without any evidence."""
+        if not self.any:  # a format without records: there is nothing to remark
+            return self._source.nbytes, ()
         for table, why in (
             (self._without, "carry no CRC-32"),
             (self._opaque, "are stored behind a transform that is not known"),
@@ -202,6 +206,7 @@ class _Check:
                 return
             if record is None:
                 return
+            self.any = True
             file = record.extent.file
             if self._report.failed(file):
                 continue
