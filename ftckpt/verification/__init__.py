@@ -242,8 +242,9 @@ def _check_content(
                 owners=OwnerIndex(checkpoint),
             )  # fmt: skip
         return check_tensors_against(
-            checkpoint, options.against, emit=collector.add, jobs=options.jobs, counter=counter
-        )
+            checkpoint, options.against, emit=collector.add, jobs=options.jobs,
+            sample=options.sample, counter=counter,
+        )  # fmt: skip
     if manifest is not None:
         collector.evidence = "manifest"
         return check_manifest(

@@ -180,6 +180,21 @@ def test_against_a_replica(here: Path) -> None:
     assert "bytes 1500" in done.stdout
 
 
+def test_a_sample_of_the_tensors_of_another_layout(here: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    tensors = {f"w{n}": np.full(8, n, np.float32) for n in range(40)}
+    save_file(tensors, here / "one.safetensors")
+    save_file(tensors, here / "two.safetensors")
+    words = ["verify", "one.safetensors", "--against", "two.safetensors", "--json"]
+    whole = json.loads(ftckpt(*words, cwd=here).stdout)
+    part = json.loads(ftckpt(*words, "--sample", "20%", cwd=here).stdout)
+    assert (whole["result"]["code"], part["result"]["code"]) == (0, 0)
+    assert (whole["sampled"], part["sampled"]) == (None, 0.2)
+    assert 0 < part["bytes_read"] < whole["bytes_read"]
+
+
 def test_fail_fast_stops_at_the_first_error(here: Path) -> None:
     for path in (here / "run/step-2").glob("*.distcp"):
         path.unlink()
