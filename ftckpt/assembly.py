@@ -20,6 +20,8 @@ from .transforms import open_stream, read_undone, short
 if TYPE_CHECKING:
     import numpy as np
 
+    from .limits import RateLimit
+
     Array = np.ndarray[Any, Any]
 
 BLOCK = 4 << 20
@@ -45,10 +47,13 @@ def read_tensor(checkpoint: Checkpoint, key: str) -> bytes:
     return read_box(checkpoint, info, Box.whole(info.shape)).tobytes()
 
 
-def read_box(checkpoint: Checkpoint, info: TensorInfo, box: Box) -> Array:
+def read_box(
+    checkpoint: Checkpoint, info: TensorInfo, box: Box, limiter: RateLimit | None = None
+) -> Array:
     """Return the elements of `box` as an array of raw items (see `raw_dtype`), C order.
 
     The main pieces must tile the tensor (`ftckpt.coverage`): what overlaps hides what is missing.
+    `limiter` bounds the rate of reading.
 
     Raises:
         CorruptError: bytes or elements are missing.
@@ -61,12 +66,12 @@ def read_box(checkpoint: Checkpoint, info: TensorInfo, box: Box) -> Array:
         if piece.replica:
             continue
         if piece.flat is not None:
-            filled += _place_flat(checkpoint, info, piece, box, result)
+            filled += _place_flat(checkpoint, info, piece, box, result, limiter)
             continue
         shared = intersection(piece.box, box) if box.sizes else piece.box
         if shared is None or not piece.box.volume:
             continue
-        result[_slices(shared, box)] = read_part(checkpoint, info, piece, shared)
+        result[_slices(shared, box)] = read_part(checkpoint, info, piece, shared, limiter)
         filled += shared.volume
     if filled != box.volume:
         raise CorruptError(
@@ -77,11 +82,17 @@ def read_box(checkpoint: Checkpoint, info: TensorInfo, box: Box) -> Array:
     return result
 
 
-def read_part(checkpoint: Checkpoint, info: TensorInfo, piece: Piece, box: Box) -> Array:
+def read_part(
+    checkpoint: Checkpoint,
+    info: TensorInfo,
+    piece: Piece,
+    box: Box,
+    limiter: RateLimit | None = None,
+) -> Array:
     """Return the elements of `box`, which lies inside a piece without a flat range.
 
     Only the span from the first of them to the last is read, so that a slab of a large piece costs
-    the slab. (A compressed piece must be undone from its start.)
+    the slab. (A compressed piece must be undone from its start.) `limiter` bounds the rate.
 
     Raises:
         CorruptError: the piece's bytes are fewer than its elements need (`size-mismatch`).
@@ -101,6 +112,8 @@ def read_part(checkpoint: Checkpoint, info: TensorInfo, piece: Piece, box: Box) 
         return np.empty(box.sizes, raw_dtype(itemsize))
     inside = [b - p for b, p in zip(box.offsets, piece.box.offsets, strict=True)]
     start = sum(i * s for i, s in zip(inside, strides, strict=True)) * itemsize
+    if limiter is not None:
+        limiter.take(_reach(box.sizes, strides) * itemsize)
     data = _read_span(checkpoint.source, payload, start, _reach(box.sizes, strides) * itemsize)
     steps = tuple(s * itemsize for s in strides)
     flat = np.frombuffer(data, raw_dtype(itemsize))
@@ -155,24 +168,33 @@ def _read_span(source: Source, payload: Payload, start: int, length: int) -> byt
         return reader.read(offset + start, length)
 
 
-def stream_payload(source: Source, payload: Payload) -> Iterator[bytes]:
-    """Yield the raw bytes of a payload in blocks of at most `BLOCK`."""
+def stream_payload(
+    source: Source, payload: Payload, limiter: RateLimit | None = None
+) -> Iterator[bytes]:
+    """Yield the raw bytes of a payload in blocks of at most `BLOCK`; `limiter` bounds the rate."""
     if payload.transforms:
         assert payload.inner is not None
-        yield from _stream_undone(source, payload, *payload.inner)
+        yield from _stream_undone(source, payload, *payload.inner, limiter)
         return
     file, offset, length = payload.extent
     if not length:
         return
     with source.open(file) as reader:
         for begin in range(offset, offset + length, BLOCK):
-            yield reader.read(begin, min(BLOCK, offset + length - begin))
+            size = min(BLOCK, offset + length - begin)
+            if limiter is not None:
+                limiter.take(size)
+            yield reader.read(begin, size)
 
 
-def _stream_undone(source: Source, payload: Payload, start: int, length: int) -> Iterator[bytes]:
+def _stream_undone(
+    source: Source, payload: Payload, start: int, length: int, limiter: RateLimit | None
+) -> Iterator[bytes]:
     at = 0
     with source.open(payload.extent.file) as reader:
-        for block in open_stream(reader, payload.extent, payload.transforms, limit=start + length):
+        for block in open_stream(
+            reader, payload.extent, payload.transforms, limit=start + length, limiter=limiter
+        ):
             if at + len(block) > start:
                 yield block[max(start - at, 0) :]
             at += len(block)
@@ -188,7 +210,12 @@ def raw_dtype(itemsize: int) -> np.dtype[Any]:
 
 
 def _place_flat(
-    checkpoint: Checkpoint, info: TensorInfo, piece: Piece, box: Box, result: Array
+    checkpoint: Checkpoint,
+    info: TensorInfo,
+    piece: Piece,
+    box: Box,
+    result: Array,
+    limiter: RateLimit | None,
 ) -> int:
     """Put a flat range of a piece's box into `result`; return how many elements that were."""
     import numpy as np
@@ -199,7 +226,7 @@ def _place_flat(
     if shared is None or start >= stop:
         return 0
     payload = checkpoint.payload(piece)
-    data = b"".join(stream_payload(checkpoint.source, payload))
+    data = b"".join(stream_payload(checkpoint.source, payload, limiter))
     flat = np.frombuffer(data, raw_dtype(info.dtype.itemsize))
     if flat.size != stop - start:
         raise _size_mismatch(info, piece, len(data), (stop - start) * info.dtype.itemsize)

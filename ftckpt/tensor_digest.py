@@ -32,6 +32,8 @@ from .errors import CorruptError, UnsupportedError
 if TYPE_CHECKING:
     import numpy as np
 
+    from .limits import RateLimit
+
     Array = np.ndarray[Any, Any]
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -175,7 +177,9 @@ class TensorDigest:
         self._s2 = (self._s2 + int(np.dot(flat, flat))) & _MASK
 
 
-def digest_tensor(checkpoint: Checkpoint, info: TensorInfo) -> str:
+def digest_tensor(
+    checkpoint: Checkpoint, info: TensorInfo, limiter: RateLimit | None = None
+) -> str:
     """Return the digest of a tensor of `checkpoint`, read piece by piece in bounded memory.
 
     Raises:
@@ -185,7 +189,7 @@ def digest_tensor(checkpoint: Checkpoint, info: TensorInfo) -> str:
     digest = TensorDigest(info.dtype, info.shape)
     for piece in info.pieces:
         if piece.replica == 0 and piece.box.volume:
-            _add_piece(digest, checkpoint, info, piece)
+            _add_piece(digest, checkpoint, info, piece, limiter)
     if not digest.complete:
         raise CorruptError(
             f"{prod(info.shape) - digest.elements} elements of {info.key} are in no piece",
@@ -196,22 +200,26 @@ def digest_tensor(checkpoint: Checkpoint, info: TensorInfo) -> str:
 
 
 def _add_piece(
-    digest: TensorDigest, checkpoint: Checkpoint, info: TensorInfo, piece: Piece
+    digest: TensorDigest,
+    checkpoint: Checkpoint,
+    info: TensorInfo,
+    piece: Piece,
+    limiter: RateLimit | None,
 ) -> None:
     from .assembly import BLOCK, read_part, slabs, stream_payload
 
     payload = checkpoint.payload(piece)
     if payload.strides is not None:
         for slab in slabs(piece.box, BLOCK, info.dtype.itemsize):
-            digest.update(slab, read_part(checkpoint, info, piece, slab).tobytes())
+            digest.update(slab, read_part(checkpoint, info, piece, slab, limiter).tobytes())
         return
     size = info.dtype.itemsize
     if size == 0:
-        digest.update(piece.box, b"".join(stream_payload(checkpoint.source, payload)))
+        digest.update(piece.box, b"".join(stream_payload(checkpoint.source, payload, limiter)))
         return
     start = piece.flat[0] if piece.flat is not None else 0
     rest = b""
-    for part in stream_payload(checkpoint.source, payload):
+    for part in stream_payload(checkpoint.source, payload, limiter):
         data = rest + part if rest else part
         whole = len(data) - len(data) % size
         digest.update(piece.box, memoryview(data)[:whole], start)

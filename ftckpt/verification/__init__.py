@@ -164,7 +164,7 @@ def verify(
             content = _check_content(checkpoint, options, collector, counter)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
         if options.level is Level.VALUES:
-            collector.take(check_values(checkpoint, counter))
+            collector.take(check_values(checkpoint, counter, options.limiter))
             level = Level.VALUES
         collector.take(_changed(checkpoint))
     except StopChecking:
@@ -243,7 +243,7 @@ def _check_content(
             )  # fmt: skip
         return check_tensors_against(
             checkpoint, options.against, emit=collector.add, jobs=options.jobs,
-            sample=options.sample, counter=counter,
+            sample=options.sample, limiter=options.limiter, counter=counter,
         )  # fmt: skip
     if manifest is not None:
         collector.evidence = "manifest"

@@ -220,6 +220,7 @@ class TensorPair(NamedTuple):
     ours: Checkpoint
     theirs: Checkpoint
     key: str
+    limiter: RateLimit | None = None
 
 
 def check_tensors_against(
@@ -231,6 +232,7 @@ def check_tensors_against(
     executor: Executor | None = None,
     sample: float | None = None,
     seed: int = 0,
+    limiter: RateLimit | None = None,
     counter: Counter = NULL,
 ) -> ContentResult:
     """Compare the logical tensors of two checkpoints of any format and topology.
@@ -246,6 +248,7 @@ def check_tensors_against(
         executor: where to run instead.
         sample: share of the tensors to compare; None for all.
         seed: for another sample.
+        limiter: bounds the rate of reading, of both together.
         counter: is told of the tensors' bytes.
 
     Raises:
@@ -269,7 +272,7 @@ def check_tensors_against(
     ]
     counter.start("comparing tensors", sum(ours[key].nbytes for key in common))
     read = 0
-    tasks = (TensorPair(checkpoint, replica, key) for key in common)
+    tasks = (TensorPair(checkpoint, replica, key, limiter) for key in common)
     for key, difference, error in run(tasks, compare_tensors, jobs=jobs, executor=executor):
         counter.add(ours[key].nbytes)
         if error is not None:
@@ -291,7 +294,9 @@ def compare_tensors(pair: TensorPair) -> tuple[str, str, FtckptError | None]:
         one, other = (f"{t.dtype.name}{list(t.shape)}" for t in (ours, theirs))
         return pair.key, f"{one} against {other}", None
     try:
-        if digest_tensor(pair.ours, ours) == digest_tensor(pair.theirs, theirs):
+        if digest_tensor(pair.ours, ours, pair.limiter) == digest_tensor(
+            pair.theirs, theirs, pair.limiter
+        ):
             return pair.key, "", None
     except FtckptError as error:
         return pair.key, "", error

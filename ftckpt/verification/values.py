@@ -16,6 +16,7 @@ from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_k
 from ftckpt.dtypes import DType
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
+from ftckpt.limits import RateLimit
 from ftckpt.progress import Counter
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ def count_values(dtype: DType, data: bytes) -> Count | None:
     return None
 
 
-def check_values(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
+def check_values(
+    checkpoint: Checkpoint, counter: Counter, limiter: RateLimit | None = None
+) -> Iterator[Finding]:
     """Yield what is wrong with the numbers; see the module's docstring.
 
     Raises:
@@ -109,17 +112,17 @@ def check_values(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
         if key in checkpoint.aliases:
             continue
         try:
-            yield from _check_numbers(checkpoint, key, info, counter)
-            yield from _check_replicas(checkpoint, key, info)
+            yield from _check_numbers(checkpoint, key, info, counter, limiter)
+            yield from _check_replicas(checkpoint, key, info, limiter)
             if info.kind is Kind.MASTER:
-                yield from _check_master(checkpoint, key, info)
+                yield from _check_master(checkpoint, key, info, limiter)
         except FtckptError as error:
             yield from_error(error, tensor=key)
     yield from _check_rng(checkpoint)
 
 
 def _check_numbers(
-    checkpoint: Checkpoint, key: str, info: TensorInfo, counter: Counter
+    checkpoint: Checkpoint, key: str, info: TensorInfo, counter: Counter, limiter: RateLimit | None
 ) -> Iterator[Finding]:
     nonzero = False
     counted = False
@@ -127,7 +130,7 @@ def _check_numbers(
     for piece in info.pieces:
         total, offset = Count(0, 0, 0, False, -1), 0
         place = None
-        for block in _elements(checkpoint, info, piece):
+        for block in _elements(checkpoint, info, piece, limiter):
             found = count_values(info.dtype, block)
             counter.add(len(block))
             if found is None:
@@ -163,17 +166,21 @@ def _check_numbers(
         )
 
 
-def _elements(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> Iterator[bytes]:
+def _elements(
+    checkpoint: Checkpoint, info: TensorInfo, piece: Piece, limiter: RateLimit | None
+) -> Iterator[bytes]:
     """Yield the raw elements of a piece and nothing of its neighbours."""
     payload = checkpoint.payload(piece)
     length = payload.inner[1] if payload.inner else payload.extent.length
     elements = piece.box.volume if piece.flat is None else piece.flat[1] - piece.flat[0]
     if payload.strides is None or length == info.dtype.nbytes(elements):
         # Dense in some order of axes: every byte is an element, and the order does not matter.
-        yield from _whole(stream_payload(checkpoint.source, payload), max(info.dtype.itemsize, 1))
+        yield from _whole(
+            stream_payload(checkpoint.source, payload, limiter), max(info.dtype.itemsize, 1)
+        )
     elif elements:
         for slab in slabs(piece.box, _SLAB, info.dtype.itemsize):
-            yield read_part(checkpoint, info, piece, slab).tobytes()
+            yield read_part(checkpoint, info, piece, slab, limiter).tobytes()
 
 
 def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
@@ -189,7 +196,9 @@ def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
         yield rest
 
 
-def _check_replicas(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Iterator[Finding]:
+def _check_replicas(
+    checkpoint: Checkpoint, key: str, info: TensorInfo, limiter: RateLimit | None
+) -> Iterator[Finding]:
     if not any(piece.replica for piece in info.pieces):
         return
     import xxhash
@@ -199,9 +208,9 @@ def _check_replicas(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Itera
         digest = xxhash.xxh3_128()
         if piece.flat is None and checkpoint.payload(piece).strides is not None:
             for slab in slabs(piece.box, _SLAB, info.dtype.itemsize):
-                digest.update(read_part(checkpoint, info, piece, slab).tobytes())
+                digest.update(read_part(checkpoint, info, piece, slab, limiter).tobytes())
         else:
-            for block in stream_payload(checkpoint.source, checkpoint.payload(piece)):
+            for block in stream_payload(checkpoint.source, checkpoint.payload(piece), limiter):
                 digest.update(block)
         place = (piece.box, piece.flat)
         known = main.setdefault(place, (digest.digest(), piece))
@@ -217,7 +226,9 @@ def _check_replicas(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Itera
             )
 
 
-def _check_master(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Iterator[Finding]:
+def _check_master(
+    checkpoint: Checkpoint, key: str, info: TensorInfo, limiter: RateLimit | None
+) -> Iterator[Finding]:
     weight = checkpoint.tensors.get(tensor_key("model", Kind.PARAM, info.name))
     if weight is None or weight.shape != info.shape or info.dtype.name != "float32":
         return
@@ -225,11 +236,11 @@ def _check_master(checkpoint: Checkpoint, key: str, info: TensorInfo) -> Iterato
 
     differs = 0
     for slab in slabs(Box.whole(info.shape), _SLAB, info.dtype.itemsize):
-        master = read_box(checkpoint, info, slab).view(np.float32)
+        master = read_box(checkpoint, info, slab, limiter).view(np.float32)
         cast = _cast(master, weight.dtype)
         if cast is None:
             return
-        differs += int(np.count_nonzero(cast != read_box(checkpoint, weight, slab)))
+        differs += int(np.count_nonzero(cast != read_box(checkpoint, weight, slab, limiter)))
     if differs:
         yield finding(
             "master-differs",

@@ -252,3 +252,31 @@ def test_on_s3(here: Path, s3_url: str) -> None:
     done = ftckpt("verify", s3_url)
     assert done.returncode == 4
     assert "0.weight" in done.stdout
+
+
+def test_a_rate_is_kept_wherever_tensors_are_read(here: Path) -> None:
+    from ftckpt import open_checkpoint
+    from ftckpt.limits import RateLimit
+    from ftckpt.verification import Level, VerifyOptions, verify
+
+    class Recorded(RateLimit):
+        taken = 0
+
+        def take(self, nbytes: int) -> None:
+            self.taken += nbytes
+
+    checkpoint = open_checkpoint(str(here / "run/step-2"))
+    elements = sum(info.nbytes for info in checkpoint.tensors.values())
+    content, values, tensors = Recorded(1e9), Recorded(1e9), Recorded(1e9)
+    verify(checkpoint, VerifyOptions(Level.CONTENT, limiter=content))
+    verify(checkpoint, VerifyOptions(Level.VALUES, limiter=values))
+    assert values.taken - content.taken >= elements
+    (here / "other").mkdir()
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones(64, np.float32)}, here / "other/one.safetensors")
+    save_file({"w": np.ones(64, np.float32)}, here / "other/two.safetensors")
+    one, two = (open_checkpoint(str(here / f"other/{n}.safetensors")) for n in ("one", "two"))
+    verify(one, VerifyOptions(against=two, limiter=tensors))
+    assert tensors.taken >= 2 * 64 * 4
