@@ -116,6 +116,7 @@ KINDS: dict[str, KindInfo] = {
     "no-evidence": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "There is no digest or CRC to check content against."),
     # not checked, and why
     "unsupported": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "Recognised, but not readable by this version."),
+    "unknown-rule": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "No rule says how a tensor is divided over ranks."),
     "unavailable": KindInfo(ExitCode.UNAVAILABLE, _E, _OK, "Storage failed after retries."),
     "denied": KindInfo(ExitCode.DENIED, _E, _OK, "Credentials or permissions."),
     "no-resource": KindInfo(ExitCode.NO_RESOURCE, _E, _OK, "Disk, quota or memory budget."),
