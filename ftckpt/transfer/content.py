@@ -1,0 +1,197 @@
+"""What is to be written, before it is said in which files: logical tensors and other state.
+
+`Content.of` is a checkpoint as it is. `convert` and `reshard` derive others from it: fewer
+tensors, other names, other types, tensors joined or cut (a fused QKV and its three parts). A tensor
+is always described by boxes of the source's tensors, so that nothing is read before the files are
+laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Box, Checkpoint, Kind, ObjectInfo, Topology, tensor_key
+from ftckpt.coverage import intersection
+from ftckpt.dtypes import DType
+
+
+class Copy(NamedTuple):
+    """A box of a tensor that is to be written, and the equal box of a source tensor.
+
+    Attributes:
+        box: in the tensor that is to be written.
+        key: of the source's tensor.
+        source: where in it; the same sizes as `box`.
+    """
+
+    box: Box
+    key: str
+    source: Box
+
+
+class Wanted(NamedTuple):
+    """One logical tensor that is to be written.
+
+    Attributes:
+        component, name, kind, shape, dtype: as `ftckpt.checkpoint.TensorInfo` has them; where
+            `dtype` is not the source's, the elements are cast.
+        copies: boxes that do not overlap; elements in none of them are zero (padding).
+    """
+
+    component: str
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: DType
+    copies: tuple[Copy, ...]
+
+    @property
+    def key(self) -> str:
+        """Its key, as `ftckpt.checkpoint.tensor_key` spells it."""
+        return tensor_key(self.component, self.kind, self.name)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense tensor."""
+        return self.dtype.nbytes(prod(self.shape))
+
+
+class Fill(NamedTuple):
+    """A box of a shard, and the box of a source tensor that fills it.
+
+    The sizes are equal but for leading axes of one, which a shard may have and the source not.
+    """
+
+    local: Box
+    key: str
+    source: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A dense tensor in C order as a file will hold it: all of a logical tensor or a part.
+
+    Attributes:
+        shape: of the shard.
+        dtype: of its elements; the source's are cast where theirs differs.
+        fills: boxes that do not overlap; elements in none of them are zero.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    fills: tuple[Fill, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shard."""
+        return self.dtype.nbytes(self.numel)
+
+
+class Part(NamedTuple):
+    """A box of a shard, and the equal box of a tensor that is to be written."""
+
+    local: Box
+    key: str
+    box: Box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """All that is to be written.
+
+    Attributes:
+        checkpoint: the source, opened.
+        tensors: by key, in the order in which a writer should keep them.
+        objects: non-tensor state by name; `checkpoint` loads it.
+        aliases: key -> key of the tensor whose values it shares (tied weights).
+        topology: of the job that wrote the source.
+        dropped: what was left out on demand, in words.
+    """
+
+    checkpoint: Checkpoint
+    tensors: Mapping[str, Wanted]
+    objects: Mapping[str, ObjectInfo]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    topology: Topology = field(default_factory=Topology)
+    dropped: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Content:
+        """Return all of a checkpoint, unchanged."""
+        tensors = {
+            key: Wanted(
+                info.component,
+                info.name,
+                info.kind,
+                info.shape,
+                info.dtype,
+                (Copy(Box.whole(info.shape), key, Box.whole(info.shape)),),
+            )
+            for key, info in checkpoint.tensors.items()
+        }
+        return cls(
+            checkpoint=checkpoint,
+            tensors=tensors,
+            objects=checkpoint.objects,
+            aliases=checkpoint.aliases,
+            topology=checkpoint.topology,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, each element once."""
+        return sum(wanted.nbytes for wanted in self.tensors.values())
+
+    def with_tensors(self, tensors: Iterable[Wanted]) -> Content:
+        """Return the same with other tensors; aliases to what is gone are gone too."""
+        kept = {wanted.key: wanted for wanted in tensors}
+        aliases = {key: owner for key, owner in self.aliases.items() if owner in kept}
+        return replace(self, tensors=kept, aliases=aliases)
+
+    def whole(self, key: str) -> Shard:
+        """Return one tensor as one shard."""
+        wanted = self.tensors[key]
+        box = Box.whole(wanted.shape)
+        return self.shard(wanted.shape, wanted.dtype, [Part(box, key, box)])
+
+    def part(self, key: str, box: Box) -> Shard:
+        """Return one box of a tensor as a shard of the box's shape."""
+        wanted = self.tensors[key]
+        return self.shard(box.sizes, wanted.dtype, [Part(Box.whole(box.sizes), key, box)])
+
+    def shard(self, shape: Sequence[int], dtype: DType, parts: Iterable[Part]) -> Shard:
+        """Return a shard put together from boxes of tensors.
+
+        Args:
+            shape: of the shard.
+            dtype: of its elements.
+            parts: boxes of the shard that do not overlap, each with a box of `tensors`.
+        """
+        fills = [fill for part in parts for fill in self._fills(part)]
+        return Shard(tuple(shape), dtype, tuple(fills))
+
+    def _fills(self, part: Part) -> Iterable[Fill]:
+        lead = len(part.local.sizes) - len(part.box.sizes)
+        for copy in self.tensors[part.key].copies:
+            shared = intersection(part.box, copy.box) if part.box.sizes else part.box
+            if shared is None or not shared.volume:
+                continue
+            inside = _shift(part.local.offsets[lead:], part.box.offsets, shared.offsets)
+            yield Fill(
+                Box((*part.local.offsets[:lead], *inside), (*(1,) * lead, *shared.sizes)),
+                copy.key,
+                Box(_shift(copy.source.offsets, copy.box.offsets, shared.offsets), shared.sizes),
+            )
+
+
+def _shift(base: Sequence[int], origin: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
+    """Return `base + (place - origin)`."""
+    return tuple(b + p - o for b, o, p in zip(base, origin, place, strict=True))
