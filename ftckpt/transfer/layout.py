@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftckpt.extents import Extent
+
 from .content import Content, Shard
 
 if TYPE_CHECKING:
