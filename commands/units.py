@@ -6,8 +6,10 @@ import math
 import re
 
 from ftckpt.errors import UsageError
+from ftckpt.quantities import SECONDS
 
-_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+# A bare number is seconds here, as `timeout` and `sleep` take it.
+_SECONDS = {"": 1.0, **SECONDS}
 
 
 def parse_duration(text: str, flag: str) -> float:
