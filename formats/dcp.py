@@ -1,18 +1,16 @@
 """PyTorch Distributed Checkpoint: `.metadata` and `__<rank>_<n>.distcp` files.
 
 Reads what torch 2.0 to 2.13 write, saves without collectives (`__R.metadata`), compressed items,
-and the dialects of Megatron-Core and NVRx in their stored form.
+and NVRx's dialect.
 """
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ftckpt.checkpoint import (
     Checkpoint,
@@ -25,13 +23,11 @@ from ftckpt.checkpoint import (
     Record,
     Scalar,
 )
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding
-from ftckpt.memory import demand
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
-from ftckpt.store import Reader
 
 from .dcp_checks import check_items, check_keys, check_tiling, check_write_order, opaque_note
 from .dcp_items import (
@@ -40,23 +36,22 @@ from .dcp_items import (
     Item,
     Window,
     as_item,
+    misshapen,
     only_tensor,
     open_item,
     rank_of,
     windows,
 )
-from .dcp_metadata import DcpMetadata, merge, parse_metadata
+from .dcp_markers import MARKER, RANK_METADATA, read_metadata
+from .dcp_metadata import DcpMetadata
 from .dcp_scalars import read_scalars
 from .dcp_state import COMMON, State, is_common
 from .dcp_tensors import logical_tensors
+from .torch_values import TensorRef
 from .unpickle import no_gc
 
-MARKER = ".metadata"
-# Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces.
-METADATA_GROWTH = 9
 # What Megatron-Core keeps beside the metadata.
 _CONFIGURATION = frozenset({"metadata.json", "integrity.json"})
-_RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
 
 
 class Dcp:
@@ -71,7 +66,7 @@ class Dcp:
             return None
         if MARKER in names:
             return Recognition(self.name, f"has {MARKER}", CommitState.COMMITTED)
-        if any(_RANK_METADATA.search(n) for n in names):
+        if any(RANK_METADATA.search(n) for n in names):
             return Recognition(self.name, "has a metadata file a rank", CommitState.COMMITTED)
         if f"{MARKER}.tmp" in names or any(DATA.search(n) for n in names):
             return Recognition(
@@ -81,20 +76,7 @@ class Dcp:
 
     def open(self, source: Source) -> DcpCheckpoint:
         """Parse the metadata; see `ftckpt.registry.Format.open`."""
-        ranks = sorted(
-            (n for n in source.entries if _RANK_METADATA.search(n) and "/" not in n),
-            key=lambda n: int(_RANK_METADATA.search(n)[1]),  # type: ignore[index]
-        )
-        if MARKER in source.entries:
-            meta = _read(source, MARKER)
-            markers: tuple[str, ...] = (MARKER,)
-        elif ranks:
-            meta = merge({name: _read(source, name) for name in ranks})
-            markers = tuple(ranks)
-        else:
-            raise _uncommitted(source)
-        with no_gc():
-            return _build(source, meta, markers)
+        return open_dcp(source, DcpCheckpoint)
 
 
 @dataclass(kw_only=True)
@@ -133,22 +115,26 @@ class DcpCheckpoint(Checkpoint):
 
     def payload(self, piece: Piece) -> Payload:
         """Open the item and find the elements of its tensor."""
+        tensor, span, transforms = self._elements(piece)
+        if tensor.shape != piece.box.sizes:
+            raise misshapen(piece.extent, tensor.shape, piece.box.sizes)
+        strides = None if tensor.dense else tensor.strides
+        if transforms:
+            return Payload(piece.extent, strides, transforms, (span.offset, span.length))
+        return Payload(span, strides)
+
+    def _elements(self, piece: Piece) -> tuple[TensorRef, Extent, tuple[str, ...]]:
+        """Return the tensor in a piece's record, where it lies there, and what must be undone.
+
+        The place is in the file, or in the undone stream where there are transforms.
+        """
         place_ = piece.extent
-        limit = piece.box.volume * 16 + OVERHEAD
-        item = Item("a tensor", place_, self._transforms.get(place_, ()), piece.rank, limit)
+        transforms, limit = self._transformed.get(place_, ((), 0))
+        item = Item("a tensor", place_, transforms, piece.rank, limit)
         window = open_item(self.source, item)
         assert isinstance(window, Window)
         stream = window.parse()
         tensor = only_tensor(stream, item)
-        if tensor.shape != piece.box.sizes:
-            raise CorruptError(
-                f"a record of {place_.file} has shape {list(tensor.shape)} where its piece has "
-                f"{list(piece.box.sizes)}",
-                kind="shape-mismatch",
-                file=place_.file,
-                offset=place_.offset,
-                length=place_.length,
-            )
         if tensor.conj or tensor.neg or stream.storages[tensor.key].inline is not None:
             raise UnsupportedError(
                 f"a record of {place_.file} holds a conjugate or negative view, or no bytes of "
@@ -157,17 +143,18 @@ class DcpCheckpoint(Checkpoint):
                 offset=place_.offset,
                 length=place_.length,
             )
-        span = tensor.span(stream.storages)
-        strides = None if tensor.dense else tensor.strides
-        if item.transforms:
-            return Payload(place_, strides, item.transforms, (span.offset, span.length))
-        return Payload(span, strides)
+        return tensor, tensor.span(stream.storages), transforms
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield defects of keys, tiling, items and left-overs."""
         for found in self._check(counter):
-            key = self._keys.get(found.tensor or "")
-            yield found if key is None else replace(found, tensor=key)
+            if found.tensor is None:
+                yield found
+                continue
+            place_ = None
+            if found.file is not None and found.offset is not None and found.length is not None:
+                place_ = Extent(found.file, found.offset, found.length)
+            yield replace(found, tensor=self.owner(found.tensor, place_))
 
     def _check(self, counter: Counter) -> Iterator[Finding]:
         """Yield the same, with the metadata's own names for tensors."""
@@ -217,13 +204,22 @@ class DcpCheckpoint(Checkpoint):
             if isinstance(window, FtckptError):
                 continue
             item = window.item
-            owner = self._keys.get(item.name, item.name)
+            owner = self.owner(item.name, item.extent)
             for _, place_, crc in _records(window):
                 if item.transforms:
                     inner = (place_.offset, place_.length)
                     yield Record(item.extent, crc, owner, item.rank, item.transforms, inner)
                 else:
                     yield Record(place_, crc, owner, item.rank)
+
+    def owner(self, stored: str, place: Extent | None) -> str:
+        """Return the key of a tensor, or the name of an object, by its name in the metadata.
+
+        Args:
+            stored: the metadata's name.
+            place: the item in question, where one is.
+        """
+        return self._keys.get(stored, stored)
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step counters, at most `limit` a file."""
@@ -255,13 +251,14 @@ class DcpCheckpoint(Checkpoint):
         return {stored: key for key, stored in self.stored.items()}
 
     @cached_property
-    def _transforms(self) -> Mapping[Extent, tuple[str, ...]]:
+    def _transformed(self) -> Mapping[Extent, tuple[tuple[str, ...], int]]:
+        """Place of a transformed tensor -> its transforms, and the most that it may unfold to."""
         if not self.meta.transforms:
             return {}
         return {
-            Extent(i.path, i.offset, i.length): i.transforms
-            for i in self.meta.stored()
-            if i.transforms
+            Extent(i.path, i.offset, i.length): (i.transforms, prod(chunk.sizes) * 16 + OVERHEAD)
+            for _, chunk, i in self.meta.placed()
+            if chunk is not None and i.transforms
         }
 
     def _object_item(self, name: str) -> Item:
@@ -281,56 +278,22 @@ def _records(window: Window) -> list[tuple[str, Extent, int | None]]:
         return []
 
 
-class _Raw(io.RawIOBase):
-    """A store's reader as a raw stream, so that a large pickle is never held whole."""
-
-    def __init__(self, reader: Reader, size: int) -> None:
-        self._reader, self._size, self._at = reader, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")[: self._size - self._at]
-        if view:
-            self._reader.readinto(self._at, view)
-        self._at += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        return self._at
+C = TypeVar("C", bound=DcpCheckpoint)
 
 
-def _read(source: Source, name: str) -> DcpMetadata:
-    size = source.size(name)
-    if size == 0:
-        raise CorruptError(f"{name} is empty", kind="truncated-file", file=name)
-    demand(size * METADATA_GROWTH, f"the metadata {name} of {size >> 20} MiB")
-    with source.open(name) as reader:
-        return parse_metadata(io.BufferedReader(_Raw(reader, size), 1 << 20), size, name)
+def open_dcp(source: Source, kind: type[C]) -> C:
+    """Parse the metadata of a checkpoint, which `kind` will stand for.
+
+    Raises:
+        IncompleteError: it has no metadata (`uncommitted`).
+        CorruptError, UnsafeError, NoResourceError: the metadata cannot be trusted, or is too large.
+    """
+    meta, markers = read_metadata(source)
+    with no_gc():
+        return _build(source, meta, markers, kind)
 
 
-def _uncommitted(source: Source) -> IncompleteError:
-    data = sorted(n for n in source.entries if DATA.search(n))
-    temporary = f"{MARKER}.tmp"
-    message = f"{MARKER} is absent: the save did not finish, or is still being written"
-    hint = "wait for the save, or use an earlier checkpoint"
-    if temporary in source.entries:
-        try:
-            meta = _read(source, temporary)
-            whole = not any(f.code for f in check_tiling(meta, source))
-        except FtckptError:
-            whole = False
-        if whole:
-            message = (
-                f"{MARKER} is absent, but {temporary} is complete and fits the data files: "
-                "the save died between its last two acts"
-            )
-            hint = f"renaming {temporary} to {MARKER} commits it; verify it afterwards"
-    return IncompleteError(f"{message} ({len(data)} data files)", hint=hint, kind="uncommitted")
-
-
-def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCheckpoint:
+def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: type[C]) -> C:
     tensors, stored = logical_tensors(meta)
     objects = {}
     for name, item in meta.objects.items():
@@ -344,12 +307,12 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
         beside[COMMON] = Item(COMMON, extent, (), None)
     ranks = {rank_of(path) for path in meta.files} - {None}
     world = max((r for r in ranks if r is not None), default=-1) + 1
-    checkpoint = DcpCheckpoint(
+    checkpoint = kind(
         source=source,
         tensors=tensors,
         objects=objects,
         commit=Commit(CommitState.COMMITTED, markers[0]),
-        dialect=_dialect(source, meta, markers),
+        dialect=_dialect(meta, markers),
         notes=list(opaque_note(dict.fromkeys(meta.opaque, (markers[0], markers[0])))),
         meta=meta,
         markers=markers,
@@ -363,10 +326,8 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...]) -> DcpCh
     return checkpoint
 
 
-def _dialect(source: Source, meta: DcpMetadata, markers: Sequence[str]) -> str:
+def _dialect(meta: DcpMetadata, markers: Sequence[str]) -> str:
     words = []
-    if "metadata.json" in source.entries:
-        words.append("Megatron-Core torch_dist, as stored")
     if len(markers) > 1 or markers[0] != MARKER:
         words.append(f"metadata of {len(markers)} ranks, saved without collectives")
     words += [f"items under {name}" for name in sorted(meta.transforms)]

@@ -8,7 +8,7 @@ are fetched together, and a small item is fetched whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -173,6 +173,17 @@ def only_tensor(stream: TorchStream, item: Item) -> TensorRef:
         tensor=item.name,
         offset=item.extent.offset,
         length=item.extent.length,
+    )
+
+
+def misshapen(place: Extent, shape: Sequence[int], wanted: Sequence[int]) -> CorruptError:
+    """Return the error of a record whose tensor has another shape than its piece."""
+    return CorruptError(
+        f"a record of {place.file} has shape {list(shape)} where its piece has {list(wanted)}",
+        kind="shape-mismatch",
+        file=place.file,
+        offset=place.offset,
+        length=place.length,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import overload
@@ -39,29 +40,33 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
         while key in tensors:
             component, said = "extra:dcp", name if component != "extra:dcp" else said + "'"
             key = tensor_key(component, kind, said)
-        pieces = _Pieces(key, entry.chunks, copies.get(name, ()))
+        pieces = ChunkPieces(key, entry.chunks, copies.get(name, ()))
         tensors[key] = TensorInfo(component, said, kind, entry.size, entry.dtype, pieces, name)
         stored[key] = name
     return tensors, stored
 
 
-class _Pieces(Sequence[Piece]):
+class LazyPieces(Sequence[Piece]):
     """The pieces of one tensor, made when asked for: there may be a million of them."""
 
-    __slots__ = ("_chunks", "_main", "_name")
+    __slots__ = ()
 
-    def __init__(self, name: str, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
-        self._name = name
-        self._main = len(chunks)
-        self._chunks = [*chunks, *copies] if copies else chunks
+    @abstractmethod
+    def piece(self, index: int) -> Piece:
+        """Return one piece; `index` is in range.
+
+        Raises:
+            CorruptError: it lies in no file.
+        """
+
+    @abstractmethod
+    def box(self, index: int) -> Box:
+        """Return the box of one piece, whether it lies in a file or not."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __len__(self) -> int:
-        return len(self._chunks)
 
     @overload
     def __getitem__(self, index: int) -> Piece: ...
@@ -70,6 +75,29 @@ class _Pieces(Sequence[Piece]):
     def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        return self.piece(range(len(self))[index])
+
+
+class ChunkPieces(LazyPieces):
+    """The pieces that are the chunks of one stored tensor."""
+
+    __slots__ = ("_chunks", "_main", "_name")
+
+    def __init__(self, name: str, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
+        self._name = name
+        self._main = len(chunks)
+        self._chunks = [*chunks, *copies] if copies else chunks
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def box(self, index: int) -> Box:
+        """Return the box of one chunk."""
+        chunk = self._chunks[index]
+        return Box(chunk.offsets, chunk.sizes)
+
+    def piece(self, index: int) -> Piece:
+        """Return one chunk; see `LazyPieces.piece`."""
         chunk = self._chunks[index]
         item = chunk.item
         if item is None:
@@ -82,8 +110,8 @@ class _Pieces(Sequence[Piece]):
         place_ = Extent(item.path, item.offset, item.length)
         box = Box(chunk.offsets, chunk.sizes)
         replica = 0
-        if index % len(self._chunks) >= self._main:
-            before = self._chunks[: index % len(self._chunks)]
+        if index >= self._main:
+            before = self._chunks[:index]
             replica = sum(1 for other in before if other.offsets == chunk.offsets)
         return Piece(box, place_, replica=replica, rank=rank_of(item.path), packed=True)
 

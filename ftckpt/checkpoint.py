@@ -47,6 +47,8 @@ class Piece(NamedTuple):
         replica: 0 for the main copy, then 1, 2, …
         rank: the rank that wrote it, where known.
         packed: whether `extent` must go through `Checkpoint.payload`.
+        first: of a packed record that holds more than this piece, the element (counted in the
+            record's C order) with which the piece begins.
     """
 
     box: Box
@@ -56,6 +58,7 @@ class Piece(NamedTuple):
     replica: int = 0
     rank: int | None = None
     packed: bool = False
+    first: int = 0
 
 
 class Payload(NamedTuple):
