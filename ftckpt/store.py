@@ -105,6 +105,38 @@ class Reader(Protocol):
         """Close it."""
 
 
+class Upload(ABC):
+    """One large object that is being written in pieces.
+
+    Nobody takes it for whole before `finish` returns: a store either shows nothing until then, or
+    (`resumes`) shows the bytes under the key itself, which the caller chose in a staging place.
+
+    Attributes:
+        unit: every write but the last of the object is of this many bytes at a multiple of it;
+            1 where anything goes.
+        resumes: whether bytes of an earlier upload of the same key and size are still there.
+    """
+
+    unit: int
+    resumes: bool
+
+    @abstractmethod
+    def write(self, offset: int, view: memoryview) -> None:
+        """Write bytes at `offset`; from any thread, in any order, each place once or again."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Make it whole and durable; every byte must have been written.
+
+        Raises:
+            UnavailableError: the store does not hold what was written.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go without finishing; what a store keeps of it can be resumed or is swept away."""
+
+
 class Store(ABC):
     """A flat space of keys below one URL (see the module's docstring for its promises)."""
 
@@ -159,6 +191,15 @@ class Store(ABC):
 
         Raises:
             ExistsError: the key exists and its content is not from this very call.
+        """
+
+    @abstractmethod
+    def upload(self, path: str, size: int) -> Upload:
+        """Begin or resume an object of `size` bytes under `path`, in pieces of bounded memory.
+
+        Raises:
+            NoResourceError: the store knows already that it has no room.
+            DeniedError, UnavailableError: as `put`.
         """
 
     @abstractmethod

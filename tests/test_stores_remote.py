@@ -38,6 +38,7 @@ class _Exclusive(MemoryFileSystem):  # type: ignore[misc]
 
 class TestFsspecStore(StoreTests):
     atomic_race = False  # neither filesystem locks
+    hidden_uploads = False  # this filesystem shows what is being written
 
     @pytest.fixture
     def filesystem(self) -> MemoryFileSystem:

@@ -48,7 +48,7 @@ def _write(path: str, data: bytes, publish: Callable[[str, str], None]) -> None:
     directory = os.path.dirname(path) or "."
     temporary = os.path.join(directory, TEMPORARY + secrets.token_hex(8))
     try:
-        _make_directories(directory)
+        make_directories(directory)
         _write_durably(temporary, data)
         try:
             publish(temporary, path)
@@ -96,12 +96,12 @@ def _write_durably(path: str, data: bytes) -> None:
     os.close(fd)
 
 
-def _make_directories(directory: str) -> None:
+def make_directories(directory: str) -> None:
     """Create missing directories and flush each into its parent."""
     if os.path.isdir(directory):
         return
     parent = os.path.dirname(directory) or "."
-    _make_directories(parent)
+    make_directories(parent)
     try:
         os.mkdir(directory)
     except FileExistsError:

@@ -14,6 +14,7 @@ from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeErro
 from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
 
 from .atomic import write_new, write_over
+from .localwrite import LocalUpload
 from .oserror import translate
 from .pagecache import PoliteFile
 
@@ -216,6 +217,10 @@ class LocalStore(Store):
     def create(self, path: str, data: bytes) -> None:
         """Store `data` under `path`, which must not exist; exactly one of several racers wins."""
         write_new(self.local_path(path), data)
+
+    def upload(self, path: str, size: int) -> LocalUpload:
+        """Open a file of `size` bytes for writing in place; what it holds already is kept."""
+        return LocalUpload(self.local_path(path), path, size)
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete names (a link itself, never its target); an absent one is gone."""

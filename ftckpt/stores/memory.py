@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ftckpt.errors import ExistsError, FtckptError, NotFoundError, TruncatedError
-from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
+from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Upload, Usage
 
 from .keys import children_of, safe_key
 
@@ -72,6 +72,29 @@ class MemoryReader(Reader):
             )
         self._count(length)
         return self._data[offset : offset + length]
+
+
+class MemoryUpload(Upload):
+    """An object that becomes visible, whole, when it is finished."""
+
+    unit = 1
+    resumes = False
+
+    def __init__(self, store: MemoryStore, path: str, size: int) -> None:
+        self._store = store
+        self._path = path
+        self._data = bytearray(size)
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Write bytes at `offset`."""
+        self._data[offset : offset + view.nbytes] = view.cast("B")
+
+    def finish(self) -> None:
+        """Show it."""
+        self._store.put(self._path, bytes(self._data))
+
+    def close(self) -> None:
+        """Let go; nothing is kept."""
 
 
 class MemoryStore(Store):
@@ -156,6 +179,10 @@ class MemoryStore(Store):
             if key in self._space.objects:
                 raise ExistsError(f"{self.describe(path)} exists already", file=path)
             self._store(key, data)
+
+    def upload(self, path: str, size: int) -> MemoryUpload:
+        """Begin an object of `size` bytes; nothing is seen of it before it is finished."""
+        return MemoryUpload(self, path, size)
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys; an absent one is gone."""

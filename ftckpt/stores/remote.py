@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from ftckpt.digest import BLOCK
 from ftckpt.errors import (
-    DeniedError,
     ExistsError,
     FtckptError,
     NotFoundError,
@@ -25,6 +24,8 @@ from .atomic import TEMPORARY
 from .keys import children_of, safe_key
 from .options import StoreOptions
 from .ranges import PART, plan_runs, split_parts
+from .remoteerrors import is_transient, translate
+from .remotewrite import FsspecUpload
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -95,9 +96,9 @@ class FsspecStore(Store):
             except FtckptError:
                 raise
             except Exception as error:
-                wait = backoff.pause() if _is_transient(error) else None
+                wait = backoff.pause() if is_transient(error) else None
                 if wait is None:
-                    raise _translate(error, self.describe(path), path, doing) from error
+                    raise translate(error, self.describe(path), path, doing) from error
             time.sleep(wait)
 
     def stat(self, path: str) -> Entry:
@@ -206,6 +207,12 @@ class FsspecStore(Store):
         else:
             raise ExistsError(f"{self.describe(path)} exists already", file=path)
 
+    def upload(self, path: str, size: int) -> FsspecUpload:
+        """Begin an object; what is seen of it before it is finished is the filesystem's matter."""
+        key = self.key(path)
+        file = self.call("write", path, lambda: self._fs.open(key, "wb", block_size=BLOCK))
+        return FsspecUpload(self, path, size, file)
+
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys one by one; an absent one is gone."""
         return {path: self._delete(path) for path in paths}
@@ -308,37 +315,3 @@ def _seconds(modified: datetime | str | float | None) -> float | None:
         except ValueError:
             return None
     return modified.timestamp() if isinstance(modified, datetime) else modified
-
-
-def _status(error: BaseException) -> int:
-    """Return the HTTP status that the exceptions of gcsfs, adlfs and aiohttp carry."""
-    for name in ("code", "status", "status_code"):
-        value = getattr(error, name, None)
-        if isinstance(value, int):
-            return value
-        if isinstance(value, str) and value.isdigit():
-            return int(value)
-    return 0
-
-
-def _is_transient(error: Exception) -> bool:
-    if isinstance(error, (ConnectionError, asyncio.TimeoutError, TimeoutError)):
-        return True
-    status = _status(error)
-    return status in (408, 429) or (status >= 500 and status not in (501, 507))
-
-
-def _translate(error: Exception, url: str, path: str, doing: str) -> FtckptError:
-    message = f"cannot {doing} {url}: {str(error) or type(error).__name__}"
-    status = _status(error)
-    if isinstance(error, FileExistsError) or status == 412:
-        return ExistsError(f"{url} exists already", file=path)
-    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
-        return NotFoundError(f"{url} does not exist", file=path)
-    if status == 404:
-        return NotFoundError(f"{url} does not exist", file=path)
-    if isinstance(error, PermissionError) or status in (401, 403):
-        return DeniedError(message, hint="check the credentials", file=path)
-    if isinstance(error, (NotImplementedError, TypeError)) or status in (405, 501):
-        return UnsupportedError(message, file=path)
-    return UnavailableError(message, file=path)

@@ -14,6 +14,7 @@ from .ranges import Run, plan_runs
 from .s3client import PARALLEL, S3Client, gather
 from .s3errors import archived
 from .s3read import S3Object, S3Reader, Version, read_bytes
+from .s3upload import S3Upload
 from .s3write import create_object, delete_objects, put_object, supports_conditions
 
 if TYPE_CHECKING:
@@ -115,6 +116,10 @@ class S3Store(Store):
             self.traits = self.traits._replace(conditional_put=honoured)
         conditional = bool(self.traits.conditional_put)
         self.client.run(create_object(self.client, self.at(path), data, conditional))
+
+    def upload(self, path: str, size: int) -> S3Upload:
+        """Begin an object in parts; nothing is seen of it before it is finished."""
+        return S3Upload(self.client, self.at(path), size)
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys, a thousand a request; an absent one is gone."""

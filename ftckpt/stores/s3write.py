@@ -54,17 +54,19 @@ async def put_object(client: S3Client, at: S3Object, data: bytes) -> None:
     asked, md5 = _request(at, data)
     await client.call("put_object", url=at.url, file=at.path, doing="write", **asked)
     head = await _head(client, at)
-    if head["ContentLength"] != len(data) or _differs(head, md5):
+    if head["ContentLength"] != len(data) or differs(head, md5):
         raise UnavailableError(f"{at.url} does not hold what was written to it", file=at.path)
 
 
-def _differs(head: dict[str, Any], md5: str) -> bool:
-    """Say whether the ETag shows other content; encrypted and multipart ones show nothing."""
+def differs(head: dict[str, Any], md5: str) -> bool:
+    """Say whether the ETag shows other content; encrypted ones show nothing."""
     etag = str(head.get("ETag", "")).strip('"').lower()
     keyed = head.get("ServerSideEncryption", "").startswith("aws:kms") or head.get(
         "SSECustomerAlgorithm"
     )
-    is_md5 = len(etag) == 32 and all(c in "0123456789abcdef" for c in etag)
+    hexadecimal, _, parts = etag.partition("-")
+    is_md5 = len(hexadecimal) == 32 and all(c in "0123456789abcdef" for c in hexadecimal)
+    is_md5 = is_md5 and bool(parts) == ("-" in md5)  # of one PUT, or of several parts
     return is_md5 and not keyed and etag != md5
 
 
