@@ -6,6 +6,7 @@ from ftckpt.registry import Format
 
 from .bundle import Bundle
 from .dcp import Dcp
+from .megatron import Megatron
 from .ranks import Ranks
 from .recognised import RECOGNISED
 from .safetensors import Safetensors
@@ -19,6 +20,7 @@ FORMATS: tuple[Format, ...] = (
     Bundle(_PARTS),
     Safetensors(),
     Ranks(),
+    Megatron(),
     TorchSave(),
     *RECOGNISED,
 )

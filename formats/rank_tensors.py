@@ -84,7 +84,7 @@ def assemble(
         kinds = {type(e.held) for e in entries}
         if len(kinds) > 1:
             rest = [e for e in entries if type(e.held) is not type(entries[0].held)]
-            report(_odd("bad-metadata", identity, rest[0], "is sharded in some files, whole in"))
+            report(odd("bad-metadata", identity, rest[0], "is sharded in some files, whole in"))
             entries = [e for e in entries if type(e.held) is type(entries[0].held)]
         first = entries[0].held
         if isinstance(first, Distributed):
@@ -102,7 +102,7 @@ def assemble(
 
 
 def _distributed(identity: Identity, entries: Sequence[Entry], report: Report) -> TensorInfo:
-    entries = _agreeing(identity, entries, report)
+    entries = agreeing(identity, entries, report)
     head = entries[0].held
     assert isinstance(head, Distributed)
     held: list[tuple[Entry, Distributed, tuple[int, ...]]] = []
@@ -110,34 +110,34 @@ def _distributed(identity: Identity, entries: Sequence[Entry], report: Report) -
         part = entry.held
         assert isinstance(part, Distributed)
         if part.mesh.sizes != head.mesh.sizes or part.placements != head.placements:
-            report(_odd("bad-metadata", identity, entry, "has another mesh or placement in"))
+            report(odd("bad-metadata", identity, entry, "has another mesh or placement in"))
         elif part.mesh.coordinate is not None:  # None: the rank stands outside the mesh
             held.append((entry, part, part.mesh.coordinate))
     stored = [(coordinate, part.local.shape) for _, part, coordinate in held]
     nominal = choose_rule(head.shape, head.mesh.sizes, head.placements, stored)
-    boxes = _Boxes()
+    boxes = Boxes()
     for entry, part, coordinate in held:
         local = local_of(
             head.shape, head.mesh.sizes, head.placements, coordinate, nominal=bool(nominal)
         )
         if local.shape != part.local.shape:
             what = f"needs a shard of {list(local.shape)} and has {list(part.local.shape)} in"
-            report(_odd("shape-mismatch", identity, entry, what))
+            report(odd("shape-mismatch", identity, entry, what))
             continue
         boxes.add(entry, part.local, local.patches)
     return _info(identity, head.shape, head.dtype, boxes)
 
 
 def _listed(identity: Identity, entries: Sequence[Entry], report: Report) -> TensorInfo:
-    entries = _agreeing(identity, entries, report)
+    entries = agreeing(identity, entries, report)
     head = entries[0].held
     assert isinstance(head, Listed)
-    boxes = _Boxes()
+    boxes = Boxes()
     for entry in entries:
         part = entry.held
         assert isinstance(part, Listed)
         if part.boxes != head.boxes:
-            report(_odd("bad-metadata", identity, entry, "has another list of shards in"))
+            report(odd("bad-metadata", identity, entry, "has another list of shards in"))
             continue
         for patch, local in part.shards:
             boxes.add(entry, local, (patch,))
@@ -147,9 +147,9 @@ def _listed(identity: Identity, entries: Sequence[Entry], report: Report) -> Ten
 def _split(
     identity: Identity, entries: Sequence[Entry], split: Split, dim: int, report: Report
 ) -> TensorInfo:
-    entries = _agreeing(identity, entries, report, shapes=False)
+    entries = agreeing(identity, entries, report, shapes=False)
     head = entries[0].held
-    boxes, at = _Boxes(), 0
+    boxes, at = Boxes(), 0
     for rank, entry in enumerate(entries):
         # Sizes of the ranks before give the offset, so after a missing one nothing has a place.
         if entry.rank != rank:
@@ -159,7 +159,7 @@ def _split(
         rest = (ref.shape[:dim] + ref.shape[dim + 1 :], split.shape[:dim] + split.shape[dim + 1 :])
         if dim >= len(ref.shape) or rest[0] != rest[1]:
             what = f"of shape {list(split.shape)} cannot hold {list(ref.shape)} of"
-            report(_odd("shape-mismatch", identity, entry, what))
+            report(odd("shape-mismatch", identity, entry, what))
             break
         offsets = tuple(at if d == dim else 0 for d in range(len(ref.shape)))
         boxes.add(entry, ref, (Patch(Box(offsets, ref.shape), (0,) * len(ref.shape)),))
@@ -171,10 +171,10 @@ def _split(
 def _replicated(
     identity: Identity, entries: Sequence[Entry], split: Split | None, report: Report
 ) -> TensorInfo:
-    entries = _agreeing(identity, entries, report)
+    entries = agreeing(identity, entries, report)
     head = entries[0].held
     assert isinstance(head, TensorRef)
-    boxes = _Boxes()
+    boxes = Boxes()
     for entry in entries:
         assert isinstance(entry.held, TensorRef)
         boxes.add(entry, entry.held, (_whole(entry.held.shape),))
@@ -183,7 +183,7 @@ def _replicated(
 
 def _of_one_rank(identity: Identity, entry: Entry) -> TensorInfo:
     assert isinstance(entry.held, TensorRef)
-    boxes = _Boxes()
+    boxes = Boxes()
     boxes.add(entry, entry.held, (_whole(entry.held.shape),))
     # Moments and weights of one name differ in kind, so the component need not tell them apart.
     own = identity.component.removeprefix("extra:")
@@ -192,24 +192,29 @@ def _of_one_rank(identity: Identity, entry: Entry) -> TensorInfo:
     return _info(mine, entry.held.shape, entry.held.dtype, boxes)
 
 
-def _agreeing(
+def agreeing(
     identity: Identity, entries: Sequence[Entry], report: Report, *, shapes: bool = True
 ) -> list[Entry]:
+    """Return the entries of the first one's dtype and, unless `shapes` is False, shape.
+
+    The others are reported.
+    """
     head = entries[0]
     agreeing = []
     for entry in entries:
         if shapes and entry.held.shape != head.held.shape:
             what = f"is {list(head.held.shape)} in {head.file} and {list(entry.held.shape)} in"
-            report(_odd("shape-mismatch", identity, entry, what))
+            report(odd("shape-mismatch", identity, entry, what))
         elif entry.held.dtype is not head.held.dtype:
             what = f"is {head.held.dtype.name} in {head.file} and {entry.held.dtype.name} in"
-            report(_odd("dtype-mismatch", identity, entry, what))
+            report(odd("dtype-mismatch", identity, entry, what))
         else:
             agreeing.append(entry)
     return agreeing
 
 
-def _odd(kind: str, identity: Identity, entry: Entry, what: str) -> Finding:
+def odd(kind: str, identity: Identity, entry: Entry, what: str) -> Finding:
+    """Return the finding that says `what` of a tensor as a file holds it."""
     return finding(
         kind,
         f"{identity.key} {what} {entry.file}",
@@ -223,7 +228,7 @@ def _whole(shape: tuple[int, ...]) -> Patch:
     return Patch(Box.whole(shape), (0,) * len(shape))
 
 
-def _info(identity: Identity, shape: tuple[int, ...], dtype: DType, boxes: _Boxes) -> TensorInfo:
+def _info(identity: Identity, shape: tuple[int, ...], dtype: DType, boxes: Boxes) -> TensorInfo:
     return TensorInfo(
         identity.component,
         identity.name,
@@ -235,8 +240,8 @@ def _info(identity: Identity, shape: tuple[int, ...], dtype: DType, boxes: _Boxe
     )
 
 
-class _Boxes:
-    """Pieces in order of rank; a box that came before makes a replica."""
+class Boxes:
+    """Pieces in the order of their coming; a box that came before makes a replica."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []

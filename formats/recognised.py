@@ -135,12 +135,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         (Sign(files=r"metadata\.json", magic=rb'.*"sharded_backend"\s*:\s*"zarr"'),),
     ),
     Recognised(
-        "megatron",
-        "Megatron-LM's legacy layout (mp_rank_*)",
-        _NEXT,
-        (Sign(directories=r"mp_rank_\d+(_\d+)*"),),
-    ),
-    Recognised(
         "nvrx-local",
         "NVIDIA resiliency extension's local checkpoints",
         "restore it with the job that wrote it: it is bound to that job's topology",

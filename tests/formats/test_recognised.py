@@ -23,11 +23,6 @@ SHARED = Path(__file__).parents[3] / "shared" / "checkpoints"
 # Format -> trees of files (a path ending in "/" is an empty directory); the content decides where
 # a magic does.
 DIRECTORIES: dict[str, list[dict[str, bytes]]] = {
-    "megatron": [
-        {"mp_rank_00/model_optim_rng.pt": b""},
-        {"mp_rank_00_001/model_optim_rng.pt": b"", "mp_rank_00_000/model_optim_rng.pt": b""},
-        {"mp_rank_00_000_003/": b""},
-    ],
     "megatron-zarr": [
         {"metadata.json": b'{"sharded_backend": "zarr", "sharded_backend_version": 1}',
          "decoder.weight/.zarray": b"{}"},
@@ -152,7 +147,7 @@ def test_a_program_is_told_from_a_state_dict(tmp_path: Path) -> None:
 
 
 def test_opening_says_what_it_is_and_what_to_do(tmp_path: Path) -> None:
-    place = write(tmp_path / "iter_0000003", {"mp_rank_00/model_optim_rng.pt": b""})
+    place = write(tmp_path / "iter_0000003", {"mp_rank_00_model_states.pt": b""})
     source = Source.directory(open_store(str(place)))
     for form in RECOGNISED:
         with pytest.raises(UnsupportedError) as caught:
@@ -168,8 +163,6 @@ SETS = {
     "ds_z2_w2_bf16": ("deepspeed", "global_step3"),
     "ds_z3_w2_fp32": ("deepspeed", "global_step3"),
     "ds_pp2dp2_z1_bf16": ("deepspeed", "global_step2"),
-    "mcore_torch_tp2pp2": ("megatron", "iter_0000003"),
-    "mcore_torch_tp2dp2_distopt_bf16": ("megatron", "iter_0000003"),
 }
 
 

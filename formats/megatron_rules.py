@@ -1,0 +1,30 @@
+"""Which of Megatron's built-in split rules hold for a job: by its arguments."""
+
+from __future__ import annotations
+
+from ftckpt.rules import Rules
+
+from .megatron_ranks import Arguments
+from .rule_tables import built_in
+
+_GATED = ("swiglu", "gated_linear_unit", "quick_geglu", "geglu", "reglu")
+
+
+def rules_of(args: Arguments) -> Rules:
+    """Return the rules for a job with these arguments.
+
+    Sub-blocks of state-space layers follow from their sizes, which are recorded whole or as what
+    they are derived from (`MambaMixer` in megatron/core/ssm/mamba_mixer.py).
+    """
+    heads = args.count("mamba_num_heads")
+    width = args.count("mamba_head_dim", 64)
+    inner = heads * width if heads else 2 * args.count("hidden_size")
+    groups = args.count("mamba_num_groups", 8) * args.count("mamba_state_dim", 128)
+    values = {"gated": int(any(args.flag(name) for name in _GATED))}
+    if inner and width and groups:
+        values |= {
+            "mamba_inner": inner,
+            "mamba_groups": groups,
+            "mamba_heads": heads or inner // width,
+        }
+    return built_in("megatron", values)
