@@ -1,0 +1,142 @@
+"""The exact mean time of a nested pattern of saves, by elimination.
+
+Let E_i be the mean time from the i-th save to the end of the pattern. In the bulk after it, of
+length L, nothing fails with probability q = e^(-l L); else a failure of class j sends the job back
+to the last save in the tier that the restart ends with:
+
+    E_i = (1 - q)/l + q E_(i+1) + (1 - q) (V + sum over tiers m of h_m E_(last save in tier m))
+
+V is the mean time of a recovery and h_m the chance that it ends from tier m: a restart from tier j
+that is interrupted by a failure of class c goes on from tier max(j, c).
+
+A run of saves between two of tier m + 1 is a `_Block`: linear in the E after it and in the E of
+the saves that it may fall back to. Blocks of one kind follow each other, so that powers of blocks
+take the place of a sum over all saves, and the cost does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .arithmetic import Real, choose, exp, expm1, exposed, log1p
+from .inputs import Tier
+
+
+class Times(NamedTuple):
+    """Mean seconds that a pattern takes, by what they are spent on."""
+
+    running: Real
+    detection: Real
+    restart: Real
+
+    def scaled(self, factor: Real) -> Times:
+        """Return each of them times `factor`."""
+        return Times(*(factor * x for x in self))
+
+    def plus(self, other: Times) -> Times:
+        """Return the sums."""
+        return Times(*(x + y for x, y in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """E at the start = times + back[m] E(last save in tier m) + (1 - sum of back) E at the end."""
+
+    times: Times
+    back: tuple[Real, ...]
+
+    def onward(self) -> Real:
+        """Return the weight of what comes after."""
+        return 1.0 - sum(self.back)
+
+    def then(self, after: _Block) -> _Block:
+        """Return this block with another behind it."""
+        rest = self.onward()
+        return _Block(
+            self.times.plus(after.times.scaled(rest)),
+            tuple(a + rest * b for a, b in zip(self.back, after.back, strict=True)),
+        )
+
+    def repeated(self, count: Real) -> _Block:
+        """Return `count` such blocks, one behind the other; none for 0."""
+        leave = sum(self.back)
+        alone = choose(leave > 0, leave, 1.0)
+        # 1 + r + ... + r^(count - 1) with r = 1 - leave, which may be all but 1.
+        total = choose(leave > 0, -expm1(count * log1p(-alone)) / alone, count)
+        return _Block(self.times.scaled(total), tuple(total * b for b in self.back))
+
+    def starting_save_of(self, tier: int) -> _Block:
+        """Return the block with its start put in for the last save in `tier`."""
+        stay = 1.0 - self.back[tier]
+        back = [b / stay for b in self.back]
+        back[tier] = 0.0
+        return _Block(self.times.scaled(1 / stay), tuple(back))
+
+
+def cycle(
+    tiers: Sequence[Tier],
+    shares: Sequence[float],
+    interval: Real,
+    counts: Sequence[Real],
+    rate: Real,
+    detect: Real,
+) -> Times:
+    """Return the mean time from one save into the last tier to the next.
+
+    Args:
+        tiers: from the cheapest.
+        shares: share of failures of each class; they add up to 1.
+        interval: w, seconds of useful work before each save.
+        counts: saves into each tier but the last for one into the next.
+        rate: l, failures per second.
+        detect: D, seconds after each failure.
+    """
+    recovery, landing = _recovery(tiers, shares, rate, detect)
+
+    def block(tier: int, saved: int) -> _Block:
+        """Return what lies between two saves in `tier`, the last of which is in `saved` too."""
+        if tier:
+            inner = block(tier - 1, tier - 1).repeated(counts[tier - 1] - 1)
+            whole = inner.then(block(tier - 1, saved))
+        else:
+            length = interval + sum(t.cost for t in tiers[: saved + 1])
+            fails = -expm1(-rate * length)
+            times = Times(exposed(rate, length), 0.0, 0.0).plus(recovery.scaled(fails))
+            whole = _Block(times, tuple(fails * chance for chance in landing))
+        return whole.starting_save_of(tier)
+
+    last = len(tiers) - 1
+    return block(last, last).times
+
+
+def _recovery(
+    tiers: Sequence[Tier], shares: Sequence[float], rate: Real, detect: Real
+) -> tuple[Times, list[Real]]:
+    """Return the mean time from a failure to running again, and from which tier that happens."""
+    spent: list[Times] = []
+    ends: list[list[Real]] = []
+    for number in reversed(range(len(tiers))):
+        done = exp(-rate * tiers[number].restart)
+        fails = -expm1(-rate * tiers[number].restart)
+        times = Times(0.0, detect, exposed(rate, tiers[number].restart))
+        chances: list[Real] = [0.0] * len(tiers)
+        chances[number] = done
+        for worse in range(number + 1, len(tiers)):
+            ahead = len(tiers) - 1 - worse
+            times = times.plus(spent[ahead].scaled(fails * shares[worse]))
+            chances = [
+                a + fails * shares[worse] * b for a, b in zip(chances, ends[ahead], strict=True)
+            ]
+        again = 1 / (1 - fails * sum(shares[: number + 1]))
+        spent.append(times.scaled(again))
+        ends.append([again * chance for chance in chances])
+    spent.reverse()
+    ends.reverse()
+    mean = Times(0.0, 0.0, 0.0)
+    landing: list[Real] = [0.0] * len(tiers)
+    for share, times, chances in zip(shares, spent, ends, strict=True):
+        mean = mean.plus(times.scaled(share))
+        landing = [a + share * b for a, b in zip(landing, chances, strict=True)]
+    return mean, landing

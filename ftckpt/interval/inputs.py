@@ -1,0 +1,120 @@
+"""What the tier and spot models and the simulation are asked about: the input, and nothing else.
+
+The simulation shares these records with the closed forms, and no code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftckpt.errors import UsageError
+
+from .arithmetic import require
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What one save and one failure cost, in seconds.
+
+    Attributes:
+        save: C, training stands still; for an asynchronous save its snapshot, >= 0.
+        restart: R, reloading after a failure; begun anew when a failure interrupts it, >= 0.
+        detect: D, finding out and replacing what failed; nothing fails meanwhile, >= 0.
+        flush: F, from the end of `save` until the copy is durable, in the background, >= 0.
+        slowdown: a, share of training speed lost while flushing, in [0, 1].
+
+    Raises:
+        UsageError: a value is out of range or not a number.
+    """
+
+    save: float
+    restart: float = 0.0
+    detect: float = 0.0
+    flush: float = 0.0
+    slowdown: float = 0.0
+
+    def __post_init__(self) -> None:
+        require("the save cost", self.save, at_least=0)
+        require("the restart time", self.restart, at_least=0)
+        require("the detection time", self.detect, at_least=0)
+        require("the flush", self.flush, at_least=0)
+        require("the slowdown", self.slowdown, at_least=0, at_most=1, unit="")
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One place that keeps copies: memory of a peer, local disk, shared storage.
+
+    Attributes:
+        name: as the user calls it.
+        cost: seconds that a save into this tier adds to a save into the tiers below, >= 0.
+        restart: seconds to restart from it, >= 0.
+        covers: share of all failures that can be cured from this tier or one below, in (0, 1].
+
+    Raises:
+        UsageError: a value is out of range or not a number.
+    """
+
+    name: str
+    cost: float
+    restart: float
+    covers: float
+
+    def __post_init__(self) -> None:
+        require(f"the save cost of tier {self.name}", self.cost, at_least=0)
+        require(f"the restart time of tier {self.name}", self.restart, at_least=0)
+        require(f"the coverage of tier {self.name}", self.covers, above=0, at_most=1, unit="")
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Machines that are taken away with notice.
+
+    Attributes:
+        rate: preemptions of the job per second, >= 0.
+        notice: seconds from the announcement to the end, >= 0.
+        reliability: share of preemptions that are announced at all, in [0, 1].
+
+    Raises:
+        UsageError: a value is out of range or not a number.
+    """
+
+    rate: float
+    notice: float
+    reliability: float = 1.0
+
+    def __post_init__(self) -> None:
+        require("the preemption rate", self.rate, at_least=0, unit="per second")
+        require("the notice", self.notice, at_least=0)
+        require("the reliability of notice", self.reliability, at_least=0, at_most=1, unit="")
+
+
+def shares(tiers: Sequence[Tier]) -> tuple[float, ...]:
+    """Return for each tier the share of failures that it cures and no tier before it does.
+
+    Args:
+        tiers: from the one that survives least to the one that survives everything.
+
+    Raises:
+        UsageError: there is none, they are out of order, or the last does not cover everything.
+    """
+    if not tiers:
+        raise UsageError("there is no tier to save to")
+    if not math.isclose(tiers[-1].covers, 1, abs_tol=1e-12):
+        raise UsageError(
+            f"no tier cures every failure: {tiers[-1].name} covers {tiers[-1].covers:g}",
+            hint="let the last tier, the durable one, cover 1",
+        )
+    before = 0.0
+    found = []
+    for tier in tiers:
+        if tier.covers < before:
+            raise UsageError(
+                f"tier {tier.name} covers {tier.covers:g}, less than the tier before it",
+                hint="name tiers from the one that survives least to the one that survives most",
+            )
+        found.append(tier.covers - before)
+        before = tier.covers
+    return tuple(found)

@@ -1,0 +1,41 @@
+"""What a saving interval leads to: where the wall time goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .arithmetic import Real
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How wall time divides when one saves after every `interval` seconds of useful work.
+
+    The six shares are fractions of wall time and add up to 1, in an exact model and in a
+    simulation. A first-order model adds up its losses as if they could not coincide, so that its
+    `useful` may be negative: it is what the formula says, not what happens.
+
+    Attributes:
+        model: whose numbers these are, and by which convention of waste.
+        interval: seconds of useful work between two saves, without the save itself.
+        useful: goodput: work that was never thrown away.
+        save: training stood still, or was slowed, for saves that were kept.
+        lost: work and saves thrown away because a failure came before they were durable.
+        detection: finding out, and replacing what failed.
+        restart: reloading, retries included.
+        waiting: training stood still because an earlier save was still being flushed.
+    """
+
+    model: str
+    interval: Real
+    useful: Real
+    save: Real
+    lost: Real
+    detection: Real
+    restart: Real
+    waiting: Real = 0.0
+
+    @property
+    def waste(self) -> Real:
+        """The share of wall time that is not useful work."""
+        return 1 - self.useful
