@@ -7,6 +7,7 @@ from ftckpt.registry import Format
 from .bundle import Bundle
 from .dcp import Dcp
 from .megatron import Megatron
+from .megatron_dist import MegatronDist
 from .ranks import Ranks
 from .recognised import RECOGNISED
 from .safetensors import Safetensors
@@ -16,6 +17,7 @@ from .torchsave import TorchSave
 # A directory of several parts comes before the formats that would read one part of it.
 _PARTS: tuple[Format, ...] = (Dcp(), Safetensors(), TorchSave())
 FORMATS: tuple[Format, ...] = (
+    MegatronDist(),  # a DCP store too
     Dcp(),
     Bundle(_PARTS),
     Safetensors(),

@@ -45,13 +45,13 @@ from .dcp_items import (
 from .dcp_markers import MARKER, RANK_METADATA, read_metadata
 from .dcp_metadata import DcpMetadata
 from .dcp_scalars import read_scalars
-from .dcp_state import COMMON, State, is_common
+from .dcp_state import COMMON, CONFIGURATION, State, is_common, unfinished
 from .dcp_tensors import logical_tensors
 from .torch_values import TensorRef
 from .unpickle import no_gc
 
 # What Megatron-Core keeps beside the metadata.
-_CONFIGURATION = frozenset({"metadata.json", "integrity.json"})
+_BESIDE = frozenset({CONFIGURATION, "integrity.json"})
 
 
 class Dcp:
@@ -76,7 +76,10 @@ class Dcp:
 
     def open(self, source: Source) -> DcpCheckpoint:
         """Parse the metadata; see `ftckpt.registry.Format.open`."""
-        return open_dcp(source, DcpCheckpoint)
+        checkpoint = open_dcp(source, DcpCheckpoint)
+        if CONFIGURATION not in source.entries and any(map(is_common, checkpoint.objects)):
+            raise unfinished()  # by its names alone it could not be told from a plain store
+        return checkpoint
 
 
 @dataclass(kw_only=True)
@@ -104,7 +107,7 @@ class DcpCheckpoint(Checkpoint):
         yield from sorted(named)
         for name, entry in self.source.entries.items():
             empty = DATA.search(name) and entry.size == 0 and name not in named
-            if empty or name in _CONFIGURATION:
+            if empty or name in _BESIDE:
                 yield name
 
     def load_object(self, name: str) -> Any:

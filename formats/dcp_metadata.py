@@ -28,6 +28,7 @@ from .dcp_records import (
     Offsets,
     StoredItem,
     TensorEntry,
+    is_shape,
 )
 
 
@@ -53,6 +54,8 @@ class DcpMetadata:
         transforms: names of the transforms that any item lies behind.
         save_id: uuid of the save, where recorded (torch >= 2.4).
         version: `Metadata.version`, where recorded (torch >= 2.9).
+        reformulated: stored name -> shape of a tensor that is stored in another one (Megatron-Core
+            up to 0.14 stores optimizer state as a grid of flat shards).
         extras: members that plain torch does not write (a dialect's).
         opaque: names outside the table.
     """
@@ -66,6 +69,7 @@ class DcpMetadata:
     transforms: set[str] = field(default_factory=set)
     save_id: str = ""
     version: str = ""
+    reformulated: dict[str, Offsets] = field(default_factory=dict)
     extras: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
 
@@ -118,6 +122,7 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
             _take_entries(meta, state["state_dict_metadata"], file)
             _take_paths(meta, state.get("planner_data"))
             _take_storage(meta, state.get("storage_data"), file)
+            _take_shapes(meta, state.get("mcore_data"))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CorruptError(
             f"{file} contradicts the layout of checkpoint metadata ({error})",
@@ -167,6 +172,7 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
             elif item is not None:
                 whole.copies.append(Placed(name, None, item))
         whole.paths.update(part.paths)
+        whole.reformulated.update(part.reformulated)
         whole.orphans = part.orphans | whole.orphans
         whole.files |= part.files
         whole.transforms |= part.transforms
@@ -212,6 +218,13 @@ def _take_paths(meta: DcpMetadata, paths: Any) -> None:
         # A newer Megatron dialect hides plans under a reserved key: not a path, not needed.
         if type(name) is str and type(path) is tuple and _PARTS.issuperset(map(type, path)):
             meta.paths[name] = path
+
+
+def _take_shapes(meta: DcpMetadata, said: Any) -> None:
+    for name, entry in (said or {}).items():
+        shape = entry.get("nd_reformulated_orig_global_shape")
+        if name in meta.tensors and is_shape(shape):
+            meta.reformulated[name] = shape
 
 
 def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Scalar, StepRole, Topology
 from ftckpt.dtypes import decode_scalar
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, IncompleteError
 from ftckpt.source import Source
 from ftckpt.steps import is_counter, role_of
 
@@ -28,6 +28,8 @@ from .unpickle import Inert
 MOST_OBJECTS, MOST_BYTES = 32, 4 << 20
 # Up to core 0.18: a torch.save stream beside the metadata.
 COMMON = "common.pt"
+# Megatron's commit marker: Megatron reads no checkpoint without it.
+CONFIGURATION = "metadata.json"
 _COMMON_STATE = "common_state/"
 
 
@@ -105,6 +107,16 @@ class State:
 def is_common(name: str) -> bool:
     """Return whether an object is Megatron's common state."""
     return name == COMMON or name.startswith(_COMMON_STATE)
+
+
+def unfinished() -> IncompleteError:
+    """Return the error of a checkpoint that Megatron did not finish."""
+    return IncompleteError(
+        f"{CONFIGURATION} is absent: Megatron writes it last, so the save did not finish",
+        hint="wait for the save, or use an earlier checkpoint",
+        kind="uncommitted",
+        file=CONFIGURATION,
+    )
 
 
 def _counters(held: Held) -> Iterator[Scalar]:

@@ -33,7 +33,7 @@ def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         ("verl_fsdp", "ranks", "global_step_3", 3, {"latest_checkpointed_iteration.txt": True}),
         (
             "mcore_torchdist_tp2pp2",
-            "dcp",
+            "megatron-dist",
             "iter_0000003",
             3,
             {"latest_checkpointed_iteration.txt": True},
