@@ -1,8 +1,12 @@
-"""The formats in the order in which they are asked: the first that recognises a place reads it."""
+"""The formats in the order in which they are asked: the first that recognises a place reads it.
+
+`WRITERS` are those that can be written, one a name.
+"""
 
 from __future__ import annotations
 
 from ftckpt.registry import Format
+from ftckpt.transfer.layout import Writer
 
 from .bundle import Bundle
 from .dcp import Dcp
@@ -11,6 +15,7 @@ from .megatron_dist import MegatronDist
 from .ranks import Ranks
 from .recognised import RECOGNISED
 from .safetensors import Safetensors
+from .safetensors_writer import SafetensorsWriter
 from .torchsave import TorchSave
 
 # What is known by name and refused comes last, so that it never hides what can be read.
@@ -26,3 +31,5 @@ FORMATS: tuple[Format, ...] = (
     TorchSave(),
     *RECOGNISED,
 )
+
+WRITERS: tuple[Writer, ...] = (SafetensorsWriter(),)

@@ -48,15 +48,15 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         dtype: its element type: integers and booleans are never trained.
     """
     if len(path) == 2 and path[0] in _MODEL and type(path[1]) is str:  # most of a checkpoint
-        return Place("model", _model_kind(path[1], dtype), path[1])
+        return Place("model", weight_kind(path[1], dtype), path[1])
     parts = [str(p) for p in path] or [stored]
     top, rest = parts[0], parts[1:]
     if rest and top in _MODEL:
-        return Place("model", _model_kind(rest[-1], dtype), ".".join(rest))
+        return Place("model", weight_kind(rest[-1], dtype), ".".join(rest))
     if rest and top in _OPTIMIZER:
         return _optimizer(rest)
     if rest and top in _EMA:
-        return Place("ema", _model_kind(rest[-1], dtype), ".".join(rest))
+        return Place("ema", weight_kind(rest[-1], dtype), ".".join(rest))
     if rest:
         return Place(f"extra:{top}", Kind.OTHER, ".".join(rest))
     # One key, so a dotted one was written flat: torchtitan keeps the model at the top and torch's
@@ -64,10 +64,11 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
     for prefix in ("optimizer.", "optim."):
         if stored.startswith((prefix + "state.", prefix + "distributed.")):
             return _optimizer([stored.removeprefix(prefix)])
-    return Place("model", _model_kind(stored, dtype), stored)
+    return Place("model", weight_kind(stored, dtype), stored)
 
 
-def _model_kind(name: str, dtype: DType) -> Kind:
+def weight_kind(name: str, dtype: DType) -> Kind:
+    """Return what a tensor of a state_dict is: integers and BatchNorm's statistics are buffers."""
     if dtype.family not in ("float", "complex") or name.endswith(_BUFFER_LEAVES):
         leaf = name.rpartition(".")[2]
         if dtype.family not in ("float", "complex") or leaf in _BUFFER_LEAVES:

@@ -4,7 +4,7 @@ A Hugging Face folder holds `<stem>.safetensors`, or shards `<stem>-00001-of-000
 `<stem>.safetensors.index.json`, written last, so that shards without it are an unfinished save.
 Several stems may lie together (a model and its adapter): the first of a short list is component
 `model`, the others are `extra:<stem>`. ftckpt's own folders hold masters and moments beside the
-weights in `optimizer/*.safetensors`, named `<kind>.<name>`, and other state in `ftckpt.objects/`.
+weights in `optimizer/` (`safetensors_beside`), and other state in `ftckpt.objects/`.
 
 Headers of all files are read together, in at most two rounds: a guess of 64 KiB, then the rest of
 the longer ones. Damage in one of several shards does not hide the others: the tensors of the good
@@ -20,14 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ftckpt.checkpoint import (
-    Box,
     Checkpoint,
     Commit,
     CommitState,
-    Extent,
-    Kind,
-    ObjectInfo,
-    Piece,
     Scalar,
     StepRole,
     TensorInfo,
@@ -41,10 +36,10 @@ from ftckpt.source import Source
 from ftckpt.steps import role_of
 
 from . import dcp_hf
-from .hf_index import check_index, check_shard_count, check_total_size, shard_name
+from .hf_index import check_index, check_total_size, shard_name
+from .object_records import INDEX, StoredObjects, read_objects
+from .safetensors_beside import Beside, find_beside
 from .safetensors_files import (
-    OBJECTS,
-    OPTIMIZER,
     SUFFIX,
     WeightSet,
     evidence,
@@ -55,12 +50,10 @@ from .safetensors_files import (
     uncommitted,
 )
 from .safetensors_header import Header
+from .safetensors_names import Remarks, read_remarks, tensors_of
 from .safetensors_reading import read_headers
-from .strict_json import Limits, parse
 
-_KINDS = {kind.value: kind for kind in (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.OTHER)}
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
-_JSON = Limits(depth=32, objects=100_000, keys=1_000_000, items=4_000_000, naturals=False)
 
 
 @dataclass(kw_only=True)
@@ -69,7 +62,8 @@ class SafetensorsCheckpoint(Checkpoint):
 
     Attributes:
         sets: the weights in the folder itself, one set a stem.
-        beside: files of `optimizer/`.
+        beside: the tensors in folders of their own.
+        stored: the non-tensor state.
         headers: of each file that could be read.
         damage: findings about those that could not, or that contradict each other.
     """
@@ -77,36 +71,26 @@ class SafetensorsCheckpoint(Checkpoint):
     format: ClassVar[str] = "safetensors"
 
     sets: Sequence[WeightSet] = ()
-    beside: Sequence[str] = ()
+    beside: Beside = field(default_factory=Beside)
+    stored: StoredObjects = field(default_factory=StoredObjects)
     headers: Mapping[str, Header] = field(default_factory=dict)
     damage: Sequence[Finding] = ()
 
     def members(self) -> Iterable[str]:
         """Yield the weights, their indexes, and what belongs to a model folder."""
-        return members_of(self.source, self.sets, self.beside)
+        return members_of(self.source, self.sets, [*self.beside.members(), *self.stored.files])
 
     def load_object(self, name: str) -> Any:
-        """Return a stored object: parsed where it is JSON, else its bytes."""
-        extent = self.objects[name].extent
-        raw = self.source.read(extent.file, extent.offset, extent.length)
-        if not extent.file.endswith(".json"):
-            return raw
-        return parse(
-            raw, _JSON, file=extent.file, what="text", bad="bad-index", unsafe="unsafe-index"
-        )
+        """Return a stored object: parsed where its form is known, else its bytes."""
+        return self.stored.load(self.source, name)
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged headers, and where index, names and headers disagree."""
         yield from self.damage
         for weights in self.sets:
             yield from self._check_set(weights)
-        groups: dict[tuple[str, int], list[str]] = {}
-        for file in self.beside:
-            shard = shard_name(file)
-            if shard is not None:
-                groups.setdefault((shard.stem, shard.total), []).append(file)
-        for files in groups.values():
-            yield from check_shard_count(files, files[0])
+        yield from self.beside.check(self.source, self.headers)
+        yield from self.stored.check(self.source)
         places = [f for f in self.headers if dcp_hf.shard_place(f)]
         if places and not self.source.single and not self.sets:
             every = [f for f in self.source.entries if dcp_hf.shard_place(f)]
@@ -131,7 +115,9 @@ class SafetensorsCheckpoint(Checkpoint):
             )
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield the optimizer's step counters from `optimizer/*.safetensors`."""
+        """Yield the recorded step, and the optimizer's counters from `optimizer/*.safetensors`."""
+        if self.stored.step is not None and limit:
+            yield Scalar(INDEX, "step", self.stored.step, StepRole.ITERATION)
         taken: dict[str, int] = {}
         for info in self.tensors.values():
             code = _SCALARS.get(info.dtype.name)
@@ -169,8 +155,9 @@ class Safetensors:
             return _open_weights(source, [WeightSet("model", list(source.entries))])
         indexes = read_indexes(source)
         sets = find_sets(source, indexes)
-        if sets:
-            return _open_weights(source, sets)
+        beside = find_beside(source)
+        if sets or beside.indexes:
+            return _open_weights(source, sets, beside)
         shards = [n for n in source.entries if dcp_hf.shard_place(n)]
         if shards:
             return _open_shards(source, shards)
@@ -190,44 +177,53 @@ def _split(
     return headers, [from_error(error) for error in errors]
 
 
-def _open_weights(source: Source, sets: Sequence[WeightSet]) -> SafetensorsCheckpoint:
-    beside = [n for n in source.entries if n.startswith(OPTIMIZER) and n.endswith(SUFFIX)]
+def _open_weights(
+    source: Source, sets: Sequence[WeightSet], beside: Beside | None = None
+) -> SafetensorsCheckpoint:
+    beside = beside or Beside()
     wanted = dict.fromkeys(f for s in sets for f in s.files if f in source.entries)
-    headers, damage = _split(read_headers(source, [*wanted, *beside]))
+    present = [f for f in beside.files if f in source.entries]
+    headers, damage = _split(read_headers(source, [*wanted, *present]))
+    remarks = {file: read_remarks(header, file) for file, header in headers.items()}
     tensors: dict[str, TensorInfo] = {}
+    aliases: dict[str, str] = {}
     for weights in sets:
         target = {} if weights.index is None else weights.index.weight_map
         for file in weights.files:
-            for info in _tensors(headers, file, weights.component):
+            for info, owner in _tensors(headers, remarks, file, weights.component):
                 first = tensors.setdefault(info.key, info)
                 if first.component != info.component:
                     damage.append(_duplicate(first, info))
                 elif target.get(info.name) == file:
                     # Where two shards hold it, the index decides; `check` reports it.
                     tensors[info.key] = info
-    for file in beside:
-        for info in _optimizer_tensors(headers, file):
+                if owner is not None:
+                    aliases[info.key] = owner
+    for file in present:
+        for info, owner in _tensors(headers, remarks, file, beside.component(file)):
             first = tensors.setdefault(info.key, info)
             if first is not info:
                 damage.append(_duplicate(first, info))
-    objects = {
-        n.removeprefix(OBJECTS): ObjectInfo(n.removeprefix(OBJECTS), Extent(n, 0, e.size))
-        for n, e in source.entries.items()
-        if n.startswith(OBJECTS)
-    }
-    index = next((s.index for s in sets if s.index is not None), None)
+            elif owner is not None:
+                aliases[info.key] = owner
+    stored = StoredObjects() if source.single else read_objects(source)
+    indexes = [s.index.file for s in sets if s.index is not None]
+    if not sets:
+        indexes = [index.file for index in beside.indexes]
     commit = Commit(CommitState.NO_MARKER)
-    if index is not None:
-        commit = Commit(CommitState.COMMITTED, index.file)
+    if indexes:
+        commit = Commit(CommitState.COMMITTED, indexes[0])
     return SafetensorsCheckpoint(
         source=source,
         tensors=tensors,
-        objects=objects,
+        objects=stored.infos,
+        aliases=aliases,
         commit=commit,
         dialect=_dialect(source, headers),
-        notes=followed_links(source, members_of(source, sets, beside)),
+        notes=followed_links(source, members_of(source, sets, [*beside.members(), *stored.files])),
         sets=sets,
         beside=beside,
+        stored=stored,
         headers=headers,
         damage=damage,
     )
@@ -256,28 +252,12 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
     )
 
 
-def _tensors(headers: Mapping[str, Header], file: str, component: str) -> Iterator[TensorInfo]:
-    if file not in headers:
-        return
-    for name, dtype, shape, begin, end in headers[file].tensors:
-        piece = Piece(Box.whole(shape), Extent(file, begin, end - begin))
-        yield TensorInfo(component, name, Kind.PARAM, shape, dtype, (piece,))
-
-
-def _optimizer_tensors(headers: Mapping[str, Header], file: str) -> Iterator[TensorInfo]:
-    """Yield tensors named `<kind>.<name>`; another first word makes all of it the name."""
-    for info in _tensors(headers, file, "optimizer"):
-        word, dot, rest = info.name.partition(".")
-        kind = _KINDS.get(word) if dot and rest else None
-        yield TensorInfo(
-            info.component,
-            info.name if kind is None else rest,
-            kind or Kind.OTHER,
-            info.shape,
-            info.dtype,
-            info.pieces,
-            stored_name=info.name,
-        )
+def _tensors(
+    headers: Mapping[str, Header], remarks: Mapping[str, Remarks], file: str, component: str
+) -> Iterator[tuple[TensorInfo, str | None]]:
+    """Yield the tensors of a file that could be read; see `safetensors_names.tensors_of`."""
+    if file in headers:
+        yield from tensors_of(headers[file], file, component, remarks[file])
 
 
 def _dialect(source: Source, headers: Mapping[str, Header]) -> str:

@@ -22,7 +22,7 @@ from .safetensors_header import MAX_HEADER, PREFIX
 
 SUFFIX = ".safetensors"
 OPTIMIZER = "optimizer/"
-OBJECTS = "ftckpt.objects/"
+COMPONENTS = "ftckpt.components/"
 SHARDED = "sharded"
 _INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^/]+)?\.json")
 _MAIN_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
@@ -71,6 +71,11 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
         return f"has {min(weights)}", state
     if top:
         return f"has {min(top)}", CommitState.NO_MARKER
+    for folder in (OPTIMIZER, COMPONENTS):
+        if folder[:-1] in listing.directories:
+            inside = [n for n in listing.inside(folder[:-1]).files if _INDEX.fullmatch(n)]
+            if inside:
+                return f"has {folder}{min(inside)} and no weights", CommitState.COMMITTED
     if SHARDED in listing.directories:
         inside = [n for n in listing.inside(SHARDED).files if shard_place(n)]
         if inside:
@@ -148,6 +153,11 @@ def find_sets(source: Source, indexes: Mapping[str, Index]) -> list[WeightSet]:
     return sorted(sets, key=lambda s: s.component != "model")
 
 
+def is_beside(name: str) -> bool:
+    """Say whether a file is of the kind that lies beside weights: configuration, a tokenizer."""
+    return _BESIDE.fullmatch(name) is not None
+
+
 def has_sharded(source: Source) -> bool:
     """Say whether `sharded/` lies in the folder: what ranks wrote before a consolidation."""
     return any(n.startswith(SHARDED + "/") for n in source.entries)
@@ -172,7 +182,7 @@ def members_of(source: Source, sets: Sequence[WeightSet], beside: Sequence[str])
     Args:
         source: its files.
         sets: the weights; none where the shards of ranks are the weights.
-        beside: files of `optimizer/`.
+        beside: what lies in folders of ftckpt's own.
     """
     if source.single:
         yield from source.entries
@@ -184,6 +194,6 @@ def members_of(source: Source, sets: Sequence[WeightSet], beside: Sequence[str])
             seen.add(weights.index.file)
     seen.update(beside)
     for name in source.entries:
-        if name.startswith(OBJECTS) or _BESIDE.fullmatch(name) or (not sets and shard_place(name)):
+        if is_beside(name) or (not sets and shard_place(name)):
             seen.add(name)
     yield from sorted(n for n in seen if not n.startswith("ftckpt.manifest"))

@@ -151,9 +151,9 @@ class Content:
         return sum(wanted.nbytes for wanted in self.tensors.values())
 
     def with_tensors(self, tensors: Iterable[Wanted]) -> Content:
-        """Return the same with other tensors; aliases to what is gone are gone too."""
+        """Return the same with other tensors; aliases of or to what is gone are gone too."""
         kept = {wanted.key: wanted for wanted in tensors}
-        aliases = {key: owner for key, owner in self.aliases.items() if owner in kept}
+        aliases = {k: owner for k, owner in self.aliases.items() if k in kept and owner in kept}
         return replace(self, tensors=kept, aliases=aliases)
 
     def whole(self, key: str) -> Shard:

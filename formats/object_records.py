@@ -1,0 +1,244 @@
+"""Non-tensor state beside safetensors: `ftckpt.objects/`, byte for byte as the source stored it.
+
+`records.bin` holds the records one after the other, each on a multiple of 64; `index.json` says
+what they are:
+
+    {"schema": 1, "format": "dcp", "step": 3,
+     "objects": {"lr_scheduler.last_epoch": {"offset": 0, "length": 1261, "form": "torch",
+                                             "rank": 0}}}
+
+`form` is `torch` (a stream of torch.save, which `torch.load` reads), `json` or `bytes`;
+`transforms` says what must be undone first. One file and not one for each object, because a run can
+have tens of thousands of learning rates. Other files in the folder are objects of their own names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Extent, ObjectInfo
+from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
+from ftckpt.findings import Finding, finding
+from ftckpt.source import Source
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored, Zeros
+from ftckpt.transforms import ZSTD, supported
+
+from .dcp_items import Item, Window, open_item
+from .legacy_stream import MAGIC
+from .strict_json import Limits, parse, shown
+
+FOLDER = "ftckpt.objects/"
+INDEX = f"{FOLDER}index.json"
+RECORDS = f"{FOLDER}records.bin"
+MAX_INDEX = 100_000_000  # bytes
+_SCHEMA = 1
+_ALIGNMENT = 64
+_PROBE = 16  # bytes that tell the forms apart
+_TORCH, _JSON, _BYTES = "torch", "json", "bytes"
+_ZIP, _ZSTD_MAGIC = b"PK\3\4", b"\x28\xb5\x2f\xfd"
+_INDEX_LIMITS = Limits(8, objects=1_000_000, keys=6_000_000, items=6_000_000, naturals=True)
+_JSON_LIMITS = Limits(32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
+
+
+class Laid(NamedTuple):
+    """What a layout needs for the objects of its content.
+
+    Attributes:
+        files: the records; none where there are none.
+        commit: the index; none where there is nothing to say.
+        unplaced: names of objects that have no record of their own.
+    """
+
+    files: tuple[OutputFile, ...]
+    commit: tuple[OutputFile, ...]
+    unplaced: tuple[str, ...]
+
+
+def lay_out_objects(content: Content, step: int | None) -> Laid:
+    """Lay out the non-tensor state of `content`.
+
+    Reads the first bytes of each record: they say what it is.
+
+    Args:
+        content: whose objects.
+        step: to be recorded beside them; None where it is not known.
+    """
+    own = {name: info for name, info in content.objects.items() if not info.field}
+    unplaced = tuple(name for name in content.objects if name not in own)
+    source = content.checkpoint.source
+    probes = [i.extent._replace(length=min(i.extent.length, _PROBE)) for i in own.values()]
+    heads = source.read_many(probes)
+    segments: list[Segment] = []
+    entries: dict[str, dict[str, Any]] = {}
+    offset = 0
+    for (name, info), head in zip(own.items(), heads, strict=True):
+        padding = -offset % _ALIGNMENT
+        if padding:
+            segments.append(Zeros(padding))
+        offset += padding
+        segments.append(Stored(info.extent))
+        entries[name] = {"offset": offset, "length": info.extent.length, **_form(info, head)}
+        offset += info.extent.length
+    if not entries and step is None:
+        return Laid((), (), unplaced)
+    index: dict[str, Any] = {"schema": _SCHEMA, "format": content.checkpoint.format}
+    if step is not None:
+        index["step"] = step
+    text = json.dumps(index | {"objects": entries}, ensure_ascii=False, indent=1)
+    files = (OutputFile(RECORDS, segments),) if segments else ()
+    return Laid(files, (OutputFile(INDEX, [Literal(text.encode() + b"\n")]),), unplaced)
+
+
+def _form(info: ObjectInfo, head: bytes) -> dict[str, Any]:
+    said: dict[str, Any] = {"form": _BYTES}
+    if head.startswith((_ZIP, MAGIC)):
+        said = {"form": _TORCH}
+    elif head.startswith(_ZSTD_MAGIC):  # an item of DCP; what it unfolds to is a torch stream
+        said = {"form": _TORCH, "transforms": [ZSTD]}
+    elif info.extent.file.endswith(".json"):
+        said = {"form": _JSON}
+    return said if info.rank is None else said | {"rank": info.rank}
+
+
+class _Record(NamedTuple):
+    """How the bytes of one object are to be read."""
+
+    form: str
+    transforms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StoredObjects:
+    """The objects of a folder, found and not read.
+
+    Attributes:
+        infos: by name.
+        step: as recorded; None where it is not.
+        files: of the folder, those included that are missing.
+    """
+
+    infos: Mapping[str, ObjectInfo] = field(default_factory=dict)
+    step: int | None = None
+    files: tuple[str, ...] = ()
+    _records: Mapping[str, _Record] = field(default_factory=dict, repr=False)
+
+    def load(self, source: Source, name: str) -> Any:
+        """Return one object: parsed where its form is known, else its bytes.
+
+        Raises:
+            CorruptError, UnsafeError: its record is damaged or hostile.
+        """
+        extent, record = self.infos[name].extent, self._records[name]
+        if record.form == _TORCH:
+            window = open_item(source, Item(name, extent, record.transforms, None))
+            assert isinstance(window, Window)
+            return window.parse().tree
+        raw = source.read(extent.file, extent.offset, extent.length)
+        if record.form == _BYTES:
+            return raw
+        return parse(
+            raw,
+            _JSON_LIMITS,
+            file=extent.file,
+            what="text",
+            bad="bad-index",
+            unsafe="unsafe-index",
+        )
+
+    def check(self, source: Source) -> Iterator[Finding]:
+        """Yield the records that lie beyond their file, or whose file is missing."""
+        held = [i.extent for i in self.infos.values() if i.extent.file == RECORDS]
+        end = max((extent.end for extent in held), default=0)
+        size = source.entries[RECORDS].size if RECORDS in source.entries else None
+        if end and size is None:
+            message = f"{RECORDS} is missing, which {INDEX} names"
+            yield finding("missing-file", message, file=RECORDS)
+        elif size is not None and end > size:
+            yield finding(
+                "truncated-file",
+                f"{RECORDS} ends at byte {size} of {end}",
+                file=RECORDS,
+                offset=size,
+                length=end - size,
+            )
+
+
+def read_objects(source: Source) -> StoredObjects:
+    """Find the objects of `ftckpt.objects/`; nothing where there is no such folder.
+
+    Raises:
+        CorruptError: the index cannot be parsed (`bad-index`).
+        UnsafeError: it is ambiguous or abusive (`unsafe-index`).
+        UnsupportedError: it is of a later schema.
+    """
+    infos: dict[str, ObjectInfo] = {}
+    records: dict[str, _Record] = {}
+    step: int | None = None
+    files = [n for n in source.entries if n.startswith(FOLDER)]
+    if INDEX in source.entries:
+        index = _read_index(source)
+        step = index.get("step")
+        for name, entry in index["objects"].items():
+            infos[name], records[name] = _entry(name, entry)
+        if infos and RECORDS not in files:
+            files.append(RECORDS)
+    for file in files:
+        if file not in (INDEX, RECORDS):
+            name = file.removeprefix(FOLDER)
+            if name in infos:
+                raise UnsafeError(
+                    f"{INDEX} and {file} both hold the object {shown(name)}",
+                    kind="unsafe-index",
+                    file=INDEX,
+                )
+            infos[name] = ObjectInfo(name, Extent(file, 0, source.entries[file].size))
+            records[name] = _Record(_JSON if file.endswith(".json") else _BYTES)
+    return StoredObjects(infos, step, tuple(files), records)
+
+
+def _read_index(source: Source) -> dict[str, Any]:
+    if source.size(INDEX) > MAX_INDEX:
+        raise UnsafeError(
+            f"{INDEX} has {source.size(INDEX)} bytes, over the limit of {MAX_INDEX}",
+            kind="unsafe-index",
+            file=INDEX,
+        )
+    value = parse(
+        source.read(INDEX),
+        _INDEX_LIMITS,
+        file=INDEX,
+        what="text",
+        bad="bad-index",
+        unsafe="unsafe-index",
+    )
+    if not isinstance(value, dict) or not isinstance(value.get("objects"), dict):
+        raise _bad("has no objects")
+    if value.get("schema") != _SCHEMA:
+        raise UnsupportedError(
+            f"{INDEX} is of schema {shown(value.get('schema'))}, which is not known", file=INDEX
+        )
+    if type(value.get("step", 0)) is not int:
+        raise _bad("gives a step that is no number")
+    return value
+
+
+def _entry(name: str, entry: Any) -> tuple[ObjectInfo, _Record]:
+    said = entry if isinstance(entry, dict) else {}
+    offset, length, rank = said.get("offset"), said.get("length"), said.get("rank")
+    form, transforms = said.get("form"), said.get("transforms", [])
+    if type(offset) is not int or type(length) is not int or type(rank) not in (int, type(None)):
+        raise _bad(f"does not say where {shown(name)} lies")
+    if form not in (_TORCH, _JSON, _BYTES) or not isinstance(transforms, list):
+        raise _bad(f"does not say what {shown(name)} is")
+    if not all(isinstance(t, str) for t in transforms) or not supported(transforms):
+        raise _bad(f"names a transform of {shown(name)} that is not known")
+    info = ObjectInfo(name, Extent(RECORDS, offset, length), rank)
+    return info, _Record(form, tuple(transforms))
+
+
+def _bad(what: str) -> CorruptError:
+    return CorruptError(f"{INDEX} {what}", kind="bad-index", file=INDEX)
