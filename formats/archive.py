@@ -10,7 +10,7 @@ writer's alignment, data descriptors and serialization id; `miniz` for the ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple, NoReturn
@@ -359,11 +359,18 @@ def serialization_id(archive: Archive) -> str | None:
     It is torch's running combination of the CRC-32s of all records before the id's own, so equal
     text means that no CRC was edited. None where the archive carries no id.
     """
-    seed = 0
+    crcs: list[int] = []
     for name, member in archive.members.items():
         if name == ".data/serialization_id":
-            return f"{seed:020d}"
+            return f"{combined_crcs(crcs):020d}"
         if member.size:  # torch counts a record when it writes bytes
-            value = (member.crc32 or 0) + 0x9E3779B9 + (seed << 6) + (seed >> 2)
-            seed ^= value & 0xFFFFFFFFFFFFFFFF
+            crcs.append(member.crc32 or 0)
     return None
+
+
+def combined_crcs(crcs: Iterable[int]) -> int:
+    """Return torch's running combination of CRC-32s (`at::hash_combine`), 64 bits."""
+    seed = 0
+    for crc in crcs:
+        seed ^= (crc + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & 0xFFFFFFFFFFFFFFFF
+    return seed

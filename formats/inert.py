@@ -53,18 +53,26 @@ class Inert(metaclass=Sealed):
 
     Attributes:
         qualname: `module.name` as the pickle spells it.
+        module: the first half of `qualname`; a nested class has dots in the second.
         args: positional arguments it was built with.
+        keywords: keyword arguments; they stand in `state` too, until BUILD gives another.
+        called: whether the name was called (REDUCE), or its `__new__` alone (NEWOBJ).
         state: what BUILD gave it; None where it gave nothing.
         items: what was appended, added or set on it, in order (pairs for mappings).
+        filled: how `items` came: `append`, `add`, `set`; "" where there are none.
     """
 
-    __slots__ = ("args", "items", "state")
+    __slots__ = ("args", "called", "filled", "items", "keywords", "state")
     qualname: ClassVar[str] = ""
+    module: ClassVar[str] = ""
     refused: ClassVar[bool] = False
 
     args: tuple[Any, ...]
+    keywords: dict[str, Any]
+    called: bool
     state: Any
     items: list[Any]
+    filled: str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
         """Record a call or an instantiation; refuse it where the name must not be called."""
@@ -76,11 +84,15 @@ class Inert(metaclass=Sealed):
             )
         self = object.__new__(cls)
         self.args = args
+        self.keywords = kwargs
+        self.called = False
         self.state = kwargs or None
         self.items = []
+        self.filled = ""
         return self
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.called = True  # a call comes here after `__new__`, an instantiation does not
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -88,17 +100,21 @@ class Inert(metaclass=Sealed):
     def append(self, item: Any) -> None:
         """Record a list item."""
         self.items.append(item)
+        self.filled = "append"
 
     def extend(self, items: Any) -> None:
         """Record list items."""
         self.items.extend(items)
+        self.filled = "append"
 
     def add(self, item: Any) -> None:
         """Record a set item."""
         self.items.append(item)
+        self.filled = "add"
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.items.append((key, value))
+        self.filled = "set"
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field of the state, whether it was a dict or a slots pair."""
@@ -111,12 +127,15 @@ class Inert(metaclass=Sealed):
         return f"<{self.qualname}>"
 
 
-def inert(qualname: str, *, refused: bool = False) -> type[Inert]:
-    """Return a fresh inert class for `module.name`."""
-    return cast(
-        "type[Inert]",
-        Sealed("Inert", (Inert,), {"__slots__": (), "qualname": qualname, "refused": refused}),
-    )
+def inert(qualname: str, *, module: str = "", refused: bool = False) -> type[Inert]:
+    """Return a fresh inert class for `module.name`; of a nested class `module` must be said."""
+    members = {
+        "__slots__": (),
+        "qualname": qualname,
+        "module": module or qualname.rpartition(".")[0],
+        "refused": refused,
+    }
+    return cast("type[Inert]", Sealed("Inert", (Inert,), members))
 
 
 def refuse(what: str) -> NoReturn:
@@ -129,7 +148,8 @@ def unknown(module: str, name: str) -> type[Inert]:
     """Return the record class of a name outside the table; classes are sealed, so shared."""
     # A dotted name walks attributes (`os` + `path.join`): judged by its module alone.
     qualname = f"{module}.{name}"
-    return inert(qualname, refused=module.partition(".")[0] in _OURS or qualname in _GADGETS)
+    ours = module.partition(".")[0] in _OURS
+    return inert(qualname, module=module, refused=ours or qualname in _GADGETS)
 
 
 @lru_cache(maxsize=1024)

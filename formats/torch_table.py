@@ -20,7 +20,9 @@ from .torch_values import StorageType
 # --- the one getattr of real files --------------------------------------------------------------
 
 _SHARDED_TENSOR = inert("torch.distributed._shard.sharded_tensor.api.ShardedTensor")
-_PROCESS_GROUP_STATE = inert(f"{_SHARDED_TENSOR.qualname}.ProcessGroupState")
+_PROCESS_GROUP_STATE = inert(
+    f"{_SHARDED_TENSOR.qualname}.ProcessGroupState", module=_SHARDED_TENSOR.module
+)
 
 
 def _getattr(owner: Any, name: Any = None, *default: Any) -> Any:
