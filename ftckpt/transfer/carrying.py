@@ -1,0 +1,222 @@
+"""Carry a transfer out, from the layout to the visible result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from ftckpt import __version__
+from ftckpt.checkpoint import Checkpoint, Topology
+from ftckpt.errors import IncompleteError, UnsupportedError
+from ftckpt.limits import RateLimit
+from ftckpt.manifest import Manifest, PassedCheck
+from ftckpt.progress import NULL, Counter
+from ftckpt.registry import Format
+from ftckpt.sealing import utc_now
+from ftckpt.stores import StoreOptions, open_store
+
+from .building import Built, build, commit_bytes, digest_of_bytes
+from .content import Content
+from .gathering import Gatherer
+from .journal import fingerprint
+from .layout import Layout
+from .local_staging import LocalStaging
+from .proof import Proof, prove
+from .remote_staging import RemoteStaging
+from .staging import Staging
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """How a transfer is carried out.
+
+    Attributes:
+        jobs: number of threads.
+        executor: where to run instead of own threads.
+        limiter: bounds the rate of reading.
+        proof: whether the result is read back and compared before it is visible.
+        restart: forget what an earlier run of another transfer has left at the destination.
+        drop: names of what may be left out because the target has no place for it.
+    """
+
+    jobs: int = 1
+    executor: Executor | None = None
+    limiter: RateLimit | None = None
+    proof: bool = True
+    restart: bool = False
+    drop: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """What a transfer did.
+
+    Attributes:
+        url: where the result stands.
+        format: its format.
+        files: data files and small ones.
+        nbytes: bytes of them.
+        taken_over: bytes that an earlier, killed run had made.
+        already_there: whether an earlier run had finished and this one only swept up.
+        proof: what was compared; None with `proof=False`, or where nothing was left to do.
+        seconds: how long each stage took.
+        manifest: as written; None where an earlier run had finished.
+    """
+
+    url: str
+    format: str
+    files: int
+    nbytes: int
+    taken_over: int = 0
+    already_there: bool = False
+    proof: Proof | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    manifest: Manifest | None = None
+
+
+def transfer(
+    content: Content,
+    layout: Layout,
+    destination: str,
+    target: Format,
+    *,
+    single: bool,
+    options: TransferOptions,
+    store_options: StoreOptions,
+    counter: Counter = NULL,
+) -> TransferReport:
+    """Write `content` as `layout` says, prove it, and make it visible at `destination`.
+
+    Killed at any instant the destination is absent or whole, the source is untouched, and the same
+    call goes on where it was.
+
+    Args:
+        content: what is written.
+        layout: in which files; from a writer of the format `target`.
+        destination: a local path or a URL that does not exist yet.
+        target: the format that reads the result back.
+        single: whether the result is one file, `layout.files` holding just it.
+        options: how.
+        store_options: how to reach object stores.
+        counter: is told of bytes written and bytes proven.
+
+    Raises:
+        ExistsError: something stands at the destination.
+        RefusedError: another run is writing there.
+        UnsupportedError: the format has no place for something that `options.drop` does not name.
+        CorruptError: the source is damaged, or the proof failed.
+        IncompleteError: the source changed meanwhile.
+        NoResourceError, DeniedError, UnavailableError: the place could not be written.
+    """
+    _require_place(layout, options.drop)
+    started = time.monotonic()
+    source = content.checkpoint
+    staging = _staging(destination, single, store_options)
+    gatherer = Gatherer(source, options.limiter)
+    commit = commit_bytes(layout.commit)
+    count = len(layout.files) + len(commit)
+    try:
+        plan = fingerprint(source, layout)
+        if staging.begin(plan, layout.nbytes, restart=options.restart):
+            return TransferReport(
+                destination, target.name, count, layout.nbytes, layout.nbytes, already_there=True
+            )
+        built = build(
+            layout,
+            gatherer,
+            staging,
+            jobs=options.jobs,
+            executor=options.executor,
+            counter=counter,
+        )
+        written = time.monotonic()
+        result, proof = _prove(content, layout, staging, commit, target, options, counter)
+        _require_unchanged(source)
+        manifest = _manifest(result, built, commit, proof)
+        staging.publish(commit, manifest.dump())
+        return TransferReport(
+            destination,
+            target.name,
+            count,
+            layout.nbytes,
+            built.taken_over,
+            proof=proof,
+            seconds={"write": written - started, "prove": time.monotonic() - written},
+            manifest=manifest,
+        )
+    finally:
+        gatherer.close()
+        staging.close()
+
+
+def _require_place(layout: Layout, drop: frozenset[str]) -> None:
+    left = [name for name in layout.unplaced if name not in drop]
+    if left:
+        listed = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        raise UnsupportedError(
+            f"the target has no place for {listed}",
+            hint="--drop NAME leaves it out; --only model writes the weights alone",
+        )
+
+
+def _staging(destination: str, single: bool, options: StoreOptions) -> Staging:
+    store = open_store(destination, options)
+    if store.traits.local:
+        path = store.local_path()
+        assert path is not None
+        return LocalStaging(path, single=single)
+    return RemoteStaging(store, single=single)
+
+
+def _prove(
+    content: Content,
+    layout: Layout,
+    staging: Staging,
+    commit: Mapping[str, bytes],
+    target: Format,
+    options: TransferOptions,
+    counter: Counter,
+) -> tuple[Checkpoint, Proof | None]:
+    """Open the result as readers will see it, and compare it."""
+    result = target.open(staging.source(commit))
+    if not options.proof:
+        return result, None
+    proof = prove(
+        content,
+        result,
+        unplaced=frozenset(layout.unplaced),
+        jobs=options.jobs,
+        executor=options.executor,
+        counter=counter,
+    )
+    return result, proof
+
+
+def _require_unchanged(source: Checkpoint) -> None:
+    for name in source.source.changed(sorted(source.members())):
+        raise IncompleteError(
+            f"{name} changed while it was being read: the source is still being written",
+            hint="run it again when the save has finished",
+            kind="changed-file",
+            file=name,
+        )
+
+
+def _manifest(
+    result: Checkpoint, built: Built, commit: Mapping[str, bytes], proof: Proof | None
+) -> Manifest:
+    small = [digest_of_bytes(path, data) for path, data in commit.items()]
+    now = utc_now()
+    checks = (PassedCheck("structure", "none", now),) if proof is not None else ()
+    topology = result.topology
+    return Manifest(
+        format=result.format,
+        step=result.step,
+        topology=Topology(topology.world_size, topology.tp, topology.pp, topology.dp, topology.ep),
+        files=sorted((*built.digests, *small), key=lambda file: file.path),
+        checks=checks,
+        tool=f"ftckpt {__version__}",
+        created=now,
+    )

@@ -1,0 +1,105 @@
+"""Where elements lie: runs of C order as boxes, and boxes as strided bytes of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ftckpt.assembly import dense_strides
+from ftckpt.checkpoint import Box, Payload, Piece
+
+
+def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """Yield boxes that hold elements `start` to `stop` of a C-ordered tensor, in order.
+
+    Each box is one run of the order: its last axes are whole, those before its first partial axis
+    have size one. A range of a tensor of n axes gives at most 2n - 1 boxes.
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield Box((), ())
+        return
+    row = prod(shape[1:])
+    if row == 0:
+        return
+    first, head = divmod(start, row)
+    last, tail = divmod(stop, row)
+    if first == last:
+        yield from _below(first, boxes_of_range(shape[1:], head, tail))
+        return
+    if head:
+        yield from _below(first, boxes_of_range(shape[1:], head, row))
+        first += 1
+    if first < last:
+        yield Box((first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))
+    if tail:
+        yield from _below(last, boxes_of_range(shape[1:], 0, tail))
+
+
+def _below(index: int, boxes: Iterator[Box]) -> Iterator[Box]:
+    for box in boxes:
+        yield Box((index, *box.offsets), (1, *box.sizes))
+
+
+class Held(NamedTuple):
+    """A box of a tensor, and where one place in storage holds its elements.
+
+    Attributes:
+        box: in the tensor.
+        file: the file, or "" where `undone` has the bytes.
+        origin: byte offset of the box's first element.
+        strides: bytes between neighbours along each axis.
+        undone: the payload whose transforms must be undone first; offsets are then in its stream.
+    """
+
+    box: Box
+    file: str
+    origin: int
+    strides: tuple[int, ...]
+    undone: Payload | None = None
+
+
+def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
+    """Yield the boxes of a tensor that a piece holds, each at a regular place.
+
+    A flat range of a box is a few boxes, whose elements lie one after the other.
+    """
+    undone = payload if payload.transforms else None
+    base = payload.extent.offset
+    if undone is not None:
+        assert payload.inner is not None
+        base = payload.inner[0]
+    sizes = piece.box.sizes
+    strides = tuple(s * itemsize for s in payload.strides or dense_strides(sizes))
+    start, stop = piece.flat or (0, piece.box.volume)
+    whole = piece.flat is None
+    for part in (Box.whole(sizes),) if whole else boxes_of_range(sizes, start, stop):
+        inside = sum(o * s for o, s in zip(part.offsets, strides, strict=True))
+        box = Box(
+            tuple(a + b for a, b in zip(piece.box.offsets, part.offsets, strict=True)), part.sizes
+        )
+        if box.volume:
+            yield Held(
+                box,
+                "" if undone else payload.extent.file,
+                base + inside - start * itemsize,
+                strides,
+                undone,
+            )
+
+
+def reach(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
+    """Return how many bytes lie from the first element's first byte to the last one's end."""
+    return itemsize + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+
+
+def is_run(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Say whether a strided box is one dense run of bytes."""
+    expected = itemsize
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

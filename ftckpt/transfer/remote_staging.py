@@ -1,0 +1,150 @@
+"""A destination in an object store: built under its own keys, and no checkpoint until the end.
+
+    DST/.ftckpt/transfer.json        which transfer is under way; readers answer "incomplete" (5)
+    DST/.ftckpt/transfer/<hash>      one small object a finished file: its block digests
+    DST/…                            the files; then the format's own index; then the manifest
+
+The manifest is the last PUT and the act that makes it visible; what is under `.ftckpt/` is removed
+afterwards. Two runs of one transfer at once write the same bytes under the same keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnsupportedError
+from ftckpt.manifest import FOLDER, NAME, Manifest, read
+from ftckpt.source import Source
+from ftckpt.store import Entry, Store
+from ftckpt.stores.overlay import OverlayStore
+
+from .blocks import BlockMade
+from .journal import SCHEMA, header, line, read_blocks, read_plan
+from .layout import OutputFile
+from .staging import StagedFile, Staging
+
+MARKER = f"{FOLDER}/transfer.json"
+_RECEIPTS = f"{FOLDER}/transfer"
+
+
+class RemoteStaging(Staging):
+    """Builds one prefix of an object store.
+
+    Args:
+        store: opened at the destination.
+
+    Raises:
+        UnsupportedError: a single file, which would be visible before it is proven.
+    """
+
+    def __init__(self, store: Store, *, single: bool) -> None:
+        if single:
+            raise UnsupportedError(
+                f"{store.url} would be one object, visible before it is proven",
+                hint="write it to local disk, then copy it; or choose a format of several files",
+            )
+        self._store = store
+        self._plan = ""
+        self._entries: dict[str, Entry] = {}
+
+    def begin(self, plan: str, nbytes: int, *, restart: bool) -> bool:
+        """Put the marker, or find our own; see `Staging.begin`."""
+        self._plan = plan
+        try:
+            self._entries = {e.path: e for e in self._store.walk("")}
+        except NotFoundError:
+            self._entries = {}
+        if MARKER not in self._entries:
+            if self._entries:
+                raise self._exists()
+            self._store.create(MARKER, header(plan))
+            return False
+        found = read_plan(self._store.read(MARKER))
+        if found == plan:
+            if NAME in self._entries:  # killed between the last act and the sweeping up
+                self._sweep()
+                return True
+            return False
+        if NAME in self._entries or not restart:
+            raise RefusedError(
+                f"{self._store.url} holds what another transfer has built so far",
+                hint="run that one again to finish it, or --restart to forget it",
+            )
+        self._forget()
+        self._store.create(MARKER, header(plan))
+        return False
+
+    def open(self, file: OutputFile) -> StagedFile:
+        """Begin an upload, unless a receipt says that the very object is there."""
+        receipt = self._receipt(file)
+        entry = self._entries.get(file.path)
+        if receipt in self._entries and entry is not None and entry.size == file.size:
+            data = self._store.read(receipt)
+            head = json.loads(data.partition(b"\n")[0])
+            if read_plan(data) == self._plan and head.get("etag") == entry.etag:
+                return StagedFile(None, {made.number: made for made in read_blocks(data)})
+        return StagedFile(self._store.upload(file.path, file.size), {})
+
+    def holds(self, file: OutputFile, made: BlockMade) -> bool:
+        """Say no: only whole files are taken over here."""
+        return False
+
+    def add(self, made: BlockMade) -> None:
+        """Do nothing: a part of an unfinished upload cannot be found again."""
+
+    def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
+        """Put the receipt of a file."""
+        head = {
+            "schema": SCHEMA,
+            "transfer": self._plan,
+            "etag": self._store.stat(file.path).etag,
+        }
+        rows = [json.dumps(head).encode() + b"\n", *(line(made) for made in blocks)]
+        self._store.put(self._receipt(file), b"".join(rows))
+
+    def source(self, commit: Mapping[str, bytes]) -> Source:
+        """List the prefix, with the last small files over it."""
+        whole = Source.directory(OverlayStore(self._store, commit))
+        seen = {k: e for k, e in whole.entries.items() if not k.startswith(f"{FOLDER}/")}
+        return Source(whole.store, "", seen)
+
+    def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
+        """Put the small files in order, then the manifest, then remove the marker."""
+        for path, data in commit.items():
+            self._store.put(path, data)
+        try:
+            self._store.create(NAME, manifest)
+        except ExistsError:
+            standing = read(self._store, NAME)
+            if not standing.same_content(Manifest.parse(manifest)):
+                raise
+        self._entries = {e.path: e for e in self._store.walk("")}
+        self._sweep()
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+    def _sweep(self) -> None:
+        """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""
+        receipts = [k for k in self._entries if k.startswith(f"{_RECEIPTS}/")]
+        if not any(self._store.delete(receipts).values()):
+            self._store.delete([MARKER])
+
+    def _forget(self) -> None:
+        """Remove all that an unfinished transfer has left under this prefix, its marker last."""
+        rest = [k for k in self._entries if k != MARKER]
+        for outcome in (*self._store.delete(rest).values(), *self._store.delete([MARKER]).values()):
+            if outcome is not None:
+                raise outcome
+        self._entries = {}
+
+    def _receipt(self, file: OutputFile) -> str:
+        import xxhash
+
+        return f"{_RECEIPTS}/{xxhash.xxh3_128_hexdigest(file.path.encode())}"
+
+    def _exists(self) -> ExistsError:
+        return ExistsError(
+            f"{self._store.url} exists already", hint="nothing is overwritten: choose another name"
+        )

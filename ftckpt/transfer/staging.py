@@ -1,0 +1,101 @@
+"""Where a result is built before it is visible, and the one act that makes it so."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ftckpt.source import Source
+from ftckpt.store import Upload
+
+from .blocks import BlockMade, Sink
+from .layout import OutputFile
+
+
+class BlockSink(Sink):
+    """Takes the chunks of one block, in order."""
+
+    def __init__(self, upload: Upload, length: int) -> None:
+        self._upload = upload
+        # A store that wants whole parts gets the block at once.
+        self._held = bytearray(length) if upload.unit > 1 else None
+        self._begin: int | None = None
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Keep or pass on the bytes at `offset`."""
+        if self._held is None:
+            self._upload.write(offset, view)
+            return
+        if self._begin is None:
+            self._begin = offset
+        self._held[offset - self._begin : offset - self._begin + len(view)] = view
+
+    def flush(self) -> None:
+        """Hand on what was kept."""
+        if self._held is not None and self._begin is not None:
+            self._upload.write(self._begin, memoryview(self._held))
+
+
+class StagedFile(NamedTuple):
+    """One file being built.
+
+    Attributes:
+        upload: takes its bytes; None where an earlier run has finished it.
+        earlier: blocks that an earlier run says it has made, by number.
+    """
+
+    upload: Upload | None
+    earlier: Mapping[int, BlockMade]
+
+
+class Staging(ABC):
+    """One destination. Used by one thread, but for `add`."""
+
+    @abstractmethod
+    def begin(self, plan: str, nbytes: int, *, restart: bool) -> bool:
+        """Take possession of the place; return whether an earlier run has finished already.
+
+        Args:
+            plan: fingerprint of the transfer.
+            nbytes: bytes of the result.
+            restart: forget what an earlier run of another transfer has left.
+
+        Raises:
+            ExistsError: something stands at the destination.
+            RefusedError: another run is writing there, or has left something else.
+            NotFoundError: the directory around it does not exist.
+            NoResourceError: there is no room.
+        """
+
+    @abstractmethod
+    def open(self, file: OutputFile) -> StagedFile:
+        """Begin or go on with one file."""
+
+    @abstractmethod
+    def holds(self, file: OutputFile, made: BlockMade) -> bool:
+        """Say whether the place still holds a block as an earlier run made it."""
+
+    @abstractmethod
+    def add(self, made: BlockMade) -> None:
+        """Note a block that has been written; from any thread."""
+
+    @abstractmethod
+    def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
+        """Note a file that is whole and durable."""
+
+    @abstractmethod
+    def source(self, commit: Mapping[str, bytes]) -> Source:
+        """Return the result as readers will see it, with its last small files."""
+
+    @abstractmethod
+    def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
+        """Make it visible, durably, by one last act; then sweep away what is only staging.
+
+        Raises:
+            ExistsError: somebody else has made the destination meanwhile.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go; what was built stays and can be resumed."""

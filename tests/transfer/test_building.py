@@ -1,0 +1,248 @@
+"""The engine makes exactly the bytes that a layout describes, in any blocks, and takes over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ftckpt.digest
+import ftckpt.transfer.blocks
+import ftckpt.transfer.building
+from ftckpt.checkpoint import Box
+from ftckpt.errors import UnavailableError
+from ftckpt.manifest import FileDigest
+from ftckpt.source import Source
+from ftckpt.store import Upload
+from ftckpt.transfer.blocks import BlockMade
+from ftckpt.transfer.building import Built, build
+from ftckpt.transfer.content import Content, Part
+from ftckpt.transfer.gathering import Gatherer
+from ftckpt.transfer.layout import (
+    Checksums,
+    Elements,
+    Layout,
+    Literal,
+    OutputFile,
+    Segment,
+    Stored,
+    Zeros,
+)
+from ftckpt.transfer.regions import boxes_of_range
+from ftckpt.transfer.staging import StagedFile, Staging
+from tests.materialise import file_bytes
+from tests.raw_checkpoint import RawCheckpoint, checkpoints, cut, slices
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+BLOCK = 64
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ftckpt.digest, ftckpt.transfer.blocks, ftckpt.transfer.building):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    monkeypatch.setattr(ftckpt.transfer.blocks, "CHUNK", 24)
+
+
+@dataclass
+class Crcs(Checksums):
+    """The CRC-32 of some ranges, as a zip's directory would have them."""
+
+    ranges: Sequence[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        self.nbytes = 4 * len(self.ranges)
+
+    def build(self, crcs: Sequence[int]) -> bytes:
+        return b"".join(crc.to_bytes(4, "little") for crc in crcs)
+
+
+class MemoryUpload(Upload):
+    def __init__(self, size: int, unit: int) -> None:
+        self.data = bytearray(size)
+        self.unit = unit
+        self.resumes = True
+        self.is_finished = False
+
+    def write(self, offset: int, view: memoryview) -> None:
+        if self.unit > 1:
+            assert offset % self.unit == 0
+            assert len(view) == min(self.unit, len(self.data) - offset)
+        self.data[offset : offset + len(view)] = view
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+    def close(self) -> None:
+        return
+
+
+class MemoryStaging(Staging):
+    """Keeps files in memory, and what was made, as a run after a kill would find it."""
+
+    def __init__(self, unit: int = 1) -> None:
+        self.unit = unit
+        self.uploads: dict[str, MemoryUpload] = {}
+        self.made: list[BlockMade] = []
+        self.fail_after: int | None = None
+        self.lock = threading.Lock()
+
+    def begin(self, plan: str, nbytes: int, *, restart: bool) -> bool:
+        return False
+
+    def open(self, file: OutputFile) -> StagedFile:
+        upload = self.uploads.get(file.path) or MemoryUpload(file.size, self.unit)
+        self.uploads[file.path] = upload
+        return StagedFile(upload, {m.number: m for m in self.made if m.file == file.path})
+
+    def holds(self, file: OutputFile, made: BlockMade) -> bool:
+        data = self.uploads[file.path].data[made.number * BLOCK :][:BLOCK]
+        return xxhash.xxh3_128_digest(bytes(data)) == made.digest
+
+    def add(self, made: BlockMade) -> None:
+        with self.lock:
+            if self.fail_after is not None and len(self.made) >= self.fail_after:
+                raise UnavailableError("the disk went away")
+            self.made.append(made)
+
+    def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
+        assert self.uploads[file.path].is_finished
+
+    def source(self, commit: Mapping[str, bytes]) -> Source:
+        raise NotImplementedError
+
+    def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
+
+@st.composite
+def transfers(draw: st.DrawFn) -> tuple[RawCheckpoint, Layout]:
+    """Draw a source, and files made of parts of its tensors and of everything else."""
+    checkpoint, truth = draw(checkpoints())
+    content = Content.of(checkpoint)
+    files = []
+    for number in range(draw(st.integers(1, 2))):
+        segments: list[Segment] = []
+        ranges: list[tuple[int, int]] = []
+        at = 0
+
+        def add(segment: Segment, segments: list[Segment] = segments) -> None:
+            nonlocal at
+            segments.append(segment)
+            at += segment.nbytes
+
+        for _ in range(draw(st.integers(0, 5))):
+            key = draw(st.sampled_from(sorted(truth)))
+            shape = content.tensors[key].shape
+            begin = at
+            match draw(st.sampled_from(["whole", "part", "joined", "lead", "other"])):
+                case "whole":
+                    shard = content.whole(key)
+                case "part":
+                    shard = content.part(key, draw(st.sampled_from(cut(draw, shape))))
+                case "joined" if shape:
+                    # All boxes of a cut but one, in the places of another order along axis 0.
+                    boxes = cut(draw, shape)[1:]
+                    shard = content.shard(
+                        shape, content.tensors[key].dtype, [Part(b, key, b) for b in boxes]
+                    )
+                case "lead":
+                    local = Box((1, *(0,) * len(shape)), (1, *shape))
+                    shard = content.shard(
+                        (2, *shape),
+                        content.tensors[key].dtype,
+                        [Part(local, key, Box.whole(shape))],
+                    )
+                case _:
+                    add(Literal(draw(st.binary(max_size=90))))
+                    add(Zeros(draw(st.integers(0, 70))))
+                    add(Stored(checkpoint.tensors[key].pieces[0].extent))
+                    continue
+            middle = draw(st.integers(0, shard.numel))
+            add(Elements(shard, 0, middle))
+            add(Elements(shard, middle, shard.numel))
+            if draw(st.booleans()):
+                ranges.append((begin, at))
+                add(Crcs([(begin, at)]))
+        add(Crcs(ranges))
+        files.append(OutputFile(f"file{number}", segments))
+    return checkpoint, Layout(files=files)
+
+
+def _carry_out(checkpoint: RawCheckpoint, layout: Layout, staging: Staging, jobs: int) -> Built:
+    gatherer = Gatherer(checkpoint)
+    try:
+        return build(layout, gatherer, staging, jobs=jobs)
+    finally:
+        gatherer.close()
+
+
+def _require_right(
+    checkpoint: RawCheckpoint, layout: Layout, staging: MemoryStaging, built: Built
+) -> None:
+    for file, digest in zip(layout.files, built.digests, strict=True):
+        data = file_bytes(file, checkpoint)
+        assert bytes(staging.uploads[file.path].data) == data
+        blocks = [data[i : i + BLOCK] for i in range(0, len(data), BLOCK)]
+        digests = b"".join(xxhash.xxh3_128_digest(block) for block in blocks)
+        assert digest == FileDigest(file.path, len(data), digests)
+
+
+@settings(deadline=None, max_examples=200)
+@given(transfers(), st.sampled_from([1, BLOCK]), st.integers(1, 3))
+def test_the_engine_makes_what_the_layout_says(
+    drawn: tuple[RawCheckpoint, Layout], unit: int, jobs: int
+) -> None:
+    checkpoint, layout = drawn
+    staging = MemoryStaging(unit)
+    built = _carry_out(checkpoint, layout, staging, jobs)
+    _require_right(checkpoint, layout, staging, built)
+    assert built.taken_over == 0
+
+
+@settings(deadline=None, max_examples=100)
+@given(transfers(), st.integers(0, 6), st.booleans())
+def test_a_second_run_takes_over_what_a_first_has_made(
+    drawn: tuple[RawCheckpoint, Layout], after: int, damaged: bool
+) -> None:
+    checkpoint, layout = drawn
+    staging = MemoryStaging()
+    staging.fail_after = after
+    blocks = sum(-(-file.size // BLOCK) for file in layout.files)
+    if after < blocks:
+        with pytest.raises(UnavailableError):
+            _carry_out(checkpoint, layout, staging, 2)
+    staging.fail_after = None
+    held = len(staging.made)
+    if damaged and held:
+        first = staging.made[0]
+        staging.uploads[first.file].data[first.number * BLOCK] ^= 1
+        held -= 1
+    built = _carry_out(checkpoint, layout, staging, 2)
+    _require_right(checkpoint, layout, staging, built)
+    if after >= held and held:
+        assert built.taken_over > 0 or all(file.size == 0 for file in layout.files)
+
+
+@given(st.lists(st.integers(0, 4), max_size=4), st.data())
+@settings(deadline=None)
+def test_a_range_of_elements_is_a_few_boxes_in_order(shape: list[int], data: st.DataObject) -> None:
+    whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    start = data.draw(st.integers(0, whole.size))
+    stop = data.draw(st.integers(start, whole.size))
+    boxes = list(boxes_of_range(shape, start, stop))
+    found = [i for box in boxes for i in whole[slices(box)].reshape(-1).tolist()]
+    assert found == list(range(start, stop))
+    assert len(boxes) <= max(1, 2 * len(shape) - 1)
