@@ -130,7 +130,7 @@ def _rule(
     names = entry.get("names")
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise UsageError(f'{where} needs names = ["PATTERN", …]')
-    patterns = [_pattern(name) for name in names]
+    patterns = [name_pattern(name) for name in names]
     for key, wanted in (("when", True), ("unless", False)):
         if key in entry and bool(values.get(entry[key])) is not wanted:
             return patterns, None
@@ -156,5 +156,6 @@ def _split(entry: Mapping[str, Any], where: str, values: Mapping[str, int]) -> S
     return Split(axis, tuple(sizes))
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in name.split("*")), re.DOTALL)
+def name_pattern(text: str) -> re.Pattern[str]:
+    """Return the pattern of whole names in which `*` stands for any text, each `*` a group."""
+    return re.compile("(.*)".join(re.escape(part) for part in text.split("*")), re.DOTALL)
