@@ -6,6 +6,7 @@ import os
 
 from ftckpt.store import Upload
 
+from . import writeback
 from .atomic import make_directories, sync_directory
 from .oserror import translate
 
@@ -44,10 +45,12 @@ class LocalUpload(Upload):
     def write(self, offset: int, view: memoryview) -> None:
         """Write bytes at `offset`."""
         rest = view.cast("B")
+        at = offset
         try:
             while rest:
-                done = os.pwrite(self._fd, rest, offset)
-                rest, offset = rest[done:], offset + done
+                done = os.pwrite(self._fd, rest, at)
+                rest, at = rest[done:], at + done
+            writeback.begin(self._fd, offset, at - offset)
         except OSError as error:
             raise translate(error, self._path, "write", self._key) from error
 
