@@ -15,7 +15,7 @@ What is known:       `rates` (`poisson`): units, combination, confidence limits
 How often, and what it leads to, as an `Outcome`:
                      `exact` blocking saves; `asynchronous`; `tiers`; `silent` errors; `spot`
                      machines; `classic`: Young, Daly, effective training time ratio
-Whether it is true:  `simulation`: event by event, sharing only `Costs`, `Tier` and `Preemption`
+Whether it is true:  `simulation`: event by event, sharing nothing but `inputs`
 Around it:           `rounding` to steps, `storage`, `compression`, `elastic`, `peers`, `risk`
 """
 
@@ -33,16 +33,18 @@ from . import (
     risk,
     rounding,
     silent,
+    simulation,
     spot,
     storage,
     tiers,
 )
-from .inputs import Costs, Preemption, Tier
+from .inputs import Costs, Pattern, Preemption, Tier
 from .outcome import Outcome
 
 __all__ = [
     "Costs",
     "Outcome",
+    "Pattern",
     "Preemption",
     "Tier",
     "asynchronous",
@@ -56,6 +58,7 @@ __all__ = [
     "risk",
     "rounding",
     "silent",
+    "simulation",
     "spot",
     "storage",
     "tiers",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ftckpt.errors import UsageError
 
-from .arithmetic import require
+from .arithmetic import Real, require
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,26 @@ class Tier:
         require(f"the save cost of tier {self.name}", self.cost, at_least=0)
         require(f"the restart time of tier {self.name}", self.restart, at_least=0)
         require(f"the coverage of tier {self.name}", self.covers, above=0, at_most=1, unit="")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Which save goes where.
+
+    Attributes:
+        tiers: in use, from the cheapest; the last survives everything.
+        interval: w, seconds of useful work between two saves of the first tier.
+        counts: n_j: of how many saves into tier j one goes into tier j + 1 as well; one number
+            fewer than tiers.
+    """
+
+    tiers: tuple[Tier, ...]
+    interval: Real
+    counts: tuple[Real, ...]
+
+    def gap(self, tier: int) -> Real:
+        """Return the useful work between two saves into a tier, in seconds; tiers count from 0."""
+        return self.interval * math.prod(self.counts[:tier])
 
 
 @dataclass(frozen=True, slots=True)

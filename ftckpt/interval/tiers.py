@@ -18,29 +18,9 @@ from itertools import combinations, pairwise
 
 from . import chain
 from .arithmetic import Real, require
-from .inputs import Tier, shares
+from .inputs import Pattern, Tier, shares
 from .outcome import Outcome
 from .search import peak
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Which save goes where.
-
-    Attributes:
-        tiers: in use, from the cheapest; the last survives everything.
-        interval: w, seconds of useful work between two saves of the first tier.
-        counts: n_j: of how many saves into tier j one goes into tier j + 1 as well; one number
-            fewer than tiers.
-    """
-
-    tiers: tuple[Tier, ...]
-    interval: Real
-    counts: tuple[Real, ...]
-
-    def gap(self, tier: int) -> Real:
-        """Return the useful work between two saves into a tier, in seconds; tiers count from 0."""
-        return self.interval * math.prod(self.counts[:tier])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,139 @@
+"""Many runs of one job, side by side, from failure to failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .clock import Clock
+from .ledger import Ledger
+from .timeline import Timeline
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from .laws import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What follows a failure.
+
+    Attributes:
+        detect: seconds in which nothing fails.
+        restarts: seconds to restart from each tier; begun anew when a failure interrupts it.
+        shares: how often each tier is the first that cures a failure.
+        spans: how many saves lie between two that go into each tier.
+    """
+
+    detect: float
+    restarts: tuple[float, ...]
+    shares: tuple[float, ...] = (1.0,)
+    spans: tuple[int, ...] = (1,)
+
+
+class Jobs:
+    """The state of all runs: how far each has come, and which tier it restarts from.
+
+    Attributes:
+        clock: how far a job comes in a time.
+        ledger: where its time went.
+        place: saves that each run could go back to, since its beginning. Saves are as good as each
+            other where there is one tier, and are then not counted unless `keep_place`.
+        need: seconds that each run must restart before it runs.
+    """
+
+    def __init__(
+        self, timeline: Timeline, recovery: Recovery, runs: int, *, keep_place: bool = False
+    ) -> None:
+        import numpy as np
+
+        self.clock = Clock(timeline)
+        self.ledger = Ledger(runs)
+        self.place = np.zeros(runs, dtype=np.int64)
+        self.need: Floats = np.full(runs, recovery.restarts[0])
+        self._tier = np.zeros(runs, dtype=np.int64)
+        self._restarts = np.array(recovery.restarts)
+        self._spans = np.array(recovery.spans, dtype=np.int64)
+        self._limits = np.cumsum(recovery.shares)[:-1]
+        self._detect = recovery.detect
+        self._several = len(recovery.restarts) > 1
+        self._keep_place = keep_place or self._several
+
+    def causes(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.int64] | None:
+        """Draw which tier each failure needs, one row an event; None where there is one tier."""
+        import numpy as np
+
+        if not self._several:
+            return None
+        return np.searchsorted(
+            self._limits, rng.random((rows, len(self.place))), side="right"
+        ).astype(np.int64)
+
+    def fail(self, gap: Floats, cause: npt.NDArray[np.int64] | None) -> None:
+        """Let each run restart and run for `gap` seconds, and then fail and be detected."""
+        import numpy as np
+
+        ledger, clock = self.ledger, self.clock
+        restarted = np.minimum(gap, self.need)
+        running = gap - restarted
+        runs = gap > self.need
+        # A restart that is interrupted lets no save become durable, however short saves are.
+        saves = clock.durable(self.place, running) * runs
+        ledger.restart += restarted
+        ledger.lost += running - clock.seconds(self.place, saves)
+        ledger.useful += saves * clock.work
+        ledger.save += clock.stalled(self.place, saves)
+        ledger.waiting += clock.waited(self.place, saves)
+        ledger.segments += int(saves.sum()) + int(np.count_nonzero(runs))
+        if self._keep_place:
+            self.place += saves
+            if cause is not None:
+                self._tier = np.where(runs, cause, np.maximum(self._tier, cause))
+                self._go_back(self.place % self._spans[self._tier])
+            self.need = self._restarts[self._tier]
+        ledger.detection += self._detect
+        ledger.wall += gap + self._detect
+
+    def interrupt(
+        self, gap: Floats, announced: npt.NDArray[np.bool_], spoilt: Floats, emergency: float
+    ) -> None:
+        """Let each run restart and run for `gap` seconds, and then fail or be preempted.
+
+        Args:
+            gap: seconds until it is interrupted.
+            announced: whether that is a preemption with time enough to save.
+            spoilt: seconds after it until something else comes that ends a save.
+            emergency: seconds that a save takes then.
+        """
+        import numpy as np
+
+        ledger, clock = self.ledger, self.clock
+        restarted = np.minimum(gap, self.need)
+        running = gap - restarted
+        runs = gap > self.need
+        saving = np.where(announced & runs, np.minimum(spoilt, emergency), 0.0)
+        rescued = announced & runs & (spoilt >= emergency)
+        saves = clock.durable(self.place, running) * runs
+        done, waited = clock.progress(running)
+        kept = clock.seconds(self.place, saves)
+        ledger.restart += restarted
+        ledger.useful += np.where(rescued, done, saves * clock.work)
+        ledger.waiting += np.where(rescued, waited, clock.waited(self.place, saves))
+        ledger.save += np.where(
+            rescued, running - done - waited + saving, clock.stalled(self.place, saves)
+        )
+        ledger.lost += np.where(rescued, 0.0, running - kept + saving)
+        ledger.segments += int(saves.sum()) + int(np.count_nonzero(runs))
+        ledger.detection += self._detect
+        ledger.wall += gap + saving + self._detect
+
+    def _go_back(self, saves: npt.NDArray[np.int64]) -> None:
+        """Lose the newest saves of each run, which the tier that it restarts from does not have."""
+        ledger, clock = self.ledger, self.clock
+        self.place -= saves
+        ledger.lost += clock.seconds(self.place, saves)
+        ledger.useful -= saves * clock.work
+        ledger.save -= clock.stalled(self.place, saves)
+        ledger.waiting -= clock.waited(self.place, saves)
