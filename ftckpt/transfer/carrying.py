@@ -38,7 +38,6 @@ class TransferOptions:
         limiter: bounds the rate of reading.
         proof: whether the result is read back and compared before it is visible.
         restart: forget what an earlier run of another transfer has left at the destination.
-        drop: names of what may be left out because the target has no place for it.
     """
 
     jobs: int = 1
@@ -46,7 +45,6 @@ class TransferOptions:
     limiter: RateLimit | None = None
     proof: bool = True
     restart: bool = False
-    drop: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,12 @@ def transfer(
     Raises:
         ExistsError: something stands at the destination.
         RefusedError: another run is writing there.
-        UnsupportedError: the format has no place for something that `options.drop` does not name.
+        UnsupportedError: the format has no place for something (see `require_place`).
         CorruptError: the source is damaged, or the proof failed.
         IncompleteError: the source changed meanwhile.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
-    _require_place(layout, options.drop)
+    require_place(layout)
     started = time.monotonic()
     source = content.checkpoint
     staging = _staging(destination, single, store_options)
@@ -132,7 +130,7 @@ def transfer(
             counter=counter,
         )
         written = time.monotonic()
-        result, proof = _prove(content, layout, staging, commit, target, options, counter)
+        result, proof = _prove(content, staging, commit, target, options, counter)
         _require_unchanged(source)
         manifest = _manifest(result, built, commit, proof)
         staging.publish(commit, manifest.dump())
@@ -151,8 +149,13 @@ def transfer(
         staging.close()
 
 
-def _require_place(layout: Layout, drop: frozenset[str]) -> None:
-    left = [name for name in layout.unplaced if name not in drop]
+def require_place(layout: Layout) -> None:
+    """Refuse a layout that leaves something out: only the user may say that it is not needed.
+
+    Raises:
+        UnsupportedError: with the names.
+    """
+    left = layout.unplaced
     if left:
         listed = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         raise UnsupportedError(
@@ -172,7 +175,6 @@ def _staging(destination: str, single: bool, options: StoreOptions) -> Staging:
 
 def _prove(
     content: Content,
-    layout: Layout,
     staging: Staging,
     commit: Mapping[str, bytes],
     target: Format,
@@ -186,7 +188,6 @@ def _prove(
     proof = prove(
         content,
         result,
-        unplaced=frozenset(layout.unplaced),
         jobs=options.jobs,
         executor=options.executor,
         counter=counter,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_SPAN = 4 << 20  # bytes read at once where elements must be picked out of a wider span
+SPAN = 4 << 20  # bytes read at once where elements must be picked out of a wider span
 _OPEN_FILES = 128
 _KNOWN_TENSORS = 1024
 _UNDONE = 4  # decompressed records that are kept: their neighbours are asked for next
@@ -163,8 +163,8 @@ class Gatherer:
         between = strides[axis] - reach(sizes[axis + 1 :], strides[axis + 1 :], itemsize)
         if between > self._gap:  # what lies between two rows is not worth reading
             return axis, 1
-        if reach(sizes, strides, itemsize) > _SPAN:
-            return axis, max(1, _SPAN // max(strides[axis], 1))
+        if reach(sizes, strides, itemsize) > SPAN:
+            return axis, max(1, SPAN // max(strides[axis], 1))
         return axis, sizes[axis]
 
     def _get(self, held: Held, offset: int, out: memoryview) -> None:

@@ -8,7 +8,7 @@ or on the disk is seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,7 +55,6 @@ def prove(
     content: Content,
     result: Checkpoint,
     *,
-    unplaced: frozenset[str] = frozenset(),
     jobs: int = 1,
     executor: Executor | None = None,
     counter: Counter = NULL,
@@ -65,7 +64,6 @@ def prove(
     Args:
         content: what was to be written.
         result: opened by the ordinary reader.
-        unplaced: names of tensors and objects that the format has no place for.
         jobs: number of threads.
         executor: where to run instead.
         counter: is told of every byte compared.
@@ -73,8 +71,8 @@ def prove(
     Raises:
         CorruptError: names, shapes, types, tiling, bits or objects differ (`failed-proof`).
     """
-    wanted = {k: w for k, w in content.tensors.items() if k not in unplaced}
-    _compare_names(content, wanted.keys() | (content.aliases.keys() - unplaced), result)
+    wanted = content.tensors
+    _compare_names(wanted.keys() | content.aliases.keys(), result)
     found = Content.of(result)
     for key in wanted:
         _compare_form(content, key, result)
@@ -100,11 +98,11 @@ def prove(
     finally:
         source.close()
         target.close()
-    objects = _compare_objects(content, result, unplaced)
+    objects = _compare_objects(content, result)
     return Proof(len(wanted), sum(w.nbytes for w in wanted.values()), objects)
 
 
-def _compare_names(content: Content, wanted: set[str], result: Checkpoint) -> None:
+def _compare_names(wanted: Set[str], result: Checkpoint) -> None:
     has = result.tensors.keys() | result.aliases.keys()
     missing, more = sorted(wanted - has), sorted(has - wanted)
     if missing or more:
@@ -143,14 +141,13 @@ def _compare_bits(task: _Task, source: Gatherer, target: Gatherer) -> None:
             )
 
 
-def _compare_objects(content: Content, result: Checkpoint, unplaced: frozenset[str]) -> int:
-    wanted = content.objects.keys() - unplaced
-    for name in sorted(wanted):
+def _compare_objects(content: Content, result: Checkpoint) -> int:
+    for name in content.objects:
         if name not in result.objects:
             raise _failed(f"the result lacks {name}", name)
         if content.checkpoint.load_object(name) != result.load_object(name):
             raise _failed(f"{name} in the result is not what the source holds", name)
-    return len(wanted)
+    return len(content.objects)
 
 
 def _failed(message: str, key: str) -> CorruptError:

@@ -1,0 +1,101 @@
+"""`ftckpt convert`: the same state in another format."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from .invocation import Result, invoked
+from .target import open_checkpoint
+from .transfers import (
+    CODES as CODES,
+)
+from .transfers import (
+    DestinationArgument,
+    PartOptions,
+    RunOptions,
+    SourceArgument,
+    carry_out,
+    format_and_writer,
+    narrowed,
+    read_rules,
+    read_text,
+)
+
+EXAMPLES = (
+    ("ftckpt convert run/step-1000 hf --to safetensors", "weights for transformers, nothing lost"),
+    ("ftckpt convert run/step-1000 hf --to safetensors --only model --dtype bf16", "weights alone"),
+    ("ftckpt convert hf/ start/step-0 --to dcp --dp 64", "weights for an FSDP2 job of 64 ranks"),
+    ("ftckpt convert run/step-1000 one.pt --to torchsave", "one file for torch.load"),
+)
+OPTIONS = (PartOptions, RunOptions)
+
+_Ranks = int | None
+
+
+class DTypeChoice(StrEnum):
+    """Types that weights can become."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+def command(
+    ctx: typer.Context,
+    source: SourceArgument,
+    destination: DestinationArgument,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format to write.")],
+    dtype: Annotated[
+        DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")
+    ] = None,
+    rename: Annotated[
+        str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
+    ] = "",
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest file, where the format lets us choose.")
+    ] = "",
+    tp: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Tensor-parallel ranks.")] = None,
+    pp: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Pipeline stages.")] = None,
+    dp: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Data-parallel ranks.")] = None,
+    ep: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Expert-parallel ranks.")] = None,
+    zero_stage: Annotated[
+        _Ranks, typer.Option(metavar="N", min=1, max=3, help="DeepSpeed's ZeRO stage.")
+    ] = None,
+) -> Result:
+    """Write a checkpoint in another format: whole, or the part that is asked for.
+
+    State that the target has no place for is named, and refused unless `--drop` names it. The
+    result is read back and compared with the source before DST becomes visible.
+    """
+    from ftckpt.limits import parse_bytes
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.layout import Wishes
+    from ftckpt.transfer.renaming import parse_renames
+    from ftckpt.transfer.renaming import rename as renamed
+    from ftckpt.transfer.retyping import retype
+
+    invocation = invoked(ctx)
+    part = invocation.options(PartOptions)
+    wishes = Wishes(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        zero_stage=zero_stage,
+        max_shard_size=parse_bytes(max_shard_size) if max_shard_size else None,
+        rules=read_rules(part.rules),
+        true_vocab_size=part.true_vocab_size,
+    )
+    renames = parse_renames(read_text(rename), rename) if rename else ()
+    format_and_writer(to)  # a format that cannot be written is known before the source is opened
+    checkpoint = open_checkpoint(invocation, source, newest=False)
+    content = narrowed(Content.of(checkpoint), part)
+    if renames:
+        content = renamed(content, renames)
+    if dtype is not None:
+        content = retype(content, dtype.value)
+    run = invocation.options(RunOptions)
+    return carry_out(invocation, content, to, wishes, destination, run)

@@ -1,0 +1,277 @@
+"""What `reshard` and `convert` share: their flags, and the way from a layout to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from ftckpt.errors import ExitCode, UnsupportedError
+from ftckpt.findings import counted
+
+from .bounds import bound_memory, job_count, rate_limit
+from .invocation import Invocation, Result
+from .render import human_bytes, human_duration, printable
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Box
+    from ftckpt.registry import Format
+    from ftckpt.rules import Rules
+    from ftckpt.transfer.carrying import TransferReport
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.layout import Layout, Wishes, Writer
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SRC", help="The checkpoint to read: path, URL or ROOT@STEP.")
+]
+DestinationArgument = Annotated[
+    str, typer.Argument(metavar="DST", help="Where the result goes; it must not exist yet.")
+]
+
+CODES: Mapping[ExitCode, str] = {
+    ExitCode.OK: "written, proven and visible",
+    ExitCode.CORRUPT: "the source is damaged, or the proof failed; nothing is visible",
+    ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
+    ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+    ExitCode.REFUSED: "DST exists, or another run is writing it",
+    ExitCode.NOT_FOUND: "no checkpoint there, or the directory around DST does not exist",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
+    ExitCode.UNSUPPORTED: "the format cannot hold it, or no rule says how a tensor is divided",
+}
+
+
+class OnlyChoice(StrEnum):
+    """Which part is wanted; the core's `Only`, spelled here so that help needs no core."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOptions:
+    """Which part of the source is written."""
+
+    TITLE: ClassVar[str] = "What is written"
+
+    only: Annotated[
+        OnlyChoice | None, typer.Option(help="The weights alone, or the optimizer's state alone.")
+    ] = None
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave out state by name or pattern. Repeatable."),
+    ] = None
+    rules: Annotated[
+        str, typer.Option(metavar="FILE.toml", help="How tensors are divided over ranks.")
+    ] = ""
+    true_vocab_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How it is carried out."""
+
+    TITLE: ClassVar[str] = "How it is done"
+
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print every copy and what it costs; write nothing.")
+    ] = False
+    no_proof: Annotated[
+        bool, typer.Option("--no-proof", help="Do not read the result back before showing it.")
+    ] = False
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what another transfer to DST has left.")
+    ] = False
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", metavar="N", min=0, help="Threads; 0: one a processor."),
+    ] = 0
+    limit_rate: Annotated[str, typer.Option(metavar="RATE", help="Read no faster: 200MB/s.")] = ""
+    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that may be used.")] = (
+        "1GiB"
+    )
+
+
+def read_rules(path: str) -> Rules | None:
+    """Return the user's table of split rules, or None where none was given.
+
+    Raises:
+        UsageError: the file cannot be read, or is no such table.
+    """
+    if not path:
+        return None
+    from ftckpt.rules import parse_rules
+
+    return parse_rules(read_text(path), path)
+
+
+def read_text(path: str) -> str:
+    """Return a small text file that the user named.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    from ftckpt.errors import UsageError
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def narrowed(content: Content, options: PartOptions) -> Content:
+    """Return the part of a content that the user wants.
+
+    Raises:
+        NotFoundError: it has nothing of that part.
+        UsageError: a name to drop matches nothing.
+    """
+    from ftckpt.transfer.narrowing import Only, drop, only
+
+    if options.only is not None:
+        content = only(content, Only(options.only.value))
+    return drop(content, options.drop) if options.drop else content
+
+
+def format_and_writer(name: str) -> tuple[Format, Writer]:
+    """Return a format and the writer that makes checkpoints of it.
+
+    Raises:
+        UnsupportedError: nothing here writes that format.
+    """
+    from ftckpt.formats.catalog import FORMATS, WRITERS
+
+    for writer in WRITERS:
+        if writer.name == name:
+            return next(one for one in FORMATS if one.name == name), writer
+    known = ", ".join(writer.name for writer in WRITERS)
+    raise UnsupportedError(
+        f"{name} checkpoints cannot be written", hint=f"ftckpt convert --to one of: {known}"
+    )
+
+
+def carry_out(
+    invocation: Invocation,
+    content: Content,
+    name: str,
+    wishes: Wishes,
+    destination: str,
+    run: RunOptions,
+) -> Result:
+    """Lay out, then either print the plan or write, prove and show the result.
+
+    Args:
+        invocation: told of everything.
+        content: what is written.
+        name: of the target format.
+        wishes: what the user asks of the layout.
+        destination: where it goes.
+        run: how it is done.
+    """
+    from ftckpt.transfer.carrying import TransferOptions, require_place, transfer
+
+    bound_memory(run.max_memory)
+    jobs = job_count(run.jobs)
+    target, writer = format_and_writer(name)
+    layout = writer.layout(content, wishes)
+    require_place(layout)
+    invocation.report(
+        destination=destination,
+        to=name,
+        dropped=content.dropped,
+        notes=[note.message for note in layout.notes],
+        bytes=layout.nbytes,
+    )
+    for gone in content.dropped:
+        invocation.say(f"left out: {gone}")
+    for note in layout.notes:
+        invocation.say(f"note: {note.message}")
+    if run.dry_run:
+        return _show_plan(invocation, layout, content, jobs, proof=not run.no_proof)
+    report = transfer(
+        content,
+        layout,
+        destination,
+        target,
+        single=writer.single,
+        options=TransferOptions(
+            jobs=jobs,
+            limiter=rate_limit(run.limit_rate),
+            proof=not run.no_proof,
+            restart=run.restart,
+        ),
+        store_options=invocation.stores,
+        counter=invocation.counter,
+    )
+    return _show_report(invocation, report)
+
+
+def _show_report(invocation: Invocation, report: TransferReport) -> Result:
+    invocation.report(
+        files=report.files,
+        bytes=report.nbytes,
+        taken_over=report.taken_over,
+        already_there=report.already_there,
+        proof=report.proof,
+        seconds=report.seconds,
+    )
+    if report.already_there:
+        message = "an earlier run had finished: nothing was left to do"
+        invocation.print(printable(f"ok: {message}: {report.url}"))
+        return Result(ExitCode.OK, message)
+    taking = report.seconds["write"]
+    message = f"wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    speed = f" in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
+    if report.taken_over:
+        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
+    invocation.print(printable(f"{message} as {report.format}: {report.url}"))
+    invocation.say(message + speed)
+    if report.proof is None:
+        invocation.print("not proven: --no-proof")
+        return Result(ExitCode.OK, f"{message}, not proven")
+    proof = report.proof
+    invocation.print(
+        f"proven: {counted(proof.tensors, 'tensor')}, {human_bytes(proof.nbytes)}, and "
+        f"{counted(proof.objects, 'object')} equal the source bit for bit"
+        f" (in {human_duration(report.seconds['prove'])})"
+    )
+    return Result(ExitCode.OK, f"{message}, proven")
+
+
+def _show_plan(
+    invocation: Invocation, layout: Layout, content: Content, jobs: int, *, proof: bool
+) -> Result:
+    """Print every copy, the files, and the cost."""
+    from ftckpt.transfer.planned import box_copies, planned
+
+    plan = planned(layout, content.checkpoint, jobs=jobs, proof=proof)
+    copies = list(box_copies(layout, content.checkpoint))
+    for copy in copies:
+        cast = f" as {copy.cast}" if copy.cast else ""
+        invocation.print(
+            f"{copy.file}: {_show(copy.local)} <- {copy.key} {_show(copy.source)}"
+            f" {human_bytes(copy.nbytes)}{cast}"
+        )
+    for file in plan.files:
+        invocation.print(f"{file.path}: {human_bytes(file.nbytes)}")
+    took = "" if plan.seconds is None else f", about {human_duration(plan.seconds)}"
+    message = (
+        f"would write {counted(len(plan.files), 'file')}, {human_bytes(plan.nbytes)}, with "
+        f"{counted(len(copies), 'copy') if len(copies) == 1 else f'{len(copies)} copies'}, "
+        f"at most {human_bytes(plan.memory)} of memory{took}"
+    )
+    invocation.print(message)
+    invocation.report(plan=plan, copies=copies)
+    return Result(ExitCode.OK, message)
+
+
+def _show(box: Box) -> str:
+    spans = ", ".join(f"{o}:{o + n}" for o, n in zip(box.offsets, box.sizes, strict=True))
+    return f"[{spans}]"
