@@ -110,17 +110,21 @@ def _optimizer(tree: Any, groups: Sequence[_Group], held: Held, label: str) -> I
         if not isinstance(by_type, dict) or len(by_type) != 1:
             raise Unmapped(f"buffer {number} is not of one type")
         ((types, tensors),) = by_type.items()
-        if types[:1] != (group.locals[0].ref.dtype,) or not isinstance(tensors, dict):
+        first = types[0] if isinstance(types, tuple) and types else None
+        if first is not group.locals[0].ref.dtype or not isinstance(tensors, dict):
             raise Unmapped(f"buffer {number} is of another type than its parameters")
         yield from _buffer(tensors, group, held, f"{label}{number}")
 
 
 def _buffer(tensors: Mapping[Any, Any], group: _Group, held: Held, label: str) -> Iterator[State]:
     flats = {key: value for key, value in tensors.items() if isinstance(value, TensorRef)}
-    numels = {ref.numel for ref in flats.values()} | {tensors.get("numel_unpadded")}
+    numels = {ref.numel for ref in flats.values()}
     if len(numels) != 1 or not all(is_dense(ref.shape, ref.strides) for ref in flats.values()):
         raise Unmapped(f"the tensors of buffer {label} are not of one length")
-    starts = _layout(group, held, numels.pop()).starts()
+    (numel,) = numels
+    if tensors.get("numel_unpadded", numel) != numel:
+        raise Unmapped(f"buffer {label} has another length than it records")
+    starts = _layout(group, held, numel).starts()
     by_name = {local.name: local for local in group.locals}
     for leaf, ref in flats.items():
         for name, start in starts.items():
@@ -133,7 +137,7 @@ def _buffer(tensors: Mapping[Any, Any], group: _Group, held: Held, label: str) -
             yield State(local, str(leaf), part, f"{label}.{leaf}")
 
 
-def _layout(group: _Group, held: Held, unpadded: Any) -> Buffer:
+def _layout(group: _Group, held: Held, unpadded: int) -> Buffer:
     """Return the one layout that fits the file; by the arguments first, then by one bucket."""
     own = [
         Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared) for p in group.locals

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ftckpt.checkpoint import Box, Kind, ObjectInfo, Scalar, StepRole, TensorInfo
+from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.rules import Rules
 from ftckpt.steps import is_counter
@@ -24,7 +25,7 @@ from .megatron_names import (
     parameters,
     tied_to,
 )
-from .megatron_optimizer import KINDS, State, Unmapped, plain_states, single
+from .megatron_optimizer import KINDS, State, Unmapped, plain_states
 from .megatron_reading import Rank, Ranks
 from .megatron_stages import Counts, Stage, offsets, planned, settle
 from .megatron_tensors import Part, Whole, by_expert, put_together
@@ -33,6 +34,8 @@ from .rank_files import RankFile, Role
 from .rank_tensors import Boxes, Entry, Identity
 from .torch_stream import TorchStream
 from .torch_values import TensorRef
+
+_STAGES = 1 << 20
 
 
 class Merging:
@@ -61,10 +64,14 @@ class Merging:
         self.notes: list[Finding] = []
         held = [local for rank in read.ranks for local in rank.held]
         self.chunks = max((local.chunk for local in held), default=0) + 1
+        if self.chunks * self.grid.pp > _STAGES:
+            what = f"{self.grid.pp} pipeline stages of {self.chunks} chunks cannot be"
+            raise CorruptError(what, kind="bad-metadata")
         self.counts: Counts = {}
         self._first = self._number_layers(read.ranks)
         self._experts = self._count_experts(held)
         self._expert_shares = self.grid.expert_parts()
+        self._known: dict[tuple[Stage, int, str], str] = {}
         self._tied = not self.args.flag("untie_embeddings_and_output_weights")
         self._wholes: dict[str, Whole] = {}
         self._parts: dict[str, list[Part]] = defaultdict(list)
@@ -118,13 +125,17 @@ class Merging:
 
     def _weight(self, rank: Rank, local: Local) -> str:
         """Return the name in the whole model of a parameter, or of the one that it is a copy of."""
-        first = self._first[Stage(rank.at.pp, local.chunk)]
-        name = global_name(local.name, first, rank.at.ep * self._experts)
-        head = tied_to(name) if self._tied and rank.at.pp > 0 else None
-        if head is None:
-            return name
-        self.aliases[name] = head
-        return head
+        stage = Stage(rank.at.pp, local.chunk)
+        place = stage, rank.at.ep, local.name
+        found = self._known.get(place)
+        if found is None:
+            found = global_name(local.name, self._first[stage], rank.at.ep * self._experts)
+            head = tied_to(found) if self._tied and rank.at.pp > 0 else None
+            if head is not None:
+                self.aliases[found] = head
+                found = head
+            self._known[place] = found
+        return found
 
     # --- one rank -------------------------------------------------------------------------------
 
@@ -185,15 +196,14 @@ class Merging:
         name = f"{weight}.{state.leaf}" if component != "model" and kind is Kind.OTHER else weight
         stored = "" if state.stored == name else state.stored
         identity = Identity(component, kind, name, stored)
-        number = ref is not local.ref and single(ref) and not single(local.ref)
         experts = first = None
-        if local.stacked and not number:
+        if local.stacked and not state.number:
             ref = by_expert(ref, self._experts, local.name)
             experts, first = self._experts * self.grid.ep, rank.at.ep * self._experts
         parts, share = self.grid.tp, rank.at.tp
         if local.expert:
             parts, share = self.grid.etp, self._expert_shares[rank.at.tp, rank.at.ep]
-        whole = Whole(identity, weight, parts, experts, number)
+        whole = Whole(identity, weight, parts, experts, state.number)
         self._wholes.setdefault(identity.key, whole)
         entry = Entry(rank.number, stream.file, ref, stream.storages)
         self._parts[identity.key].append(Part(entry, share, first))
@@ -211,7 +221,9 @@ class Merging:
         self.counters += (Scalar(file.path, n.name, n.value, n.role) for n in contents.numbers)
         tensors = []
         for where, stored, held in contents.tensors:
-            assert isinstance(held, TensorRef)
+            if not isinstance(held, TensorRef):
+                what = f"{stream.file} holds {stored} sharded, in a rank's own state"
+                raise UnsupportedError(what, file=stream.file, tensor=stored)
             boxes = Boxes()
             patch = Patch(Box.whole(held.shape), (0,) * len(held.shape))
             boxes.add(Entry(rank.number, stream.file, held, stream.storages), held, [patch])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Kind
-from ftckpt.errors import FtckptError, UnsafeError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
 
 from .inert_tree import leaves
 from .sharded import HeldReader
@@ -25,6 +25,8 @@ _EXPERT = re.compile(
 _STACKED = re.compile(r".*\.experts\.weight[12]", re.DOTALL)
 _CHUNK = re.compile(r"model(\d{0,4})")
 _EXTRA = "_extra_state"
+# Patterns take time by the square of a name's length.
+_LONGEST = 2048
 # Of the model's tensors, those that no optimizer updates.
 _BUFFERS = (".expert_bias", ".local_tokens_per_expert", ".inv_freq", ".running_mean",
             ".running_var")  # fmt: skip
@@ -68,14 +70,25 @@ def is_expert(name: str) -> bool:
 
 
 def chunk_keys(tree: Mapping[Any, Any]) -> dict[int, str]:
-    """Return the keys of a file that hold the model, by number of the chunk."""
+    """Return the keys of a file that hold the model, by number of the chunk.
+
+    Raises:
+        UnsafeError: two keys mean one chunk, or one model stands beside chunks of one.
+        CorruptError: a chunk is missing (`bad-metadata`).
+    """
     found: dict[int, str] = {}
     for key, value in tree.items():
         match = _CHUNK.fullmatch(key) if isinstance(key, str) else None
         if match and isinstance(value, dict):
-            found[int(match[1] or 0)] = key
-    if "model" in tree and len(found) > 1:
-        raise UnsafeError("a file holds both one model and numbered chunks of one")
+            number = int(match[1] or 0)
+            if number in found or (found and "model" in tree):
+                raise UnsafeError(
+                    f"a file holds its model twice: as {next(iter(found.values()))} and {key}"
+                )
+            found[number] = key
+    if sorted(found) != list(range(len(found))):
+        what = f"a file holds {len(found)} model chunks, up to number {max(found)}"
+        raise CorruptError(what, kind="bad-metadata")
     return dict(sorted(found.items()))
 
 
@@ -86,6 +99,7 @@ def local_tensors(tree: Mapping[Any, Any], rank: int) -> tuple[list[Local], dict
 
     Raises:
         UnsupportedError: a quantised tensor, or one of a subclass that hides its elements.
+        UnsafeError: a name longer than any model has; see also `chunk_keys`.
     """
     reader = HeldReader(rank)
     found: list[Local] = []
@@ -93,6 +107,10 @@ def local_tensors(tree: Mapping[Any, Any], rank: int) -> tuple[list[Local], dict
     for chunk, key in chunk_keys(tree).items():
         for path, value in leaves(tree[key]):
             name = ".".join(map(str, path))
+            if len(name) > _LONGEST:
+                raise UnsafeError(
+                    "a tensor's name is longer than any model's", kind="unsafe-pickle"
+                )
             if isinstance(value, (TensorRef, SubclassRef, Composite)) and not name.endswith(_EXTRA):
                 ref = _held(reader, value, name)
                 found.append(Local(chunk, name, ref, _kind(name, ref)))

@@ -27,7 +27,7 @@ from .inert_tree import step_of
 from .megatron_names import Local
 from .megatron_ranks import Arguments
 from .param_ids import names_of_ids
-from .torch_values import TensorRef
+from .torch_values import Composite, SubclassRef, TensorRef
 
 KINDS = {
     "param": Kind.MASTER,
@@ -53,6 +53,11 @@ class State(NamedTuple):
     held: TensorRef
     stored: str
 
+    @property
+    def number(self) -> bool:
+        """Whether it is a number that is the same wherever the parameter is, such as a step."""
+        return self.leaf == "step" or self.held.shape != self.of.ref.shape
+
 
 class Unmapped(Exception):
     """Why an optimizer's state cannot be given to parameters, in words."""
@@ -73,24 +78,44 @@ def plain_states(
         Unmapped: the order of the parameters does not follow from the groups and the shapes.
     """
     for label, one in _optimizers(tree):
-        inner = one.get("optimizer", one)
-        state, groups = inner.get("state"), inner.get("param_groups")
-        if not isinstance(state, dict) or not isinstance(groups, list) or not state:
-            continue
-        if not all(isinstance(group, dict) for group in groups):
-            raise Unmapped(f"{label} has parameter groups that are no dicts")
+        inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else one
         inside = f"{label}.optimizer" if inner is not one else label
+        masters = one.get("fp32_from_fp16_params")
+        if "state" not in inner and masters is None:
+            continue  # the distributed optimizer keeps it in a file of its own
+        state: Any = inner.get("state")
+        groups: Any = inner.get("param_groups")
+        if not _is_torchs(state, groups):
+            raise Unmapped(f"{inside} does not have torch's form")
         members = _members(groups, state, held, experts_apart=experts_apart, args=args)
         for ids, chosen in members:
             for key, local in zip(ids, chosen, strict=True):
-                for leaf, value in state.get(key, {}).items():
-                    if isinstance(value, TensorRef):
-                        where = f"{inside}.state.{step_of(key)}.{step_of(leaf)}"
-                        yield State(local, str(step_of(leaf)), value, where)
-        masters = one.get("fp32_from_fp16_params")
+                yield from _of_one(state.get(key, {}), local, f"{inside}.state.{key}")
         if masters is not None:
-            chosen_groups = [chosen for _, chosen in members]
-            yield from _masters(masters, chosen_groups, f"{label}.fp32_from_fp16_params")
+            mine = [chosen for _, chosen in members]
+            yield from _masters(masters, mine, f"{label}.fp32_from_fp16_params")
+
+
+def _is_torchs(state: Any, groups: Any) -> bool:
+    """Return whether each state is a dict and belongs to a parameter of a group."""
+    if not isinstance(state, dict) or not isinstance(groups, list):
+        return False
+    if not all(isinstance(group, dict) for group in groups):
+        return False
+    known = {key for group in groups for key in _ids(group)}
+    return all(type(k) is int and k in known and isinstance(v, dict) for k, v in state.items())
+
+
+def _of_one(state: Mapping[Any, Any], local: Local, label: str) -> Iterator[State]:
+    """Yield the tensors of one parameter's state: like the parameter, or a single number."""
+    for key, value in state.items():
+        leaf = str(step_of(key))
+        if isinstance(value, (SubclassRef, Composite)):
+            raise Unmapped(f"{label}.{leaf} is no plain tensor")
+        if isinstance(value, TensorRef):
+            if value.shape != local.ref.shape and not _single(value):
+                raise Unmapped(f"{label}.{leaf} does not have the shape of its parameter")
+            yield State(local, leaf, value, f"{label}.{leaf}")
 
 
 def _optimizers(tree: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
@@ -128,6 +153,9 @@ def _members(
     shapes: dict[Hashable, tuple[int, ...]] = {
         key: shape for own in ids for key in own if (shape := _shape(state.get(key)))
     }
+    if apart:
+        experts = any(group.get("is_expert_parallel") is True for group in groups)
+        held = [local for local in held if local.expert == experts]
     numbered = {str(place): local for place, local in enumerate(held)}
     weights = [(place, local.ref.shape) for place, local in numbered.items()]
     proven = names_of_ids(ids, shapes, weights)
@@ -187,6 +215,5 @@ def _masters(tree: Any, groups: Sequence[Sequence[Local]], label: str) -> Iterat
             yield State(local, "param", value, f"{label}.{number}.{place}")
 
 
-def single(ref: TensorRef) -> bool:
-    """Return whether a tensor of the state is one number, such as a step."""
+def _single(ref: TensorRef) -> bool:
     return prod(ref.shape) == 1 and len(ref.shape) <= 1

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from math import lcm
 from typing import Any, NamedTuple
 
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import CorruptError, UnsupportedError
 
 from .unpickle import Inert
 
@@ -157,6 +157,7 @@ def grid_of(args: Arguments, found: Iterable[tuple[int, ...]]) -> Grid:
 
     Raises:
         UnsupportedError: no arguments, and names of more than one number.
+        CorruptError: more ranks than any cluster has (`bad-metadata`).
     """
     tp = args.count("tensor_model_parallel_size") or args.count("model_parallel_size")
     found = list(found)
@@ -167,7 +168,7 @@ def grid_of(args: Arguments, found: Iterable[tuple[int, ...]]) -> Grid:
                 " of mp_rank_TT_NNN may be a pipeline or an expert rank"
             )
         tp = 1 + max(ranks[0] for ranks in found)
-    return Grid(
+    grid = Grid(
         tp=tp,
         pp=args.count("pipeline_model_parallel_size", 1) or 1,
         ep=args.count("expert_model_parallel_size", 1) or 1,
@@ -175,3 +176,7 @@ def grid_of(args: Arguments, found: Iterable[tuple[int, ...]]) -> Grid:
         cp=args.count("context_parallel_size", 1) or 1,
         dp=args.count("data_parallel_size") or None,
     )
+    if lcm(grid.tp, grid.etp * grid.ep) * grid.pp > _LARGEST:
+        what = f"the arguments record more ranks than any cluster has: {grid}"
+        raise CorruptError(what, kind="bad-metadata")
+    return grid

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.source import Source
 
@@ -25,6 +25,8 @@ from .torch_stream import TorchStream
 
 # Opaque names that are told one by one.
 _SHOWN = 20
+# A checkpoint that lacks more files than this is told of the rest in one sentence.
+_MISSING = 64
 
 
 @dataclass
@@ -106,7 +108,15 @@ def read_ranks(source: Source) -> Ranks:
             what = f"{stream.file} records {said}, the others {sizes(grid)}"
             found.append(finding("bad-metadata", what, file=stream.file, rank=numbers[at]))
             continue
-        held, rest = local_tensors(stream.tree, numbers[at])
+        try:
+            held, rest = local_tensors(stream.tree, numbers[at])
+        except CorruptError as error:
+            error.file = stream.file
+            found.append(from_error(error, rank=numbers[at]))
+            continue
+        except FtckptError as error:
+            error.file = stream.file
+            raise
         others = [s for p, s in parsed.items() if p.rpartition("/")[0] == directory]
         ranks.append(
             Rank(
@@ -205,15 +215,23 @@ def _grid_findings(
     """Return which ranks are missing, and which directories are of no rank."""
     expected = [grid.name(at) for at in grid.directories()]
     present = {grid.name(at) for r in directories.values() if (at := grid.coordinate(r))}
+    files = [WEIGHTS]
+    if any(f"{directory}/{OPTIMIZER}" in source.entries for directory in directories):
+        files.append(OPTIMIZER)
+    missing = [
+        (number, f"{name}/{file}")
+        for number, name in enumerate(expected)
+        for file in files
+        if f"{name}/{file}" not in source.entries and (name not in present or name in directories)
+    ]
     found = []
-    distributed = any(f"{d}/{OPTIMIZER}" in source.entries for d in directories)
-    for number, name in enumerate(expected):
-        for file in (WEIGHTS, OPTIMIZER) if distributed else (WEIGHTS,):
-            path = f"{name}/{file}"
-            if path not in source.entries and (name not in present or name in directories):
-                source.require_absent(path)
-                what = f"{path} is missing: the arguments record {sizes(grid)}"
-                found.append(finding("missing-rank", what, file=path, rank=number))
+    for number, path in missing[:_MISSING]:
+        source.require_absent(path)
+        what = f"{path} is missing: the arguments record {sizes(grid)}"
+        found.append(finding("missing-rank", what, file=path, rank=number))
+    if len(missing) > _MISSING:
+        what = f"{len(missing) - _MISSING} more files of ranks are missing"
+        found.append(finding("missing-rank", what))
     for directory, ranks in directories.items():
         at = grid.coordinate(ranks)
         if at is None or grid.name(at) not in expected:

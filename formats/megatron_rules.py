@@ -16,15 +16,10 @@ def rules_of(args: Arguments) -> Rules:
     Sub-blocks of state-space layers follow from their sizes, which are recorded whole or as what
     they are derived from (`MambaMixer` in megatron/core/ssm/mamba_mixer.py).
     """
-    heads = args.count("mamba_num_heads")
-    width = args.count("mamba_head_dim", 64)
-    inner = heads * width if heads else 2 * args.count("hidden_size")
+    width = args.count("mamba_head_dim", 64) or 64
+    heads = args.count("mamba_num_heads") or 2 * args.count("hidden_size") // width
     groups = args.count("mamba_num_groups", 8) * args.count("mamba_state_dim", 128)
     values = {"gated": int(any(args.flag(name) for name in _GATED))}
-    if inner and width and groups:
-        values |= {
-            "mamba_inner": inner,
-            "mamba_groups": groups,
-            "mamba_heads": heads or inner // width,
-        }
+    if heads and groups:
+        values |= {"mamba_inner": heads * width, "mamba_groups": groups, "mamba_heads": heads}
     return built_in("megatron", values)

@@ -45,12 +45,15 @@ def planned(args: Arguments, pp: int, chunks: int) -> Counts | None:
     Returns:
         None where the arguments do not say, or cannot be carried out.
     """
-    layers = args.count("num_layers")
-    layout = _layout(args.get("pipeline_model_parallel_layout"))
-    if layout is not None:
-        if len(layout) != pp * chunks:
+    recorded = args.get("pipeline_model_parallel_layout")
+    if recorded is not None:
+        layout = _layout(recorded)
+        if layout is None or len(layout) != pp * chunks:
             return None
         return {Stage(n % pp, n // pp): count for n, count in enumerate(layout)}
+    layers = args.count("num_layers")
+    if not layers:
+        return None
     first = args.get("decoder_first_pipeline_num_layers")
     last = args.get("decoder_last_pipeline_num_layers")
     whole = _a_stage(layers, pp, first, last, args)
