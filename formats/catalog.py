@@ -10,6 +10,7 @@ from ftckpt.transfer.layout import Writer
 
 from .bundle import Bundle
 from .dcp import Dcp
+from .deepspeed import DeepSpeed
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
 from .ranks import Ranks
@@ -28,6 +29,7 @@ FORMATS: tuple[Format, ...] = (
     Safetensors(),
     Ranks(),
     Megatron(),
+    DeepSpeed(),
     TorchSave(),
     *RECOGNISED,
 )

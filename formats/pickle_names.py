@@ -66,6 +66,11 @@ _QUIET = (
     "numpy.dtypes.Float32DType", "numpy.dtypes.Int64DType", "numpy.dtypes.BoolDType",
     "torch.device", "torch.Tensor", "torch._C.Generator", "torch.torch_version.TorchVersion",
     "torch.nn.parameter.Parameter", "torch.nn.Parameter",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+    "deepspeed.checkpoint.universal_checkpoint.SubparamShape",
 )  # fmt: skip
 
 BUILTINS: Mapping[str, Any] = {

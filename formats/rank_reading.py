@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, TruncatedError
 from ftckpt.source import Source
 
 from .archive import TAIL
-from .rank_files import CONFIG, METADATA, RankFile
+from .rank_files import CONFIG, METADATA
 from .rank_tensors import Split
 from .strict_json import Limits, parse
 from .torch_stream import TorchStream, parse_stream
@@ -23,9 +23,20 @@ _JSON = Limits(depth=16, objects=2_000_000, keys=8_000_000, items=8_000_000, nat
 _MAX_JSON = 64 << 20
 
 
+class Named(Protocol):
+    """A file as its name describes it."""
+
+    @property
+    def path(self) -> str:
+        """The name, relative to the checkpoint."""
+
+
+F = TypeVar("F", bound=Named)
+
+
 def read_streams(
-    source: Source, files: Sequence[RankFile]
-) -> Iterator[tuple[RankFile, TorchStream | CorruptError]]:
+    source: Source, files: Sequence[F]
+) -> Iterator[tuple[F, TorchStream | CorruptError]]:
     """Yield each file's stream, or the damage that keeps it from being parsed.
 
     Raises:

@@ -24,9 +24,9 @@ from .torch_values import StoredStorage, TensorRef, is_dense, reach
 
 
 class Entry(NamedTuple):
-    """What one rank holds of one tensor."""
+    """What one rank holds of one tensor; `rank` is None where its file does not say whose it is."""
 
-    rank: int
+    rank: int | None
     file: str
     held: Held
     storages: Mapping[str, StoredStorage]

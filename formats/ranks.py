@@ -8,7 +8,7 @@ Nothing marks the end of a save, so a missing rank is a defect of the set and no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -37,6 +37,7 @@ from .rank_files import CONFIG, RankFile, Role, check_set, rank_files, world_siz
 from .rank_reading import Recorded, read_recorded, read_streams
 from .rank_tensors import Entry, Identity, Split, assemble, wrong_rank
 from .sharded import Distributed, Held, Listed
+from .tied import aliases_of
 from .torch_stream import TorchStream
 from .unpickle import no_gc
 
@@ -122,7 +123,7 @@ class _Opening:
             source=self.source,
             tensors=self.tensors,
             objects=self.objects,
-            aliases=_aliases(self.tensors.values()),
+            aliases=aliases_of(self.tensors.values()),
             topology=self._topology(),
             dialect="verl" if chosen != [""] or self._verl("") else "",
             notes=self.notes,
@@ -307,16 +308,3 @@ def _split_of_weight(
         return None
     shapes = [(e.rank, e.held.shape) for e in held_by]
     return split if shapes == [(e.rank, e.held.shape) for e in weight[1]] else None
-
-
-def _aliases(tensors: Iterable[TensorInfo]) -> dict[str, str]:
-    """Return the tensors whose pieces are the very bytes of an earlier one: tied weights."""
-    owners: dict[tuple[Any, ...], str] = {}
-    aliases = {}
-    for tensor in tensors:
-        if tensor.numel and tensor.pieces:
-            bytes_of = tuple((p.box, p.extent, p.strides) for p in tensor.pieces)
-            owner = owners.setdefault(bytes_of, tensor.key)
-            if owner != tensor.key:
-                aliases[tensor.key] = owner
-    return aliases

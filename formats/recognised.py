@@ -147,16 +147,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         (Sign(inside=("zero", r"optimizer_state\.pt")),),
     ),
     Recognised(
-        "deepspeed",
-        "DeepSpeed (ZeRO or pipeline)",
-        _NEXT,
-        (
-            Sign(files=r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_?(optim|model)_states\.pt"),
-            Sign(files=r"mp_rank_\d+_model_states\.pt"),
-            Sign(files=r"layer_\d+-model(_\d+-model)?_states\.pt"),
-        ),
-    ),
-    Recognised(
         "verl-megatron",
         "verl with the Megatron backend",
         "its parts are checkpoints of their own: name model/dist_ckpt or huggingface/ below it",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from ftckpt.source import Source
 from ftckpt.stores import open_store
 from tests.format_suite import listing_of_path
 
-SHARED = Path(__file__).parents[3] / "shared" / "checkpoints"
 
 # Format -> trees of files (a path ending in "/" is an empty directory); the content decides where
 # a magic does.
@@ -28,13 +26,6 @@ DIRECTORIES: dict[str, list[dict[str, bytes]]] = {
          "decoder.weight/.zarray": b"{}"},
     ],
     "nvrx-local": [{"iter_0000123_3_local.pt": b""}],
-    "deepspeed": [
-        {"zero_pp_rank_0_mp_rank_00_model_states.pt": b""},
-        {"bf16_zero_pp_rank_3_mp_rank_01_optim_states.pt": b"", "mp_rank_00_model_states.pt": b""},
-        {"zero_pp_rank_0_mp_rank_00optim_states.pt": b""},
-        {"layer_01-model_00-model_states.pt": b""},
-        {"layer_01-model_states.pt": b""},
-    ],
     "deepspeed-universal": [
         {"zero/optimizer_state.pt": b"", "zero/a.weight/fp32.pt": b"",
          "mp_rank_00_model_states.pt": b""},
@@ -158,28 +149,6 @@ def test_opening_says_what_it_is_and_what_to_do(tmp_path: Path) -> None:
         assert caught.value.hint == form.advice
 
 
-SETS = {
-    "ds_z1_w4_bf16": ("deepspeed", "global_step3"),
-    "ds_z2_w2_bf16": ("deepspeed", "global_step3"),
-    "ds_z3_w2_fp32": ("deepspeed", "global_step3"),
-    "ds_pp2dp2_z1_bf16": ("deepspeed", "global_step2"),
-}
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_real_sets_are_named_and_hold_no_harm(name: str, tmp_path: Path) -> None:
-    archive = SHARED / f"{name}.tar.xz"
-    if not archive.exists():
-        pytest.skip(f"{archive} is not here")
-    with tarfile.open(archive) as tar:
-        wanted = [m for m in tar.getmembers() if "/ckpt/" in m.name]
-        tar.extractall(tmp_path, wanted, filter="data")
-    form, step = SETS[name]
-    place = tmp_path / name / "ckpt" / step
-    assert name_of(place) == form
-    assert list(hostile(Source.directory(open_store(str(place))))) == []
-
-
 class Touch:
     """Touches a file when it is unpickled by pickle itself."""
 
@@ -212,14 +181,14 @@ class TestHostile:
     def test_a_hostile_file_among_good_ones(self, how: str, canary: Path, tmp_path: Path) -> None:
         import torch
 
-        place = write(tmp_path / "ds", {"latest": b"global_step1"})
+        place = write(tmp_path / "verl", {"ckpt_contents.json": b"{}"})
         for rank in range(2):
-            torch.save({"x": torch.ones(2)}, place / f"zero_pp_rank_{rank}_mp_rank_00_x.pt")
-        self.evil(canary, how, place / "mp_rank_00_model_states.pt")
-        assert name_of(place) == "deepspeed"
+            torch.save({"x": torch.ones(2)}, place / f"rank_{rank}.pt")
+        self.evil(canary, how, place / "evil.pt")
+        assert name_of(place) == "verl-megatron"
         (found,) = hostile(Source.directory(open_store(str(place))))
         assert (found.kind, found.code) == ("unsafe-pickle", ExitCode.UNSAFE)
-        assert found.file == "mp_rank_00_model_states.pt"
+        assert found.file == "evil.pt"
         assert not canary.exists()
 
     def test_the_payload_is_live(self, canary: Path) -> None:
