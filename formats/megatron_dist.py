@@ -119,11 +119,12 @@ class MegatronDistCheckpoint(DcpCheckpoint):
         if buckets:
             model = [info for info in tensors.values() if info.component == "model"]
             try:
-                found = unbucketed(buckets, model, self.topology.tp, self.topology.pp)
+                found = unbucketed(buckets, model, self.topology)
                 clash = found.keys() & tensors.keys()
                 tensors.update(found if not clash else {i.key: i for i in buckets})
             except UnsupportedError as error:
-                self.notes = [*self.notes, finding("note", error.message)]
+                why = f"the optimizer's buckets are kept as stored: {error.message}"
+                self.notes = [*self.notes, finding("note", why, tensor=error.tensor)]
                 tensors.update({info.key: info for info in buckets})
         if any(_GATHERED.fullmatch(name) for name in self.objects):
             layout = "gathered buffers"

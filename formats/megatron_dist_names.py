@@ -20,7 +20,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Piece, TensorInfo
+from ftckpt.checkpoint import Kind, Piece, TensorInfo
 from ftckpt.memory import demand
 
 from .dcp_names import place
@@ -30,6 +30,8 @@ from .megatron_dist_pieces import Grid, Joined, Stack
 CHAINED = re.compile(r"chained_\d+\.")
 # Gate and up of a gated MLP where they are stored apart (`singleton_local_shards`).
 _HALVES = ("_w", "_v")
+# Of the model's tensors, those that no optimizer updates.
+_BUFFERS = (".expert_bias", ".local_tokens_per_expert")
 # More layers and experts than any network has would only be somebody's way to fill the memory.
 _MOST_VIEWS = 1 << 20
 _VIEW_BYTES = 1 << 10
@@ -73,7 +75,7 @@ def logical(stored: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
     Raises:
         NoResourceError: there are more than the memory budget holds.
     """
-    whole = [_unchained(info) for info in stored]
+    whole = [_placed(info) for info in stored]
     spelt = [_spelt(info) for info in whole]
     count = sum(prod(info.shape[: s.axes]) for info, s in zip(whole, spelt, strict=True))
     demand(count * _VIEW_BYTES, f"the index of {count} tensors")
@@ -87,8 +89,11 @@ def logical(stored: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
     return _joined(tensors)
 
 
-def _unchained(info: TensorInfo) -> TensorInfo:
-    """Take off the number of the optimizer that holds the state: a parameter has one optimizer."""
+def _placed(info: TensorInfo) -> TensorInfo:
+    """Say what a stored tensor is where the plain reader cannot know it."""
+    if info.component == "model" and info.name.endswith(_BUFFERS):
+        return info._replace(kind=Kind.BUFFER)
+    # The number of the optimizer that holds the state: a parameter has one optimizer.
     prefix = CHAINED.match(info.stored_name)
     if prefix is None:
         return info
