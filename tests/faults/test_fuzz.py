@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from tests.commands.golden import DATA, RUN
 from tests.faults.cli import here
+from tests.megatron_files import write
+from tests.megatron_model import Job
 
 SECONDS = 10
 MEMORY_KIB = 600 << 10
@@ -58,6 +60,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
     folder.mkdir()
     for rank in range(2):
         torch.save({"model": weights, "step": 5}, folder / f"shard_{rank:05d}.pt")
+    for name, job in {
+        "megatron": Job(tp=2, pp=2, layers=2, optimizer="masters"),
+        "megatron-buffers": Job(dp=2, layers=2, tied=True, optimizer="distributed"),
+    }.items():
+        shutil.copytree(write(root / "whole", job).path, root / name)
+        shutil.rmtree(root / "whole")
     for name, kept in {
         "dcp": RUN / "step-2",
         "dcp-ranks": DATA / "dcp" / "fsdp2" / "step-3",
