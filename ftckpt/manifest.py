@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NAME = "ftckpt.manifest.json"
 SUFFIX = ".ftckpt.json"
 FOLDER = ".ftckpt"  # trash, leases and logs of ftckpt itself
+# Stands in a directory that a transfer is building, or was killed building, until the manifest is.
+TRANSFER = f"{FOLDER}/transfer.json"
 SCHEMA = "ftckpt.manifest/1"
 NOTE = "detects accidents, not attackers"
 TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")

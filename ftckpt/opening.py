@@ -21,6 +21,7 @@ from .errors import (
     UnsupportedError,
     UsageError,
 )
+from .manifest import NAME, TRANSFER
 from .registry import Format, Listing, listing_of, recognise
 from .roots import Child, Part, Root, join, read_root
 from .source import Source
@@ -199,7 +200,14 @@ def open_part(store: Store, part: Part) -> Checkpoint:
 def _source(store: Store, entry: Entry) -> Source:
     if entry.kind is EntryKind.FILE:
         return Source.file(store, entry)
-    return Source.directory(store, entry.path)
+    source = Source.directory(store, entry.path)
+    if TRANSFER in source.entries and NAME not in source.entries:
+        raise IncompleteError(
+            f"a transfer to {source.url} is under way, or was killed",
+            hint="run the same reshard or convert again to finish it",
+            file=TRANSFER,
+        )
+    return source
 
 
 def open_child(root: Root, child: Child) -> list[Checkpoint]:

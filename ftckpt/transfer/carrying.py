@@ -23,7 +23,7 @@ from .gathering import Gatherer
 from .journal import fingerprint
 from .layout import Layout
 from .local_staging import LocalStaging
-from .proof import Proof, prove
+from .proof import Encode, Proof, prove
 from .remote_staging import RemoteStaging
 from .staging import Staging
 
@@ -81,6 +81,7 @@ def transfer(
     target: Format,
     *,
     single: bool,
+    encode: Encode,
     options: TransferOptions,
     store_options: StoreOptions,
     counter: Counter = NULL,
@@ -96,6 +97,7 @@ def transfer(
         destination: a local path or a URL that does not exist yet.
         target: the format that reads the result back.
         single: whether the result is one file, `layout.files` holding just it.
+        encode: how objects are compared.
         options: how.
         store_options: how to reach object stores.
         counter: is told of bytes written and bytes proven.
@@ -117,7 +119,8 @@ def transfer(
     count = len(layout.files) + len(commit)
     try:
         plan = fingerprint(source, layout)
-        if staging.begin(plan, layout.nbytes, restart=options.restart):
+        sizes = {file.path: file.size for file in (*layout.files, *layout.commit)}
+        if staging.begin(plan, sizes, restart=options.restart):
             return TransferReport(
                 destination, target.name, count, layout.nbytes, layout.nbytes, already_there=True
             )
@@ -130,7 +133,7 @@ def transfer(
             counter=counter,
         )
         written = time.monotonic()
-        result, proof = _prove(content, staging, commit, target, options, counter)
+        result, proof = _prove(content, staging, commit, target, encode, options, counter)
         _require_unchanged(source)
         manifest = _manifest(result, built, commit, proof)
         staging.publish(commit, manifest.dump())
@@ -178,6 +181,7 @@ def _prove(
     staging: Staging,
     commit: Mapping[str, bytes],
     target: Format,
+    encode: Encode,
     options: TransferOptions,
     counter: Counter,
 ) -> tuple[Checkpoint, Proof | None]:
@@ -188,6 +192,7 @@ def _prove(
     proof = prove(
         content,
         result,
+        encode,
         jobs=options.jobs,
         executor=options.executor,
         counter=counter,

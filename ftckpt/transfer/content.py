@@ -8,7 +8,7 @@ laid out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
@@ -57,6 +57,23 @@ class Wanted(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of the dense tensor."""
         return self.dtype.nbytes(prod(self.shape))
+
+    def moved(self, box: Box, row: int) -> Iterator[Copy]:
+        """Yield what fills `box` as copies into another tensor, whose rows begin at `row`.
+
+        Args:
+            box: in this tensor.
+            row: of the other tensor, where the box's first row lies; the other axes are equal.
+        """
+        for copy in self.copies:
+            shared = intersection(box, copy.box)
+            if shared is None:
+                continue
+            yield Copy(
+                Box((shared.offsets[0] - box.offsets[0] + row, *shared.offsets[1:]), shared.sizes),
+                copy.key,
+                Box(_shift(copy.source.offsets, copy.box.offsets, shared.offsets), shared.sizes),
+            )
 
 
 class Fill(NamedTuple):

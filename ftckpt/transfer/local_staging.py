@@ -65,7 +65,7 @@ class LocalStaging(Staging):
         self._lock = threading.Lock()
         self._earlier: dict[str, dict[int, BlockMade]] = {}
 
-    def begin(self, plan: str, nbytes: int, *, restart: bool) -> bool:
+    def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Lock the staging directory and read its journal; see `Staging.begin`."""
         try:
             if not os.path.isdir(self._parent):
@@ -78,9 +78,12 @@ class LocalStaging(Staging):
             journal = self._acquire()
             found = read_plan(journal)
             if taken:
-                if found != plan or not self._is_published():
+                # Killed between the last act and the end of the sweeping up.
+                mine = found == plan and self._is_published()
+                if mine or not (journal or os.path.lexists(self._state)):
+                    self._sweep()
+                if not mine:
                     raise self._exists()
-                self._sweep()  # killed between the last act and the sweeping up
                 return True
             if found != plan:
                 if self._single and os.path.lexists(self._path + SUFFIX):
@@ -91,7 +94,7 @@ class LocalStaging(Staging):
                 for made in read_blocks(journal):
                     self._earlier.setdefault(made.file, {})[made.number] = made
             os.makedirs(self._state, exist_ok=True)
-            self._require_room(nbytes)
+            self._require_room(sum(files.values()))
         except OSError as error:
             if isinstance(error, FtckptError):
                 raise
@@ -195,7 +198,8 @@ class LocalStaging(Staging):
             self.close()
 
     def _require_free_to_forget(self, journal: bytes, restart: bool) -> None:
-        if (journal or os.path.lexists(self._state)) and not restart:
+        # A first line that was cut off is of a run that had built nothing yet.
+        if (b"\n" in journal or os.path.lexists(self._state)) and not restart:
             raise RefusedError(
                 f"{self._place} holds what another transfer to {self._path} has built so far",
                 hint="run that one again to finish it, or --restart to forget it",

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnsupportedError
-from ftckpt.manifest import FOLDER, NAME, Manifest, read
+from ftckpt.manifest import FOLDER, NAME, TRANSFER, Manifest, read
 from ftckpt.source import Source
 from ftckpt.store import Entry, Store
 from ftckpt.stores.overlay import OverlayStore
@@ -24,7 +24,6 @@ from .journal import SCHEMA, header, line, read_blocks, read_plan
 from .layout import OutputFile
 from .staging import StagedFile, Staging
 
-MARKER = f"{FOLDER}/transfer.json"
 _RECEIPTS = f"{FOLDER}/transfer"
 
 
@@ -48,19 +47,21 @@ class RemoteStaging(Staging):
         self._plan = ""
         self._entries: dict[str, Entry] = {}
 
-    def begin(self, plan: str, nbytes: int, *, restart: bool) -> bool:
+    def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Put the marker, or find our own; see `Staging.begin`."""
         self._plan = plan
+        marker = header(plan) + json.dumps({"files": sorted(files)}).encode() + b"\n"
         try:
             self._entries = {e.path: e for e in self._store.walk("")}
         except NotFoundError:
             self._entries = {}
-        if MARKER not in self._entries:
+        if TRANSFER not in self._entries:
             if self._entries:
                 raise self._exists()
-            self._store.create(MARKER, header(plan))
+            self._store.create(TRANSFER, marker)
             return False
-        found = read_plan(self._store.read(MARKER))
+        standing = self._store.read(TRANSFER)
+        found = read_plan(standing)
         if found == plan:
             if NAME in self._entries:  # killed between the last act and the sweeping up
                 self._sweep()
@@ -71,8 +72,8 @@ class RemoteStaging(Staging):
                 f"{self._store.url} holds what another transfer has built so far",
                 hint="run that one again to finish it, or --restart to forget it",
             )
-        self._forget()
-        self._store.create(MARKER, header(plan))
+        self._forget(standing)
+        self._store.create(TRANSFER, marker)
         return False
 
     def open(self, file: OutputFile) -> StagedFile:
@@ -129,14 +130,26 @@ class RemoteStaging(Staging):
         """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""
         receipts = [k for k in self._entries if k.startswith(f"{_RECEIPTS}/")]
         if not any(self._store.delete(receipts).values()):
-            self._store.delete([MARKER])
+            self._store.delete([TRANSFER])
 
-    def _forget(self) -> None:
-        """Remove all that an unfinished transfer has left under this prefix, its marker last."""
-        rest = [k for k in self._entries if k != MARKER]
-        for outcome in (*self._store.delete(rest).values(), *self._store.delete([MARKER]).values()):
-            if outcome is not None:
-                raise outcome
+    def _forget(self, marker: bytes) -> None:
+        """Remove what an unfinished transfer says that it was writing, its marker last.
+
+        Raises:
+            RefusedError: the marker does not say it, and nothing else may be removed.
+        """
+        try:
+            theirs = set(json.loads(marker.split(b"\n")[1])["files"])
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise RefusedError(
+                f"{self._store.describe(TRANSFER)} does not say what was being written",
+                hint="remove what is under this prefix by hand, or choose another",
+            ) from error
+        rest = [k for k in self._entries if k in theirs or k.startswith(f"{_RECEIPTS}/")]
+        for keys in (rest, [TRANSFER]):
+            for outcome in self._store.delete(keys).values():
+                if outcome is not None:
+                    raise outcome
         self._entries = {}
 
     def _receipt(self, file: OutputFile) -> str:

@@ -53,12 +53,12 @@ class Staging(ABC):
     """One destination. Used by one thread, but for `add`."""
 
     @abstractmethod
-    def begin(self, plan: str, nbytes: int, *, restart: bool) -> bool:
+    def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Take possession of the place; return whether an earlier run has finished already.
 
         Args:
             plan: fingerprint of the transfer.
-            nbytes: bytes of the result.
+            files: size of every file of the result, by path.
             restart: forget what an earlier run of another transfer has left.
 
         Raises:

@@ -96,7 +96,7 @@ class MemoryStaging(Staging):
         self.fail_after: int | None = None
         self.lock = threading.Lock()
 
-    def begin(self, plan: str, nbytes: int, *, restart: bool) -> bool:
+    def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         return False
 
     def open(self, file: OutputFile) -> StagedFile:

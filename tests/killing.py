@@ -1,0 +1,68 @@
+"""Kill a process at its k-th change of the filesystem, k = 1, 2, 3 … until it gets through.
+
+The process is a fork whose system calls that change anything are counted; at the chosen one it ends
+as by `kill -9`: nothing is flushed, no handler runs. A write is cut in half first, because a real
+kill can fall there too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+_CHANGES = (
+    "open", "write", "pwrite", "ftruncate", "rename", "link", "unlink", "rmdir", "mkdir", "fsync",
+)  # fmt: skip
+KILLED = 137
+
+
+def kill_points(work: Callable[[], None], *, limit: int = 2000) -> Generator[int, None, None]:
+    """Run `work` in forks, killed at change 1, 2, 3 …; yield after each kill; end when it is done.
+
+    Raises:
+        AssertionError: a run ended by itself with a failure, or `limit` was not enough.
+    """
+    for point in range(1, limit):
+        child = os.fork()
+        if child == 0:
+            _run(work, point)
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code == 0:
+            return
+        assert code == KILLED, f"the run that was to be killed at change {point} ended with {code}"
+        yield point
+    raise AssertionError(f"it was not done after {limit} changes")
+
+
+def _run(work: Callable[[], None], point: int) -> None:
+    left = point
+    lock = threading.Lock()
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if name == "open" and not args[1] & (os.O_CREAT | os.O_TRUNC):
+                return real(*args, **kwargs)
+            with lock:
+                left -= 1
+                if left == 0:
+                    if name in ("write", "pwrite"):
+                        real(args[0], memoryview(args[1])[: len(args[1]) // 2], *args[2:])
+                    os._exit(KILLED)
+            return real(*args, **kwargs)
+
+        return call
+
+    try:
+        for name in _CHANGES:
+            setattr(os, name, counted(name, getattr(os, name)))
+        work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
