@@ -20,8 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .arithmetic import Real, choose, exp, expm1, exposed, log1p
+from .arithmetic import Real, choose, exp, expm1, exposed, larger, log1p, smaller
 from .inputs import Tier
+
+# A chance below which a job never gets past; its powers, one a tier, can still be divided by.
+_LEAST = 1e-60
 
 
 class Times(NamedTuple):
@@ -42,37 +45,44 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """E at the start = times + back[m] E(last save in tier m) + (1 - sum of back) E at the end."""
+    """E at the start = times + back[m] E(last save in tier m) + onward E at the end.
+
+    The weights add up to 1; each is kept, because a difference from 1 would lose the small ones.
+    """
 
     times: Times
     back: tuple[Real, ...]
-
-    def onward(self) -> Real:
-        """Return the weight of what comes after."""
-        return 1.0 - sum(self.back)
+    onward: Real
 
     def then(self, after: _Block) -> _Block:
         """Return this block with another behind it."""
-        rest = self.onward()
+        rest = self.onward
         return _Block(
             self.times.plus(after.times.scaled(rest)),
             tuple(a + rest * b for a, b in zip(self.back, after.back, strict=True)),
+            rest * after.onward,
         )
 
     def repeated(self, count: Real) -> _Block:
         """Return `count` such blocks, one behind the other; none for 0."""
         leave = sum(self.back)
-        alone = choose(leave > 0, leave, 1.0)
-        # 1 + r + ... + r^(count - 1) with r = 1 - leave, which may be all but 1.
-        total = choose(leave > 0, -expm1(count * log1p(-alone)) / alone, count)
-        return _Block(self.times.scaled(total), tuple(total * b for b in self.back))
+        # 1 + r + ... + r^(count - 1) with r = 1 - leave, which may be all but 1, or all but 0.
+        some = choose(leave > 0, smaller(leave, 1 - 1e-16), 0.5)
+        power = count * log1p(-some)
+        total = choose(leave > 0, -expm1(power) / some, count)
+        return _Block(
+            self.times.scaled(total),
+            tuple(total * b for b in self.back),
+            choose(leave > 0, exp(power), 1.0),
+        )
 
     def starting_save_of(self, tier: int) -> _Block:
         """Return the block with its start put in for the last save in `tier`."""
-        stay = 1.0 - self.back[tier]
-        back = [b / stay for b in self.back]
-        back[tier] = 0.0
-        return _Block(self.times.scaled(1 / stay), tuple(back))
+        others = [0.0 if m == tier else b for m, b in enumerate(self.back)]
+        left = larger(self.onward + sum(others), _LEAST)
+        return _Block(
+            self.times.scaled(1 / left), tuple(b / left for b in others), self.onward / left
+        )
 
 
 def cycle(
@@ -104,7 +114,7 @@ def cycle(
             length = interval + sum(t.cost for t in tiers[: saved + 1])
             fails = -expm1(-rate * length)
             times = Times(exposed(rate, length), 0.0, 0.0).plus(recovery.scaled(fails))
-            whole = _Block(times, tuple(fails * chance for chance in landing))
+            whole = _Block(times, tuple(fails * chance for chance in landing), exp(-rate * length))
         return whole.starting_save_of(tier)
 
     last = len(tiers) - 1

@@ -112,3 +112,37 @@ def gpu_hours(gpus: Real, seconds: Real) -> Real:
     require("the number of GPUs", gpus, at_least=0, unit="")
     require("the time", seconds, at_least=0)
     return gpus * seconds / 3600
+
+
+def written(nbytes: Real, period: Real, seconds: Real) -> Real:
+    """Return the bytes written in a time by a checkpoint every `period` seconds of wall time.
+
+    Args:
+        nbytes: of one checkpoint, >= 0.
+        period: seconds from save to save, > 0.
+        seconds: >= 0.
+
+    Raises:
+        UsageError: an argument is out of range or not a number.
+    """
+    require("the size", nbytes, at_least=0, unit="B")
+    require("the period", period, above=0)
+    require("the time", seconds, at_least=0)
+    return nbytes * (seconds / period)
+
+
+def staging_bytes(nbytes: Real, writers: Real, buffers: Real = 1) -> Real:
+    """Return the host memory that each writer needs to hold its share until it is flushed.
+
+    Args:
+        nbytes: of the whole checkpoint, >= 0.
+        writers: among whom it is divided evenly, > 0.
+        buffers: copies that may be held at once: 2 where a snapshot need not wait for a flush.
+
+    Raises:
+        UsageError: an argument is out of range or not a number.
+    """
+    require("the size", nbytes, at_least=0, unit="B")
+    require("the number of writers", writers, above=0, unit="")
+    require("the number of buffers", buffers, at_least=0, unit="")
+    return nbytes / writers * buffers

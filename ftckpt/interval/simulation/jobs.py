@@ -42,6 +42,7 @@ class Jobs:
         place: saves that each run could go back to, since its beginning. Saves are as good as each
             other where there is one tier, and are then not counted unless `keep_place`.
         need: seconds that each run must restart before it runs.
+        several: whether there is more than one tier.
     """
 
     def __init__(
@@ -58,14 +59,14 @@ class Jobs:
         self._spans = np.array(recovery.spans, dtype=np.int64)
         self._limits = np.cumsum(recovery.shares)[:-1]
         self._detect = recovery.detect
-        self._several = len(recovery.restarts) > 1
-        self._keep_place = keep_place or self._several
+        self.several = len(recovery.restarts) > 1
+        self._keep_place = keep_place or self.several
 
     def causes(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.int64] | None:
         """Draw which tier each failure needs, one row an event; None where there is one tier."""
         import numpy as np
 
-        if not self._several:
+        if not self.several:
             return None
         return np.searchsorted(
             self._limits, rng.random((rows, len(self.place))), side="right"

@@ -34,6 +34,12 @@ class Ledger:
         self.waiting = np.zeros(runs)
         self.segments = 0
 
+    def clear(self) -> None:
+        """Begin to count anew. What is thrown away later may make an account fall below 0."""
+        for account in (*ACCOUNTS, "wall"):
+            getattr(self, account)[:] = 0.0
+        self.segments = 0
+
     def copy(self, other: Ledger, which: npt.NDArray[np.bool_]) -> None:
         """Take over the accounts and the wall time of some runs."""
         for account in (*ACCOUNTS, "wall"):

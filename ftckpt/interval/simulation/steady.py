@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftckpt.interval.inputs import Preemption
-from ftckpt.progress import Counter
+from ftckpt.progress import NULL, Counter
 
 from .jobs import Jobs
 from .laws import Exponential, Law
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from .laws import Sampler
 
 ROWS = 128  # events drawn at once: few calls, and small enough to stay in the cache
 
@@ -20,16 +22,26 @@ def run(jobs: Jobs, law: Law, failures: int, rng: np.random.Generator, counter: 
     """Let every run go through so many failures.
 
     Each begins with a restart and ends after a failure and its detection, so that all failures are
-    alike. What the newest copies hold at the end counts as useful.
+    alike. With several tiers the newest work may still be lost to a rare failure: a tenth as many
+    failures go before, so that at the beginning as much is at stake as at the end.
     """
     draw = law.sampler(rng, len(jobs.place))
+    if jobs.several:
+        _fail(jobs, draw, -(-failures // 10), rng, NULL)
+        jobs.ledger.clear()
+    _fail(jobs, draw, failures, rng, counter)
+    jobs.ledger.check()
+
+
+def _fail(
+    jobs: Jobs, draw: Sampler, failures: int, rng: np.random.Generator, counter: Counter
+) -> None:
     for first in range(0, failures, ROWS):
         rows = min(ROWS, failures - first)
         gaps, causes = draw(rows), jobs.causes(rng, rows)
         for row in range(rows):
             jobs.fail(gaps[row], None if causes is None else causes[row])
         counter.add(rows * len(jobs.place))
-    jobs.ledger.check()
 
 
 def run_preempted(
