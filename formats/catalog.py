@@ -10,6 +10,7 @@ from ftckpt.transfer.layout import Writer
 
 from .bundle import Bundle
 from .dcp import Dcp
+from .dcp_writer import DcpWriter
 from .deepspeed import DeepSpeed
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
@@ -34,4 +35,4 @@ FORMATS: tuple[Format, ...] = (
     *RECOGNISED,
 )
 
-WRITERS: tuple[Writer, ...] = (SafetensorsWriter(),)
+WRITERS: tuple[Writer, ...] = (DcpWriter(), SafetensorsWriter())

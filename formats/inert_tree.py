@@ -64,6 +64,11 @@ def _of_list(path: Path, value: list[Any]) -> Iterator[tuple[Path, Any]]:
         yield (*path, index), member
 
 
+def dotted(path: Path) -> str:
+    """Return a path as one name."""
+    return ".".join(map(str, path))
+
+
 def step_of(key: Any) -> str | int:
     """Return the step of a path that a dict key stands for; never fails, whatever the key is."""
     if type(key) is int:

@@ -1,0 +1,33 @@
+"""What no arithmetic can divide anew: state that each rank had for itself."""
+
+from __future__ import annotations
+
+from ftckpt.findings import Finding, counted, finding
+from ftckpt.resume import Presence, resume_check
+from ftckpt.transfer.content import Content
+
+_OF_RANKS = ("rng-python", "rng-numpy", "rng-torch", "rng-cuda", "data")
+
+
+def world_notes(content: Content, world: int) -> list[Finding]:
+    """Return what the user must know where `world` ranks shall load what others saved.
+
+    Random streams and the position in the data belong to the ranks that saved them.
+    """
+    before = content.topology.world_size
+    if before in (None, world):
+        return []
+    kept = [
+        item
+        for item in resume_check(content.checkpoint)
+        if item.key in _OF_RANKS and item.presence is Presence.PRESENT
+    ]
+    return [
+        finding(
+            "note",
+            f"{item.title}: kept as {counted(before, 'rank')} saved it, for {world} the trainer "
+            "must seed or divide it anew",
+            tensor=item.where[0] if item.where else None,
+        )
+        for item in kept
+    ]
