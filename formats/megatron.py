@@ -57,7 +57,7 @@ class Megatron:
         """
         with no_gc():  # many small records live until the end: collecting them costs triple
             read = read_ranks(source)
-            built_in = rules_of(read.args)
+            built_in = rules_of(read.args, (local for rank in read.ranks for local in rank.held))
             merging = Merging(read, self.rules.before(built_in) if self.rules else built_in)
             return MegatronCheckpoint(
                 source=source,

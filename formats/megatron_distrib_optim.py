@@ -47,7 +47,13 @@ class Held(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The parameters of one buffer."""
+    """The parameters of one buffer.
+
+    Attributes:
+        locals: in order.
+        shared: names of those that another pipeline stage has a copy of.
+        ranks: how many data-parallel ranks share the buffer.
+    """
 
     locals: Sequence[Local]
     shared: frozenset[str]
@@ -85,6 +91,7 @@ def _groups(held: Held, *, experts: bool) -> list[_Group]:
     """Return the buffers of the dense optimizer, or of the experts', in the order of the file."""
     apart = held.grid.experts_apart
     tied = held.grid.pp > 1 and not held.args.flag("untie_embeddings_and_output_weights")
+    instances = held.args.count("num_distributed_optimizer_instances") or 1
     shares = tied or (held.grid.pp > 1 and held.args.count("mtp_num_layers") > 0)
     found = []
     for chunk in sorted({local.chunk for local in held.parameters}):
@@ -95,7 +102,8 @@ def _groups(held: Held, *, experts: bool) -> list[_Group]:
         by_name = {local.name: local for local in mine}
         for group in by_dtype(Parameter(p.name, p.ref.shape, p.ref.dtype) for p in mine):
             ranks = held.grid.expert_ranks if experts else held.grid.dense_ranks
-            found.append(_Group([by_name[p.name] for p in group], shared, ranks))
+            sharing = max(1, ranks // instances)
+            found.append(_Group([by_name[p.name] for p in group], shared, sharing))
     return found
 
 
@@ -142,7 +150,7 @@ def _layout(group: _Group, held: Held, unpadded: int) -> Buffer:
     own = [
         Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared) for p in group.locals
     ]
-    for limit in dict.fromkeys((_limit(group, held), None)):
+    for limit in dict.fromkeys((*_limits(group, held), None)):
         layout = lay_out(own, limit)
         if layout.unpadded == unpadded and _agrees(layout, group, held):
             return layout
@@ -152,17 +160,20 @@ def _layout(group: _Group, held: Held, unpadded: int) -> Buffer:
     )
 
 
-def _limit(group: _Group, held: Held) -> int | None:
-    """Return the elements at which the job closed a bucket, or None for one bucket."""
-    args = held.args
+def _limits(group: _Group, held: Held) -> tuple[int, ...]:
+    """Return at how many elements the job may have closed a bucket; none for one bucket."""
+    args, grid = held.args, held.grid
     whole = args.flag("overlap_param_gather_with_optimizer_step")
     if not args.flag("overlap_grad_reduce") or held.pp > 0 or group.locals[0].chunk or whole:
-        return None
+        return ()
     buckets = args.count("ddp_num_buckets")
     if buckets:
-        return sum(p.ref.numel for p in held.parameters) // buckets
+        return (sum(p.ref.numel for p in held.parameters) // buckets,)
     size = args.get("ddp_bucket_size")
-    return size if type(size) is int and size > 0 else default_limit(held.grid.dense_ranks)
+    if type(size) is int and size > 0:
+        return (size,)
+    # Versions differ in whether context-parallel ranks count.
+    return default_limit(grid.dense_ranks), default_limit(grid.dp or 1)
 
 
 def _agrees(layout: Buffer, group: _Group, held: Held) -> bool:

@@ -35,6 +35,7 @@ from .rank_tensors import Boxes, Entry, Identity
 from .torch_stream import TorchStream
 from .torch_values import TensorRef
 
+# More chunks of stages than any model has layers.
 _STAGES = 1 << 20
 
 
@@ -45,7 +46,7 @@ class Merging:
         chunks: model chunks a pipeline stage.
         counts: layers on each chunk of each stage.
         tensors: by key.
-        aliases: copies of tied embeddings, by the key of the embedding.
+        aliases: key of a copy of the embedding -> key of the embedding, where weights are tied.
         objects: non-tensor state of every rank.
         names: dotted names of that state.
         counters: steps that it shows.

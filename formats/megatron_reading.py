@@ -214,6 +214,7 @@ def _grid_findings(
 ) -> list[Finding]:
     """Return which ranks are missing, and which directories are of no rank."""
     expected = [grid.name(at) for at in grid.directories()]
+    # A directory whose numbers are written in other widths is there all the same.
     present = {grid.name(at) for r in directories.values() if (at := grid.coordinate(r))}
     files = [WEIGHTS]
     if any(f"{directory}/{OPTIMIZER}" in source.entries for directory in directories):

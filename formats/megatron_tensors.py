@@ -9,13 +9,14 @@ expert rank's directory, tied embeddings on the last stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ftckpt.assembly import dense_strides
 from ftckpt.checkpoint import Box, TensorInfo
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.rules import Rules
-from ftckpt.sharding import REPLICATED, global_shape, slabs
+from ftckpt.sharding import REPLICATED, Split, global_shape, slabs
 
 from .dtensor import Patch
 from .rank_tensors import Boxes, Entry, Identity, Report, agreeing, odd
@@ -81,19 +82,17 @@ def put_together(
         split = rules.find(whole.rule_name).split
     boxes = Boxes()
     try:
-        local = global_shape(head.shape, split, whole.parts)
+        shape = global_shape(head.shape, split, whole.parts)
         for part in parts:
             share = 0 if split.axis is None else part.share
-            patches = [
-                Patch(_lifted(slab.box, part.experts), slab.local.offsets)
-                for slab in slabs(local, split, whole.parts, share)
-            ]
             assert isinstance(part.entry.held, TensorRef)
+            patches = _patches(shape, split, whole.parts, share, part.experts)
             boxes.add(part.entry, part.entry.held, patches)
     except UsageError as error:
         report(odd("shape-mismatch", identity, parts[0].entry, f"cannot be: {error.message}, in"))
         return None
-    shape = local if whole.experts is None else (whole.experts, *local[1:])
+    if whole.experts is not None:
+        shape = (whole.experts, *shape[1:])
     return TensorInfo(
         identity.component,
         identity.name,
@@ -102,6 +101,17 @@ def put_together(
         head.dtype,
         tuple(boxes.pieces),
         identity.stored_name,
+    )
+
+
+@lru_cache(maxsize=4096)  # layers repeat a few shapes
+def _patches(
+    shape: tuple[int, ...], split: Split, parts: int, share: int, experts: int | None
+) -> tuple[Patch, ...]:
+    """Return the boxes of the whole tensor that a part holds, and where they begin in it."""
+    return tuple(
+        Patch(_lifted(slab.box, experts), slab.local.offsets)
+        for slab in slabs(shape, split, parts, share)
     )
 
 
