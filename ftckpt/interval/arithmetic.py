@@ -20,6 +20,10 @@ else:
     Real = Any
 
 
+# No quantity in a plan lies outside; within, no product or quotient of a formula overflows.
+_LARGEST, _SMALLEST = 1e30, 1e-30
+
+
 def exp(x: Real) -> Real:
     """Return e to the power x; infinity where that is out of range."""
     if isinstance(x, int | float):
@@ -112,10 +116,12 @@ def require(
 ) -> None:
     """Refuse a value outside its range; not-a-number is outside every range.
 
+    So is what is larger than 1e30 and not infinite, and what must be above 0 and is below 1e-30.
+
     Args:
         name: what it is, as the sentence begins: `the save cost`.
         value: to be checked, every element of it.
-        above: it must be larger.
+        above: it must be larger; 0 or more.
         at_least: it must not be smaller.
         at_most: it must not be larger.
         finite: whether infinity is refused.
@@ -128,12 +134,15 @@ def require(
     bounds: list[tuple[Any, str]] = [(value == value, "a number")]
     if above is not None:
         bounds.append((value > above, f"above {above:g}{unit}"))
+        bounds.append((value >= _SMALLEST, f"at least {_SMALLEST:g}{unit}"))
     if at_least is not None:
         bounds.append((value >= at_least, f"at least {at_least:g}{unit}"))
     if at_most is not None:
         bounds.append((value <= at_most, f"at most {at_most:g}{unit}"))
     if finite:
         bounds.append((abs(value) < math.inf, "finite"))
+    size = abs(value)
+    bounds.append(((size <= _LARGEST) | (size == math.inf), f"at most {_LARGEST:g}{unit}"))
     for holds, words in bounds:
         if not every(holds):
             found = value if isinstance(value, int | float) else float(value[~holds].flat[0])

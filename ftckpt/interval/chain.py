@@ -139,7 +139,7 @@ def _recovery(
             chances = [
                 a + fails * shares[worse] * b for a, b in zip(chances, ends[ahead], strict=True)
             ]
-        again = 1 / (1 - fails * sum(shares[: number + 1]))
+        again = 1 / larger(done + fails * sum(shares[number + 1 :]), _LEAST)
         spent.append(times.scaled(again))
         ends.append([again * chance for chance in chances])
     spent.reverse()

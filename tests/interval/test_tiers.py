@@ -88,7 +88,7 @@ def test_one_tier_is_the_model_with_one_tier(
         Pattern((Tier("far", save, restart, 1),), interval, ()), 7200.0, detect=detect
     )
     unused = tiers.outcome(
-        Pattern((Tier("near", 0, 50, 1e-300), Tier("far", save, restart, 1)), interval, (1,)),
+        Pattern((Tier("near", 0, 50, 1e-30), Tier("far", save, restart, 1)), interval, (1,)),
         7200.0, detect=detect,
     )  # fmt: skip
     for share in ("useful", "save", "detection", "restart"):
