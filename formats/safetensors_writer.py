@@ -185,10 +185,13 @@ def _shards(tensors: Mapping[str, Wanted], limit: int) -> Iterator[Sequence[str]
 
 def _carried(content: Content) -> Iterator[OutputFile]:
     """Copy what else lies in a Hugging Face folder: its `config.json` shows that it is one."""
+    for name, data in sorted(content.beside.items()):
+        yield OutputFile(name, [Literal(data)])
     source = content.checkpoint.source
     if source.single or _CONFIG not in source.entries:
         return
     state = {info.extent.file for info in content.checkpoint.objects.values()}
     for name, entry in sorted(source.entries.items()):
-        if is_beside(name) and not _NOT_CARRIED.fullmatch(name) and name not in state:
+        taken = name in state or name in content.beside or _NOT_CARRIED.fullmatch(name)
+        if is_beside(name) and not taken:
             yield OutputFile(name, [Stored(Extent(name, 0, entry.size))])

@@ -131,6 +131,8 @@ class Content:
         aliases: key -> key of the tensor whose values it shares (tied weights).
         topology: of the job that wrote the source.
         dropped: what was left out on demand, in words.
+        beside: small files that go with the tensors where the format has a place for them
+            (`config.json`), by path; they replace the source's own.
     """
 
     checkpoint: Checkpoint
@@ -139,6 +141,7 @@ class Content:
     aliases: Mapping[str, str] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     dropped: Sequence[str] = ()
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Content:
