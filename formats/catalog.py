@@ -12,6 +12,7 @@ from .bundle import Bundle
 from .dcp import Dcp
 from .dcp_writer import DcpWriter
 from .deepspeed import DeepSpeed
+from .deepspeed_universal import DeepSpeedUniversal
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
 from .ranks import Ranks
@@ -30,6 +31,7 @@ FORMATS: tuple[Format, ...] = (
     Safetensors(),
     Ranks(),
     Megatron(),
+    DeepSpeedUniversal(),
     DeepSpeed(),
     TorchSave(),
     *RECOGNISED,

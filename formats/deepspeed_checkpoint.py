@@ -26,7 +26,7 @@ class StepCopy(NamedTuple):
 
     mp: int
     group: int
-    rank: int
+    rank: int | None
     extent: Extent
     dtype: DType
 
@@ -113,8 +113,8 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
         All partitions of a group are stepped together, so one counter is proof. Where a file has
         two, the core compares them with all files' and says so.
         """
-        groups: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        files: dict[int, str] = {}
+        groups: dict[tuple[int, int], dict[int | None, float]] = defaultdict(dict)
+        files: dict[int | None, str] = {}
         counters = Votes((s.mp, s.rank) for s in self.steps)
         for copy, value in self._step_values(self.steps):
             groups[copy.mp, copy.group][copy.rank] = value

@@ -35,17 +35,20 @@ class Rest:
     """The state in one file that is not laid out by ZeRO.
 
     Attributes:
-        file: which file.
+        path: which file.
+        role: what it holds.
         prefix: of the names of its objects: "" in the first file of its role, else `rank_R.`.
+        rank: whose state it is; None where nobody's.
         objects: by name.
         tensors: dotted name -> tensor.
         names: dotted names of everything, as deep as the tree goes.
         counters: step counters.
     """
 
-    file: DeepSpeedFile
+    path: str
+    role: Role
     prefix: str
-    rank: int
+    rank: int | None
     objects: dict[str, ObjectInfo] = field(default_factory=dict)
     tensors: dict[str, TensorRef] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
@@ -64,19 +67,18 @@ def read_rest(file: DeepSpeedFile, stream: TorchStream, rank: int, *, first: boo
     Raises:
         UnsafeError: the tree unfolds to far more than a checkpoint has.
     """
-    rest = Rest(file, "" if first else f"rank_{rank}.", rank)
-    pickle = next(
-        (extent for name, extent, _ in stream.records if name == "data.pkl"),
-        Extent(file.path, 0, 0),
-    )
-    tree = stream.tree
+    rest = Rest(file.path, file.role, "" if first else f"rank_{rank}.", rank)
+    pickle, tree = _pickle(file.path, stream), stream.tree
     if file.role is Role.OPTIMIZER:
-        inner = tree[OPTIMIZER]
-        _sort(rest, pickle, "optimizer.", (), tree, {OPTIMIZER})
-        skipped = {*LAYOUT_OF_OPTIMIZER, *MASTERS, *BASES}
-        _sort(rest, pickle, "optimizer.", (OPTIMIZER,), inner, skipped)
+        at: Path = (OPTIMIZER,)
+        inner = tree.get(OPTIMIZER)
+        if not isinstance(inner, dict) or not any(key in inner for key in MASTERS):
+            at, inner = (), tree  # a universal checkpoint has no file of partitions around it
+        else:
+            _sort(rest, pickle, "optimizer.", (), tree, {OPTIMIZER})
+        _sort(rest, pickle, "optimizer.", at, inner, {*LAYOUT_OF_OPTIMIZER, *MASTERS, *BASES})
         for key in BASES:
-            _sort_base(rest, pickle, (OPTIMIZER, key), inner.get(key))
+            _sort_base(rest, pickle, (*at, key), inner.get(key))
     else:
         optimizer = tree.get("optimizer")
         _sort(rest, pickle, "", (), tree, {*LAYOUT_OF_MODEL, MODULE, "optimizer"})
@@ -86,6 +88,18 @@ def read_rest(file: DeepSpeedFile, stream: TorchStream, rank: int, *, first: boo
         if isinstance(optimizer, dict):  # ZeRO is off
             _sort_objects(rest, pickle, optimizer)
     return rest
+
+
+def read_number(path: str, label: str, stream: TorchStream) -> Rest:
+    """Return the state in a file that is one number and nothing else."""
+    rest = Rest(path, Role.OPTIMIZER, "", None)
+    _add(rest, _pickle(path, stream), label, (), stream.tree)
+    return rest
+
+
+def _pickle(path: str, stream: TorchStream) -> Extent:
+    records = (extent for name, extent, _ in stream.records if name == "data.pkl")
+    return next(records, Extent(path, 0, 0))
 
 
 def _sort(
@@ -144,4 +158,4 @@ def _add(rest: Rest, pickle: Extent, label: str, at: Path, tree: Any) -> None:
             rest.names.append(rest.prefix + name)
         role = role_of(name, optimizer=name.startswith("optimizer."))
         if role is not None and is_counter(value):
-            rest.counters.append(Scalar(rest.file.path, name, float(value), StepRole(role)))
+            rest.counters.append(Scalar(rest.path, name, float(value), StepRole(role)))

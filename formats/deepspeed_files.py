@@ -15,7 +15,7 @@ Source: `deepspeed/runtime/engine.py` (`_get_ckpt_name`, `_get_rank_zero_ckpt_na
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
@@ -109,7 +109,13 @@ def refuse_unread(names: Iterable[str]) -> None:
 
 
 def check_grid(
-    files: Iterable[DeepSpeedFile], *, mp: int, dp: int, tp: int, stage: int
+    files: Iterable[DeepSpeedFile],
+    *,
+    mp: int,
+    dp: int,
+    tp: int,
+    stage: int,
+    roles: Collection[Role],
 ) -> Iterator[Finding]:
     """Yield what keeps the files from being a full grid of ranks.
 
@@ -119,6 +125,7 @@ def check_grid(
         dp: number of partitions.
         tp: number of tensor slices.
         stage: ZeRO stage; 0 has no files of partitions, 3 has all files by partition.
+        roles: of which there must be a file for every rank.
     """
     files = list(files)
     for role in (Role.MODEL, Role.OPTIMIZER):
@@ -126,7 +133,7 @@ def check_grid(
         split = stage == 3 if role is Role.MODEL else stage > 0
         held = {(f.mp, f.dp) for f in own}
         wanted = ((m, d if split else None) for m in range(mp) for d in range(dp if split else 1))
-        if role is Role.OPTIMIZER and not split:
+        if role not in roles or (role is Role.OPTIMIZER and not split):
             continue
         yield from _absent(role, own, held, wanted)
     layers: dict[int, set[int]] = {}

@@ -55,7 +55,7 @@ class PlainOptimizer:
             placed = self._placed.get(state.parameter)
             part = None if placed is None else placed.parts.get(file.mp)
             if value.shape == ():
-                flat = Flat(file, rank, value, model.storages)
+                flat = Flat(file.path, rank, value, model.storages)
                 self._numbers[Identity("optimizer", Kind.OTHER, full)].append(flat)
                 if state.leaf == "step":
                     place = flat.extent(0, 1)
@@ -66,7 +66,7 @@ class PlainOptimizer:
                 weight = Weight(file.mp, rank, file, value, model.storages)
                 self._held[Identity("optimizer", kind, name)].append(weight)
             else:  # of a parameter whose name cannot be proven, or of another shape than its own
-                flat = Flat(file, rank, value, model.storages)
+                flat = Flat(file.path, rank, value, model.storages)
                 self.extra.append((f"optimizer.state.{full}", flat))
 
     def _add_unknown(self, model: ModelState) -> None:
@@ -75,7 +75,7 @@ class PlainOptimizer:
         for path, value in leaves(model.optimizer):
             if isinstance(value, TensorRef):
                 name = ".".join(["optimizer", *map(str, path)])
-                self.extra.append((name, Flat(model.file, rank, value, model.storages)))
+                self.extra.append((name, Flat(model.file.path, rank, value, model.storages)))
         what = (
             f"{model.file.path} has flat masters of an fp16 optimizer without ZeRO and no list of"
             " what lies where in them: they are kept as they are, as extra:rank<RANK>"

@@ -148,6 +148,8 @@ class _Recorded:
     def __init__(self, info: Mapping[str, Any], file: str) -> None:
         self._file = file
         self._unsupported = self._patterns(info.get("autotp_unsupported_parameter_patterns"))
+        maps = info.get("affine_map")
+        self._mapped = self._patterns(maps.get("params") if isinstance(maps, dict) else None)
         self._expert = self._patterns(info.get("expert_parameter_patterns"))
         self._same = self._patterns(info.get("tp_replicated_parameter_patterns"))
         self._average = self._patterns(info.get("parameter_to_average_patterns"))
@@ -163,6 +165,7 @@ class _Recorded:
         for patterns, why in (
             (self._unsupported, "the job that wrote it recorded no way to merge it"),
             (self._expert, "it is a parameter of experts"),
+            (self._mapped, "it is laid out by an affine map, which is not read"),
         ):
             if _matched(patterns, name):
                 raise UnsupportedError(f"{name} cannot be merged: {why}", tensor=name)

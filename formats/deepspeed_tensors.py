@@ -71,8 +71,8 @@ def _info(identity: Identity, shape: Shape, dtype: DType, pieces: Sequence[Piece
 class Flat(NamedTuple):
     """A flat tensor of one rank, of which runs are parameters' elements."""
 
-    file: DeepSpeedFile
-    rank: int
+    path: str
+    rank: int | None
     ref: TensorRef
     storages: Storages
 
@@ -85,11 +85,11 @@ class Flat(NamedTuple):
         place = self.storages[self.ref.key]
         if place.inline is not None or self.ref.conj or self.ref.neg or not self.ref.dense:
             raise UnsupportedError(
-                f"a flat partition in {self.file.path} is no dense vector", file=self.file.path
+                f"a flat partition in {self.path} is no dense vector", file=self.path
             )
         size = self.ref.dtype.itemsize
         first = place.extent.offset + (self.ref.storage_offset + at) * size
-        return Extent(self.file.path, first, numel * size)
+        return Extent(self.path, first, numel * size)
 
 
 class Partitions:
@@ -172,11 +172,11 @@ class Partitions:
         """Return the flat tensors of one group; counters, which are of no dimension, are kept."""
         file = state.file
         rank = self._grid.rank(file.mp, file.dp)
-        found = [(Kind.MASTER, "", Flat(file, rank, state.masters[number], state.storages))]
+        found = [(Kind.MASTER, "", Flat(file.path, rank, state.masters[number], state.storages))]
         for leaf, value in state.states[number].items():
             if not isinstance(value, TensorRef):
                 continue
-            flat = Flat(file, rank, value, state.storages)
+            flat = Flat(file.path, rank, value, state.storages)
             if value.shape == ():
                 self._counters[file.mp, number, leaf].append(flat)
             else:
@@ -192,7 +192,7 @@ class Partitions:
             self.extra.append((f"optimizer.state.{number}.{leaf}", flat))
         else:
             name = leaf or "master weights"
-            self._odd("size-mismatch", flat.file, f"holds {has} elements of {name} of group"
+            self._odd("size-mismatch", flat, f"holds {has} elements of {name} of group"
                       f" {number} where the shapes need {least}")  # fmt: skip
         return False
 
@@ -204,7 +204,7 @@ class Partitions:
                 continue  # its parts contradict each other, which is reported
             key = (kind, run.name, leaf if kind is Kind.OTHER else "")
             if self._dtypes.setdefault(key, flat.ref.dtype) is not flat.ref.dtype:
-                self._odd("dtype-mismatch", flat.file, f"holds {leaf or 'masters'} of {run.name} as"
+                self._odd("dtype-mismatch", flat, f"holds {leaf or 'masters'} of {run.name} as"
                           f" {flat.ref.dtype.name}, other files do not")  # fmt: skip
                 continue
             self._pieces[key] += _pieces(flat, part, run)
@@ -255,8 +255,8 @@ class Partitions:
             for flat in flats
         ]
 
-    def _odd(self, kind: str, file: DeepSpeedFile, what: str) -> None:
-        rank = self._grid.rank(file.mp, file.dp)
+    def _odd(self, kind: str, file: DeepSpeedFile | Flat, what: str) -> None:
+        rank = file.rank if isinstance(file, Flat) else self._grid.rank(file.mp, file.dp)
         self._report(finding(kind, f"{file.path} {what}", file=file.path, rank=rank))
 
 
@@ -285,14 +285,14 @@ def rank_tensor(name: str, flat: Flat) -> TensorInfo:
     """Return a tensor that is one rank's own and no part of a parameter."""
     boxes = Boxes()
     shape = flat.ref.shape
-    entry = Entry(flat.rank, flat.file.path, flat.ref, flat.storages)
+    entry = Entry(flat.rank, flat.path, flat.ref, flat.storages)
     boxes.add(entry, flat.ref, [Patch(Box.whole(shape), (0,) * len(shape))])
     identity = Identity(f"extra:rank{flat.rank}", Kind.OTHER, name)
     return _info(identity, shape, flat.ref.dtype, boxes.pieces)
 
 
 def fragment_tensor(
-    identity: Identity, placed: Placed, flats: Sequence[Flat], grid: Grid, report: Report
+    identity: Identity, placed: Placed, held: Sequence[Weight], grid: Grid, report: Report
 ) -> TensorInfo:
     """Return a frozen parameter of stage 3, of which each rank's file holds a run.
 
@@ -300,14 +300,15 @@ def fragment_tensor(
         UnsupportedError: a fragment is no dense vector.
     """
     pieces: list[Piece] = []
-    dtype = flats[0].ref.dtype
-    for flat in flats:
-        file, part = flat.file, placed.parts.get(flat.file.mp)
+    dtype = held[0].ref.dtype
+    for fragment in held:
+        file, part = fragment.file, placed.parts.get(fragment.mp)
+        flat = Flat(file.path, fragment.rank, fragment.ref, fragment.storages)
         if part is None:
             continue
         layout = SlicedGroup({placed.name: part.shape}, grid.dp)
         runs = list(layout.runs(file.dp or 0, 0, layout.total))
-        entry = Entry(flat.rank, file.path, flat.ref, flat.storages)
+        entry = Entry(flat.rank, flat.path, flat.ref, flat.storages)
         if flat.ref.numel < sum(run.stop - run.start for run in runs):
             what = f"needs {layout.total} elements and has {flat.ref.numel} in"
             report(odd("size-mismatch", identity, entry, what))

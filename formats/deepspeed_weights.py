@@ -23,7 +23,7 @@ from .deepspeed_geometry import Grid, Placed, place_all
 from .deepspeed_partition import Shape
 from .deepspeed_slices import WHOLE, Cut, CutOf
 from .deepspeed_states import ModelState, Storages
-from .deepspeed_tensors import Flat, Weight, fragment_tensor, weight_tensor
+from .deepspeed_tensors import Weight, fragment_tensor, weight_tensor
 from .rank_tensors import Identity, Report
 from .torch_values import TensorRef
 
@@ -42,7 +42,7 @@ class Weights:
         self._grid, self._report = grid, report
         self._held: dict[int, dict[str, Shape]] = {}
         self._weights: dict[str, list[Weight]] = defaultdict(list)
-        self._fragments: dict[str, list[Flat]] = defaultdict(list)
+        self._fragments: dict[str, list[Weight]] = defaultdict(list)
         self._layers: dict[int, list[tuple[DeepSpeedFile, Mapping[str, TensorRef], Storages]]] = (
             defaultdict(list)
         )
@@ -66,7 +66,7 @@ class Weights:
             self._weights[name].append(Weight(file.mp, rank, file, ref, state.storages))
         for name, ref in state.fragments.items():
             if file.dp is not None:
-                self._fragments[name].append(Flat(file, rank, ref, state.storages))
+                self._fragments[name].append(Weight(file.mp, rank, file, ref, state.storages))
             elif state.weights.get(name) != ref:  # where both are one view, it is not stored twice
                 self._weights[name].append(Weight(file.mp, rank, file, ref, state.storages))
 
@@ -174,11 +174,11 @@ class Weights:
                 slices = {weight.mp % self._grid.tp for weight in weights}
                 split += len(slices) > 1
                 yield from self._buffer(name, weights, bare=len(slices) == 1)
-        for name, flats in self._fragments.items():
+        for name, fragments in self._fragments.items():
             placed = self.placed.get(name)
             if placed is not None and name not in self._weights:
                 identity = Identity("model", Kind.PARAM, name)
-                yield fragment_tensor(identity, placed, flats, self._grid, self._report)
+                yield fragment_tensor(identity, placed, fragments, self._grid, self._report)
         if split:
             what = (
                 f"nothing records how {split} buffers are split over tensor-parallel ranks: they"

@@ -124,7 +124,6 @@ def _first(pattern: str, names: object) -> str:
     return min((name for name in names if fits.fullmatch(name)), default="")
 
 
-_NEXT = "a later version of ftckpt reads it; until then use the framework's own tools"
 _EXPORT = "export its weights to safetensors or torch.save with its own framework"
 
 RECOGNISED: tuple[Recognised, ...] = (
@@ -139,12 +138,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         "NVIDIA resiliency extension's local checkpoints",
         "restore it with the job that wrote it: it is bound to that job's topology",
         (Sign(files=r"iter_\d+_\d+_local(\.dirty)?\.pt"),),
-    ),
-    Recognised(
-        "deepspeed-universal",
-        "DeepSpeed's universal checkpoint",
-        _NEXT,
-        (Sign(inside=("zero", r"optimizer_state\.pt")),),
     ),
     Recognised(
         "verl-megatron",

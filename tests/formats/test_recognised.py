@@ -17,7 +17,6 @@ from ftckpt.source import Source
 from ftckpt.stores import open_store
 from tests.format_suite import listing_of_path
 
-
 # Format -> trees of files (a path ending in "/" is an empty directory); the content decides where
 # a magic does.
 DIRECTORIES: dict[str, list[dict[str, bytes]]] = {
@@ -26,10 +25,6 @@ DIRECTORIES: dict[str, list[dict[str, bytes]]] = {
          "decoder.weight/.zarray": b"{}"},
     ],
     "nvrx-local": [{"iter_0000123_3_local.pt": b""}],
-    "deepspeed-universal": [
-        {"zero/optimizer_state.pt": b"", "zero/a.weight/fp32.pt": b"",
-         "mp_rank_00_model_states.pt": b""},
-    ],
     "verl-megatron": [{"ckpt_contents.json": b"{}"}],
     "bytecheckpoint": [
         {"model/.metadata": b"", "optimizer/.metadata": b"",
