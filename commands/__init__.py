@@ -1,6 +1,6 @@
 """One module a verb: parse, call, render.
 
-A verb is a module named after it. It holds
+A verb is a module named after it (`plan sweep`: `plan_sweep`). It holds
 
 - `command(ctx, ...)`: typer parameters as `Annotated[...]`; its docstring is the help, and the
   first line is the summary in `verbs.VERBS`. `invocation = invoked(ctx)` says how the verb was
@@ -8,6 +8,8 @@ A verb is a module named after it. It holds
   (None means OK).
 - `EXAMPLES`: (command line, what it does) pairs, printed at the end of the help.
 - `CODES`: the exit codes that it can end with, each with a sentence ("" takes the general one).
+- `OPTIONS`, where verbs share many options: dataclasses whose fields are `Annotated` options, with
+  a `TITLE` for the help; `invocation.options(Group)` returns their values.
 
 Rules that `app` relies on:
 

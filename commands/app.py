@@ -16,7 +16,7 @@ from ftckpt.errors import ExitCode, FtckptError
 from .ending import SignalError, catch_signals, leave
 from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
 from .render import error_line, json_text, printable, result_record
-from .verbs import VERBS, Verbs
+from .verbs import VERBS, Verbs, environment_name
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -70,9 +70,10 @@ def scan(arguments: Sequence[str]) -> _Line:
     """Find verb, `--json` and `--debug` on a command line that may not parse."""
     words = list(arguments)
     flags = words[: words.index("--")] if "--" in words else words
-    verb = next((w for w in words if not w.startswith("-")), "")
-    verb = verb if verb in VERBS else ""
-    variable = os.environ.get(f"FTCKPT_{verb.upper()}_JSON", "").strip().lower()
+    first = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
+    named = (" ".join(words[first : first + length]) for length in (2, 1))
+    verb = next((name for name in named if name in VERBS), "")
+    variable = os.environ.get(environment_name(verb, ["--json"]), "").strip().lower()
     wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
     return _Line(verb, wanted, "--debug" in flags)
 
@@ -196,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def document(invocation: Invocation, result: Result) -> dict[str, Any]:
     """Return the one JSON document of a run."""
-    name = f"ftckpt.{invocation.verb}/1" if invocation.verb else "ftckpt/1"
+    name = f"ftckpt.{invocation.verb.replace(' ', '-')}/1" if invocation.verb else "ftckpt/1"
     body = {"schema": name, "target": None, "format": None} | invocation.document
     if invocation.environment:
         body["environment"] = dict(invocation.environment)

@@ -6,7 +6,7 @@ The scripts hold the words themselves: pressing TAB starts no Python.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
@@ -87,6 +87,8 @@ def words_of_verbs() -> list[VerbWords]:
 
 def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
     hints = get_type_hints(loaded.module.command)
+    for group in loaded.groups:
+        hints |= get_type_hints(group.type)
     flags: list[Flag] = []
     words: tuple[str, ...] = ()
     for param in loaded.params:
@@ -98,8 +100,18 @@ def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
             flags.append(Flag(names, param.help or "", not param.is_flag, values))
     flags.append(Flag(("--help",), "Show this message and exit.", False, ()))
     if verb == "help":
-        words = ("exit-codes", "environment", *verbs)
+        words = ("exit-codes", "environment", *_first_words(verbs))
+    words = words or tuple(second for first, second in _two_words(verbs) if first == verb)
     return VerbWords(verb, verbs[verb], tuple(flags), words)
+
+
+def _two_words(verbs: Iterable[str]) -> list[list[str]]:
+    """Return the verbs of two words, such as `plan sweep`, each split."""
+    return [verb.split() for verb in verbs if " " in verb]
+
+
+def _first_words(verbs: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(verb.split()[0] for verb in verbs))
 
 
 def _values(hint: Any) -> tuple[str, ...]:
@@ -131,10 +143,12 @@ def _bash(verbs: Sequence[VerbWords]) -> str:
         if free:
             after_flag.append(f"        {'|'.join(free)}) return ;;")
         names = " ".join(name for flag in verb.flags for name in flag.names)
-        flags.append(f'            {verb.verb}) words="{names}" ;;')
+        flags.append(f'            "{verb.verb}") words="{names}" ;;')
         if verb.words:
-            arguments.append(f'            {verb.verb}) words="{" ".join(verb.words)}" ;;')
+            arguments.append(f'            "{verb.verb}") words="{" ".join(verb.words)}" ;;')
     new = "\n"
+    all_verbs = [verb.verb for verb in verbs]
+    two = "|".join(f'"{" ".join(pair)}"' for pair in _two_words(all_verbs))
     return f"""{_HEAD.format(shell="bash")}
 _ftckpt() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
@@ -146,6 +160,11 @@ _ftckpt() {{
             *) verb=${{COMP_WORDS[i]}}; break ;;
         esac
     done
+    if ((i + 1 < COMP_CWORD)); then
+        case "$verb ${{COMP_WORDS[i+1]}}" in
+            {two}) verb+=" ${{COMP_WORDS[i+1]}}" ;;
+        esac
+    fi
     case "$verb $previous" in
 {new.join(after_flag)}
     esac
@@ -156,7 +175,7 @@ _ftckpt() {{
         esac
     elif [[ -z $words ]]; then
         case $verb in
-            "") words="{" ".join(v.verb for v in verbs)}" ;;
+            "") words="{" ".join(_first_words(all_verbs))}" ;;
 {new.join(arguments)}
         esac
     fi
@@ -171,10 +190,13 @@ complete -o bashdefault -o default -F _ftckpt ftckpt
 
 
 def _zsh(verbs: Sequence[VerbWords]) -> str:
-    described = "\n".join(f"        {_quote(f'{v.verb}:{v.summary}')}" for v in verbs)
+    described = "\n".join(
+        f"        {_quote(f'{v.verb}:{v.summary}')}" for v in verbs if " " not in v.verb
+    )
+    two = "|".join(_quote(" ".join(words)) for words in _two_words(v.verb for v in verbs))
     cases = []
     for verb in verbs:
-        lines = [f"        {verb.verb})", "          _arguments \\"]
+        lines = [f"        {_quote(verb.verb)})", "          _arguments \\"]
         lines += [f"            {_zsh_flag(flag)} \\" for flag in verb.flags]
         action = f"({' '.join(verb.words)})" if verb.words else "_files"
         lines += [f"            {_quote(f'*:argument:{action}')}", "          ;;"]
@@ -200,7 +222,17 @@ _ftckpt() {{
       _describe -t verbs verb verbs
       ;;
     argument)
-      case $words[1] in
+      local verb=$words[1]
+      case "$words[1] $words[2]" in
+        {two})
+          if (( CURRENT > 2 )); then
+            verb="$words[1] $words[2]"
+            shift words
+            (( CURRENT-- ))
+          fi
+          ;;
+      esac
+      case $verb in
 {new.join(cases)}
       esac
       ;;
@@ -226,6 +258,7 @@ def _zsh_flag(flag: Flag) -> str:
 
 
 def _fish(verbs: Sequence[VerbWords]) -> str:
+    all_verbs = [verb.verb for verb in verbs]
     lines = [_HEAD.format(shell="fish").rstrip(), ""]
     top = "complete -c ftckpt -n __fish_use_subcommand"
     lines += [
@@ -233,9 +266,13 @@ def _fish(verbs: Sequence[VerbWords]) -> str:
         f"{top} -l debug -d 'Show tracebacks.'",
         f"{top} -l help -d 'Show this message and exit.'",
     ]
-    lines += [f"{top} -f -a {v.verb} -d {_quote(v.summary)}" for v in verbs]
+    lines += [f"{top} -f -a {v.verb} -d {_quote(v.summary)}" for v in verbs if " " not in v.verb]
     for verb in verbs:
-        inside = f"complete -c ftckpt -n '__fish_seen_subcommand_from {verb.verb}'"
+        conditions = [f"__fish_seen_subcommand_from {word}" for word in verb.verb.split()]
+        second = " ".join(b for a, b in _two_words(all_verbs) if a == verb.verb)
+        if second:
+            conditions.append(f"not __fish_seen_subcommand_from {second}")
+        inside = f"complete -c ftckpt -n {_quote('; and '.join(conditions))}"
         lines.append("")
         for flag in verb.flags:
             names = " ".join(

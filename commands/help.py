@@ -38,13 +38,16 @@ ftckpt also honours
 
 def command(
     ctx: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC|VERB", help="What to explain.")] = "",
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC|VERB", help="What to explain.")
+    ] = None,
 ) -> None:
     """Explain exit codes, the environment, or a verb.
 
     Topics: exit-codes, environment, and the name of every verb.
     """
     invocation = invoked(ctx)
+    topic = " ".join(words or ())
     if not topic:
         text = ctx.find_root().get_help()
     elif topic == "exit-codes":

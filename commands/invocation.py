@@ -53,6 +53,7 @@ class Invocation:
         stores: settings of object stores.
         environment: environment variables that set flags of this run.
         document: what was reported so far.
+        groups: the values of option groups that the verb shares with others, by their dataclass.
         started: whether the verb itself ran (it does not where only its help is shown).
     """
 
@@ -63,6 +64,7 @@ class Invocation:
     stores: StoreOptions = field(default_factory=StoreOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
+    groups: dict[type[Any], Any] = field(default_factory=dict)
     started: bool = False
     _kept: list[object] = field(default_factory=list)
 
@@ -71,6 +73,10 @@ class Invocation:
         self._kept.append(thing)
         gc.freeze()
         return thing
+
+    def options(self, group: type[T]) -> T:
+        """Return the values of an option group that the verb's `OPTIONS` name."""
+        return cast(T, self.groups[group])
 
     def report(self, **fields: Any) -> None:
         """Set fields of the JSON document: plain data, dataclasses, NamedTuples, enums."""

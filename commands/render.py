@@ -23,6 +23,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # a line of our output.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
+_ZERO_PART = re.compile(r" 00 \w+$|\.0(?= s$)")
+
 
 def printable(text: str) -> str:
     """Return `text` with control characters and undecodable bytes written as escapes."""
@@ -67,6 +69,12 @@ def human_duration(seconds: float) -> str:
         if whole < factor * (60 if large == "min" else 24):
             return f"{whole // factor} {large} {whole % factor // step:02d} {small}"
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def brief_duration(seconds: float) -> str:
+    """Return `human_duration` without parts that are zero: `20 min`, `2 h`, `5 s`."""
+    # What was computed may lie a rounding error below the minute that it means.
+    return _ZERO_PART.sub("", human_duration(float(f"{seconds:.9g}")))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

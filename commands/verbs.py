@@ -1,16 +1,17 @@
 """The verbs: found by name, imported on demand, given the options that every verb has.
 
 A verb is imported when it runs or when its own help is asked for, so that `ftckpt --help` starts as
-fast as Python does.
+fast as Python does. A verb of two words (`plan sweep`) is a verb like any other: the command line
+is matched against two words first.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -26,6 +27,11 @@ VERBS: dict[str, str] = {
     "verify": "Check that a checkpoint can be trusted, and say which evidence says so",
     "seal": "Record digests of a checkpoint, so that any later change is found",
     "latest": "Print the newest checkpoint that passes",
+    "plan": "Say how often to save, what it costs, and what to improve first",
+    "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
+    "plan elastic": "Say what batch, accumulation and learning rate become on fewer or more GPUs",
+    "plan compress": "Say whether compressing a checkpoint makes the save shorter",
+    "plan risk": "Say how likely a run is to fail, and how long it takes without checkpoints",
     "demo": "Make a small real checkpoint, damage it, and walk through the incident",
     "completions": "Print the completion script of a shell",
     "help": "Explain exit codes, the environment, or a verb",
@@ -79,10 +85,25 @@ def _parameters(function: Any) -> list[Any]:
     return typer.main.get_command(app).params
 
 
+class OptionGroup(NamedTuple):
+    """Options that several verbs share, under a heading of their own in the help.
+
+    Attributes:
+        type: the dataclass whose fields are the options.
+        names: of its fields.
+        build: makes an instance from the parsed values.
+    """
+
+    type: type[Any]
+    names: frozenset[str]
+    build: Callable[..., Any]
+
+
 class Verb(TyperCommand):
     """A verb with the options that every verb has, its examples and its exit codes."""
 
     module: Any = None
+    groups: Sequence[OptionGroup] = ()
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb with an `Invocation` as the context's object."""
@@ -94,6 +115,9 @@ class Verb(TyperCommand):
         invocation.debug |= common["debug"]
         invocation.stores = StoreOptions(**storage)
         invocation.environment = environment_flags(ctx)
+        for group in self.groups:
+            values = {k: ctx.params.pop(k) for k in group.names}
+            invocation.groups[group.type] = group.build(**values)
         invocation.started = True
         ctx.obj = invocation
         return super().invoke(ctx)
@@ -105,7 +129,8 @@ class Verb(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 sections.setdefault(self._section(param), []).append(record)
-        for name in ("Arguments", "Options", "Storage options", "Common options"):
+        own = [group.type.TITLE for group in self.groups]
+        for name in ("Arguments", *own, "Options", "Storage options", "Common options"):
             if name in sections:
                 with formatter.section(name):
                     formatter.write_dl(sections[name])
@@ -115,6 +140,9 @@ class Verb(TyperCommand):
             return "Arguments"
         if param.name in _STORAGE:
             return "Storage options"
+        for group in self.groups:
+            if param.name in group.names:
+                return str(group.type.TITLE)
         return "Common options" if param.name in _COMMON | {"help"} else "Options"
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -142,6 +170,8 @@ class Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb that the command line names, or suggest what was meant."""
+        if " ".join(args[:2]) in VERBS:
+            args = [" ".join(args[:2]), *args[2:]]
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             near = get_close_matches(name, VERBS)
@@ -157,11 +187,12 @@ class Verbs(TyperGroup):
 
 def load(verb: str) -> Verb:
     """Import a verb's module and return its command."""
-    module = import_module(f"ftckpt.commands.{verb}")
+    module = import_module(f"ftckpt.commands.{verb.replace(' ', '_')}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name=verb, cls=Verb)(module.command)
     command = cast(Verb, typer.main.get_command(app))
     command.module = module
+    command.groups = [_group(one, command) for one in getattr(module, "OPTIONS", ())]
     if getattr(module, "STORAGE", True):
         command.params += _parameters(_storage)
     command.params += _parameters(_common)
@@ -171,6 +202,15 @@ def load(verb: str) -> Verb:
             if param.name not in NO_ENVIRONMENT:
                 param.envvar = environment_name(verb, param.opts)
     return command
+
+
+def _group(of: type[Any], command: Verb) -> OptionGroup:
+    """Add the fields of a dataclass to a verb's options."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(of)
+    made = typer.main.get_command(app)
+    command.params += made.params
+    return OptionGroup(of, frozenset(str(p.name) for p in made.params), cast(Any, made.callback))
 
 
 def environment_flags(ctx: Any) -> dict[str, str]:
@@ -186,4 +226,4 @@ def environment_flags(ctx: Any) -> dict[str, str]:
 def environment_name(verb: str, flags: Sequence[str]) -> str:
     """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`."""
     name = f"ftckpt_{verb}_{max(flags, key=len).lstrip('-')}"
-    return name.replace("-", "_").upper()
+    return name.replace("-", "_").replace(" ", "_").upper()
