@@ -18,6 +18,9 @@ from .errors import UsageError
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
 
+# Nothing that is planned for lasts longer (30 million years) or is larger.
+_MOST_SECONDS, _MOST_BYTES = 1e15, 1e24
+
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 _BARE = re.compile(rf"[+-]?{_NUMBER}")
 _DURATION = re.compile(rf"({_NUMBER})\s*([a-z]+)")
@@ -41,7 +44,17 @@ def duration(text: str, flag: str) -> float:
     match = _DURATION.fullmatch(text)
     if match is None or match[2] not in SECONDS:
         raise _refused(text, flag, "a duration", lambda n: f"{n}s, {n}m, {n}h or {n}d")
-    return _finite(float(match[1]) * SECONDS[match[2]], text, flag)
+    return _within(float(match[1]) * SECONDS[match[2]], _MOST_SECONDS, text, flag)
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a duration in one unit, to three digits, for a sentence: `2.5 h`, `90 s`."""
+    unit, length = "s", 1.0
+    for larger in ("min", "h", "d"):
+        if seconds < 2 * SECONDS[larger]:
+            break
+        unit, length = larger, SECONDS[larger]
+    return f"{seconds / length:.3g} {unit}"
 
 
 def size(text: str, flag: str) -> float:
@@ -55,7 +68,7 @@ def size(text: str, flag: str) -> float:
         # `limits` reads a bare `512M` too, and small b as B; here both would hide a mistake.
         if text[-1:] != "B":
             raise UsageError(text)
-        return _finite(float(limits.parse_bytes(text)), text, flag)
+        return _within(float(limits.parse_bytes(text)), _MOST_BYTES, text, flag)
     except UsageError:
         raise _refused(text, flag, "a size", lambda n: f"{n}GB, {n}GiB or {n}TB") from None
 
@@ -76,7 +89,7 @@ def bandwidth(text: str, flag: str) -> float:
         raise _refused(text, flag, "a bandwidth", lambda n: f"{n}GB/s, or {n}Gb/s for bits")
     if not value > 0:
         raise UsageError(f"{flag} {text}: nothing can be moved at this bandwidth")
-    return _finite(value, text, flag)
+    return _within(value, _MOST_BYTES, text, flag)
 
 
 def share(text: str, flag: str) -> float:
@@ -170,13 +183,15 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8) -> float:
     Raises:
         UsageError: no such form, or a rate that is not above zero.
     """
+    from .interval import rates
+
     text = text.strip()
     in_time, fit, mtbf = _PER_TIME.fullmatch(text), _FIT.fullmatch(text), _DURATION.fullmatch(text)
     if fit is not None:
-        value = float(fit[1]) / (1e9 * HOUR)
+        value = float(rates.from_fit(float(fit[1])))
     elif mtbf is not None and mtbf[2] in SECONDS:
         seconds = float(mtbf[1]) * SECONDS[mtbf[2]]
-        value = 1 / seconds if seconds > 0 else math.inf
+        value = float(rates.from_mtbf(seconds)) if seconds > 0 else math.inf
     elif in_time is not None and (in_time[2] or in_time[4]):
         number = float(in_time[1]) / (100 if in_time[2] else 1)
         value = number / _PERIODS[in_time[4] or "y"] / (per_node if in_time[3] else 1)
@@ -259,7 +274,7 @@ def _refused(text: str, flag: str, what: str, forms: Callable[[str], str]) -> Us
     return UsageError(f"{flag} {text}: this is not {what}", hint=f"write {forms('10')}")
 
 
-def _finite(value: float, text: str, flag: str) -> float:
-    if not math.isfinite(value):
+def _within(value: float, most: float, text: str, flag: str) -> float:
+    if not value <= most:
         raise UsageError(f"{flag} {text}: this is beyond any plan")
     return value

@@ -1,0 +1,69 @@
+"""A plan put to the test: the same job, simulated event by event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftckpt.errors import UnsupportedError
+from ftckpt.interval.inputs import Costs
+from ftckpt.interval.simulation import Law, Simulated, simulate, simulate_tiers
+from ftckpt.progress import NULL, Counter
+
+from .models import Model, Plain, Spot, Tiered
+
+
+def simulated(
+    model: Model,
+    interval: float,
+    law: Law,
+    *,
+    runs: int,
+    failures: int,
+    seed: int,
+    counter: Counter = NULL,
+) -> Simulated:
+    """Simulate a job that saves after every `interval` seconds of work.
+
+    Args:
+        model: the job; its mean time between failures is the law's to say.
+        interval: seconds of useful work between two saves.
+        law: of the times between failures.
+        runs: independent runs, >= 2.
+        failures: of each run, >= 1.
+        seed: of the random numbers.
+        counter: is told of failures done.
+
+    Raises:
+        UnsupportedError: silent errors are not simulated.
+        UsageError: a number is out of range.
+    """
+    if isinstance(model, Tiered):
+        pattern = replace(model.pattern, interval=interval)
+        return simulate_tiers(
+            pattern,
+            law,
+            detect=model.detect,
+            runs=runs,
+            failures=failures,
+            seed=seed,
+            counter=counter,
+        )
+    if not isinstance(model, Plain):
+        raise UnsupportedError("silent errors are not simulated", hint="leave out --simulate")
+    costs = Costs(
+        save=model.save,
+        restart=model.restart,
+        detect=model.detect,
+        flush=model.flush,
+        slowdown=model.slowdown,
+    )
+    return simulate(
+        interval,
+        costs,
+        law,
+        preemption=model.preemption if isinstance(model, Spot) else None,
+        runs=runs,
+        failures=failures,
+        seed=seed,
+        counter=counter,
+    )
