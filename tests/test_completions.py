@@ -66,7 +66,7 @@ def test_bash_completes() -> None:
         check=True,
     )
     assert shown.stdout == "complete -o bashdefault -o default -F _ftckpt ftckpt\n"
-    assert bash("ftckpt", "") == list(verbs.VERBS)
+    assert bash("ftckpt", "") == [verb for verb in verbs.VERBS if " " not in verb]
     assert bash("ftckpt", "la") == ["latest"]
     assert bash("ftckpt", "--ver") == ["--version"]
     assert bash("ftckpt", "latest", "--not") == ["--not-newer-than"]
@@ -76,6 +76,11 @@ def test_bash_completes() -> None:
     assert bash("ftckpt", "help", "exit") == ["exit-codes"]
     assert bash("ftckpt", "latest", "") == []  # file names, by -o default
     assert bash("ftckpt", "latest", "--timeout", "--w") == []
+    assert bash("ftckpt", "plan", "") == ["sweep", "elastic", "compress", "risk"]
+    assert bash("ftckpt", "plan", "--gpu-m") == ["--gpu-mtbf"]
+    assert bash("ftckpt", "plan", "--model", "d") == ["daly"]
+    assert bash("ftckpt", "plan", "sweep", "--ov") == ["--over"]
+    assert bash("ftckpt", "plan", "--ov") == []
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
@@ -110,4 +115,8 @@ def test_fish_completes(tmp_path: Path) -> None:
     assert fish("ftckpt la") == ["latest"]
     assert fish("ftckpt latest --not") == ["--not-newer-than"]
     assert fish("ftckpt latest --verify ") == ["content", "structure"]
+    assert fish("ftckpt plan --gpu-m") == ["--gpu-mtbf"]
+    assert fish("ftckpt plan sweep --ov") == ["--over"]
+    assert fish("ftckpt plan --ov") == []
+    assert set(fish("ftckpt plan ")) == {"sweep", "elastic", "compress", "risk"}
     assert set(fish("ftckpt completions ")) == {"bash", "zsh", "fish"}

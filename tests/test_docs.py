@@ -86,7 +86,7 @@ def test_every_verb_has_a_sound_schema() -> None:
     from jsonschema import Draft202012Validator
 
     names = {p.name.removesuffix(".schema.json") for p in SCHEMAS.iterdir()}
-    assert names == {*verbs.VERBS, "ftckpt"}
+    assert names == {*(verb.replace(" ", "-") for verb in verbs.VERBS), "ftckpt"}
     text = (DOCS / "json.md").read_text()
     for name in names:
         Draft202012Validator.check_schema(schema_of(name))
@@ -115,7 +115,23 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("verify ROOT/notes.txt", 13),
         ("latest ROOT --verify content", 0),
         ("latest ROOT --not-newer-than 1", 9),
+        ("plan --gpus 16384 --gpu-mtbf 50000h --save 60s", 0),
+        ("plan --preset llama3 --params 405B --storage-bw 2TB/s --gpu-hour 2.33 --run 54d", 0),
+        ("plan --failures 9/9d --snapshot 2s --flush 60s --step-time 3s --model young", 0),
+        ("plan --mtbf 3h --tier name=a,cost=1s,covers=80% --tier name=b,cost=60s", 0),
+        ("plan --mtbf 3h --save 60s --simulate --runs 4 --failures-per-run 20", 0),
+        ("plan --from ROOT --save 5s --mtbf 3h", 0),
+        ("plan --presets", 0),
+        ("plan --save 60", 2),
+        ("plan sweep --over gpus=1k..8k --gpu-mtbf 50000h --save 60s", 0),
+        ("plan sweep --over save=1s..9h --mtbf 1h", 0),
+        ("plan sweep --over save=1s..10m --over mtbf=1h..8h", 0),
+        ("plan sweep --over save=9", 2),
+        ("plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3 --reshard 6m", 0),
+        ("plan compress --size 9GB --ratio 2 --codec-bw 4GB/s --storage-bw 1GB/s", 0),
+        ("plan risk --gpus 1024 --afr 9% --days 30", 0),
         ("help exit-codes", 0),
+        ("help plan sweep", 0),
         ("help nothing", 2),
         ("completions fish", 0),
         ("latest", 2),

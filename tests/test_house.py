@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
 # The two doors of the core that look up: `python -m ftckpt`, and the Python API.
 DOORS = {"ftckpt/__main__.py", "ftckpt/api.py"}
-HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard")
+HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
 
 def sources() -> list[Path]:

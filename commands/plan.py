@@ -1,0 +1,231 @@
+"""`ftckpt plan`: how often to save, what it costs, and what to improve first?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.errors import ExitCode, UsageError
+from ftckpt.planning import Plan, Rule, answer, around
+
+from .invocation import Invocation, Result, invoked
+from .plan_inputs import currency, read_question
+from .plan_json import record, simulation_record
+from .plan_measured import measure
+from .plan_notes import positive
+from .plan_options import BoundOptions, CostOptions, FailureOptions
+from .plan_simulation import read_law, simulation_text
+from .plan_text import SHARES, headline, shares_of, terminal_plot, text_of
+from .render import brief_duration, pairs, terminal_width
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftckpt.interval.simulation import Simulated
+
+OPTIONS = (FailureOptions, CostOptions, BoundOptions)
+EXAMPLES = (
+    (
+        "ftckpt plan --gpus 16384 --gpu-mtbf 50000h --save 60s --restart 8m --detect 2m",
+        "the interval, why, how sure, and what to improve first",
+    ),
+    (
+        "ftckpt plan --preset llama3 --params 405B --storage-bw 2TB/s --step-time 4.2s "
+        "--gpu-hour 2.33",
+        "failures of a published run; the save from size and bandwidth; in steps, with money",
+    ),
+    (
+        "ftckpt plan --failures 419/54d --snapshot 1.5s --flush 40s --slowdown 2% --simulate",
+        "asynchronous saves, the error bars of a count, checked by simulation",
+    ),
+    (
+        "ftckpt plan --mtbf 3h --tier name=ram,cost=1s,restore=10s,covers=80% "
+        "--tier name=shared,cost=60s,restore=5m",
+        "two tiers, each saved to at its own pace",
+    ),
+    ("ftckpt plan --from /ckpt/run7 --mtbf 3.1h", "size, pace and cost as a root shows them"),
+    ("ftckpt plan --from-log run7.jsonl --plot waste.svg", "all from the run's log; a picture"),
+    ("ftckpt plan --presets", "published failure rates with their sources; what is saved"),
+)
+CODES = {
+    ExitCode.OK: "planned; constraints that do not hold are listed, and false in JSON",
+    ExitCode.USAGE: "an option without its unit, a contradiction, or a job that cannot progress",
+    ExitCode.UNSAFE: "the root of --from is ambiguous or holds hostile names",
+    ExitCode.NOT_FOUND: "there is no such root or log",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "",
+    ExitCode.UNSUPPORTED: "a picture without matplotlib, or silent errors to be simulated",
+}
+
+# Intervals that the terminal's plot shows, as multiples of the best.
+_MULTIPLES = (0.125, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
+
+
+def command(
+    ctx: typer.Context,
+    model: Annotated[
+        Rule, typer.Option(help="Whose interval is taken, and whose goodput is predicted.")
+    ] = Rule.EXACT,
+    interval: Annotated[
+        str, typer.Option(metavar="T", help="Work between two saves, instead of the best: 20m.")
+    ] = "",
+    from_: Annotated[
+        str,
+        typer.Option("--from", metavar="ROOT", help="Measure size, pace and save time of a root."),
+    ] = "",
+    from_log: Annotated[
+        str, typer.Option(metavar="FILE", help="Measure costs and failures in a log of events.")
+    ] = "",
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Check the answer by an independent simulation.")
+    ] = False,
+    law: Annotated[
+        str,
+        typer.Option(
+            metavar="LAW",
+            help="Simulated failures: exponential, weibull:0.7, lognormal:2, trace:FILE.",
+        ),
+    ] = "exponential",
+    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs to simulate.")] = 100,
+    failures_per_run: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Failures in each of them.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the simulation.")] = 0,
+    plot: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Picture: .png, .svg, .html; - draws in the terminal."),
+    ] = "",
+    presets: Annotated[
+        bool, typer.Option("--presets", help="List the presets and their sources, and stop.")
+    ] = False,
+) -> Result:
+    """Say how often to save, what it costs, and what to improve first.
+
+    The answer is exact for exponential failures: expected goodput, not a sum of first-order losses.
+    Every quantity needs its unit: s, m, h, d; GB, GiB, TB; GB/s, Gb/s. Error bars of failures that
+    were counted are carried through to the interval.
+    """
+    invocation = invoked(ctx)
+    if presets:
+        return _show_presets(invocation)
+    if plot not in ("", "-"):
+        from .picture import check_path
+
+        check_path(plot)
+    notes = measure(invocation, from_, from_log)
+    failing, costs = invocation.options(FailureOptions), invocation.options(CostOptions)
+    bounds = invocation.options(BoundOptions)
+    question = replace(
+        read_question(failing, costs, bounds, notes),
+        rule=model,
+        interval=positive(interval, "--interval") if interval else None,
+    )
+    plan = answer(question)
+    invocation.report(**record(plan, notes))
+    for part in text_of(plan, notes, currency(bounds)):
+        invocation.print(part + "\n")
+    simulated = []
+    if simulate:
+        simulated = _simulate(invocation, plan, law, (runs, failures_per_run, seed), curve=plot)
+    elif law != "exponential":
+        raise UsageError(f"--law {law} is of the simulation", hint="add --simulate")
+    if plot == "-" or (not plot and terminal_width() is not None):
+        invocation.print(_in_terminal(plan))
+    elif plot:
+        _picture(invocation, plan, plot, simulated)
+    broken = [constraint.name for constraint in plan.constraints if not constraint.ok]
+    if broken:
+        invocation.warn(f"warning: does not hold: {', '.join(broken)}")
+    return Result(ExitCode.OK, headline(plan))
+
+
+def _simulate(
+    invocation: Invocation, plan: Plan, law: str, size: tuple[int, int, int], *, curve: str
+) -> list[Simulated]:
+    """Simulate the interval that is advised, and for a picture some around it."""
+    from ftckpt.interval.simulation import agreement
+    from ftckpt.planning.trial import simulated
+
+    model, chosen = plan.question.model, plan.interval.chosen_s
+    drawn = read_law(law, plan.question.failures.mtbf)
+    runs, failures, seed = size
+
+    def at(interval: float, seed: int) -> Simulated:
+        return simulated(
+            model,
+            interval,
+            drawn,
+            runs=runs,
+            failures=failures,
+            seed=seed,
+            counter=invocation.counter,
+        )
+
+    found = at(chosen, seed)
+    verdict = agreement(float(plan.outcome.useful), found)
+    invocation.report(simulation=simulation_record(found, verdict))
+    invocation.print(simulation_text(found, verdict) + "\n")
+    if curve in ("", "-"):
+        return [found]
+    # Each point has random numbers of its own: with shared ones all would err to one side.
+    others = around(chosen, model.least_interval, (0.25, 0.5, 2.0, 4.0))
+    return [found, *(at(one, seed + place) for place, one in enumerate(others, 1))]
+
+
+def _in_terminal(plan: Plan) -> str:
+    best, model = plan.interval.exact_s, plan.question.model
+    intervals = around(best, model.least_interval, _MULTIPLES)
+    return terminal_plot([(one, shares_of(model.outcome(one))) for one in intervals], best)
+
+
+def _picture(invocation: Invocation, plan: Plan, path: str, simulated: Sequence[Simulated]) -> None:
+    from .plan_pictures import WasteCurve, waste_picture
+
+    best, model = plan.interval.exact_s, plan.question.model
+    # A factor of eight to both sides shows both walls of the valley.
+    grid = around(best, model.least_interval, [8 ** (k / 60) for k in range(-60, 61)])
+    grid = sorted({*grid, *(float(s.outcome.interval) for s in simulated)})
+    splits = [shares_of(model.outcome(interval)) for interval in grid]
+    curve = WasteCurve(
+        title=_title(plan),
+        intervals=grid,
+        shares={name: [split[name] for split in splits] for name in SHARES},
+        optimum=(best, float(model.outcome(best).waste)),
+        chosen=(plan.interval.chosen_s, float(plan.outcome.waste)),
+        others={f.rule.title(): f.interval_s for f in plan.forecasts if f.rule == Rule.YOUNG},
+        points=[(float(s.outcome.interval), 1 - s.mean, s.error) for s in simulated],
+    )
+    numbers = waste_picture(curve, path)
+    invocation.report(plot={"file": path, "numbers": numbers})
+    invocation.say(f"picture: {path}; its numbers: {numbers}")
+
+
+def _title(plan: Plan) -> str:
+    question = plan.question
+    gpus = "" if question.gpus is None else f"{question.gpus:,} GPUs, "
+    return f"{gpus}a failure every {brief_duration(question.failures.mtbf)}"
+
+
+def _show_presets(invocation: Invocation) -> Result:
+    from ftckpt.presets import PRESETS
+    from ftckpt.state_size import OPTIMIZERS, PRECISIONS
+
+    sizes = {
+        "precisions": {name: sum(size for _, size in parts) for name, parts in PRECISIONS.items()},
+        "optimizers": {name: sum(size for _, size in parts) for name, parts in OPTIMIZERS.items()},
+    }
+    invocation.report(presets=list(PRESETS.values()), bytes_per_param=sizes)
+    for one in PRESETS.values():
+        per_gpu = f"one GPU fails the job every {1 / one.per_gpu / 3600:,.0f} h"
+        lines = [("run", one.run), ("rate", per_gpu), ("source", one.source)]
+        lines += [("remark", one.remark)] if one.remark else []
+        invocation.print(f"--preset {one.name}")
+        invocation.print(pairs([(f"  {name}", value) for name, value in lines]) + "\n")
+    invocation.print("--bytes-per-param PRECISION-OPTIMIZER, the sum of")
+    for name, table in sizes.items():
+        text = ", ".join(f"{key} {size}" for key, size in table.items())
+        invocation.print(f"  {name}: {text}")
+    return Result(ExitCode.OK, f"{len(PRESETS)} presets")

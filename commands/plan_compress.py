@@ -1,0 +1,74 @@
+"""`ftckpt plan compress`: when compressing a checkpoint makes the save shorter."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ftckpt import quantities
+from ftckpt.errors import ExitCode
+from ftckpt.interval import compression
+
+from .invocation import Result, invoked
+from .plan_text import decimal_bytes
+from .render import brief_duration, table
+
+STORAGE = False
+EXAMPLES = (
+    (
+        "ftckpt plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s",
+        "three ways to save, and the bandwidths that decide",
+    ),
+    (
+        "ftckpt plan compress --size 5.7TB --ratio 1.5 --codec-bw 200GB/s --storage-bw 80GB/s",
+        "the same with the codec of all ranks together",
+    ),
+)
+CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "an option without its unit, or no number"}
+
+
+def command(
+    ctx: typer.Context,
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Of the checkpoint: 5.7TB.")],
+    ratio: Annotated[
+        str, typer.Option(metavar="X", help="Size before over size after compression: 1.5.")
+    ],
+    codec_bw: Annotated[
+        str, typer.Option(metavar="RATE", help="What the codec takes in, of all ranks together.")
+    ],
+    storage_bw: Annotated[
+        str, typer.Option(metavar="RATE", help="What the storage takes in: 80GB/s.")
+    ],
+) -> Result:
+    """Say whether compressing a checkpoint makes the save shorter.
+
+    Compressed first and written then, it wins where storage is slower than codec x (1 - 1/ratio);
+    with both at once, where storage is slower than the codec itself.
+    """
+    invocation = invoked(ctx)
+    inputs = {
+        "bytes": quantities.size(size, "--size"),
+        "ratio": quantities.factor(ratio, "--ratio"),
+        "codec_bytes_per_s": quantities.bandwidth(codec_bw, "--codec-bw"),
+        "storage_bytes_per_s": quantities.bandwidth(storage_bw, "--storage-bw"),
+    }
+    found = compression.compare(*inputs.values())
+    times = {
+        "uncompressed": float(found.plain),
+        "compressed, then written": float(found.sequential),
+        "both at once": float(found.pipelined),
+    }
+    best = min(times, key=lambda way: times[way])
+    invocation.report(inputs=inputs, times=found, best=best)
+    limits = ["", f"below {decimal_bytes(float(found.sequential_below))}/s",
+              f"below {decimal_bytes(float(found.pipelined_below))}/s"]  # fmt: skip
+    rows = [
+        [way, brief_duration(seconds), f"{times['uncompressed'] / seconds:.2f}x", limit,
+         "<" if way == best else ""]
+        for (way, seconds), limit in zip(times.items(), limits, strict=True)
+    ]  # fmt: skip
+    invocation.print(table(["save", "takes>", "speed-up>", "wins where storage is>", ""], rows))
+    message = f"the shortest save is {best}: {brief_duration(times[best])}"
+    invocation.print(f"\n{message}")
+    return Result(ExitCode.OK, message)

@@ -1,0 +1,207 @@
+"""From the options about costs to the model of the job."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ftckpt import quantities
+from ftckpt.errors import UsageError
+from ftckpt.interval import peers, storage
+from ftckpt.interval.inputs import Preemption, Tier
+from ftckpt.planning import Failures, Model, Plain, Silent, Spot, Tiered
+from ftckpt.state_size import bytes_per_parameter
+
+from .plan_notes import Notes, positive
+from .plan_options import CostOptions
+from .render import human_count
+
+
+def read_nbytes(costs: CostOptions, notes: Notes) -> float | None:
+    """Return the size of a checkpoint in bytes, None where nothing says it.
+
+    Raises:
+        UsageError: an option cannot be understood, or two contradict each other.
+    """
+    if costs.nbytes and costs.params:
+        raise UsageError("--bytes and --params both say how large a checkpoint is")
+    if costs.nbytes:
+        return quantities.size(costs.nbytes, "--bytes")
+    if not costs.params:
+        return notes.measured.nbytes
+    params, recipe = quantities.count(costs.params, "--params"), costs.bytes_per_param
+    if recipe.replace(".", "", 1).isdecimal():
+        each = quantities.factor(recipe, "--bytes-per-param")
+        notes.remarks.append(f"{human_count(params)} parameters of {each:g} bytes")
+    else:
+        each = float(bytes_per_parameter(recipe))
+        notes.remarks.append(f"{human_count(params)} parameters of {each:g} bytes ({recipe})")
+    return float(storage.state_bytes(params, each))
+
+
+def read_model(
+    costs: CostOptions,
+    failures: Failures,
+    notes: Notes,
+    *,
+    nbytes: float | None,
+    ranks: int | None,
+    nodes: int | None,
+) -> Model:
+    """Return the model that fits what is known of the job.
+
+    Args:
+        costs: as typed.
+        failures: what stops the job.
+        notes: told what was taken from where.
+        nbytes: size of a checkpoint.
+        ranks: that write it.
+        nodes: of the cluster.
+
+    Raises:
+        UsageError: an option cannot be understood, contradicts another, or one is missing.
+    """
+    measured = notes.measured
+    detect = _duration(costs.detect, "--detect", measured.detect)
+    restart = _duration(costs.restart, "--restart", measured.restart)
+    common: dict[str, Any] = {"mtbf": failures.mtbf, "detect": detect}
+    notes.inputs |= {"detect_s": detect, "restart_s": restart}
+    if costs.tier:
+        _alone("tier", costs, "save", "snapshot", "snapshot_bw", "flush", "silent_mtbf", "notice")
+        last = len(costs.tier) - 1
+        tiers = tuple(
+            _tier(text, last=place == last, nodes=nodes, restart=restart)
+            for place, text in enumerate(costs.tier)
+        )
+        notes.inputs["tiers"] = tiers
+        return Tiered(**common, tiers=tiers)
+    save, flush = _save(costs, nbytes, ranks, notes)
+    slowdown = quantities.share(costs.slowdown, "--slowdown") if flush else 0.0
+    if slowdown == 1:
+        raise UsageError(
+            "--slowdown 100%: a flush for which training stands still is a blocking save",
+            hint="give the whole time as --save",
+        )
+    common |= {"save": save, "restart": restart}
+    notes.inputs |= {"save_s": save, "flush_s": flush, "slowdown": slowdown}
+    if costs.silent_mtbf or costs.verify_cost:
+        _alone("silent_mtbf", costs, "snapshot", "snapshot_bw", "flush", "preempt_mtbf")
+        if not costs.silent_mtbf:
+            raise UsageError("--verify-cost needs --silent-mtbf: how often is there an error?")
+        silent_rate = 1 / positive(costs.silent_mtbf, "--silent-mtbf")
+        verify = _duration(costs.verify_cost, "--verify-cost", None)
+        notes.inputs |= {"silent_per_s": silent_rate, "verify_s": verify}
+        return Silent(**common, verify=verify, silent_rate=silent_rate)
+    common |= {"flush": flush, "slowdown": slowdown}
+    if not costs.preempt_mtbf and not costs.notice:
+        return Plain(**common)
+    if not costs.preempt_mtbf:
+        raise UsageError("--notice needs --preempt-mtbf: how often is there a preemption?")
+    preemption = Preemption(
+        rate=1 / positive(costs.preempt_mtbf, "--preempt-mtbf"),
+        notice=_duration(costs.notice, "--notice", None),
+        reliability=quantities.share(costs.notice_reliability, "--notice-reliability"),
+    )
+    notes.inputs["preemption"] = preemption
+    return Spot(**common, preemption=preemption)
+
+
+def _save(
+    costs: CostOptions, nbytes: float | None, ranks: int | None, notes: Notes
+) -> tuple[float, float]:
+    """Return the seconds that training stands still for a save, and those of its flush."""
+    measured = notes.measured
+    in_background = bool(costs.snapshot or costs.snapshot_bw or costs.flush)
+    if costs.save and in_background:
+        raise UsageError(
+            "--save is a blocking save; --snapshot and --flush are one in the background",
+            hint="give --save 60s, or --snapshot 2s --flush 60s",
+        )
+    if costs.save:
+        return quantities.duration(costs.save, "--save"), 0.0
+    if not in_background and not costs.write_bw and not costs.storage_bw:
+        if measured.snapshot is not None:
+            notes.remarks.append(f"snapshot and flush as in {measured.source}")
+            return measured.snapshot, measured.flush or 0.0
+        if measured.save is not None:
+            notes.remarks.append(f"a save takes as long as in {measured.source}")
+            return measured.save, 0.0
+    if costs.flush:
+        written = quantities.duration(costs.flush, "--flush")
+    else:
+        written = _written(costs, nbytes, ranks, notes)
+    if not in_background:
+        return written, 0.0
+    if costs.snapshot:
+        return quantities.duration(costs.snapshot, "--snapshot"), written
+    if not costs.snapshot_bw:
+        raise UsageError(
+            "--flush needs the snapshot before it", hint="--snapshot 2s, or --snapshot-bw 20GB/s"
+        )
+    if nbytes is None or ranks is None:
+        raise UsageError(
+            "--snapshot-bw needs the size of a checkpoint and the ranks that hold it",
+            hint="--params 405B (or --bytes 5.7TB) and --ranks 16384",
+        )
+    return nbytes / ranks / quantities.bandwidth(costs.snapshot_bw, "--snapshot-bw"), written
+
+
+def _written(costs: CostOptions, nbytes: float | None, ranks: int | None, notes: Notes) -> float:
+    """Return the seconds in which all ranks together write a checkpoint."""
+    if not costs.write_bw and not costs.storage_bw:
+        raise UsageError(
+            "nothing says what a save costs",
+            hint="--save 60s, --snapshot 2s --flush 60s, or --params 405B --storage-bw 80GB/s",
+        )
+    if nbytes is None:
+        raise UsageError("a bandwidth needs the size of a checkpoint", hint="--params 405B")
+    total = ceiling = math.inf
+    if costs.storage_bw:
+        total = ceiling = quantities.bandwidth(costs.storage_bw, "--storage-bw")
+    if costs.write_bw:
+        if ranks is None:
+            raise UsageError("--write-bw is one rank's", hint="say how many: --ranks 2048")
+        each = quantities.bandwidth(costs.write_bw, "--write-bw")
+        total = float(storage.bandwidth(ranks, each, ceiling))
+        slowest = "the storage" if total == ceiling else f"{ranks:,} ranks"
+        notes.remarks.append(f"{slowest} set the pace of writing: {total / 1e9:.4g} GB/s in all")
+    return float(storage.transfer_seconds(nbytes, total))
+
+
+_TIER_KEYS = frozenset({"name", "cost", "restore", "covers", "replicas", "lost"})
+
+
+def _tier(text: str, *, last: bool, nodes: int | None, restart: float) -> Tier:
+    """Return the tier of `name=ram,cost=0.5s,restore=5s,covers=78%`."""
+    form = "name=ram,cost=0.5s,restore=5s,covers=78%"
+    values = dict(part.partition("=")[::2] for part in text.split(","))
+    if not {"name", "cost"} <= values.keys() <= _TIER_KEYS or not all(values.values()):
+        raise UsageError(f"--tier {text}: this is no tier", hint=f"write {form}")
+    flag = f"--tier {values['name']}:"
+    if "covers" in values:
+        covers = quantities.share(values["covers"], f"{flag} covers")
+    elif "replicas" in values:
+        if nodes is None:
+            raise UsageError(f"{flag} replicas need the number of nodes", hint="--gpus 16384")
+        copies = quantities.count(values["replicas"], f"{flag} replicas")
+        lost = quantities.count(values.get("lost", "2"), f"{flag} lost")
+        covers = peers.survival(nodes - nodes % copies, copies, lost)
+    elif last:
+        covers = 1.0
+    else:
+        raise UsageError(f"{flag} which failures does it survive?", hint=f"write {form}")
+    restore = _duration(values.get("restore", ""), f"{flag} restore", restart)
+    cost = quantities.duration(values["cost"], f"{flag} cost")
+    return Tier(values["name"], cost, restore, covers)
+
+
+def _duration(text: str, flag: str, measured: float | None) -> float:
+    return quantities.duration(text, flag) if text else measured or 0.0
+
+
+def _alone(name: str, costs: CostOptions, *others: str) -> None:
+    """Refuse options that the model of an option does not know."""
+    for other in others:
+        if getattr(costs, other):
+            flags = (f"--{one.replace('_', '-')}" for one in (name, other))
+            raise UsageError(f"{' and '.join(flags)} are not planned for together")

@@ -1,0 +1,78 @@
+"""`ftckpt plan elastic`: batch, accumulation and learning rate on another number of GPUs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ftckpt import quantities
+from ftckpt.errors import ExitCode, UsageError
+from ftckpt.interval import elastic
+
+from .invocation import Result, invoked
+from .render import brief_duration, table
+
+STORAGE = False
+EXAMPLES = (
+    (
+        "ftckpt plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3",
+        "what each way to go on keeps and changes",
+    ),
+    (
+        "ftckpt plan elastic --from-gpus 1024 --to-gpus 1016 --batch 4096 --lr 3e-4 --reshard 6m",
+        "and whether to wait for spares",
+    ),
+)
+CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "a number is none, or the batch does not divide"}
+
+
+def command(
+    ctx: typer.Context,
+    from_gpus: Annotated[str, typer.Option(metavar="N", help="Data-parallel GPUs so far.")],
+    to_gpus: Annotated[str, typer.Option(metavar="N", help="And from now on.")],
+    batch: Annotated[str, typer.Option(metavar="N", help="Global batch so far, in samples.")],
+    lr: Annotated[str, typer.Option(metavar="X", help="Learning rate so far: 1e-3.")],
+    accumulation: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Passes that make one step, so far.")
+    ] = 1,
+    reshard: Annotated[
+        str, typer.Option(metavar="T", help="Time to stop, reshard and go on: 6m.")
+    ] = "",
+) -> Result:
+    """Say what batch, accumulation and learning rate become on fewer or more GPUs.
+
+    No way keeps everything. The learning rate follows the batch linearly (SGD) or with its square
+    root (Adam and its kin); which holds for a model is for an experiment to say.
+    """
+    invocation = invoked(ctx)
+    before = quantities.count(from_gpus, "--from-gpus", kilo=1024)
+    after = quantities.count(to_gpus, "--to-gpus", kilo=1024)
+    samples = quantities.count(batch, "--batch", kilo=1024)
+    rate = quantities.factor(lr, "--lr")
+    ways = elastic.options(before, after, samples, rate, accumulation)
+    invocation.report(
+        inputs={"from_gpus": before, "to_gpus": after, "batch": samples, "lr": rate,
+                "accumulation": accumulation},
+        options=ways,
+        shrink_above_s=None,
+    )  # fmt: skip
+    rows = [
+        [way.name, way.per_gpu, way.accumulation, f"{way.batch:,}", f"{way.lr_linear:.4g}",
+         f"{way.lr_sqrt:.4g}", f"{way.steps:.3f}x", f"{way.step_time:.3f}x", f"{way.memory:.3f}x",
+         way.keeps]
+        for way in ways
+    ]  # fmt: skip
+    head = ["way", "per GPU>", "passes>", "batch>", "lr linear>", "lr sqrt>", "steps>",
+            "step time>", "activations>", "keeps"]  # fmt: skip
+    invocation.print(table(head, rows))
+    if reshard:
+        if after >= before:
+            raise UsageError("--reshard weighs waiting for spares, and no GPU was lost")
+        seconds = quantities.duration(reshard, "--reshard")
+        wait = elastic.shrink_above(seconds, before, before - after)
+        invocation.report(shrink_above_s=wait)
+        invocation.print(
+            f"\nwait for spares that come within {brief_duration(wait)}; else go on with {after:,}"
+        )
+    return Result(ExitCode.OK, f"{len(ways)} ways to go on with {after:,} GPUs")

@@ -1,0 +1,117 @@
+"""From the options about failures to their rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ftckpt import quantities
+from ftckpt.errors import UsageError
+from ftckpt.interval import rates
+from ftckpt.planning import Counted, Failures, combine
+from ftckpt.presets import preset
+
+from .plan_notes import Notes, positive
+from .plan_options import FailureOptions
+from .render import brief_duration
+
+
+def read_gpus(options: FailureOptions) -> int | None:
+    """Return the number of GPUs: as given, else the preset's.
+
+    Raises:
+        UsageError: a preset is a rate for each GPU, and nothing says how many there are.
+    """
+    if options.gpus:
+        return quantities.count(options.gpus, "--gpus", kilo=1024)
+    known = preset(options.preset).gpus if options.preset else None
+    if options.preset and known is None:
+        raise UsageError(
+            f"--preset {options.preset} is a rate for each GPU", hint="say how many: --gpus 16k"
+        )
+    return known
+
+
+def read_failures(options: FailureOptions, gpus: int | None, notes: Notes) -> Failures:
+    """Return all that stops the job, added up.
+
+    Raises:
+        UsageError: an option cannot be understood, contradicts another, or nothing ever fails.
+    """
+    known = [*_parts(options, gpus)]
+    counted = []
+    whole = [name for name in ("mtbf", "failures", "preset") if getattr(options, name)]
+    if len(whole) > 1:
+        flags = " and ".join(f"--{name}" for name in whole)
+        raise UsageError(f"{flags} each speak of the whole job", hint="give one of them")
+    if whole and known:
+        notes.remarks.append(f"--{whole[0]} speaks of the whole job; the other causes add to it")
+    if options.mtbf:
+        known.append(rates.Cause("job", 1 / positive(options.mtbf, "--mtbf")))
+    if options.failures:
+        counted.append(Counted("counted", *quantities.observed(options.failures, "--failures")))
+    if options.preset and gpus is not None:
+        cause = _preset(options.preset, gpus, notes)
+        counted += [cause] if isinstance(cause, Counted) else []
+        known += [cause] if isinstance(cause, rates.Cause) else []
+    seen = notes.measured.failures
+    if not known and not counted and seen is not None:
+        counted.append(Counted("counted", *seen))
+        notes.remarks.append(
+            f"{seen.failures} interruptions in {brief_duration(seen.seconds)}, counted in "
+            f"{notes.measured.source}"
+        )
+    burn_in = quantities.factor(options.burn_in, "--burn-in")
+    notes.inputs |= {"gpus": gpus, "burn_in": burn_in, "counted": counted}
+    return combine(known, counted, burn_in=burn_in)
+
+
+def _preset(name: str, gpus: int, notes: Notes) -> Counted | rates.Cause:
+    """Return the failures of a published run, scaled to the number of GPUs."""
+    found = preset(name)
+    notes.remarks.append(f"failures of {found.run}: {found.source}")
+    if found.remark:
+        notes.remarks.append(found.remark)
+    if found.classes:
+        most = sorted(found.classes.items(), key=lambda item: -item[1])[:5]
+        total = sum(found.classes.values())
+        causes = ", ".join(f"{cause} {100 * number / total:.0f} %" for cause, number in most)
+        notes.remarks.append(f"its most frequent causes: {causes}")
+    if found.failures is None or found.seconds is None or found.gpus is None:
+        return rates.Cause(name, found.per_gpu * gpus)
+    if gpus != found.gpus:
+        notes.remarks.append(f"scaled from {found.gpus:,} to {gpus:,} GPUs in proportion")
+    # So many failures would have taken this long on the cluster that is planned for.
+    return Counted(name, found.failures, found.seconds * found.gpus / gpus)
+
+
+def _parts(options: FailureOptions, gpus: int | None) -> Iterator[rates.Cause]:
+    """Yield the causes that are parts, and the job's own software."""
+    per_node = options.gpus_per_node
+    hosts = None if gpus is None else -(-gpus // per_node)
+    for name, flag, number, rate, default in (
+        ("gpu", "--gpus", "", options.gpu_mtbf, gpus),
+        ("hbm", "--gpus", "", options.hbm_mtbf, gpus),
+        ("host", "--hosts", options.hosts, options.host_mtbf, hosts),
+        ("switch", "--switches", options.switches, options.switch_mtbf, None),
+        ("nic", "--nics", options.nics, options.nic_mtbf, gpus),
+        ("psu", "--psus", options.psus, options.psu_mtbf, hosts),
+    ):
+        if number and not rate:
+            raise UsageError(
+                f"{flag} says how many there are, and nothing how often they fail",
+                hint=f"--{name}-mtbf 50000h",
+            )
+        if not rate:
+            continue
+        many = quantities.count(number, flag, kilo=1024) if number else default
+        if many is None:
+            raise UsageError(
+                f"--{name}-mtbf is one's, and nothing says how many there are", hint=f"{flag} 1024"
+            )
+        each = quantities.failure_rate(rate, f"--{name}-mtbf", per_node=per_node)
+        yield rates.Cause(name, each * many)
+    for text in options.component or ():
+        part = quantities.component(text, "--component", per_node=per_node)
+        yield rates.Cause(part.name, part.rate * part.number)
+    if options.job_mtbf:
+        yield rates.Cause("software", 1 / positive(options.job_mtbf, "--job-mtbf"))

@@ -1,0 +1,138 @@
+"""What was measured of a run, from a root of checkpoints or from the run's own log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import UsageError
+from ftckpt.quantities import Observed
+
+from .invocation import Invocation
+from .plan_notes import Measured, Notes
+from .plan_text import decimal_bytes
+from .render import brief_duration
+
+if TYPE_CHECKING:
+    from ftckpt.cadence import Cadence
+    from ftckpt.runlog import RunLog
+
+
+def measure(invocation: Invocation, root: str, log: str) -> Notes:
+    """Measure what was named; nothing where nothing was.
+
+    Raises:
+        NotFoundError: the root or the log is not there.
+        UsageError: both are named, or the log is no log.
+    """
+    if root and log:
+        raise UsageError("--from and --from-log both say what was measured", hint="give one")
+    if root:
+        return _root(invocation, root)
+    return _log(invocation, log) if log else Notes()
+
+
+def _root(invocation: Invocation, path: str) -> Notes:
+    from ftckpt import opening
+    from ftckpt.cadence import measure as measure_root
+    from ftckpt.formats.catalog import FORMATS
+
+    place = opening.locate(path, invocation.stores)
+    if place.which:
+        raise UsageError(f"--from wants the root, not one step of it: {path}")
+    root = opening.open_root(place, FORMATS)
+    cadence = measure_root(root, counter=invocation.counter)
+    invocation.report(measured=_cadence_record(cadence))
+    return Notes(_of_cadence(cadence, root.url), list(_said(cadence, root.url)))
+
+
+def _of_cadence(cadence: Cadence, url: str) -> Measured:
+    failures = None
+    if cadence.gaps and cadence.span_s is not None:
+        failures = Observed(len(cadence.gaps), cadence.span_s)
+    interval = None
+    if cadence.every_s is not None:
+        interval = cadence.every_s - (cadence.write_s or 0.0)
+    return Measured(
+        source=url,
+        save=cadence.write_s,
+        nbytes=cadence.nbytes,
+        step=cadence.step_s,
+        failures=failures,
+        interval=interval if interval is not None and interval > 0 else None,
+    )
+
+
+def _said(cadence: Cadence, url: str) -> list[str]:
+    size = decimal_bytes(cadence.nbytes)
+    said = [f"{url} holds {len(cadence.saves)} finished saves, the newest of {size}"]
+    if cadence.reason:
+        return [*said, f"their times say nothing: {cadence.reason}"]
+    if cadence.every_s is not None and cadence.every_steps is not None:
+        pace = f"{cadence.every_steps:,g} steps" if cadence.every_steps > 1 else "step"
+        said.append(f"they come every {pace} = {brief_duration(cadence.every_s)}")
+    if cadence.write_s is not None:
+        said.append(
+            f"from the first file to the last a save takes {brief_duration(cadence.write_s)}: a "
+            "lower limit of what training waits"
+        )
+    if cadence.gaps:
+        longest = max(gap.extra_s for gap in cadence.gaps)
+        said.append(
+            f"{len(cadence.gaps)} times it took far longer than the steps do, "
+            f"{brief_duration(longest)} at most: each may be an interruption"
+        )
+    return said
+
+
+def _cadence_record(cadence: Cadence) -> dict[str, object]:
+    return {
+        "saves": len(cadence.saves),
+        "bytes": cadence.nbytes,
+        "every_steps": cadence.every_steps,
+        "every_s": cadence.every_s,
+        "step_s": cadence.step_s,
+        "write_s": cadence.write_s,
+        "span_s": cadence.span_s,
+        "gaps": cadence.gaps,
+        "reason": cadence.reason,
+    }
+
+
+def _log(invocation: Invocation, path: str) -> Notes:
+    from ftckpt.runlog import read_log
+    from ftckpt.stores.oserror import translate
+
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            log = read_log(lines, path)
+    except OSError as error:
+        raise translate(error, path, "read") from error
+    invocation.report(measured=log)
+    return Notes(_of_log(log, path), list(_log_said(log, path)))
+
+
+def _of_log(log: RunLog, path: str) -> Measured:
+    failures = None
+    if log.span_s is not None:
+        failures = Observed(log.failures, log.span_s)
+    return Measured(
+        source=path,
+        save=log.save_s,
+        snapshot=log.snapshot_s,
+        flush=log.flush_s,
+        nbytes=log.nbytes,
+        detect=log.detect_s,
+        restart=log.restart_s,
+        step=log.step_s,
+        failures=failures,
+    )
+
+
+def _log_said(log: RunLog, path: str) -> list[str]:
+    said = [f"{path} holds {log.saves} saves and {log.failures} failures"]
+    classes = ", ".join(f"{number} {name}" for name, number in log.classes.items() if name)
+    if classes:
+        said.append(f"failures by class: {classes}")
+    if log.ignored:
+        said.append(f"{log.ignored} lines of other events were not used")
+    return said

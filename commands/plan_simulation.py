@@ -1,0 +1,71 @@
+"""`--simulate` of `plan`: the law from its option, the runs, and the verdict in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftckpt import quantities
+from ftckpt.errors import UsageError
+
+from .plan_text import percent, points
+
+if TYPE_CHECKING:
+    from ftckpt.interval.simulation import Agreement, Law, Simulated
+
+
+def read_law(text: str, mtbf: float) -> Law:
+    """Return the law of times between failures.
+
+    Args:
+        text: `exponential`, `weibull:0.7`, `lognormal:2`, or `trace:FILE` with one duration a line.
+        mtbf: its mean, in seconds; a trace brings its own.
+
+    Raises:
+        UsageError: it is none of these, or a line of the trace is no duration.
+        NotFoundError: there is no such trace.
+    """
+    from ftckpt.interval import simulation
+
+    name, _, parameter = text.partition(":")
+    if name == "exponential" and not parameter:
+        return simulation.Exponential(mtbf)
+    if name == "weibull" and parameter:
+        return simulation.Weibull(mtbf, quantities.factor(parameter, "--law weibull"))
+    if name == "lognormal" and parameter:
+        return simulation.Lognormal(mtbf, quantities.factor(parameter, "--law lognormal"))
+    if name == "trace" and parameter:
+        return simulation.Trace(_trace(parameter))
+    raise UsageError(
+        f"--law {text}: there is no such law of failures",
+        hint="write exponential, weibull:0.7, lognormal:2 or trace:FILE",
+    )
+
+
+def _trace(path: str) -> list[float]:
+    from ftckpt.stores.oserror import translate
+
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+    except OSError as error:
+        raise translate(error, path, "read") from error
+    return [
+        quantities.duration(line, f"line {number} of {path}:")
+        for number, line in enumerate(lines, 1)
+        if line
+    ]
+
+
+def simulation_text(found: Simulated, verdict: Agreement) -> str:
+    """Return what a simulation says, in lines."""
+    lines = [
+        f"simulated: {percent(found.mean, 3)} ± {percent(found.error, 3)} useful in "
+        f"{found.runs:,} runs with {found.failures:,} failures ({found.law}); "
+        f"single runs {percent(found.p10)} to {percent(found.p90)}",
+    ]
+    if found.law == "exponential failures":
+        lines.append(verdict.sentence)
+    else:
+        gap = verdict.simulated - verdict.closed
+        lines.append(f"the closed form takes failures as exponential: {points(gap)} from it")
+    return "\n".join(lines)
