@@ -32,7 +32,7 @@ _NORM = (
     "self_attention.linear_qkv.layer_norm_weight", "self_attention.linear_qkv.layer_norm_bias",
 )  # fmt: skip
 _PROJECTION = ("self_attention.linear_proj.weight", "self_attention.linear_proj.bias")
-_EXPERTS = "experts"
+_EXPERTS = "(experts)"
 _REST = (
     "self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias",
     "self_attention.q_layernorm.weight", "self_attention.q_layernorm.bias",
@@ -90,10 +90,12 @@ def registrations(names: Iterable[str]) -> list[Registration]:
     layers: dict[int, list[str]] = defaultdict(list)
     for name in sorted(known):
         match = _LAYER.fullmatch(name)
-        if match is not None:
+        if match is not None and _is_known(match[2]):
             layers[int(match[1])].append(match[2])
         elif name not in _BEFORE and name not in _AFTER:
-            raise _unknown(name)
+            raise UnsupportedError(
+                f"where {name} stands among the parameters is not known", tensor=name
+            )
     if sorted(layers) != list(range(len(layers))):
         raise UnsupportedError("the model lacks a layer", tensor=f"decoder.layers.{len(layers)}")
     found: dict[Registration, None] = {}
@@ -101,9 +103,9 @@ def registrations(names: Iterable[str]) -> list[Registration]:
         ordered = tuple(
             tuple(
                 f"decoder.layers.{number}.{name}"
-                for name in sorted(layers[number], key=lambda n: _place(n, order, grouped))
+                for name in sorted(names, key=lambda n: _place(n, order, grouped))
             )
-            for number in range(len(layers))
+            for number, names in sorted(layers.items())
         )
         before = tuple(name for name in _BEFORE if name in known)
         found[Registration(before, ordered, tuple(n for n in _AFTER if n in known))] = None
@@ -113,14 +115,14 @@ def registrations(names: Iterable[str]) -> list[Registration]:
 def _place(name: str, order: tuple[str, ...], grouped: bool) -> tuple[int, int, int]:
     """Return what sorts a parameter of a layer; experts by expert or, grouped, by matrix."""
     match = _EXPERT.fullmatch(name)
-    if match is not None and match[2] in _MATRICES:
-        expert, matrix = int(match[1]), _MATRICES.index(match[2])
-        inside = (matrix, expert) if grouped else (expert, matrix)
-        return (order.index(_EXPERTS), *inside)
-    if match is not None or name not in order:
-        raise _unknown(name)
-    return (order.index(name), 0, 0)
+    if match is None:
+        return (order.index(name), 0, 0)
+    expert, matrix = int(match[1]), _MATRICES.index(match[2])
+    inside = (matrix, expert) if grouped else (expert, matrix)
+    return (order.index(_EXPERTS), *inside)
 
 
-def _unknown(name: str) -> UnsupportedError:
-    return UnsupportedError(f"where {name} stands among the parameters is not known", tensor=name)
+def _is_known(name: str) -> bool:
+    """Say whether a parameter of a layer has a place in the orders."""
+    match = _EXPERT.fullmatch(name)
+    return name in _SEPARATE if match is None else match[2] in _MATRICES
