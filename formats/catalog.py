@@ -20,6 +20,7 @@ from .recognised import RECOGNISED
 from .safetensors import Safetensors
 from .safetensors_writer import SafetensorsWriter
 from .torchsave import TorchSave
+from .torchsave_writer import TorchSaveWriter
 
 # What is known by name and refused comes last, so that it never hides what can be read.
 # A directory of several parts comes before the formats that would read one part of it.
@@ -37,4 +38,4 @@ FORMATS: tuple[Format, ...] = (
     *RECOGNISED,
 )
 
-WRITERS: tuple[Writer, ...] = (DcpWriter(), SafetensorsWriter())
+WRITERS: tuple[Writer, ...] = (DcpWriter(), SafetensorsWriter(), TorchSaveWriter())

@@ -25,7 +25,7 @@ from .dcp_markers import MARKER
 from .dcp_metadata_writer import Chunk, Place, TensorItems, metadata
 from .inert_tree import Path, dotted
 from .state_objects import StateObjects
-from .state_paths import recorded_items, recorded_paths, tensor_paths
+from .state_paths import recorded_items, recorded_paths, tensor_paths, with_aliases
 from .torch_tree import Tensor, save
 from .world_notes import world_notes
 
@@ -44,6 +44,7 @@ class DcpWriter:
             UnsupportedError: a tensor of a type that torch.save cannot write.
         """
         world = world_of(content, wishes)
+        content = with_aliases(content)
         state = _State(content, world)
         state.add_objects()  # before the tensors, as torch writes them
         state.add_tensors()

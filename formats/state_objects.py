@@ -94,7 +94,7 @@ class StateObjects:
     def _leaves(
         self, info: ObjectInfo, roots: Iterable[tuple[Path, Path, Any]], walk: _Walk
     ) -> Iterator[Leaf]:
-        storages = _Storages(self._checkpoint, info)
+        storages = Storages(self._checkpoint, info)
         for at, inside, tree in roots:
 
             def listed(inner: Path, stands: Path = (*info.field, *inside)) -> bool:
@@ -130,6 +130,26 @@ def _listed(
             if names.setdefault(match["id"], name) != name:
                 odd.add(owner)
     return listed, {owner: {} if owner in odd else names for owner, names in ids.items()}
+
+
+def numbered(content: Content) -> dict[str, Path]:
+    """Return key -> path of an optimizer's tensors whose source numbered their parameters.
+
+    Only where the groups that give the numbers their meaning are there too.
+    """
+    groups = {
+        dotted(info.field[:-1])
+        for info in content.objects.values()
+        if info.field[-1:] == ("param_groups",) and info.rank is None
+    }
+    paths: dict[str, Path] = {}
+    for key, wanted in content.tensors.items():
+        copies = wanted.copies
+        source = content.checkpoint.tensors[copies[0].key].stored_name if copies else ""
+        match = _OPTIMIZER.match(source) if wanted.component == "optimizer" else None
+        if match and match["id"] is not None and (match["owner"] or "") in groups:
+            paths[key] = ("optimizer", "state", int(match["id"]), match["leaf"])
+    return paths
 
 
 def _named(tree: Any, names: Mapping[str, str]) -> Any:
@@ -189,7 +209,7 @@ def _holds_more(values: list[Any], depth: int = 0) -> bool:
 # --- tensors inside -----------------------------------------------------------------------------
 
 
-class _Storages(Mapping[str, StoredStorage]):
+class Storages(Mapping[str, StoredStorage]):
     """The storages of the stream that an object is a part of, found when they are asked for."""
 
     def __init__(self, checkpoint: Checkpoint, info: ObjectInfo) -> None:

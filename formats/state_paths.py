@@ -12,6 +12,7 @@ recorded its paths keeps them. Every other gets the paths that torch's own
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, tensor_key
@@ -46,6 +47,20 @@ class Recorded(NamedTuple):
     def flat(self) -> bool:
         """Whether the source keeps its tensors at the top, under dotted names (torchtitan)."""
         return any(len(path) == 1 for path in self.tensors.values())
+
+
+def with_aliases(content: Content) -> Content:
+    """Return `content` with a tensor for every tied weight that the source does not store.
+
+    Megatron's last stage has a copy of the embedding, and a pipeline of one stage none; elsewhere
+    the model's state names both.
+    """
+    tensors = dict(content.tensors)
+    for key, owner in content.aliases.items():
+        wanted = tensors.get(owner)
+        if key not in tensors and wanted is not None and wanted.component == "model":
+            tensors[key] = wanted._replace(name=key)
+    return replace(content, tensors=tensors)
 
 
 def recorded_paths(checkpoint: Checkpoint) -> Recorded:
