@@ -1,7 +1,8 @@
-"""Non-tensor state beside safetensors: `ftckpt.objects/`, byte for byte as the source stored it.
+"""Non-tensor state beside safetensors: `ftckpt.objects/`.
 
-`records.bin` holds the records one after the other, each on a multiple of 64; `index.json` says
-what they are:
+`records.bin` holds records one after the other, each on a multiple of 64: byte for byte that of the
+source where it has one for the object alone, else the stream that torch.save would write of the
+object. `index.json` says what they are:
 
     {"schema": 1, "format": "dcp", "step": 3,
      "objects": {"lr_scheduler.last_epoch": {"offset": 0, "length": 1261, "form": "torch",
@@ -29,7 +30,9 @@ from ftckpt.transforms import ZSTD, supported
 
 from .dcp_items import Item, Window, open_item
 from .legacy_stream import MAGIC
+from .object_trees import object_tree, objects_of
 from .strict_json import Limits, parse, shown
+from .torch_tree import save
 
 FOLDER = "ftckpt.objects/"
 INDEX = f"{FOLDER}index.json"
@@ -50,7 +53,7 @@ class Laid(NamedTuple):
     Attributes:
         files: the records; none where there are none.
         commit: the index; none where there is nothing to say.
-        unplaced: names of objects that have no record of their own.
+        unplaced: names of objects of which no record can be made.
     """
 
     files: tuple[OutputFile, ...]
@@ -61,51 +64,76 @@ class Laid(NamedTuple):
 def lay_out_objects(content: Content, step: int | None) -> Laid:
     """Lay out the non-tensor state of `content`.
 
-    Reads the first bytes of each record: they say what it is.
+    Reads the first bytes of each record, which say what it is, and objects that are a part of a
+    larger one.
 
     Args:
         content: whose objects.
         step: to be recorded beside them; None where it is not known.
     """
-    own = {name: info for name, info in content.objects.items() if not info.field}
-    unplaced = tuple(name for name in content.objects if name not in own)
-    source = content.checkpoint.source
-    probes = [i.extent._replace(length=min(i.extent.length, _PROBE)) for i in own.values()]
-    heads = source.read_many(probes)
+    objects = objects_of(content)
+    heads = _heads(content)
     segments: list[Segment] = []
     entries: dict[str, dict[str, Any]] = {}
-    offset = 0
-    for (name, info), head in zip(own.items(), heads, strict=True):
-        padding = -offset % _ALIGNMENT
-        if padding:
-            segments.append(Zeros(padding))
-        offset += padding
-        segments.append(Stored(info.extent))
-        entries[name] = {"offset": offset, "length": info.extent.length, **_form(info, head)}
-        offset += info.extent.length
+    unplaced: list[str] = []
+    end = 0
+    for name, info in content.objects.items():
+        begin = end + -end % _ALIGNMENT
+        said: dict[str, Any] = {"form": _TORCH}
+        record: list[Segment] = [Stored(info.extent)]
+        if name in heads:
+            said = _form(content, info, heads[name])
+        else:
+            try:
+                record = save(object_tree(content, objects, name), base=begin)
+            except UnsupportedError:
+                unplaced.append(name)
+                continue
+        length = sum(segment.nbytes for segment in record)
+        if info.rank is not None:
+            said["rank"] = info.rank
+        entries[name] = {"offset": begin, "length": length, **said}
+        segments += [Zeros(begin - end), *record] if begin > end else record
+        end = begin + length
     if not entries and step is None:
-        return Laid((), (), unplaced)
+        return Laid((), (), tuple(unplaced))
     index: dict[str, Any] = {"schema": _SCHEMA, "format": content.checkpoint.format}
     if step is not None:
         index["step"] = step
     text = json.dumps(index | {"objects": entries}, ensure_ascii=False, indent=1)
     files = (OutputFile(RECORDS, segments),) if segments else ()
-    return Laid(files, (OutputFile(INDEX, [Literal(text.encode() + b"\n")]),), unplaced)
+    return Laid(files, (OutputFile(INDEX, [Literal(text.encode() + b"\n")]),), tuple(unplaced))
 
 
-def _form(info: ObjectInfo, head: bytes) -> dict[str, Any]:
-    said: dict[str, Any] = {"form": _BYTES}
+def _heads(content: Content) -> dict[str, bytes]:
+    """Return the first bytes of each object that has a record for itself alone."""
+    own = [info for info in content.objects.values() if not info.field]
+    probes = [i.extent._replace(length=min(i.extent.length, _PROBE)) for i in own]
+    found = content.checkpoint.source.read_many(probes)
+    return dict(zip([info.name for info in own], found, strict=True))
+
+
+def _form(content: Content, info: ObjectInfo, head: bytes) -> dict[str, Any]:
+    stored = getattr(content.checkpoint, "stored", None)
+    if isinstance(stored, StoredObjects):  # what was recorded once is not guessed again
+        record = stored.records[info.name]
+        return {"form": record.form} | (
+            {"transforms": list(record.transforms)} if record.transforms else {}
+        )
     if head.startswith((_ZIP, MAGIC)):
-        said = {"form": _TORCH}
-    elif head.startswith(_ZSTD_MAGIC):  # an item of DCP; what it unfolds to is a torch stream
-        said = {"form": _TORCH, "transforms": [ZSTD]}
-    elif info.extent.file.endswith(".json"):
-        said = {"form": _JSON}
-    return said if info.rank is None else said | {"rank": info.rank}
+        return {"form": _TORCH}
+    if head.startswith(_ZSTD_MAGIC):  # an item of DCP; what it unfolds to is a torch stream
+        return {"form": _TORCH, "transforms": [ZSTD]}
+    return {"form": _JSON if info.extent.file.endswith(".json") else _BYTES}
 
 
-class _Record(NamedTuple):
-    """How the bytes of one object are to be read."""
+class Record(NamedTuple):
+    """How the bytes of one object are to be read.
+
+    Attributes:
+        form: `torch`, `json` or `bytes`.
+        transforms: to be undone first.
+    """
 
     form: str
     transforms: tuple[str, ...] = ()
@@ -119,12 +147,13 @@ class StoredObjects:
         infos: by name.
         step: as recorded; None where it is not.
         files: of the folder, those included that are missing.
+        records: how the bytes of each are to be read.
     """
 
     infos: Mapping[str, ObjectInfo] = field(default_factory=dict)
     step: int | None = None
     files: tuple[str, ...] = ()
-    _records: Mapping[str, _Record] = field(default_factory=dict, repr=False)
+    records: Mapping[str, Record] = field(default_factory=dict, repr=False)
 
     def load(self, source: Source, name: str) -> Any:
         """Return one object: parsed where its form is known, else its bytes.
@@ -132,7 +161,7 @@ class StoredObjects:
         Raises:
             CorruptError, UnsafeError: its record is damaged or hostile.
         """
-        extent, record = self.infos[name].extent, self._records[name]
+        extent, record = self.infos[name].extent, self.records[name]
         if record.form == _TORCH:
             window = open_item(source, Item(name, extent, record.transforms, None))
             assert isinstance(window, Window)
@@ -176,7 +205,7 @@ def read_objects(source: Source) -> StoredObjects:
         UnsupportedError: it is of a later schema.
     """
     infos: dict[str, ObjectInfo] = {}
-    records: dict[str, _Record] = {}
+    records: dict[str, Record] = {}
     step: int | None = None
     files = [n for n in source.entries if n.startswith(FOLDER)]
     if INDEX in source.entries:
@@ -196,7 +225,7 @@ def read_objects(source: Source) -> StoredObjects:
                     file=INDEX,
                 )
             infos[name] = ObjectInfo(name, Extent(file, 0, source.entries[file].size))
-            records[name] = _Record(_JSON if file.endswith(".json") else _BYTES)
+            records[name] = Record(_JSON if file.endswith(".json") else _BYTES)
     return StoredObjects(infos, step, tuple(files), records)
 
 
@@ -226,7 +255,7 @@ def _read_index(source: Source) -> dict[str, Any]:
     return value
 
 
-def _entry(name: str, entry: Any) -> tuple[ObjectInfo, _Record]:
+def _entry(name: str, entry: Any) -> tuple[ObjectInfo, Record]:
     said = entry if isinstance(entry, dict) else {}
     offset, length, rank = said.get("offset"), said.get("length"), said.get("rank")
     form, transforms = said.get("form"), said.get("transforms", [])
@@ -237,7 +266,7 @@ def _entry(name: str, entry: Any) -> tuple[ObjectInfo, _Record]:
     if not all(isinstance(t, str) for t in transforms) or not supported(transforms):
         raise _bad(f"names a transform of {shown(name)} that is not known")
     info = ObjectInfo(name, Extent(RECORDS, offset, length), rank)
-    return info, _Record(form, tuple(transforms))
+    return info, Record(form, tuple(transforms))
 
 
 def _bad(what: str) -> CorruptError:
