@@ -63,7 +63,7 @@ class DeepSpeed:
             raise NotFoundError(f"{source.url} holds none of DeepSpeed's files")
         refuse_unread(source.entries)
         with no_gc():  # many small records live until the end: collecting them costs triple
-            return _open(Opening(source, self.rules, (Role.MODEL, Role.OPTIMIZER)))
+            return _open(Opening(source, self.rules, tuple(Role)))
 
 
 def _open(opening: Opening) -> DeepSpeedCheckpoint:

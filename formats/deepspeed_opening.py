@@ -59,7 +59,7 @@ class Opening:
         Args:
             source: the place.
             rules: see `DeepSpeed`.
-            roles: of the files that it must have for every rank.
+            roles: of the files of which it must have one for every rank, or layer.
 
         Raises:
             CorruptError: no file says which parameters there are.
@@ -167,7 +167,8 @@ class Opening:
 
         self.read(self.of_role(Role.MODEL), model)
         self.read(self.of_role(Role.LAYER), layer)
-        weights.place(cuts_of(self.head, self._rules))
+        cut_of = cuts_of(self.head, self._rules)
+        weights.place(cut_of, layers=Role.LAYER in self._roles)
         return weights
 
     def checkpoint(

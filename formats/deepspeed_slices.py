@@ -197,12 +197,18 @@ class _Recorded:
             if widths is not None:
                 return Cut(axis, self._table(widths, name))
             if isinstance(sizes, (list, tuple)):
-                return Cut(axis, blocks=self._sizes(sizes, name))
+                return Cut(axis, self._shares(self._sizes(sizes, name), len(shapes), name))
             # Before version 0.4 a number there is a count of equal sub-blocks.
             if type(sizes) is int and 0 < sizes <= 64:
                 return Cut(axis, blocks=(1,) * sizes)
             raise self._odd(f"sub-parameters of {name} without sizes")
         return None
+
+    def _shares(self, sizes: Sequence[int], ranks: int, name: str) -> tuple[tuple[int, ...], ...]:
+        """Return the rows of each rank where no widths are recorded: they are even then."""
+        if any(size % ranks for size in sizes):
+            raise self._odd(f"sub-parameters of {name} that {ranks} ranks cannot share evenly")
+        return tuple((size // ranks,) * ranks for size in sizes)
 
     def _table(self, widths: Any, name: str) -> tuple[tuple[int, ...], ...]:
         if not isinstance(widths, (list, tuple)):

@@ -9,6 +9,8 @@ of a plain stage 3 source it is a flat vector, whose shape the model's files giv
 its steps in `optimizer_state.pt` alone, beside rank 0's flat partitions, which repeat what the
 folders hold and are not read.
 
+A pipeline's files of layers are not copied, so there the masters are all that there is.
+
 The converter works in `tmp/` and copies the model's files last. Nothing marks the end, so `tmp/`
 without them is an interrupted conversion.
 

@@ -77,8 +77,12 @@ class Weights:
         assert file.layer is not None
         self._layers[file.layer].append((file, refs, storages))
 
-    def place(self, cut_of: CutOf) -> None:
+    def place(self, cut_of: CutOf, *, layers: bool) -> None:
         """Find where every parameter lies; call it once, when all files were added.
+
+        Args:
+            cut_of: see `deepspeed_slices.cuts_of`.
+            layers: whether a pipeline must have the files of its layers.
 
         Raises:
             UnsupportedError: no rule says how a parameter is cut over tensor-parallel ranks.
@@ -93,13 +97,12 @@ class Weights:
                     mp = stages.get(prefix + local, 0) * self._grid.tp + file.mp
                     weight = Weight(mp, None, file, ref, storages)
                     self._weights[prefix + local].append(weight)
-        self._check_layers(known)
+        if layers and self._pipeline:
+            self._check_layers(known)
         self._place_rest(cut_of)
 
     def _check_layers(self, known: set[str]) -> None:
         """Report layers of which the optimizer knows parameters and no file has any."""
-        if not self._pipeline:
-            return
         numbers = {name.partition(".")[0] for name in known - self._weights.keys()}
         for layer in sorted(int(n) for n in numbers if n.isdecimal() and len(n) < 8):
             name = f"layer_{layer:02d}-model_states.pt"

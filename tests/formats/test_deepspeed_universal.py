@@ -120,6 +120,27 @@ def test_a_work_area_that_was_kept_is_a_stray(tmp_path: Path) -> None:
     assert worst(f.code for f in found) is ExitCode.OK
 
 
+def test_a_pipeline_leaves_its_layers_behind(tmp_path: Path) -> None:
+    import torch
+
+    path = copied("universal_z1", tmp_path)
+    file = path / "mp_rank_00_model_states.pt"
+    state = torch.load(file, weights_only=False)
+    state["module"], state["shared_params"] = None, {}
+    state["param_shapes"] = [
+        {f"{n}.{name}": shape for n, (name, shape) in enumerate(group.items())}
+        for group in state["param_shapes"]
+    ]
+    torch.save(state, file)
+    for group in state["param_shapes"]:
+        for name in group:
+            (path / "zero" / name.partition(".")[2]).rename(path / "zero" / name)
+    assert findings_of(FORM, path) == []
+    checkpoint = open_path(FORM, path)
+    assert not [t for t in checkpoint.tensors.values() if t.component == "model"]
+    assert "master:0.embed.weight" in checkpoint.tensors
+
+
 def test_a_step_that_is_a_plain_number(tmp_path: Path) -> None:
     import torch
 

@@ -13,7 +13,7 @@ from the ranks by the addresses that DeepSpeed keeps for itself, under ftckpt's 
 - pipe: two stages, an embedding tied across them, a layer without parameters
 - tp: two tensor slices of two partitions, with `universal_checkpoint_info`
 - off: ZeRO off
-- universal_z1, universal_z3, universal_tp: the same, by `ds_to_universal.py`
+- universal_z1, universal_z3, universal_tp: the same, by `ds_to_universal.py` (which fails on pipe)
 """
 
 from __future__ import annotations
@@ -341,5 +341,6 @@ def convert(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or [*JOBS, "universal_z1", "universal_z3", "universal_tp"]:
+    universal = [f"universal_{name}" for name in ("z1", "z3", "tp")]
+    for wanted in sys.argv[1:] or [*JOBS, *universal]:
         (convert if wanted.startswith("universal_") else make)(wanted)
