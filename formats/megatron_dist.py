@@ -49,6 +49,7 @@ from .megatron_dist_buckets import is_bucket, unbucketed
 from .megatron_dist_names import logical
 from .megatron_dist_pieces import Grid, shard_shape
 from .strict_json import Limits, parse, shown
+from .unpickle import no_gc
 
 _BACKEND = re.compile(rb'"sharded_backend"\s*:\s*"torch_dist"')
 _JSON = Limits(depth=4, objects=16, keys=256, items=256, naturals=False)
@@ -98,7 +99,8 @@ class MegatronDist:
         if MARKER not in source.entries:
             source.entry(MARKER)  # it was written before: that it is not here is damage
         checkpoint = open_dcp(source, MegatronDistCheckpoint)
-        checkpoint.interpret()
+        with no_gc():
+            checkpoint.interpret()
         return checkpoint
 
 
@@ -120,8 +122,9 @@ class MegatronDistCheckpoint(DcpCheckpoint):
             model = [info for info in tensors.values() if info.component == "model"]
             try:
                 found = unbucketed(buckets, model, self.topology)
-                clash = found.keys() & tensors.keys()
-                tensors.update(found if not clash else {i.key: i for i in buckets})
+                if found.keys() & tensors.keys():
+                    raise UnsupportedError("the same state is stored outside of them too")
+                tensors.update(found)
             except UnsupportedError as error:
                 why = f"the optimizer's buckets are kept as stored: {error.message}"
                 self.notes = [*self.notes, finding("note", why, tensor=error.tensor)]

@@ -15,17 +15,17 @@ Source: `sharded_state_dict` in megatron/core/transformer/{transformer_block,moe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Kind, Piece, TensorInfo
+from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.memory import demand
 
 from .dcp_names import place
 from .dcp_tensors import LazyPieces
-from .megatron_dist_pieces import Grid, Joined, Stack
+from .megatron_dist_pieces import Joined, Row, rows_of
 
 CHAINED = re.compile(r"chained_\d+\.")
 # Gate and up of a gated MLP where they are stored apart (`singleton_local_shards`).
@@ -38,32 +38,34 @@ _VIEW_BYTES = 1 << 10
 
 
 class Spelling(NamedTuple):
-    """A logical name with places for numbers: `%` for each leading axis of the stored tensor."""
+    """A logical name with places for numbers.
 
-    parts: tuple[str | None, ...]
+    Attributes:
+        pattern: for `%`, with a `%d` for each leading axis of the stored tensor.
+        axes: how many leading axes are numbers of the name.
+    """
 
-    @property
-    def axes(self) -> int:
-        """How many leading axes are numbers of the name."""
-        return self.parts.count(None)
+    pattern: str
+    axes: int = 0
 
-    def name(self, numbers: Sequence[int]) -> str:
+    def name(self, numbers: tuple[int, ...]) -> str:
         """Return the logical name of one layer, or of one expert of it."""
-        left = iter(numbers)
-        return ".".join(str(next(left)) if part is None else part for part in self.parts)
+        return self.pattern % numbers
 
 
 def spelling(name: str) -> Spelling:
     """Return what the stored name of a parameter stands for."""
-    words = name.split(".")
-    parts: list[str | None] = []
+    words = name.replace("%", "%%").split(".")
+    parts: list[str] = []
+    axes = 0
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else ""
         expert = word == "experts" and index > 0 and words[index - 1] == "experts"
         parts.append("local_experts" if expert else word)
         if (expert or word == "layers") and following and not following.isdecimal():
-            parts.append(None)
-    return Spelling(tuple(parts))
+            parts.append("%d")
+            axes += 1
+    return Spelling(".".join(parts), axes)
 
 
 def logical(stored: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
@@ -81,7 +83,7 @@ def logical(stored: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
     demand(count * _VIEW_BYTES, f"the index of {count} tensors")
     tensors: dict[str, TensorInfo] = {}
     for info, said in zip(whole, spelt, strict=True):
-        views = {view.key: view for view in _views(info, said)}
+        views = _views(info, said)
         if tensors.keys() & views.keys():
             kept = info._replace(component="extra:stored", name=info.stored_name)
             views = {kept.key: kept}
@@ -102,39 +104,36 @@ def _placed(info: TensorInfo) -> TensorInfo:
 
 
 def _spelt(info: TensorInfo) -> Spelling:
-    """Return how its views are called; its own name where it cannot be taken apart."""
+    """Return how its views are called; its own name where it lacks the axes for them."""
     said = spelling(info.name)
     lead = info.shape[: said.axes]
-    if len(lead) == said.axes and prod(lead) <= _MOST_VIEWS and _inside(info.pieces, lead):
+    if len(lead) == said.axes and prod(lead) <= _MOST_VIEWS:
         return said
-    return Spelling((info.name,))
+    return Spelling(info.name.replace("%", "%%"))
 
 
-def _views(info: TensorInfo, said: Spelling) -> Iterable[TensorInfo]:
-    if not said.axes:
-        return [info._replace(name=said.name(()))]
+def _views(info: TensorInfo, said: Spelling) -> dict[str, TensorInfo]:
+    lead, shape = info.shape[: said.axes], info.shape[said.axes :]
     assert isinstance(info.pieces, LazyPieces)
-    stack = Stack(info.pieces, said.axes)
-    return [
-        info._replace(name=said.name(at), shape=info.shape[said.axes :], pieces=stack.row(at))
-        for at in product(*map(range, info.shape[: said.axes]))
-    ]
-
-
-def _inside(pieces: Sequence[Piece], lead: Sequence[int]) -> bool:
-    """Say whether no chunk leaves the leading axes: no view would show the part outside."""
-    assert isinstance(pieces, LazyPieces)
-    if isinstance(pieces, Grid) and any(n != 1 for n in pieces.shard[: len(lead)]):
-        return False  # a flat range over several layers is no range of one
-    reached = 0
-    for index in range(len(pieces) if lead else 0):
-        offsets, sizes = pieces.box(index)
-        if not len(lead) <= len(offsets) == len(sizes):
-            return False
-        if any(o + s > n for o, s, n in zip(offsets, sizes, lead, strict=False)):
-            return False
-        reached += prod(sizes[: len(lead)])
-    return reached <= 4 * _MOST_VIEWS
+    rows = rows_of(info.pieces, lead) if lead else None
+    missing = Row(info.pieces, len(lead), ())
+    if rows is None:
+        whole = info._replace(name=info.name if lead else said.name(()))
+        return {whole.key: whole}
+    prefix = tensor_key(info.component, info.kind, "")
+    views: dict[str, TensorInfo] = {}
+    for at in product(*map(range, lead)):  # perhaps a hundred thousand: built without `_replace`
+        name = said.name(at)
+        views[prefix + name] = TensorInfo(
+            info.component,
+            name,
+            info.kind,
+            shape,
+            info.dtype,
+            rows.get(at, missing),
+            info.stored_name,
+        )
+    return views
 
 
 def _joined(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

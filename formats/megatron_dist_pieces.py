@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import product
 from math import prod
+from operator import add
 
 from ftckpt.checkpoint import Box, Piece
 
@@ -19,53 +19,70 @@ from .dcp_tensors import LazyPieces
 Numbers = tuple[int, ...]
 
 
-class Stack:
-    """A stored tensor whose leading axes count layers or experts."""
+# One stored piece, and which row of it.
+_Place = tuple[int, int]
+# A chunk of more layers and experts than any network has is somebody's way to fill the memory.
+_MOST_ROWS = 1 << 22
 
-    def __init__(self, stored: LazyPieces, axes: int) -> None:
-        """Keep the pieces of the stored tensor, all inside its first `axes` axes."""
-        self.stored = stored
-        self.axes = axes
 
-    def row(self, at: Numbers) -> Row:
-        """Return the pieces of one layer, or of one expert of it."""
-        return Row(self, at)
+def rows_of(stored: LazyPieces, lead: Numbers) -> Mapping[Numbers, LazyPieces] | None:
+    """Return the pieces of every row of a stack: of every place on its leading axes.
 
-    @cached_property
-    def rows(self) -> Mapping[Numbers, Sequence[tuple[int, int]]]:
-        """Place on the leading axes -> stored pieces that reach it, and the row of each there."""
-        found: dict[Numbers, list[tuple[int, int]]] = defaultdict(list)
-        for index in range(len(self.stored)):
-            offsets, sizes = self.stored.box(index)
-            reach = (range(o, o + s) for o, s in zip(offsets, sizes[: self.axes], strict=False))
-            for row, at in enumerate(product(*reach)):
-                found[at].append((index, row))
-        return found
+    A row that no piece reaches is left out. None where a piece leaves the leading axes, which no
+    row would show, or is a flat range over several rows.
+
+    Args:
+        stored: the pieces of the stack.
+        lead: lengths of its leading axes.
+    """
+    axes = len(lead)
+    if isinstance(stored, Grid) and any(n != 1 for n in stored.shard[:axes]):
+        return None
+    one = (1,) * axes
+    found: dict[Numbers, list[_Place]] = defaultdict(list)
+    reached = 0
+    for index in range(len(stored)):
+        offsets, sizes = stored.box(index)
+        if len(offsets) != len(sizes):
+            return None
+        begin, count = offsets[:axes], sizes[:axes]
+        if count == one:
+            found[begin].append((index, 0))
+            continue
+        reached += prod(count)
+        if len(count) != axes or reached > _MOST_ROWS:
+            return None
+        for row, at in enumerate(product(*map(range, begin, map(add, begin, count)))):
+            found[at].append((index, row))
+    if any(at >= length for numbers in found for at, length in zip(numbers, lead, strict=True)):
+        return None
+    return {at: Row(stored, axes, places) for at, places in found.items()}
 
 
 class Row(LazyPieces):
     """The pieces of one row of a stack, without the leading axes."""
 
-    __slots__ = ("_at", "_stack")
+    __slots__ = ("_axes", "_places", "_stored")
 
-    def __init__(self, stack: Stack, at: Numbers) -> None:
-        self._stack = stack
-        self._at = at
+    def __init__(self, stored: LazyPieces, axes: int, places: Sequence[_Place]) -> None:
+        """Keep which stored pieces reach the row, and at which of their rows."""
+        self._stored = stored
+        self._axes = axes
+        self._places = places
 
     def __len__(self) -> int:
-        return len(self._stack.rows.get(self._at, ()))
+        return len(self._places)
 
     def box(self, index: int) -> Box:
         """Return the box of one piece in the row."""
-        stored, _ = self._stack.rows[self._at][index]
-        offsets, sizes = self._stack.stored.box(stored)
-        return Box(offsets[self._stack.axes :], sizes[self._stack.axes :])
+        offsets, sizes = self._stored.box(self._places[index][0])
+        return Box(offsets[self._axes :], sizes[self._axes :])
 
     def piece(self, index: int) -> Piece:
         """Return one piece; see `LazyPieces.piece`."""
-        stored, row = self._stack.rows[self._at][index]
+        stored, row = self._places[index]
         box = self.box(index)
-        piece = self._stack.stored.piece(stored)
+        piece = self._stored.piece(stored)
         return piece._replace(box=box, first=piece.first + row * box.volume)
 
 

@@ -17,7 +17,7 @@ from ftckpt.formats.dcp_records import Chunk, StoredItem
 from ftckpt.formats.dcp_tensors import ChunkPieces
 from ftckpt.formats.megatron_dist_buckets import unbucketed
 from ftckpt.formats.megatron_dist_names import logical, spelling
-from ftckpt.formats.megatron_dist_pieces import Stack, shard_shape
+from ftckpt.formats.megatron_dist_pieces import rows_of, shard_shape
 from ftckpt.formats.megatron_registration import expert_of, registrations
 
 FP32 = DTYPES["float32"]
@@ -58,6 +58,7 @@ def info(name: str, shape: tuple[int, ...], *chunks: Chunk, kind: Kind = Kind.PA
          "decoder.layers.7.mlp.shared_experts.linear_fc1.weight"),
         ("embedding.word_embeddings.weight", 0, "embedding.word_embeddings.weight"),
         ("experts", 0, "experts"),
+        ("100%d.layers.%s", 1, "100%d.layers.7.%s"),
         ("decoder.layers", 0, "decoder.layers"),
     ],
 )  # fmt: skip
@@ -79,10 +80,11 @@ def test_rows_of_a_stack_hold_the_elements_of_the_stack(data: st.DataObject) -> 
         for number, box in enumerate(_products(spans))
     ]
     whole = np.arange(math.prod(shape)).reshape(shape)
-    stack = Stack(ChunkPieces("w", chunks), axes)
+    rows = rows_of(ChunkPieces("w", chunks), shape[:axes])
+    assert rows is not None
     for at in np.ndindex(*shape[:axes]):
         row = np.full(shape[axes:], -1)
-        for piece in stack.row(at):
+        for piece in rows[at]:
             offsets, sizes = chunks[piece.extent.offset].offsets, chunks[piece.extent.offset].sizes
             record = whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
             volume = piece.box.volume
