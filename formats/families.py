@@ -8,9 +8,10 @@ from dataclasses import replace
 from ftckpt.transfer.content import Content
 
 from .family_config import config_of
-from .family_facts import CONFIG, model_of
+from .family_facts import model_of
 from .family_tables import family_names
 from .family_translator import DEFAULT_SPELLINGS, Translator
+from .hf_config import CONFIG
 
 __all__ = ["family_names", "to_hugging_face", "to_megatron"]
 

@@ -6,7 +6,6 @@ Source of the fields: `CONFIG_MAPPING` in Megatron-Bridge, and transformers' con
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 from ftckpt.checkpoint import Kind
@@ -14,8 +13,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content
 
 from .family_facts import Model
-
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
+from .hf_config import weights_dtype
 
 
 def config_of(model: Model, content: Content) -> bytes:
@@ -47,9 +45,8 @@ def config_of(model: Model, content: Content) -> bytes:
         said["vocab_size"] = rows[0]
     output = next(e.hf[0].text for e in reversed(family.entries) if e.vocabulary)
     said["tie_word_embeddings"] = output in content.aliases or output not in content.tensors
-    dtypes = Counter(w.dtype.name for w in weights if w.dtype.name in _FLOATS)
-    if dtypes:
-        said["torch_dtype"] = dtypes.most_common(1)[0][0]
+    if dtype := weights_dtype(content):
+        said["torch_dtype"] = dtype
     _scaling(model, said)
     _routing(model, said)
     if family.name == "mistral":

@@ -15,13 +15,10 @@ from ftckpt.errors import UnsupportedError, UsageError
 from .dcp_state import is_common
 from .family_joins import Heads
 from .family_tables import Family, family, family_names
+from .hf_config import CONFIG, read_config
 from .inert import Inert
 from .megatron_ranks import Arguments
-from .strict_json import Limits, parse
 
-CONFIG = "config.json"
-_LIMITS = Limits(32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False)
-_MAX_CONFIG = 16 << 20  # bytes
 _MAX_HEADS = 1 << 20
 # Arguments of Megatron that change what the numbers mean, so that other names would not be enough.
 _CHANGES = {
@@ -94,20 +91,6 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> Model:
             f"{arguments.get(key)!r}, not {wanted!r}"
         )
     return Model(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
-
-
-def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the `config.json` of a Hugging Face folder; empty where there is none.
-
-    Raises:
-        CorruptError, UnsafeError: it is damaged or hostile.
-    """
-    source = checkpoint.source
-    if source.single or CONFIG not in source.entries or source.size(CONFIG) > _MAX_CONFIG:
-        return {}
-    raw = source.read(CONFIG)
-    value = parse(raw, _LIMITS, file=CONFIG, what="text", bad="bad-index", unsafe="unsafe-index")
-    return value if isinstance(value, dict) else {}
 
 
 def arguments_of(checkpoint: Checkpoint) -> Arguments:

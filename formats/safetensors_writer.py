@@ -21,6 +21,7 @@ from ftckpt.errors import UsageError
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
+from .hf_config import CONFIG, retyped_config
 from .object_records import lay_out_objects
 from .safetensors import SafetensorsCheckpoint
 from .safetensors_file import lay_out_file
@@ -30,7 +31,6 @@ from .safetensors_names import Alias, metadata, stored_name
 MAX_SHARD_SIZE = 5 * 10**9  # bytes; huggingface_hub's
 # Stems whose loaders look for just that name; every other model is called `model`.
 _STEMS = ("adapter_model", "diffusion_pytorch_model")
-_CONFIG = "config.json"
 _NOT_CARRIED = re.compile(r"ftckpt\.manifest.*|.*\.index(\.[^/]+)?\.json|trainer_state\.json")
 _FOLDER_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -185,13 +185,16 @@ def _shards(tensors: Mapping[str, Wanted], limit: int) -> Iterator[Sequence[str]
 
 def _carried(content: Content) -> Iterator[OutputFile]:
     """Copy what else lies in a Hugging Face folder: its `config.json` shows that it is one."""
-    for name, data in sorted(content.beside.items()):
-        yield OutputFile(name, [Literal(data)])
+    beside = dict(content.beside)
     source = content.checkpoint.source
-    if source.single or _CONFIG not in source.entries:
+    if CONFIG not in beside and (config := retyped_config(content)) is not None:
+        beside[CONFIG] = config
+    for name, data in sorted(beside.items()):
+        yield OutputFile(name, [Literal(data)])
+    if source.single or CONFIG not in source.entries:
         return
     state = {info.extent.file for info in content.checkpoint.objects.values()}
     for name, entry in sorted(source.entries.items()):
-        taken = name in state or name in content.beside or _NOT_CARRIED.fullmatch(name)
+        taken = name in state or name in beside or _NOT_CARRIED.fullmatch(name)
         if is_beside(name) and not taken:
             yield OutputFile(name, [Stored(Extent(name, 0, entry.size))])

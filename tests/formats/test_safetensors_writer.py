@@ -22,6 +22,7 @@ from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.safetensors_writer import SafetensorsWriter
 from ftckpt.transfer.content import Content, Copy, Wanted
 from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.retyping import retype
 from ftckpt.verification import verify
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
@@ -301,6 +302,31 @@ def test_configuration_and_tokenizer_are_carried_along(tmp_path: Path) -> None:
         p.name: p.read_text() for p in (tmp_path / "out").iterdir() if p.suffix != ".safetensors"
     }
     assert made == beside
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_the_configuration_says_what_type_the_weights_are_cast_to(
+    field: str, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    source = tmp_path / "hf"
+    source.mkdir()
+    save_file({"w": torch.ones(3), "v": torch.ones(1).half()}, source / "model.safetensors")
+    text = json.dumps({field: "float32", "hidden_size": 7})
+    (source / "config.json").write_text(text)
+    before = open_checkpoint(source)
+    for dtype, expected in (("bf16", "bfloat16"), ("fp32", "float32")):
+        content = retype(Content.of(before), dtype)
+        materialise(lay_out(content), before, tmp_path / dtype)
+        made = (tmp_path / dtype / "config.json").read_text()
+        assert json.loads(made) == {field: expected, "hidden_size": 7}
+    assert made == text  # nothing to say: byte for byte the source's
+    (source / "config.json").write_text("{}")
+    before = open_checkpoint(source)
+    materialise(lay_out(retype(Content.of(before), "bf16")), before, tmp_path / "plain")
+    assert (tmp_path / "plain" / "config.json").read_text() == "{}"
 
 
 def test_the_same_content_is_laid_out_in_the_same_bytes(tmp_path: Path) -> None:
