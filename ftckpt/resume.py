@@ -187,8 +187,15 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def _weights(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeItem:
-    if weights:
-        return _item(WEIGHTS, Presence.PRESENT, f"{len(weights)} tensors", [weights[0].key])
+    named = {t.name for t in weights}
+    # A fully sharded trainer stores no weights and casts them from the masters.
+    masters = [
+        t.key for t in checkpoint.tensors.values() if t.kind is Kind.MASTER and t.name not in named
+    ]
+    if weights or masters:
+        beside = f", {len(masters)} as masters alone" if masters else ""
+        reason = f"{len(weights) + len(masters)} tensors{beside}"
+        return _item(WEIGHTS, Presence.PRESENT, reason, [*(t.key for t in weights[:1]), *masters])
     if any(t.component.startswith("extra:") for t in checkpoint.tensors.values()):
         return _item(WEIGHTS, Presence.CANNOT_TELL, "there are tensors, but none known as weights")
     return _item(WEIGHTS, Presence.ABSENT, "no tensor of the model is stored")
