@@ -20,10 +20,12 @@ from ftckpt.errors import (
     worst,
 )
 from ftckpt.formats.deepspeed import DeepSpeed
+from ftckpt.resume import Presence, resume_check
 from ftckpt.rules import parse_rules
 from ftckpt.source import Source
 from ftckpt.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.stores import open_store
+from ftckpt.training_state import WEIGHTS
 from tests.format_suite import findings_of
 from tests.formats.deepspeed_sets import copied, opened, tag, truth_of, unpacked
 
@@ -205,6 +207,11 @@ class TestContents:
         weights = {n for n, t in checkpoint.tensors.items() if t.kind is Kind.PARAM}
         assert weights == {"frozen.weight"}
         assert checkpoint.aliases == {"master:head.weight": "master:embed.weight"}
+
+    def test_a_restart_has_weights_where_it_has_masters(self) -> None:
+        for name, reason in (("z1", "7 tensors"), ("z3", "7 tensors, 6 as masters alone")):
+            (weights,) = (i for i in resume_check(opened(tag(name))) if i.key == WEIGHTS.key)
+            assert (weights.presence, weights.reason) == (Presence.PRESENT, reason)
 
     def test_state_that_is_no_tensor(self) -> None:
         checkpoint = opened(tag("z1"))
