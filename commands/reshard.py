@@ -55,7 +55,7 @@ def command(
         str, typer.Option(metavar="SIZE", help="Largest file, where the format lets us choose.")
     ] = "",
 ) -> Result:
-    """Write a checkpoint for another number of ranks, in the same format, optimizer included.
+    """Write a checkpoint for another number of ranks, optimizer included.
 
     The result is built beside DST, read back, compared with the source bit for bit, and shown by
     one last act. Killed at any instant, DST is absent or whole; the same command goes on where it

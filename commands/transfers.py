@@ -88,6 +88,9 @@ class RunOptions:
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget what another transfer to DST has left.")
     ] = False
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:N; auto measures and chooses.")
+    ] = "cpu"
     jobs: Annotated[
         int,
         typer.Option("--jobs", "-j", metavar="N", min=0, help="Threads; 0: one a processor."),
@@ -175,6 +178,7 @@ def carry_out(
         destination: where it goes.
         run: how it is done.
     """
+    from ftckpt.formats.same_object import SameObject
     from ftckpt.transfer.carrying import TransferOptions, require_place, transfer
 
     bound_memory(run.max_memory)
@@ -201,10 +205,12 @@ def carry_out(
         destination,
         target,
         single=writer.single,
+        same_objects=SameObject,
         options=TransferOptions(
             jobs=jobs,
             limiter=rate_limit(run.limit_rate),
             proof=not run.no_proof,
+            device=run.device,
             restart=run.restart,
         ),
         store_options=invocation.stores,
@@ -228,11 +234,10 @@ def _show_report(invocation: Invocation, report: TransferReport) -> Result:
         return Result(ExitCode.OK, message)
     taking = report.seconds["write"]
     message = f"wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
-    speed = f" in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
+    speed = f"in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
     if report.taken_over:
         speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
-    invocation.print(printable(f"{message} as {report.format}: {report.url}"))
-    invocation.say(message + speed)
+    invocation.print(printable(f"{message} as {report.format} {speed}: {report.url}"))
     if report.proof is None:
         invocation.print("not proven: --no-proof")
         return Result(ExitCode.OK, f"{message}, not proven")

@@ -21,7 +21,6 @@ from ftckpt.progress import NULL, Counter
 from .gathering import Gatherer
 from .layout import Checksums, Elements, Literal, OutputFile, Segment, Stored, Zeros
 
-CHUNK = 1 << 20  # made at once: stays in the processor's cache from the gathering to the writing
 _CHUNK_SLOT = 3
 
 
@@ -136,9 +135,10 @@ class BlockMaker:
             running = _Running(self.ledger, checksum())
             begin = number * BLOCK
             end = begin + block_length(self.file.size, number)
-            chunk = buffer(CHUNK, _CHUNK_SLOT)
-            for start in range(begin, end, CHUNK):
-                view = chunk[: min(CHUNK, end - start)]
+            size = self._gatherer.chunk
+            chunk = buffer(size, _CHUNK_SLOT)
+            for start in range(begin, end, size):
+                view = chunk[: min(size, end - start)]
                 self._make_chunk(start, view, running)
                 state.update(view)
                 sink.write(start, view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, Topology
@@ -19,11 +19,11 @@ from ftckpt.stores import StoreOptions, open_store
 
 from .building import Built, build, commit_bytes, digest_of_bytes
 from .content import Content
-from .gathering import Gatherer
+from .device import gatherer
 from .journal import fingerprint
-from .layout import Layout
+from .layout import Layout, OutputFile
 from .local_staging import LocalStaging
-from .proof import Encode, Proof, prove
+from .proof import Proof, SameObjects, prove
 from .remote_staging import RemoteStaging
 from .staging import Staging
 
@@ -37,6 +37,7 @@ class TransferOptions:
         executor: where to run instead of own threads.
         limiter: bounds the rate of reading.
         proof: whether the result is read back and compared before it is visible.
+        device: where elements are placed and cast: `cpu`, `cuda`, `cuda:N`, or `auto`.
         restart: forget what an earlier run of another transfer has left at the destination.
     """
 
@@ -44,6 +45,7 @@ class TransferOptions:
     executor: Executor | None = None
     limiter: RateLimit | None = None
     proof: bool = True
+    device: str = "cpu"
     restart: bool = False
 
 
@@ -81,7 +83,7 @@ def transfer(
     target: Format,
     *,
     single: bool,
-    encode: Encode,
+    same_objects: SameObjects,
     options: TransferOptions,
     store_options: StoreOptions,
     counter: Counter = NULL,
@@ -97,7 +99,7 @@ def transfer(
         destination: a local path or a URL that does not exist yet.
         target: the format that reads the result back.
         single: whether the result is one file, `layout.files` holding just it.
-        encode: how objects are compared.
+        same_objects: how objects are compared.
         options: how.
         store_options: how to reach object stores.
         counter: is told of bytes written and bytes proven.
@@ -111,10 +113,14 @@ def transfer(
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
     require_place(layout)
+    if single:  # a file is called as the user calls it
+        (file,) = layout.files
+        name = destination.rstrip("/").rpartition("/")[2]
+        layout = replace(layout, files=(OutputFile(name, file.segments),))
     started = time.monotonic()
     source = content.checkpoint
     staging = _staging(destination, single, store_options)
-    gatherer = Gatherer(source, options.limiter)
+    gathering = gatherer(source, options.device, layout, options.limiter)
     commit = commit_bytes(layout.commit)
     count = len(layout.files) + len(commit)
     try:
@@ -126,14 +132,14 @@ def transfer(
             )
         built = build(
             layout,
-            gatherer,
+            gathering,
             staging,
             jobs=options.jobs,
             executor=options.executor,
             counter=counter,
         )
         written = time.monotonic()
-        result, proof = _prove(content, staging, commit, target, encode, options, counter)
+        result, proof = _prove(content, staging, commit, target, same_objects, options, counter)
         _require_unchanged(source)
         manifest = _manifest(result, built, commit, proof)
         staging.publish(commit, manifest.dump())
@@ -148,7 +154,7 @@ def transfer(
             manifest=manifest,
         )
     finally:
-        gatherer.close()
+        gathering.close()
         staging.close()
 
 
@@ -181,7 +187,7 @@ def _prove(
     staging: Staging,
     commit: Mapping[str, bytes],
     target: Format,
-    encode: Encode,
+    same_objects: SameObjects,
     options: TransferOptions,
     counter: Counter,
 ) -> tuple[Checkpoint, Proof | None]:
@@ -192,7 +198,7 @@ def _prove(
     proof = prove(
         content,
         result,
-        encode,
+        same_objects,
         jobs=options.jobs,
         executor=options.executor,
         counter=counter,

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.digest import BLOCK
 
-from .blocks import CHUNK
-from .gathering import SPAN
+from .gathering import SPAN, Gatherer
 from .layout import Elements, Layout, OutputFile, Stored
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
@@ -91,7 +90,7 @@ def planned(layout: Layout, checkpoint: Checkpoint, *, jobs: int, proof: bool) -
         for file in (*layout.files, *layout.commit)
     ]
     local = checkpoint.source.store.traits.local
-    each = CHUNK + 2 * SPAN + (0 if local else BLOCK)
+    each = Gatherer.chunk + 2 * SPAN + (0 if local else BLOCK)
     rate = _reading_rate(checkpoint)
     # Everything is read and written once, and read twice more where it is proven.
     passes = 4 if proof else 2

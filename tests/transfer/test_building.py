@@ -50,7 +50,7 @@ BLOCK = 64
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ftckpt.digest, ftckpt.transfer.blocks, ftckpt.transfer.building):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
-    monkeypatch.setattr(ftckpt.transfer.blocks, "CHUNK", 24)
+    monkeypatch.setattr(Gatherer, "chunk", 24)
 
 
 @dataclass
@@ -181,8 +181,14 @@ def transfers(draw: st.DrawFn) -> tuple[RawCheckpoint, Layout]:
     return checkpoint, Layout(files=files)
 
 
-def _carry_out(checkpoint: RawCheckpoint, layout: Layout, staging: Staging, jobs: int) -> Built:
-    gatherer = Gatherer(checkpoint)
+def _carry_out(
+    checkpoint: RawCheckpoint,
+    layout: Layout,
+    staging: Staging,
+    jobs: int,
+    gatherer: Gatherer | None = None,
+) -> Built:
+    gatherer = gatherer or Gatherer(checkpoint)
     try:
         return build(layout, gatherer, staging, jobs=jobs)
     finally:

@@ -30,6 +30,7 @@ from ftckpt.errors import (
 )
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.safetensors_writer import SafetensorsWriter
+from ftckpt.formats.same_object import SameObject
 from ftckpt.manifest import FOLDER, NAME, find
 from ftckpt.opening import open_target
 from ftckpt.progress import NULL
@@ -37,6 +38,7 @@ from ftckpt.source import Source
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.carrying import TransferOptions, TransferReport, transfer
 from ftckpt.transfer.content import Content
+from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.killing import kill_points
@@ -71,15 +73,11 @@ def _small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     )
     for module in modules:
         monkeypatch.setattr(module, "BLOCK", 512)
-    monkeypatch.setattr(ftckpt.transfer.blocks, "CHUNK", 200)
+    monkeypatch.setattr(Gatherer, "chunk", 200)
 
 
 def _open(path: Path | str) -> Checkpoint:
     return open_target(str(path), [Safetensors()], StoreOptions(retry_seconds=5)).open()
-
-
-def _bytes(checkpoint: Checkpoint, name: str) -> bytes:
-    return repr(checkpoint.load_object(name)).encode()
 
 
 def _move(
@@ -98,7 +96,7 @@ def _move(
         str(destination),
         Safetensors(),
         single=False,
-        encode=_bytes,
+        same_objects=SameObject,
         options=TransferOptions(**{"jobs": 2, **options}),
         store_options=StoreOptions(retry_seconds=5),
         counter=NULL,

@@ -1,0 +1,63 @@
+"""Is an object the same in two checkpoints, whatever their formats?
+
+Both are taken apart into their leaves, and those are pickled again in one canonical way, with the
+bytes of the tensors that lie inside them. Leaves that the first checkpoint lists as tensors are
+left out, because those are compared as tensors.
+"""
+
+from __future__ import annotations
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.transfer.layout import Literal, Stored
+
+from .inert_tree import dotted, leaves
+from .state_objects import Storages, listed_places
+from .torch_tree import Carried, pickled
+
+
+class SameObject:
+    """Compares objects of two checkpoints by name.
+
+    Args:
+        source: the checkpoint whose tensors are compared elsewhere.
+        result: the other.
+    """
+
+    def __init__(self, source: Checkpoint, result: Checkpoint) -> None:
+        self._source, self._result = source, result
+        self._listed, _ = listed_places(source)
+
+    def __call__(self, name: str) -> bool:
+        """Say whether an object that both have is the same.
+
+        Raises:
+            CorruptError, UnsafeError: its record is damaged or hostile.
+            UnsupportedError: it holds what cannot be pickled again.
+        """
+        info = self._source.objects[name]
+        left_out = {
+            dotted(path)
+            for path, _ in leaves(self._source.load_object(name))
+            if (info.extent.file, dotted((*info.field, *path))) in self._listed
+        }
+        return _digest(self._source, name, left_out) == _digest(self._result, name, left_out)
+
+
+def _digest(checkpoint: Checkpoint, name: str, left_out: set[str]) -> bytes:
+    """Return the XXH3-128 of an object's canonical pickle and of the tensors inside it."""
+    import xxhash
+
+    storages = Storages(checkpoint, checkpoint.objects[name])
+    found = {dotted(path): value for path, value in leaves(checkpoint.load_object(name))}
+    kept = [[path, Carried(found[path], storages)] for path in sorted(found.keys() - left_out)]
+    pickle, records = pickled(kept)
+    state = xxhash.xxh3_128(pickle)
+    for record in records:
+        for segment in record.segments:
+            if isinstance(segment, Stored):
+                state.update(checkpoint.source.read(*segment.extent))
+            else:
+                assert isinstance(segment, Literal)
+                state.update(segment.data)
+    digest: bytes = state.digest()
+    return digest

@@ -1,0 +1,188 @@
+"""The same moves on another device: spans go up, are placed and cast there, and come back whole.
+
+Every worker thread has a stream and page-locked buffers of its own, so that one thread's reading
+overlaps another's transfers and kernels. On `cpu` the same code runs without them, which is how it
+is tested where there is no accelerator.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.dtypes import DType
+from ftckpt.errors import UnsupportedError, UsageError
+
+from .casting import require_cast
+from .gathering import Gatherer, Move
+from .layout import Elements, Layout
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from ftckpt.limits import RateLimit
+
+    Array = np.ndarray[Any, Any]
+
+_SAMPLE = 128 << 20
+# What moves items of a size without reading them.
+_RAW = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+
+
+class DeviceGatherer(Gatherer):
+    """Places and casts elements on a torch device.
+
+    Args:
+        checkpoint: the source, opened.
+        device: `cpu`, `cuda` or `cuda:N`.
+        limiter: bounds the rate of reading.
+
+    Raises:
+        UsageError: no name of a device.
+        UnsupportedError: there is no such device here, or torch cannot use it.
+    """
+
+    # A transfer costs some ten microseconds however small it is.
+    chunk = 16 << 20
+
+    def __init__(
+        self, checkpoint: Checkpoint, device: str, limiter: RateLimit | None = None
+    ) -> None:
+        super().__init__(checkpoint, limiter)
+        import torch
+
+        try:
+            self._device = torch.device(device)
+        except RuntimeError as error:
+            raise UsageError(f"{device!r} is no device: cpu, cuda or cuda:N") from error
+        if self._device.type not in ("cpu", "cuda"):
+            raise UsageError(f"{device!r} is no device: cpu, cuda or cuda:N")
+        if self._device.type == "cuda":
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            if (self._device.index or 0) >= count:
+                raise UnsupportedError(
+                    f"there is no {device} here: torch sees {count} CUDA devices",
+                    hint="--device cpu does the same",
+                )
+        self._thread = threading.local()
+
+    def place(self, moves: list[Move], dtype: DType, out: Array) -> None:
+        """Carry out the moves that fill one box; see `Gatherer.place`."""
+        import torch
+
+        items = torch.empty if sum(out[m.place].size for m in moves) == out.size else torch.zeros
+        with self._stream():
+            held = items(out.shape, dtype=_type(dtype, cast=False), device=self._device)
+            for move in moves:
+                self._place(move, dtype, held)
+            self._fetch(held, out)
+
+    def _place(self, move: Move, dtype: DType, held: torch.Tensor) -> None:
+        size, casts = move.dtype.itemsize, move.dtype != dtype
+        if casts:
+            require_cast(move.dtype, dtype)
+        raw = self._buffer("up", move.span)
+        view: Any = raw.numpy()
+        self.bytes.get(move.held, move.offset, memoryview(view))
+        sent = raw.to(self._device, non_blocking=True)
+        strides = [s // size for s in move.held.strides]
+        found = sent.view(_type(move.dtype, cast=casts)).as_strided(move.sizes, strides)
+        if casts:
+            found = found.to(_type(dtype, cast=True)).view(_type(dtype, cast=False))
+        held[move.place] = found
+        self._wait()  # the buffer is filled again by the next move
+
+    def _fetch(self, held: torch.Tensor, out: Array) -> None:
+        import torch
+
+        flat = held.reshape(-1).view(torch.uint8)
+        back = self._buffer("down", flat.numel())
+        back.copy_(flat, non_blocking=True)
+        self._wait()
+        out.reshape(-1).view("u1")[:] = back.numpy()
+
+    def _buffer(self, name: str, nbytes: int) -> torch.Tensor:
+        """Return page-locked memory of this thread; the next call with the same name reuses it."""
+        import torch
+
+        known: torch.Tensor | None = getattr(self._thread, name, None)
+        if known is None or known.numel() < nbytes:
+            pinned = self._device.type == "cuda"
+            known = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+            setattr(self._thread, name, known)
+        return known[:nbytes]
+
+    def _stream(self) -> Any:
+        import torch
+
+        if self._device.type != "cuda":
+            return torch.inference_mode()
+        stream = getattr(self._thread, "stream", None)
+        if stream is None:
+            make: Any = torch.cuda.Stream
+            stream = self._thread.stream = make(self._device)
+        return torch.cuda.stream(stream)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            self._thread.stream.synchronize()
+
+
+def gatherer(
+    checkpoint: Checkpoint, device: str, layout: Layout, limiter: RateLimit | None = None
+) -> Gatherer:
+    """Return what gathers on a device; `auto` measures and takes the faster.
+
+    Plain merges move bytes and compute nothing, so a device must pay for two transfers with the
+    casts and strided copies that it saves. Whether it does depends on the machine: `auto` gathers
+    up to 128 MiB of the layout both ways, where there is a CUDA device at all.
+
+    Raises:
+        UsageError, UnsupportedError: see `DeviceGatherer`.
+    """
+    plain = Gatherer(checkpoint, limiter)
+    if device == "cpu":
+        return plain
+    if device != "auto":
+        return DeviceGatherer(checkpoint, device, limiter)
+    import torch
+
+    if not torch.cuda.is_available():
+        return plain
+    other = DeviceGatherer(checkpoint, "cuda", limiter)
+    _seconds(other, layout)  # the first kernels and buffers are not what is asked about
+    slower, faster = sorted((plain, other), key=lambda one: _seconds(one, layout), reverse=True)
+    slower.close()
+    return faster
+
+
+def _seconds(one: Gatherer, layout: Layout) -> float:
+    """Return how long gathering the first elements of a layout takes."""
+    left = _SAMPLE
+    out = memoryview(bytearray(one.chunk))
+    began = time.monotonic()
+    for file in layout.files:
+        for segment in file.segments:
+            if left <= 0:
+                return time.monotonic() - began
+            size = segment.shard.dtype.itemsize if isinstance(segment, Elements) else 0
+            if isinstance(segment, Elements) and size:
+                step = one.chunk // size
+                for start in range(segment.start, segment.stop, step):
+                    stop = min(start + step, segment.stop)
+                    one.fill(segment.shard, start, stop, out[: (stop - start) * size])
+                    left -= (stop - start) * size
+                    if left <= 0:
+                        break
+    return time.monotonic() - began
+
+
+def _type(dtype: DType, *, cast: bool) -> torch.dtype:
+    """Return torch's type for elements, or for moving them without reading them."""
+    import torch
+
+    found: torch.dtype = getattr(torch, dtype.name if cast else _RAW[dtype.itemsize])
+    return found

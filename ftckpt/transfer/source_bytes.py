@@ -1,0 +1,130 @@
+"""The bytes of a source's tensors: open files, undone streams, and where each tensor lies."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import Checkpoint, Payload, Piece, TensorInfo
+from ftckpt.errors import CorruptError
+from ftckpt.extents import Extent
+from ftckpt.memory import demand
+from ftckpt.transforms import read_undone
+
+from .regions import Held, held_by, reach
+
+if TYPE_CHECKING:
+    from ftckpt.limits import RateLimit
+    from ftckpt.store import Reader
+
+_OPEN_FILES = 128
+_KNOWN_TENSORS = 1024
+_UNDONE = 4  # decompressed records that are kept: their neighbours are asked for next
+
+
+class SourceBytes:
+    """Reads the files of one checkpoint; may be used from many threads.
+
+    Args:
+        checkpoint: opened.
+        limiter: bounds the rate of reading.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, limiter: RateLimit | None = None) -> None:
+        self.checkpoint = checkpoint
+        self._limiter = limiter
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[str, Reader] = OrderedDict()
+        self._places: OrderedDict[str, tuple[Held, ...]] = OrderedDict()
+        self._streams: OrderedDict[Extent, bytes] = OrderedDict()
+
+    @property
+    def gap(self) -> int:
+        """Reads that are closer than this many bytes are better done as one."""
+        return self.checkpoint.source.store.traits.gap
+
+    def places(self, info: TensorInfo) -> tuple[Held, ...]:
+        """Return where the main pieces of a tensor lie; found once while it is worked on.
+
+        Raises:
+            CorruptError: a piece has fewer bytes than its elements need (`size-mismatch`).
+        """
+        with self._lock:
+            known = self._places.get(info.key)
+        if known is not None:
+            return known
+        found = tuple(
+            held
+            for piece in info.pieces
+            if not piece.replica and piece.box.volume
+            for held in self._places_of(info, piece)
+        )
+        with self._lock:
+            self._places[info.key] = found
+            while len(self._places) > _KNOWN_TENSORS:
+                self._places.popitem(last=False)
+        return found
+
+    def get(self, held: Held, offset: int, out: memoryview) -> None:
+        """Fill `out` with the bytes at `offset` of a file, or of the stream that is undone."""
+        if held.undone is None:
+            self.read(held.file, offset, out)
+        else:
+            out[:] = memoryview(self._undone(held.undone))[offset : offset + len(out)]
+
+    def read(self, file: str, offset: int, out: memoryview) -> None:
+        """Fill `out` with bytes of a file as they are."""
+        if self._limiter is not None:
+            self._limiter.take(len(out))
+        self._reader(file).readinto(offset, out)
+
+    def close(self) -> None:
+        """Close every file."""
+        with self._lock:
+            while self._readers:
+                self._readers.popitem()[1].close()
+
+    def _places_of(self, info: TensorInfo, piece: Piece) -> list[Held]:
+        payload = self.checkpoint.payload(piece)
+        begin, has = payload.inner or (payload.extent.offset, payload.extent.length)
+        found = list(held_by(piece, payload, info.dtype.itemsize))
+        for held in found:
+            end = held.origin + reach(held.box.sizes, held.strides, info.dtype.itemsize)
+            if end > begin + has:
+                raise CorruptError(
+                    f"a piece of {info.key} has {has} bytes and needs {end - begin}",
+                    kind="size-mismatch",
+                    file=piece.extent.file,
+                    tensor=info.key,
+                    offset=piece.extent.offset,
+                    length=piece.extent.length,
+                )
+        return found
+
+    def _reader(self, file: str) -> Reader:
+        with self._lock:
+            reader = self._readers.get(file)
+            if reader is None:
+                reader = self._readers[file] = self.checkpoint.source.open(file)
+                if len(self._readers) > _OPEN_FILES:
+                    # Another thread may still read from it: the last reference closes it.
+                    self._readers.popitem(last=False)
+            return reader
+
+    def _undone(self, payload: Payload) -> bytes:
+        """Return the undone stream of a payload up to its tensor's end."""
+        with self._lock:
+            known = self._streams.get(payload.extent)
+        if known is not None:
+            return known
+        assert payload.inner is not None
+        length = sum(payload.inner)
+        demand(length * _UNDONE, f"a compressed record of {payload.extent.file}")
+        source = self.checkpoint.source
+        data = read_undone(source, payload.extent, payload.transforms, (0, length))
+        with self._lock:
+            self._streams[payload.extent] = data
+            while len(self._streams) > _UNDONE:
+                self._streams.popitem(last=False)
+        return data

@@ -1,0 +1,123 @@
+"""Gathering on a torch device gives the same bits as gathering in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftckpt.assembly import raw_dtype
+from ftckpt.dtypes import DTYPES
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.transfer.content import Content, Part, Shard
+from ftckpt.transfer.device import DeviceGatherer, gatherer
+from ftckpt.transfer.gathering import Gatherer
+from ftckpt.transfer.layout import Elements, Layout, OutputFile
+from tests.materialise import shard_bytes
+from tests.raw_checkpoint import RawCheckpoint, checkpoints, cut
+
+_CASTS = {"bfloat16": "float32", "float32": "bfloat16"}
+
+
+@pytest.fixture(
+    params=["memory", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="module"
+)
+def device(request: pytest.FixtureRequest) -> str:
+    import torch
+
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    return str(request.param)
+
+
+@st.composite
+def shards(draw: st.DrawFn) -> tuple[RawCheckpoint, Shard]:
+    """Draw a shard: all of a tensor or some boxes of it, cast or not."""
+    checkpoint, truth = draw(checkpoints())
+    content = Content.of(checkpoint)
+    key = draw(st.sampled_from(sorted(truth)))
+    wanted = content.tensors[key]
+    boxes = cut(draw, wanted.shape)[draw(st.integers(0, 1)) :]
+    shard = content.shard(wanted.shape, wanted.dtype, [Part(b, key, b) for b in boxes])
+    if wanted.dtype.name in _CASTS and draw(st.booleans()):
+        dtype = DTYPES[_CASTS[wanted.dtype.name]]
+        shard = Shard(shard.shape, dtype, shard.fills)
+    return checkpoint, shard
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@settings(deadline=None, max_examples=150)
+@given(drawn=shards(), data=st.data())
+def test_every_range_has_the_same_bits(
+    device: str, drawn: tuple[RawCheckpoint, Shard], data: st.DataObject
+) -> None:
+    checkpoint, shard = drawn
+    one = Gatherer(checkpoint) if device == "memory" else DeviceGatherer(checkpoint, device)
+    start = data.draw(st.integers(0, shard.numel))
+    stop = data.draw(st.integers(start, shard.numel))
+    size = shard.dtype.itemsize
+    out = bytearray((stop - start) * size)
+    one.fill(shard, start, stop, memoryview(out))
+    one.close()
+    assert bytes(out) == shard_bytes(shard, checkpoint)[start * size : stop * size]
+
+
+def test_spans_are_cut_where_elements_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ftckpt.transfer.gathering as gathering
+    from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
+    from ftckpt.source import Source
+    from ftckpt.stores.memory import MemoryStore
+
+    monkeypatch.setattr(gathering, "SPAN", 200)
+    whole = np.arange(10 * 12, dtype="<u4").reshape(10, 12)
+    store = MemoryStore("memory://far-apart")
+    store.put("f", whole.tobytes())
+    dtype = DTYPES["int32"]
+    piece = Piece(Box.whole((10, 12)), Extent("f", 0, whole.nbytes))
+    infos = {"t": TensorInfo("model", "t", Kind.PARAM, (10, 12), dtype, [piece])}
+    checkpoint = RawCheckpoint(source=Source.directory(store), tensors=infos, objects={})
+    shard = Content.of(checkpoint).part("t", Box((1, 3), (8, 5)))
+    for gap in (0, 1 << 20):
+        store.traits = store.traits._replace(gap=gap)
+        one = Gatherer(checkpoint)
+        one.bytes.checkpoint.source.store.traits = store.traits
+        out = bytearray(shard.nbytes)
+        before = store.usage().bytes_read
+        one.fill(shard, 0, shard.numel, memoryview(out))
+        assert bytes(out) == np.ascontiguousarray(whole[1:9, 3:8]).tobytes()
+        read = checkpoint.source.store.usage().bytes_read - before
+        assert read == shard.nbytes if gap == 0 else read > shard.nbytes
+
+
+def test_a_device_that_is_not_there_is_said_so(tmp_path: Any) -> None:
+    from tests.checkpoints import open_checkpoint, save_dcp
+
+    checkpoint = open_checkpoint(save_dcp(tmp_path / "step-1"))
+    for name in ("tpu", "cuda:x", ""):
+        with pytest.raises(UsageError, match="is no device"):
+            DeviceGatherer(checkpoint, name)
+    with pytest.raises(UnsupportedError, match="there is no cuda:77 here"):
+        DeviceGatherer(checkpoint, "cuda:77")
+
+
+def test_auto_measures_only_where_there_is_a_choice() -> None:
+    import torch
+
+    from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
+    from ftckpt.source import Source
+    from ftckpt.stores.memory import MemoryStore
+
+    store = MemoryStore("memory://auto")
+    store.put("f", bytes(64))
+    piece = Piece(Box.whole((16,)), Extent("f", 0, 64))
+    infos = {"t": TensorInfo("model", "t", Kind.PARAM, (16,), DTYPES["float32"], [piece])}
+    checkpoint = RawCheckpoint(source=Source.directory(store), tensors=infos, objects={})
+    shard = Content.of(checkpoint).whole("t")
+    layout = Layout(files=[OutputFile("a", [Elements.all(shard)])])
+    found = gatherer(checkpoint, "auto", layout)
+    assert type(found) is Gatherer or torch.cuda.is_available()
+    assert type(gatherer(checkpoint, "cpu", layout)) is Gatherer
+    assert raw_dtype(4).itemsize == 4
