@@ -45,6 +45,8 @@ def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
             3,
             {"latest_checkpointed_iteration.txt": True},
         ),
+        ("ds_z2_w2_bf16", "deepspeed", "global_step3", 3, {"latest": True}),
+        ("ds_pp2dp2_z1_bf16", "deepspeed", "global_step2", 2, {"latest": True}),
     ],
     indirect=["unpacked"],
 )
@@ -58,9 +60,10 @@ def test_the_newest_is_chosen(
     assert found.skipped == ()
 
 
-@pytest.mark.parametrize("unpacked", ["ds_z2_w2_bf16"], indirect=True)
-def test_what_is_not_read_yet_stops_the_search(unpacked: Path) -> None:
-    found = ftckpt.latest(str(unpacked), rules=Rules(skip_unverified=True, skip_unsafe=True))
+def test_what_is_not_read_stops_the_search(tmp_path: Path) -> None:
+    (tmp_path / "step-3").mkdir()
+    (tmp_path / "step-3" / "_CHECKPOINT_METADATA").write_text("{}")  # Orbax
+    found = ftckpt.latest(str(tmp_path), rules=Rules(skip_unverified=True, skip_unsafe=True))
     assert (found.code, found.path) == (ExitCode.UNSUPPORTED, None)
     assert "does not read" in found.message
 

@@ -70,6 +70,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
         "dcp": RUN / "step-2",
         "dcp-ranks": DATA / "dcp" / "fsdp2" / "step-3",
         "root": RUN,
+        **{f"deepspeed-{n}": DATA / "deepspeed" / n / "global_step2" for n in ("z1", "z3", "pipe")},
+        "universal": DATA / "deepspeed" / "universal_z1" / "global_step2_universal",
         **{f"verl-{p.name}": p / "actor" for p in (DATA / "ranks").iterdir() if p.is_dir()},
     }.items():
         shutil.copytree(kept, root / name)
