@@ -1,6 +1,6 @@
 """One module a verb: parse, call, render.
 
-A verb is a module named after it (`plan sweep`: `plan_sweep`). It holds
+A verb is a module named after it (`plan sweep`: `plan.sweep`). It holds
 
 - `command(ctx, ...)`: typer parameters as `Annotated[...]`; its docstring is the help, and the
   first line is the summary in `verbs.VERBS`. `invocation = invoked(ctx)` says how the verb was

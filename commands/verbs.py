@@ -187,7 +187,7 @@ class Verbs(TyperGroup):
 
 def load(verb: str) -> Verb:
     """Import a verb's module and return its command."""
-    module = import_module(f"ftckpt.commands.{verb.replace(' ', '_')}")
+    module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(name=verb, cls=Verb)(module.command)
     command = cast(Verb, typer.main.get_command(app))

@@ -14,8 +14,6 @@ fractions throughout.
 from __future__ import annotations
 
 from .answer import Plan as Plan
-from .answer import Question as Question
-from .answer import Rule as Rule
 from .answer import answer as answer
 from .answer import around as around
 from .answer import solve as solve
@@ -29,3 +27,5 @@ from .models import Plain as Plain
 from .models import Silent as Silent
 from .models import Spot as Spot
 from .models import Tiered as Tiered
+from .question import Question as Question
+from .question import Rule as Rule

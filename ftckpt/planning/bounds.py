@@ -60,12 +60,16 @@ class Limits:
     storage_bw: float | None = None
 
     def window(self, model: Model) -> tuple[float, float]:
-        """Return the shortest and the longest interval that the limits and the model allow."""
+        """Return the shortest and the longest interval that the limits and the model allow.
+
+        A loss that even the flush exceeds allows no interval; it is left to `check` to say so.
+        """
         low, high = model.least_interval, math.inf
         if self.max_overhead:
             low = max(low, model.stall / self.max_overhead)
         if self.max_loss is not None:
-            high = self.max_loss - (model.durable - model.stall)
+            left = self.max_loss - (model.durable - model.stall)
+            high = left if left > 0 else math.inf
         return low, high
 
 
@@ -120,7 +124,7 @@ def check(
         advice = "" if fits else f"--keep-last {needed} leaves a chance of {RISK:.0%}"
         yield Constraint("keep-last (at least)", fits, limits.keep_last, needed, "", advice)
     if limits.storage_bw is not None and nbytes is not None:
-        needed_bw = nbytes / model.durable if model.durable > 0 else math.inf
+        needed_bw = nbytes / model.writing if model.writing > 0 else math.inf
         fits = needed_bw <= limits.storage_bw * (1 + 1e-9)
         advice = "" if fits else "the times given need more than the storage takes"
         yield Constraint("storage bandwidth", fits, needed_bw, limits.storage_bw, "B/s", advice)

@@ -52,6 +52,11 @@ class Model(ABC):
         return self.stall
 
     @property
+    def writing(self) -> float:
+        """For how long a save is being written."""
+        return self.durable
+
+    @property
     def least_interval(self) -> float:
         """The work between two saves below which a save waits for the one before it."""
         return 0.0
@@ -108,6 +113,11 @@ class Plain(Model):
     def durable(self) -> float:
         """Snapshot and flush."""
         return self.save + self.flush
+
+    @property
+    def writing(self) -> float:
+        """The flush; all of a blocking save."""
+        return self.flush or self.save
 
     @property
     def least_interval(self) -> float:
@@ -229,6 +239,11 @@ class Silent(Model):
     def stall(self) -> float:
         """Verification and save."""
         return self.save + self.verify
+
+    @property
+    def writing(self) -> float:
+        """The save, without the verification before it."""
+        return self.save
 
     @property
     def reload(self) -> float:

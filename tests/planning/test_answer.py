@@ -103,11 +103,30 @@ def test_whole_steps_stay_within_the_bounds() -> None:
     assert flushed.interval.chosen_s >= 28.0
 
 
+def test_a_loss_that_the_flush_alone_exceeds_is_said_and_not_chased() -> None:
+    job = Plain(mtbf=2 * HOUR, save=1.0, flush=60.0)
+    plan = planned(job, step=7.0, limits=Limits(max_loss=30.0))
+    assert not constraint(plan, "work at risk")[0]
+    assert plan.interval.chosen_s == pytest.approx(plan.interval.exact_s, rel=0.05)
+
+
+def test_a_bad_interval_is_itself_what_to_improve_first() -> None:
+    job = Plain(mtbf=3 * HOUR, save=60.0)
+    plan, best = planned(job, interval=20 * HOUR), planned(job)
+    assert plan.improvements[0].change == "the best interval"
+    gain = float(best.outcome.useful) - float(plan.outcome.useful)
+    assert plan.improvements[0].gain == pytest.approx(gain)
+    others = {i.change: i.gain for i in plan.improvements[1:]}
+    for improvement in best.improvements:
+        if improvement.change != "the best interval":
+            assert others[improvement.change] == pytest.approx(improvement.gain)
+
+
 def test_ram_storage_and_notice_are_checked() -> None:
-    bounds = Limits(host_ram=100.0, staged=101.0, storage_bw=10.0)
+    bounds = Limits(host_ram=100.0, staged=101.0, storage_bw=12.5)
     plan = planned(Plain(mtbf=HOUR, save=2.0, flush=8.0), limits=bounds, nbytes=100.0)
     assert constraint(plan, "host RAM") == (False, 101.0, 100.0)
-    assert constraint(plan, "storage bandwidth") == (True, 10.0, 10.0)
+    assert constraint(plan, "storage bandwidth") == (True, 12.5, 12.5)
     late = Spot(mtbf=HOUR, save=60.0, preemption=Preemption(1 / HOUR, 30.0))
     early = replace(late, preemption=Preemption(1 / HOUR, 60.0))
     assert constraint(planned(late), "save fits the notice")[0] is False

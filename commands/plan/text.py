@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ftckpt.commands.render import brief_duration, pairs, table
 from ftckpt.interval.outcome import Outcome
 from ftckpt.planning import Model, Plan, Tiered
 from ftckpt.planning.bounds import Constraint
 
-from .plan_notes import Notes
-from .render import brief_duration, pairs, table
+from .notes import Notes
 
 # In the order in which a reader meets them, and the letter that draws each in the terminal's plot.
 SHARES = {
@@ -129,12 +129,7 @@ def _reasons(plan: Plan, notes: Notes) -> Iterator[str]:
     by = f": {parts}" if len(causes) > 1 else f" ({next(iter(causes))})"
     yield f"the job fails every {brief_duration(question.failures.mtbf)} on average{by}"
     yield from _saving(question.model)
-    if question.model.detect or question.model.reload:
-        yield (
-            f"a failure costs {brief_duration(question.model.detect)} to notice and replace, "
-            f"{'up to ' * isinstance(question.model, Tiered)}"
-            f"{brief_duration(question.model.reload)} to restart"
-        )
+    yield from _failing(question.model)
     yield from notes.remarks
     if notes.measured.interval is not None:
         now = notes.measured.interval
@@ -166,6 +161,22 @@ def _saving(model: Model) -> Iterator[str]:
             yield "the flush sets the pace, not the failures: saves come as often as it allows"
     else:
         yield f"a save stops training for {brief_duration(model.stall)}"
+
+
+def _failing(model: Model) -> Iterator[str]:
+    """Yield what a failure costs beside the work, and what is taken to be free."""
+    reload = brief_duration(model.reload)
+    parts = {
+        "detect": f"{brief_duration(model.detect)} to notice and replace",
+        "restart": f"{'up to ' * isinstance(model, Tiered)}{reload} to restart",
+    }
+    free = {"detect": not model.detect, "restart": not model.reload}
+    costs = [words for name, words in parts.items() if not free[name]]
+    if costs:
+        yield f"a failure costs {', '.join(costs)}"
+    flags = [f"--{name}" for name, missing in free.items() if missing]
+    if flags:
+        yield f"taken to cost nothing, as it was not given: {', '.join(flags)}"
 
 
 def _rules(plan: Plan) -> str:

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from ftckpt import quantities
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.render import brief_duration, pairs
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.interval import risk
-
-from .invocation import Result, invoked
-from .render import brief_duration, pairs
 
 STORAGE = False
 EXAMPLES = (

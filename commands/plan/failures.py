@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ftckpt import quantities
+from ftckpt.commands.render import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.interval import rates
 from ftckpt.planning import Counted, Failures, combine
 from ftckpt.presets import preset
 
-from .plan_notes import Notes, positive
-from .plan_options import FailureOptions
-from .render import brief_duration
+from .notes import Notes, positive
+from .options import FailureOptions
 
 
 def read_gpus(options: FailureOptions) -> int | None:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .picture import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, SKY, VERMILION, canvas, save
-from .plan_text import SHARES
-from .render import brief_duration
+from ftckpt.commands.picture import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    canvas,
+    save,
+)
+from ftckpt.commands.render import brief_duration
+
+from .text import SHARES
 
 if TYPE_CHECKING:
     from matplotlib.axis import XAxis, YAxis
 
-# Of the shares in `plan_text`, bottom to top.
+# Of the shares in `text`, bottom to top.
 _COLORS = {
     "save": BLUE,
     "lost": VERMILION,
@@ -46,6 +58,8 @@ class WasteCurve:
         chosen: the interval that the plan advises and its waste.
         others: intervals by the name of the rule that gives them.
         points: (interval, waste, standard error) of simulations.
+        label: of the x axis.
+        levels: waste of other ways to save, by what they are called.
     """
 
     title: str
@@ -55,6 +69,8 @@ class WasteCurve:
     chosen: tuple[float, float]
     others: Mapping[str, float]
     points: Sequence[tuple[float, float, float]] = ()
+    label: str = "useful work between two saves"
+    levels: Mapping[str, float] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, list[object]]:
         """Return the columns of the table beside the picture."""
@@ -102,7 +118,11 @@ def waste_picture(curve: WasteCurve, path: str) -> str:
             )
         waste = [100 * sum(row) for row in zip(*curve.shares.values(), strict=True)]
         top = min(100.0, max(2.8 * 100 * least, 1.15 * min(waste[0], waste[-1])))
+        top = min(100.0, max([top, *(120 * level for level in curve.levels.values())]))
         axes.set_ylim(0, top)
+        for name, level in curve.levels.items():
+            words = f"{name}: {100 * level:.2f} %"
+            axes.axhline(100 * level, color=INK, lw=1.4, ls=(0, (6, 3)), label=words)
         axes.annotate(
             f"best {brief_duration(best)}\n{100 * least:.2f} % waste",
             (best, 100 * least),
@@ -126,10 +146,10 @@ def waste_picture(curve: WasteCurve, path: str) -> str:
         axes.set_xscale("log")
         axes.set_xlim(curve.intervals[0], curve.intervals[-1])
         _time_ticks(axes.xaxis, curve.intervals[0], curve.intervals[-1])
-        axes.set_xlabel("useful work between two saves")
+        axes.set_xlabel(curve.label)
         axes.set_ylabel("wall time that is not useful work (%)")
         axes.set_title(curve.title)
-        figure.legend(loc="outside lower center", ncols=4)
+        figure.legend(loc="outside lower center", ncols=3)
         return save(figure, path, curve.numbers(), curve.title)
 
 

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from ftckpt import quantities
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.render import brief_duration, table
 from ftckpt.errors import ExitCode
 from ftckpt.interval import compression
 
-from .invocation import Result, invoked
-from .plan_text import decimal_bytes
-from .render import brief_duration, table
+from .text import decimal_bytes
 
 STORAGE = False
 EXAMPLES = (

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ftckpt import quantities
+from ftckpt.commands.render import brief_duration, human_count
 from ftckpt.errors import UsageError
 
-from .plan_options import CostOptions, FailureOptions
-from .plan_text import decimal_bytes
-from .render import brief_duration, human_count
+from .options import CostOptions, FailureOptions
+from .text import decimal_bytes
 
 # More points than anybody reads or draws.
 _MOST = 10_000

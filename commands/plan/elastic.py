@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from ftckpt import quantities
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.render import brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.interval import elastic
-
-from .invocation import Result, invoked
-from .render import brief_duration, table
 
 STORAGE = False
 EXAMPLES = (

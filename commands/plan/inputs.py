@@ -6,10 +6,10 @@ from ftckpt import quantities
 from ftckpt.errors import UsageError
 from ftckpt.planning import Limits, Question
 
-from .plan_costs import read_model, read_nbytes
-from .plan_failures import read_failures, read_gpus
-from .plan_notes import Notes, positive
-from .plan_options import BoundOptions, CostOptions, FailureOptions
+from .costs import read_model, read_nbytes
+from .failures import read_failures, read_gpus
+from .notes import Notes, positive
+from .options import BoundOptions, CostOptions, FailureOptions
 
 
 def read_question(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.render import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.quantities import Observed
 
-from .invocation import Invocation
-from .plan_notes import Measured, Notes
-from .plan_text import decimal_bytes
-from .render import brief_duration
+from .notes import Measured, Notes
+from .text import decimal_bytes
 
 if TYPE_CHECKING:
     from ftckpt.cadence import Cadence

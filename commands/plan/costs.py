@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 from ftckpt import quantities
+from ftckpt.commands.render import human_count
 from ftckpt.errors import UsageError
 from ftckpt.interval import peers, storage
 from ftckpt.interval.inputs import Preemption, Tier
 from ftckpt.planning import Failures, Model, Plain, Silent, Spot, Tiered
 from ftckpt.state_size import bytes_per_parameter
 
-from .plan_notes import Notes, positive
-from .plan_options import CostOptions
-from .render import human_count
+from .notes import Notes, positive
+from .options import CostOptions
 
 
 def read_nbytes(costs: CostOptions, notes: Notes) -> float | None:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftckpt.commands.invocation import Invocation, Result, invoked
+from ftckpt.commands.render import brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import Plain, solve
 
-from .invocation import Invocation, Result, invoked
-from .plan_axes import AXES, Axis, read_axis
-from .plan_inputs import read_question
-from .plan_json import split
-from .plan_notes import Notes
-from .plan_options import BoundOptions, CostOptions, FailureOptions
-from .plan_text import percent
-from .render import brief_duration, table
+from .axes import AXES, Axis, read_axis
+from .document import split
+from .inputs import read_question
+from .notes import Notes
+from .options import BoundOptions, CostOptions, FailureOptions
+from .text import percent
 
 if TYPE_CHECKING:
     from ftckpt.planning import Model
@@ -73,7 +73,7 @@ def command(
     """
     invocation = invoked(ctx)
     if plot:
-        from .picture import check_path
+        from ftckpt.commands.picture import check_path
 
         check_path(plot)
     if len(over) > 2:
@@ -169,7 +169,7 @@ def _matrix(axes: list[Axis], rows: list[dict[str, Any]]) -> str:
 
 
 def _curve(axis: Axis, rows: list[dict[str, Any]], path: str) -> str:
-    from .plan_pictures import SweepCurve, sweep_picture
+    from .pictures import SweepCurve, sweep_picture
 
     if not any(row["goodput"] for row in rows):
         raise UsageError("no point of the range can be planned", hint=rows[0]["refused"])
@@ -191,7 +191,7 @@ def _curve(axis: Axis, rows: list[dict[str, Any]], path: str) -> str:
 
 def _heat(invocation: Invocation, over: list[str], path: str) -> str:
     """Draw two ranges on a grid of its own, fine enough for smooth contours."""
-    from .plan_pictures import HeatMap, heat_picture
+    from .pictures import HeatMap, heat_picture
 
     across, down = (read_axis(text, _FINE) for text in over)
     rows = _sweep(invocation, [across, down])

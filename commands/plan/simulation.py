@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ftckpt import quantities
 from ftckpt.errors import UsageError
 
-from .plan_text import percent, points
+from .text import percent, points
 
 if TYPE_CHECKING:
     from ftckpt.interval.simulation import Agreement, Law, Simulated

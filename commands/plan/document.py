@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftckpt.planning import Plan, Rule, Tiered
 
-from .plan_notes import Notes
+from .notes import Notes
 
 if TYPE_CHECKING:
     from ftckpt.interval.outcome import Outcome

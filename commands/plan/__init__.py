@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftckpt.commands.invocation import Invocation, Result, invoked
+from ftckpt.commands.render import brief_duration, pairs, terminal_width
 from ftckpt.errors import ExitCode, UsageError
-from ftckpt.planning import Plan, Rule, answer, around
+from ftckpt.planning import Model, Plan, Rule, Tiered, answer, around, solve
 
-from .invocation import Invocation, Result, invoked
-from .plan_inputs import currency, read_question
-from .plan_json import record, simulation_record
-from .plan_measured import measure
-from .plan_notes import positive
-from .plan_options import BoundOptions, CostOptions, FailureOptions
-from .plan_simulation import read_law, simulation_text
-from .plan_text import SHARES, headline, shares_of, terminal_plot, text_of
-from .render import brief_duration, pairs, terminal_width
+from .document import record, simulation_record
+from .inputs import currency, read_question
+from .measured import measure
+from .notes import positive
+from .options import BoundOptions, CostOptions, FailureOptions
+from .simulation import read_law, simulation_text
+from .text import SHARES, headline, shares_of, terminal_plot, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def command(
     if presets:
         return _show_presets(invocation)
     if plot not in ("", "-"):
-        from .picture import check_path
+        from ftckpt.commands.picture import check_path
 
         check_path(plot)
     notes = measure(invocation, from_, from_log)
@@ -182,7 +182,7 @@ def _in_terminal(plan: Plan) -> str:
 
 
 def _picture(invocation: Invocation, plan: Plan, path: str, simulated: Sequence[Simulated]) -> None:
-    from .plan_pictures import WasteCurve, waste_picture
+    from .pictures import WasteCurve, waste_picture
 
     best, model = plan.interval.exact_s, plan.question.model
     # A factor of eight to both sides shows both walls of the valley.
@@ -196,6 +196,7 @@ def _picture(invocation: Invocation, plan: Plan, path: str, simulated: Sequence[
         optimum=(best, float(model.outcome(best).waste)),
         chosen=(plan.interval.chosen_s, float(plan.outcome.waste)),
         others={f.rule.title(): f.interval_s for f in plan.forecasts if f.rule == Rule.YOUNG},
+        **_of_tiers(model),
         points=[(float(s.outcome.interval), 1 - s.mean, s.error) for s in simulated],
     )
     numbers = waste_picture(curve, path)
@@ -203,10 +204,30 @@ def _picture(invocation: Invocation, plan: Plan, path: str, simulated: Sequence[
     invocation.say(f"picture: {path}; its numbers: {numbers}")
 
 
+def _of_tiers(model: Model) -> dict[str, Any]:
+    """Return what a picture of tiers says besides: the x axis, and the last tier on its own."""
+    if not isinstance(model, Tiered):
+        return {}
+    first, last = model.pattern.tiers[0], model.tiers[-1]
+    alone = solve(replace(model, tiers=(last,)))
+    return {
+        "label": f"useful work between two saves to {first.name}",
+        "levels": {f"saving to {last.name} alone, at best": float(alone.waste)},
+    }
+
+
 def _title(plan: Plan) -> str:
-    question = plan.question
-    gpus = "" if question.gpus is None else f"{question.gpus:,} GPUs, "
-    return f"{gpus}a failure every {brief_duration(question.failures.mtbf)}"
+    question, model = plan.question, plan.question.model
+    parts = [] if question.gpus is None else [f"{question.gpus:,} GPUs"]
+    parts.append(f"a failure every {brief_duration(model.rollback_mtbf)}")
+    if isinstance(model, Tiered):
+        parts.append(f"saved to {' and '.join(tier.name for tier in model.pattern.tiers)}")
+    elif model.durable > model.stall:
+        parts.append(f"durable after {brief_duration(model.durable)}")
+    else:
+        parts.append(f"saves of {brief_duration(model.stall)}")
+    title = ", ".join(parts)
+    return title[0].upper() + title[1:]
 
 
 def _show_presets(invocation: Invocation) -> Result:

@@ -1,0 +1,52 @@
+"""The question that a plan answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .bounds import Limits
+from .failures import Failures
+from .models import Model
+
+
+class Rule(StrEnum):
+    """Whose interval is taken, and whose prediction is shown."""
+
+    EXACT = "exact"
+    YOUNG = "young"
+    DALY = "daly"
+    ETTR = "ettr"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is planned. Times in seconds, sizes in bytes; None for what is not known.
+
+    Attributes:
+        model: the job.
+        failures: what stops it, with its error bars.
+        rule: whose interval is taken.
+        interval: work between two saves, where the user decides it.
+        step: of training.
+        limits: what must hold.
+        nbytes: of a checkpoint.
+        gpus: of the job.
+        run: length of the run on the wall clock.
+        keep_every: every how manieth checkpoint is kept for good; 0 for none.
+        gpu_hour: price of one.
+        tb_month: price of 10^12 bytes for a month.
+    """
+
+    model: Model
+    failures: Failures
+    rule: Rule = Rule.EXACT
+    interval: float | None = None
+    step: float | None = None
+    limits: Limits = field(default_factory=Limits)
+    nbytes: float | None = None
+    gpus: int | None = None
+    run: float | None = None
+    keep_every: int = 0
+    gpu_hour: float | None = None
+    tb_month: float | None = None
