@@ -6,19 +6,13 @@ nobody lists (an RNG state inside a tuple).
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
-from ftckpt.checkpoint import Checkpoint
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Literal, Stored
 
 from .inert_tree import Path, at
 from .nested_state import NestedState
 from .state_objects import StateObjects
-from .torch_tree import save
-
-_BLOCK = 4 << 20
 
 
 def objects_of(content: Content) -> StateObjects:
@@ -46,25 +40,3 @@ def object_tree(content: Content, objects: StateObjects, name: str) -> Any:
         return type(at(whole, path[1:])) is list
 
     return state.settled(is_list).get(top, {})
-
-
-def object_digest(checkpoint: Checkpoint, name: str) -> bytes:
-    """Return a digest that is equal where two checkpoints hold the same object under one name.
-
-    It is of what `torch.save` would write, the bytes of tensors that nobody lists included: it does
-    not depend on the format, on where a record lies, or on how storages are numbered.
-
-    Raises:
-        UnsupportedError: the object holds what no pickle can be written of.
-    """
-    content = Content.of(checkpoint)
-    digest = sha256()
-    for segment in save(object_tree(content, objects_of(content), name)):
-        if isinstance(segment, Literal):
-            digest.update(segment.data)
-        elif isinstance(segment, Stored):
-            file, offset, length = segment.extent
-            with checkpoint.source.open(file) as reader:
-                for start in range(0, length, _BLOCK):
-                    digest.update(reader.read(offset + start, min(_BLOCK, length - start)))
-    return digest.digest()
