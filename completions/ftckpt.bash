@@ -10,6 +10,11 @@ _ftckpt() {
             *) verb=${COMP_WORDS[i]}; break ;;
         esac
     done
+    if ((i + 1 < COMP_CWORD)); then
+        case "$verb ${COMP_WORDS[i+1]}" in
+            "plan sweep"|"plan elastic"|"plan compress"|"plan risk") verb+=" ${COMP_WORDS[i+1]}" ;;
+        esac
+    fi
     case "$verb $previous" in
         "inspect --tensor"|"inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds") return ;;
         "verify --level") words="auto structure content values" ;;
@@ -19,24 +24,43 @@ _ftckpt() {
         "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds") return ;;
         "latest --verify") words="structure content" ;;
         "latest --not-newer-than"|"latest --max-fallback"|"latest --timeout"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds") return ;;
+        "reshard --only") words="model optimizer" ;;
+        "reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --device"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds") return ;;
+        "convert --dtype") words="bf16 fp16 fp32" ;;
+        "convert --only") words="model optimizer" ;;
+        "convert --to"|"convert --rename"|"convert --max-shard-size"|"convert --tp"|"convert --pp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --device"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds") return ;;
+        "plan --model") words="exact young daly ettr" ;;
+        "plan --interval"|"plan --from"|"plan --from-log"|"plan --law"|"plan --runs"|"plan --failures-per-run"|"plan --seed"|"plan --plot"|"plan --gpus"|"plan --gpu-mtbf"|"plan --gpus-per-node"|"plan --hosts"|"plan --host-mtbf"|"plan --switches"|"plan --switch-mtbf"|"plan --nics"|"plan --nic-mtbf"|"plan --psus"|"plan --psu-mtbf"|"plan --hbm-mtbf"|"plan --component"|"plan --job-mtbf"|"plan --mtbf"|"plan --failures"|"plan --preset"|"plan --burn-in"|"plan --save"|"plan --bytes"|"plan --params"|"plan --bytes-per-param"|"plan --ranks"|"plan --write-bw"|"plan --storage-bw"|"plan --snapshot-bw"|"plan --snapshot"|"plan --flush"|"plan --slowdown"|"plan --tier"|"plan --detect"|"plan --restart"|"plan --notice"|"plan --preempt-mtbf"|"plan --notice-reliability"|"plan --silent-mtbf"|"plan --verify-cost"|"plan --step-time"|"plan --max-loss"|"plan --max-overhead"|"plan --host-ram"|"plan --buffers"|"plan --detection-latency"|"plan --keep-last"|"plan --keep-every"|"plan --run"|"plan --gpu-hour"|"plan --tb-month"|"plan --endpoint"|"plan --profile"|"plan --region"|"plan --retry-seconds") return ;;
+        "plan sweep --over"|"plan sweep --points"|"plan sweep --plot"|"plan sweep --gpus"|"plan sweep --gpu-mtbf"|"plan sweep --gpus-per-node"|"plan sweep --hosts"|"plan sweep --host-mtbf"|"plan sweep --switches"|"plan sweep --switch-mtbf"|"plan sweep --nics"|"plan sweep --nic-mtbf"|"plan sweep --psus"|"plan sweep --psu-mtbf"|"plan sweep --hbm-mtbf"|"plan sweep --component"|"plan sweep --job-mtbf"|"plan sweep --mtbf"|"plan sweep --failures"|"plan sweep --preset"|"plan sweep --burn-in"|"plan sweep --save"|"plan sweep --bytes"|"plan sweep --params"|"plan sweep --bytes-per-param"|"plan sweep --ranks"|"plan sweep --write-bw"|"plan sweep --storage-bw"|"plan sweep --snapshot-bw"|"plan sweep --snapshot"|"plan sweep --flush"|"plan sweep --slowdown"|"plan sweep --tier"|"plan sweep --detect"|"plan sweep --restart"|"plan sweep --notice"|"plan sweep --preempt-mtbf"|"plan sweep --notice-reliability"|"plan sweep --silent-mtbf"|"plan sweep --verify-cost"|"plan sweep --step-time"|"plan sweep --max-loss"|"plan sweep --max-overhead"|"plan sweep --host-ram"|"plan sweep --buffers"|"plan sweep --detection-latency"|"plan sweep --keep-last"|"plan sweep --keep-every"|"plan sweep --run"|"plan sweep --gpu-hour"|"plan sweep --tb-month") return ;;
+        "plan elastic --from-gpus"|"plan elastic --to-gpus"|"plan elastic --batch"|"plan elastic --lr"|"plan elastic --accumulation"|"plan elastic --reshard") return ;;
+        "plan compress --size"|"plan compress --ratio"|"plan compress --codec-bw"|"plan compress --storage-bw") return ;;
+        "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart") return ;;
         "demo --endpoint"|"demo --profile"|"demo --region"|"demo --retry-seconds") return ;;
     esac
     if [[ -z $words && $current == -* ]]; then
         case $verb in
             "") words="--version --debug --help" ;;
-            inspect) words="--tensors --files --tensor --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            verify) words="--level --require --all --against --manifest --sample --strict --fail-fast --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            seal) words="--manifest --force --level --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            latest) words="--verify --not-newer-than --max-fallback --wait --timeout --skip-unverified --skip-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            demo) words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            completions) words="--json --quiet -q --debug --help" ;;
-            help) words="--json --quiet -q --debug --help" ;;
+            "inspect") words="--tensors --files --tensor --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "verify") words="--level --require --all --against --manifest --sample --strict --fail-fast --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "latest") words="--verify --not-newer-than --max-fallback --wait --timeout --skip-unverified --skip-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "reshard") words="--tp --pp --vp --dp --ep --zero-stage --max-shard-size --only --drop --rules --true-vocab-size --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "convert") words="--to --dtype --rename --max-shard-size --tp --pp --dp --ep --zero-stage --only --drop --rules --true-vocab-size --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "plan") words="--model --interval --from --from-log --simulate --law --runs --failures-per-run --seed --plot --presets --gpus --gpu-mtbf --gpus-per-node --hosts --host-mtbf --switches --switch-mtbf --nics --nic-mtbf --psus --psu-mtbf --hbm-mtbf --component --job-mtbf --mtbf --failures --preset --burn-in --save --bytes --params --bytes-per-param --ranks --write-bw --storage-bw --snapshot-bw --snapshot --flush --slowdown --tier --detect --restart --notice --preempt-mtbf --notice-reliability --silent-mtbf --verify-cost --step-time --max-loss --max-overhead --host-ram --buffers --detection-latency --keep-last --keep-every --run --gpu-hour --tb-month --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "plan sweep") words="--over --points --plot --gpus --gpu-mtbf --gpus-per-node --hosts --host-mtbf --switches --switch-mtbf --nics --nic-mtbf --psus --psu-mtbf --hbm-mtbf --component --job-mtbf --mtbf --failures --preset --burn-in --save --bytes --params --bytes-per-param --ranks --write-bw --storage-bw --snapshot-bw --snapshot --flush --slowdown --tier --detect --restart --notice --preempt-mtbf --notice-reliability --silent-mtbf --verify-cost --step-time --max-loss --max-overhead --host-ram --buffers --detection-latency --keep-last --keep-every --run --gpu-hour --tb-month --json --quiet -q --debug --help" ;;
+            "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --debug --help" ;;
+            "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --debug --help" ;;
+            "plan risk") words="--gpus --afr --days --restart --json --quiet -q --debug --help" ;;
+            "demo") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "completions") words="--json --quiet -q --debug --help" ;;
+            "help") words="--json --quiet -q --debug --help" ;;
         esac
     elif [[ -z $words ]]; then
         case $verb in
-            "") words="inspect verify seal latest demo completions help" ;;
-            completions) words="bash zsh fish" ;;
-            help) words="exit-codes environment inspect verify seal latest demo completions help" ;;
+            "") words="inspect verify seal latest reshard convert plan demo completions help" ;;
+            "plan") words="sweep elastic compress risk" ;;
+            "completions") words="bash zsh fish" ;;
+            "help") words="exit-codes environment inspect verify seal latest reshard convert plan demo completions help" ;;
         esac
     fi
     # No words: the shell completes file names (-o default).
