@@ -132,10 +132,9 @@ def check_grid(
         own = [f for f in files if f.role is role]
         split = stage == 3 if role is Role.MODEL else stage > 0
         held = {(f.mp, f.dp) for f in own}
-        wanted = ((m, d if split else None) for m in range(mp) for d in range(dp if split else 1))
         if role not in roles or (role is Role.OPTIMIZER and not split):
             continue
-        yield from _absent(role, own, held, wanted)
+        yield from _absent(role, own, held, (mp, dp if split else None))
     layers: dict[int, set[int]] = {}
     for file in files:
         if file.role is Role.LAYER and file.layer is not None:
@@ -151,14 +150,21 @@ def _absent(
     role: Role,
     own: list[DeepSpeedFile],
     held: set[tuple[int, int | None]],
-    wanted: Iterator[tuple[int, int | None]],
+    grid: tuple[int, int | None],
 ) -> Iterator[Finding]:
+    """Yield the places of a grid that hold no file; the grid may be absurdly large."""
+    mp, dp = grid
     prefix = next((f.path.partition("zero_pp_rank")[0] for f in own if f.dp is not None), "")
-    absent = [place for place in wanted if place not in held]
+    splits = [None] if dp is None else range(dp)
+    absent = ((m, d) for m in range(mp) for d in splits if (m, d) not in held)
+    shown = 0
     for m, d in islice(absent, SHOWN):
+        shown += 1
         partition = "" if d is None else f"{prefix}zero_pp_rank_{d}_"
         name = f"{partition}mp_rank_{m:02d}_{role}.pt"
         of = f"model-parallel rank {m}" + ("" if d is None else f", partition {d}")
         yield finding("missing-rank", f"{name} is missing: {of} has no {role} file", file=name)
-    if len(absent) > SHOWN:
-        yield finding("missing-rank", f"{len(absent) - SHOWN} more ranks have no {role} file")
+    inside = sum(m < mp and (d or 0) < (dp or 1) for m, d in held)
+    more = mp * (dp or 1) - inside - shown
+    if more > 0:
+        yield finding("missing-rank", f"{more} more ranks have no {role} file")

@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Topology
-from ftckpt.errors import FtckptError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
 from ftckpt.findings import from_error
 from ftckpt.sharding import Slab
 
@@ -21,6 +21,9 @@ from .deepspeed_partition import Shape
 from .deepspeed_slices import Cut, CutOf, place
 from .deepspeed_states import ModelState
 from .rank_tensors import Report
+
+# Stages, or slices, of the largest job that is believed: what is kept of a parameter grows with it.
+MOST = 1024
 
 
 class Grid(NamedTuple):
@@ -61,15 +64,25 @@ def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> Grid:
     Args:
         files: of the checkpoint.
         state: what any of the model's files says.
+
+    Raises:
+        CorruptError: the job would be absurdly large (`world-size`).
     """
-    mp = 1 + max((f.mp for f in files if f.role is not Role.LAYER), default=0)
-    dp = 1 + max((f.dp or 0 for f in files), default=0)
+    dp = state.dp or 1 + max((f.dp or 0 for f in files), default=0)
     if state.parallel is not None:
-        pp, tp = state.parallel
-        return Grid(pp, tp, state.dp or dp, state.file.path)
-    slices = [f.mp for f in files if f.role is Role.LAYER]
-    tp = 1 + max(slices) if slices else mp
-    return Grid(-(-mp // tp), tp, state.dp or dp, "the files' names")
+        grid = Grid(*state.parallel, dp, state.file.path)
+    else:
+        mp = 1 + max((f.mp for f in files if f.role is not Role.LAYER), default=0)
+        slices = [f.mp for f in files if f.role is Role.LAYER]
+        tp = 1 + max(slices) if slices else mp
+        grid = Grid(-(-mp // tp), tp, dp, "the files' names")
+    if grid.pp > MOST or grid.tp > MOST:
+        raise CorruptError(
+            f"a job of {grid.pp} pipeline stages and {grid.tp} tensor slices is none that trains",
+            kind="world-size",
+            file=state.file.path,
+        )
+    return grid
 
 
 class Part(NamedTuple):

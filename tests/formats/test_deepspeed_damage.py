@@ -102,6 +102,17 @@ class TestSets:
         edit(file, lambda s: s["optimizer_state_dict"].update(partition_count=[8, 8]))
         assert ("world-size", file.name) in errors(path)
 
+    def test_absurd_numbers_cost_nothing(self, tmp_path: Path) -> None:
+        path = copied("z1", tmp_path)
+        file = path / "mp_rank_00_model_states.pt"
+        edit(file, lambda s: s.update(dp_world_size=1 << 40))
+        found = [f for f in opened(path).check() if f.kind == "missing-rank"]
+        assert f"{(1 << 40) - 4 - (len(found) - 1)} more ranks" in found[-1].message
+        edit(file, lambda s: s.update(checkpoint_parallel_dimensions={
+            "pp_degree": 1, "tp_degree": 1 << 40}))  # fmt: skip
+        with pytest.raises(CorruptError, match="none that trains"):
+            opened(path)
+
     def test_one_rank_lists_other_parameters(self, tmp_path: Path) -> None:
         path = copied("z3", tmp_path)
         file = path / "zero_pp_rank_1_mp_rank_00_model_states.pt"
