@@ -12,15 +12,19 @@ and Cappello, 2017; Benoit et al., 2017). `outcome` is exact for exponential fai
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from . import chain
-from .arithmetic import Real, require
+from .arithmetic import Real, larger, require
 from .inputs import Pattern, Tier, shares
 from .outcome import Outcome
 from .search import peak
+
+_MOST = 10_000  # saves into a tier between two into the next
+_SWEEPS = 4  # each gap hardly depends on the others: three sweeps change nothing visible
+_MOST_CHANGES = 6  # of a count by one, after rounding: more would gain nothing visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,8 @@ def select(tiers: Sequence[Tier], mtbf: float) -> tuple[Tier, ...]:
     """Return the tiers worth saving to: the subset with the least first-order loss.
 
     A tier that is left out passes its failures on to the next. The loss of a subset is the sum of
-    sqrt(2 l_j C_j) + l_j R_j; the last tier always stays. Arguments and errors as for
-    `first_order`.
+    sqrt(2 l_j C_j) + l_j R_j. The first tier that cures everything always stays, and those after
+    it never do. Arguments and errors as for `first_order`.
     """
 
     def loss(kept: Sequence[Tier]) -> float:
@@ -110,8 +114,11 @@ def select(tiers: Sequence[Tier], mtbf: float) -> tuple[Tier, ...]:
         return first_order(kept, mtbf).overhead + sum(t.restart * p / mtbf for t, p in restarts)
 
     shares(tiers)
+    last = next(n for n, tier in enumerate(tiers) if tier.covers == max(t.covers for t in tiers))
     subsets = (
-        (*some, tiers[-1]) for size in range(len(tiers)) for some in combinations(tiers[:-1], size)
+        (*some, tiers[last])
+        for size in range(last + 1)
+        for some in combinations(tiers[:last], size)
     )
     return min(subsets, key=loss)
 
@@ -119,8 +126,9 @@ def select(tiers: Sequence[Tier], mtbf: float) -> tuple[Tier, ...]:
 def optimum(tiers: Sequence[Tier], mtbf: float, *, detect: float = 0.0) -> Pattern:
     """Return the pattern with the largest exact goodput, of the tiers worth saving to.
 
-    Begins at the first-order pattern; the interval is sought to about 1e-5, the counts by steps up
-    and down until none of them gains.
+    Begins at the first-order gaps and improves one after the other, with real numbers of saves in
+    between; these are rounded, and then changed by one while that gains anything visible. At most
+    10,000 saves into one tier come between two into the next. The interval is known to about 1e-5.
 
     Args:
         tiers: from the one that survives least to the one that survives everything.
@@ -133,32 +141,62 @@ def optimum(tiers: Sequence[Tier], mtbf: float, *, detect: float = 0.0) -> Patte
     """
     kept = select(tiers, mtbf)
     require(f"the save cost of tier {kept[-1].name}", kept[-1].cost, above=0)
-    gaps = first_order(kept, mtbf).gaps
-    # A tier that cures nothing more is saved to as seldom as the next; a free one all the time.
-    gaps = tuple(min(gap, gaps[-1]) for gap in gaps)
-    counts = tuple(
-        max(1, round(min(after / max(gap, after * 1e-4), 1e4))) for gap, after in pairwise(gaps)
+    gaps = list(first_order(kept, mtbf).gaps)
+    for place in reversed(range(len(gaps) - 1)):
+        gaps[place] = min(max(gaps[place], gaps[place + 1] / _MOST), gaps[place + 1])
+
+    def goodput(gaps: Sequence[Real]) -> Real:
+        counts = tuple(larger(after / gap, 1.0) for gap, after in pairwise(gaps))
+        return outcome(Pattern(kept, gaps[0], counts), mtbf, detect=detect).useful
+
+    for _ in range(_SWEEPS):
+        for place in range(len(gaps)):
+            gaps[place] = _best_gap(goodput, gaps, place)
+    counts = tuple(max(1, round(after / gap)) for gap, after in pairwise(gaps))
+    return _best_counts(kept, counts, gaps[0], mtbf, detect)
+
+
+def _best_gap(goodput: Callable[[Sequence[Real]], Real], gaps: list[float], place: int) -> float:
+    """Return the best gap of one tier, between those of the tiers before and behind it."""
+    low = max(gaps[place] / 4, gaps[place - 1] if place else 0.0)
+    high = gaps[place] * 4
+    if place + 1 < len(gaps):
+        low, high = max(low, gaps[place + 1] / _MOST), min(high, gaps[place + 1])
+    middle, factor = math.sqrt(low * high), math.sqrt(high / low)
+    return float(
+        peak(lambda gap: goodput([*gaps[:place], gap, *gaps[place + 1 :]]), middle, factor, 26)
     )
 
-    def best(counts: tuple[int, ...]) -> tuple[float, Pattern]:
+
+def _best_counts(
+    kept: tuple[Tier, ...], counts: tuple[int, ...], interval: float, mtbf: float, detect: float
+) -> Pattern:
+    """Return the best pattern that no change of one count by one improves."""
+
+    def best(counts: tuple[int, ...], guess: float) -> tuple[float, Pattern]:
         def goodput(interval: Real) -> Real:
             return outcome(Pattern(kept, interval, counts), mtbf, detect=detect).useful
 
-        interval = peak(goodput, gaps[-1] / math.prod(counts), 4.0, steps=26)
+        interval = float(peak(goodput, guess, 2.0, 24))
         return float(goodput(interval)), Pattern(kept, interval, counts)
 
-    found = best(counts)
-    step = max([1, *(count // 4 for count in counts)])
-    while step:
-        moved = True
-        while moved:
-            moved = False
-            for place in range(len(counts)):
-                for way in (step, -step):
-                    count = max(1, counts[place] + way)
-                    tried = (*counts[:place], count, *counts[place + 1 :])
-                    candidate = best(tried)
-                    if candidate[0] > found[0] * (1 + 1e-12):
-                        found, counts, moved = candidate, tried, True
-        step //= 2
+    found = best(counts, interval)
+    for _ in range(_MOST_CHANGES):
+        counts = tuple(int(count) for count in found[1].counts)
+        changed = (
+            (*counts[:place], counts[place] + way, *counts[place + 1 :])
+            for place in range(len(counts))
+            for way in (1, -1)
+            if 1 <= counts[place] + way <= _MOST
+        )
+        better = max(
+            (best(c, float(found[1].interval)) for c in changed), default=found, key=_value
+        )
+        if better[0] <= found[0] * (1 + 1e-10):
+            break
+        found = better
     return found[1]
+
+
+def _value(found: tuple[float, Pattern]) -> float:
+    return found[0]

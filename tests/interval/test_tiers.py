@@ -142,6 +142,38 @@ def test_a_tier_that_costs_more_than_it_saves_is_left_out() -> None:
     assert tiers.optimum((NEAR, useless, FAR), 10800.0).tiers == (NEAR, FAR)
 
 
+def test_nothing_stands_behind_a_tier_that_cures_everything() -> None:
+    sure = Tier("far", 90, 120, 1)
+    assert tiers.select((NEAR, sure, Tier("tape", 900, 9000, 1)), 10800.0) == (NEAR, sure)
+    assert tiers.optimum((NEAR, sure, Tier("tape", 900, 9000, 1)), 10800.0).tiers == (NEAR, sure)
+
+
+def test_a_tier_that_cures_nothing_more_is_left_out() -> None:
+    same = Tier("disk", 5, 30, 0.9)
+    assert tiers.optimum((NEAR, same, FAR), 10800.0).tiers == (NEAR, FAR)
+
+
+@settings(max_examples=40)
+@given(
+    st.floats(0, 100), st.floats(0.1, 900), st.floats(0.01, 0.999999), st.floats(100, 1e8),
+    st.floats(0, 600),
+)  # fmt: skip
+def test_the_optimum_is_at_least_as_good_as_first_order(
+    near: float, far: float, covers: float, mtbf: float, restart: float
+) -> None:
+    pair = (Tier("near", near, restart / 10, covers), Tier("far", far, restart, 1))
+    best = tiers.optimum(pair, mtbf)
+    goodput = float(tiers.outcome(best, mtbf).useful)
+    alone = exact.outcome(exact.optimum(far, mtbf), far, mtbf, restart=restart)
+    if len(best.tiers) == 1:
+        assert goodput == pytest.approx(float(alone.useful), rel=1e-8)
+    else:
+        gaps = tiers.first_order(pair, mtbf).gaps
+        count = max(1, min(round(gaps[1] / max(gaps[0], 1e-9)), 10000))
+        rough = tiers.outcome(Pattern(pair, gaps[1] / count, (count,)), mtbf)
+        assert goodput >= float(rough.useful) * (1 - 1e-9)
+
+
 def test_very_many_saves_cost_nothing_to_compute() -> None:
     pattern = Pattern((NEAR, FAR), 300.0, (10**9,))
     assert 0 <= tiers.outcome(pattern, 10800.0).useful < 1e-3

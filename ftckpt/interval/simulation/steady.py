@@ -63,8 +63,8 @@ def run_preempted(
     runs = len(jobs.place)
     draw = law.sampler(rng, runs)
     takes = Exponential(1 / preemption.rate).sampler(rng, runs)
-    silent = preemption.rate * (1 - preemption.reliability)
-    surprises = Exponential(1 / silent).sampler(rng, runs) if silent else None
+    untold = preemption.rate * (1 - preemption.reliability)
+    surprises = Exponential(1 / untold).sampler(rng, runs) if untold else None
     for first in range(0, interruptions, ROWS):
         rows = min(ROWS, interruptions - first)
         gaps, taken = draw(rows), takes(rows)
