@@ -27,6 +27,8 @@ VERBS: dict[str, str] = {
     "verify": "Check that a checkpoint can be trusted, and say which evidence says so",
     "seal": "Record digests of a checkpoint, so that any later change is found",
     "latest": "Print the newest checkpoint that passes",
+    "reshard": "Write a checkpoint for another number of ranks, optimizer included",
+    "convert": "Write a checkpoint in another format: whole, or the part that is asked for",
     "plan": "Say how often to save, what it costs, and what to improve first",
     "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
     "plan elastic": "Say what batch, accumulation and learning rate become on fewer or more GPUs",

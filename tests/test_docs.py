@@ -115,6 +115,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("verify ROOT/notes.txt", 13),
         ("latest ROOT --verify content", 0),
         ("latest ROOT --not-newer-than 1", 9),
+        ("reshard ROOT/step-7 ROOT/.two --dp 2 --dry-run", 0),
+        ("reshard ROOT/absent ROOT/.x --dp 2", 9),
+        ("convert ROOT/step-7 ROOT/notes.txt --to safetensors", 8),
+        ("convert ROOT/step-7 ROOT/.y --to nothing", 13),
         ("plan --gpus 16384 --gpu-mtbf 50000h --save 60s", 0),
         ("plan --preset llama3 --params 405B --storage-bw 2TB/s --gpu-hour 2.33 --run 54d", 0),
         ("plan --failures 9/9d --snapshot 2s --flush 60s --step-time 3s --model young", 0),
@@ -142,6 +146,16 @@ def test_answers_fit_their_schema(saved: Path, arguments: str, code: int) -> Non
     document = ftckpt_json(*arguments.replace("ROOT", str(saved)).split())
     assert document["result"]["code"] == code, document["result"]
     validate(document)
+
+
+@pytest.mark.parametrize("flags", [["--to", "safetensors"], ["--to", "torchsave", "--no-proof"]])
+def test_answers_about_transfers_fit_their_schema(
+    saved: Path, tmp_path: Path, flags: list[str]
+) -> None:
+    for code in (0, 8):
+        document = ftckpt_json("convert", str(saved / "step-7"), str(tmp_path / "out"), *flags)
+        validate(document)
+        assert document["result"]["code"] == code
 
 
 def test_answers_about_damage_and_seals_fit_their_schema(saved: Path, tmp_path: Path) -> None:
