@@ -192,13 +192,14 @@ def _open_weights(
         for file in weights.files:
             for info, owner in _tensors(headers, remarks, file, weights.component):
                 first = tensors.setdefault(info.key, info)
-                if first.component != info.component:
+                tied = owner is not None or info.key in aliases
+                if first is info and owner is not None:
+                    aliases[info.key] = owner
+                elif first is not info and (tied or first.component != info.component):
                     damage.append(_duplicate(first, info))
                 elif target.get(info.name) == file:
                     # Where two shards hold it, the index decides; `check` reports it.
                     tensors[info.key] = info
-                if owner is not None:
-                    aliases[info.key] = owner
     for file in present:
         for info, owner in _tensors(headers, remarks, file, beside.component(file)):
             first = tensors.setdefault(info.key, info)

@@ -466,6 +466,24 @@ def test_remarks_in_a_header_are_not_believed(remarks: str, tmp_path: Path) -> N
         open_checkpoint(tmp_path / "model.safetensors")
 
 
+@pytest.mark.parametrize("first", ["a", "z"])
+def test_an_alias_that_is_stored_too_is_a_tensor_twice(first: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    remarks = json.dumps({"aliases": [["model", "param", "w", first]]})
+    files = {"model-00001-of-00002.safetensors": "w", "model-00002-of-00002.safetensors": first}
+    names = dict(sorted(files.items(), reverse=first == "z"))
+    for file, name in files.items():
+        extra = {"ftckpt": remarks} if name == first else {}
+        save_file({name: torch.ones(1)}, tmp_path / file, metadata=extra)
+    index = {"metadata": {}, "weight_map": {name: file for file, name in names.items()}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    report = verify(open_checkpoint(tmp_path))
+    assert report.code is ExitCode.CORRUPT
+    assert "duplicate-tensor" in {f.kind for f in report.findings}
+
+
 def test_objects_inside_a_larger_record_become_archives_of_their_own(tmp_path: Path) -> None:
     import torch
 

@@ -1,0 +1,81 @@
+"""Exchanged axes as a view: every way in which a matrix is stored."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint import Checkpoint, Extent, Kind, Piece, TensorInfo
+from ftckpt.dtypes import DTYPES
+from ftckpt.errors import UnsupportedError
+from ftckpt.extents import Box
+from ftckpt.formats.safetensors_writer import SafetensorsWriter
+from ftckpt.formats.transposing import transposed
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Wishes
+from tests.checkpoints import open_checkpoint
+from tests.materialise import materialise
+from tests.transfer.contents import Imagined, content_of
+
+
+def require_transposed(source: Checkpoint, values: dict[str, Any], folder: Path) -> None:
+    """Require all matrices of a checkpoint to come out transposed, written and read."""
+    from safetensors.torch import load_file
+
+    content = Content.of(source)
+    keys = [key for key, info in source.tensors.items() if len(info.shape) == 2]
+    made = transposed(content, keys)
+    assert made.checkpoint.step == source.step
+    materialise(SafetensorsWriter().layout(made, Wishes()), made.checkpoint, folder)
+    loaded = load_file(folder / "model.safetensors")
+    for name, value in values.items():
+        assert loaded[name].equal(value.T if value.dim() == 2 else value), name
+    for key in keys:  # the source's own tensors are as they were
+        assert read_tensor(made.checkpoint, key) == read_tensor(source, key)
+
+
+def test_dense_strided_and_square_matrices(tmp_path: Path) -> None:
+    import torch
+
+    values = {
+        "dense": torch.randn(3, 5),
+        "strided": torch.randn(5, 4).T,
+        "part": torch.randn(8, 6)[1:7:2, 2:],
+        "square": torch.randn(4, 4),
+        "row": torch.randn(1, 7),
+        "empty": torch.zeros(0, 3),
+        "vector": torch.randn(9),
+    }
+    torch.save(values, tmp_path / "x.pt")
+    require_transposed(open_checkpoint(tmp_path / "x.pt"), values, tmp_path / "out")
+
+
+def test_records_that_their_format_must_open(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    values = {"w": torch.randn(6, 5), "b": torch.randn(6)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that one process saves is what is meant
+        save({"model": values}, storage_writer=FileSystemWriter(tmp_path / "dcp"), no_dist=True)
+    require_transposed(open_checkpoint(tmp_path / "dcp"), values, tmp_path / "out")
+
+
+def test_nothing_to_turn_is_the_same_content() -> None:
+    content = content_of({"w": ("model", "param", (2, 3), "float32")})
+    assert transposed(content, ()) is content
+
+
+def test_a_partition_that_ends_inside_a_row_is_refused() -> None:
+    box = Box.whole((2, 3))
+    pieces = [Piece(box, Extent("x", 0, 16), (0, 4)), Piece(box, Extent("y", 0, 8), (4, 6))]
+    info = TensorInfo("model", "w", Kind.PARAM, (2, 3), DTYPES["float32"], pieces)
+    base = content_of({}).checkpoint
+    source = Imagined(source=base.source, tensors={"w": info}, objects={})
+    with pytest.raises(UnsupportedError, match="end in the middle of rows"):
+        transposed(Content.of(source), ["w"])
