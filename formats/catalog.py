@@ -16,6 +16,7 @@ from .deepspeed_universal import DeepSpeedUniversal
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
 from .ranks import Ranks
+from .ranks_writer import RanksWriter
 from .recognised import RECOGNISED
 from .safetensors import Safetensors
 from .safetensors_writer import SafetensorsWriter
@@ -38,4 +39,4 @@ FORMATS: tuple[Format, ...] = (
     *RECOGNISED,
 )
 
-WRITERS: tuple[Writer, ...] = (DcpWriter(), SafetensorsWriter(), TorchSaveWriter())
+WRITERS: tuple[Writer, ...] = (DcpWriter(), RanksWriter(), SafetensorsWriter(), TorchSaveWriter())

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ftckpt.checkpoint import Kind
-from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Box
 from ftckpt.sharding import even_rows
 from ftckpt.transfer.content import Content, Wanted
@@ -25,9 +24,9 @@ from .dcp_markers import MARKER
 from .dcp_metadata_writer import Chunk, Place, TensorItems, metadata
 from .inert_tree import Path, dotted
 from .state_objects import StateObjects
-from .state_paths import recorded_items, recorded_paths, tensor_paths, with_aliases
+from .state_paths import is_divided, recorded_items, recorded_paths, tensor_paths, with_aliases
 from .torch_tree import Tensor, save
-from .world_notes import world_notes
+from .worlds import world_notes, world_of
 
 
 class DcpWriter:
@@ -55,24 +54,6 @@ class DcpWriter:
             unplaced=state.unplaced,
             notes=world_notes(content, world),
         )
-
-
-def world_of(content: Content, wishes: Wishes) -> int:
-    """Return the world size of a format that divides over ranks and knows no other group.
-
-    Raises:
-        UsageError: a wish for tensor, pipeline or expert parallelism, or for no rank at all.
-    """
-    for name in ("tp", "pp", "vp", "ep", "zero_stage"):
-        if getattr(wishes, name) not in (None, 1):
-            raise UsageError(
-                f"this format is divided by world size alone and cannot grant a wish for {name}",
-                hint="give the number of ranks that will load it by --dp",
-            )
-    world = wishes.dp or content.topology.world_size or 1
-    if world < 1:
-        raise UsageError(f"a world of {world} ranks")
-    return world
 
 
 class _State:
@@ -133,7 +114,7 @@ class _State:
             self.paths[name] = path
 
     def _boxes(self, wanted: Wanted) -> Iterator[tuple[int, Box]]:
-        if self._world == 1 or not _sharded(wanted):
+        if self._world == 1 or not is_divided(wanted):
             yield self.files.lightest(), Box.whole(wanted.shape)
             return
         rows, *rest = wanted.shape
@@ -147,12 +128,6 @@ class _State:
         tensor = Tensor.of(self._content.part(key, box))
         place = self.files.add(rank, save(tensor, base=self.files.sizes[rank]))
         return Chunk(box.offsets, box.sizes, place)
-
-
-def _sharded(wanted: Wanted) -> bool:
-    """Return whether FSDP2 divides a tensor: parameters, and what an optimizer keeps of each."""
-    state = wanted.component in ("model", "optimizer", "ema") and wanted.kind is not Kind.BUFFER
-    return state and bool(wanted.shape) and 0 not in wanted.shape
 
 
 class _Files:

@@ -48,6 +48,18 @@ class Recorded(NamedTuple):
         """Whether the source keeps its tensors at the top, under dotted names (torchtitan)."""
         return any(len(path) == 1 for path in self.tensors.values())
 
+    def nested_objects(self) -> Mapping[str, Path]:
+        """Return the paths of the objects where the state is nested, whether it was or not."""
+        if not self.flat:
+            return self.objects
+        groups = "optimizer.param_groups."
+        return {
+            name: ("optimizer", "param_groups", name.removeprefix(groups))
+            if name.startswith(groups)
+            else path
+            for name, path in self.objects.items()
+        }
+
 
 def with_aliases(content: Content) -> Content:
     """Return `content` with a tensor for every tied weight that the source does not store.
@@ -136,6 +148,12 @@ def tensor_paths(
                 continue
         paths[key] = path
     return paths, lost
+
+
+def is_divided(wanted: Wanted) -> bool:
+    """Return whether FSDP2 divides a tensor: parameters, and what an optimizer keeps of each."""
+    state = wanted.component in ("model", "optimizer", "ema") and wanted.kind is not Kind.BUFFER
+    return state and bool(wanted.shape) and 0 not in wanted.shape
 
 
 def _require_bare(tensors: Iterable[Wanted]) -> None:

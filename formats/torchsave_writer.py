@@ -22,7 +22,7 @@ from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 from .inert_tree import Path, at, dotted, leaves
 from .nested_state import IsList, NestedState
 from .state_objects import StateObjects, numbered
-from .state_paths import Recorded, recorded_paths, tensor_paths, with_aliases
+from .state_paths import recorded_paths, tensor_paths, with_aliases
 from .torch_tree import Carried, Tensor, pickled, save
 from .torch_values import TensorRef
 from .torchsave import TorchSaveCheckpoint
@@ -97,7 +97,7 @@ def _nesting(content: Content) -> _Nesting:
     if bare and not any(w.name in (*MODELS, *OPTIMIZERS) for w in content.tensors.values()):
         return _Nesting({key: (w.name,) for key, w in content.tensors.items()}, [], {}, _never)
     paths, lost = tensor_paths(content, numbered(content))
-    return _Nesting(paths, lost, _flat_objects(recorded), _never)
+    return _Nesting(paths, lost, recorded.nested_objects(), _never)
 
 
 def _own_paths(checkpoint: TorchSaveCheckpoint) -> dict[str, Path]:
@@ -113,16 +113,6 @@ def _own_paths(checkpoint: TorchSaveCheckpoint) -> dict[str, Path]:
         if where in paths:
             found[key] = paths[where]
     return found
-
-
-def _flat_objects(recorded: Recorded) -> Mapping[str, Path]:
-    """Return where objects go whose source kept everything at the top (torchtitan)."""
-    groups = "optimizer.param_groups."
-    return {
-        name: ("optimizer", "param_groups", name.removeprefix(groups))
-        for name in recorded.objects
-        if name.startswith(groups)
-    }
 
 
 def _put_tensors(content: Content, nesting: _Nesting, state: NestedState) -> list[str]:

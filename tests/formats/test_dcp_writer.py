@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from ftckpt.transfer.content import Content, Copy, Wanted
 from ftckpt.transfer.layout import Wishes
 from tests.checkpoints import open_checkpoint, save_dcp
 from tests.formats.fsdp2_loading import trained
+from tests.formats.jobs import run_job
 from tests.real_sets import real_set
 from tests.writer_suite import as_bytes, assert_same_tensors, assert_sound, write
 
@@ -171,34 +169,10 @@ def test_a_plain_file_becomes_what_torch_would_have_saved(tmp_path: Path) -> Non
 
 
 def test_fsdp2_loads_it_at_another_world_size(tmp_path: Path) -> None:
-    ranks = 2
     source = saved(tmp_path / "state.pt", state_of_one_process())
     write(WRITER, source, tmp_path / "out", dp=3)
-    program = Path(__file__).with_name("fsdp2_loading.py")
-    common = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}  # fmt: skip
-    started = [
-        subprocess.Popen(
-            [sys.executable, program, tmp_path / "out"],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    texts = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * ranks, texts
+    texts = run_job(2, "fsdp2_loading.py", tmp_path / "out")
     assert "equal 7" in texts[0]
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def test_masters_aliases_scalars_and_empty_tensors(tmp_path: Path) -> None:

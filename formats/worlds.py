@@ -1,12 +1,32 @@
-"""What no arithmetic can divide anew: state that each rank had for itself."""
+"""A world of ranks: how many shall load what is written, and what they cannot share anew."""
 
 from __future__ import annotations
 
+from ftckpt.errors import UsageError
 from ftckpt.findings import Finding, counted, finding
 from ftckpt.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Wishes
 
 _OF_RANKS = ("rng-python", "rng-numpy", "rng-torch", "rng-cuda", "data")
+
+
+def world_of(content: Content, wishes: Wishes) -> int:
+    """Return the world size of a format that divides over ranks and knows no other group.
+
+    Raises:
+        UsageError: a wish for tensor, pipeline or expert parallelism, or for no rank at all.
+    """
+    for name in ("tp", "pp", "vp", "ep", "zero_stage"):
+        if getattr(wishes, name) not in (None, 1):
+            raise UsageError(
+                f"this format is divided by world size alone and cannot grant a wish for {name}",
+                hint="give the number of ranks that will load it by --dp",
+            )
+    world = wishes.dp or content.topology.world_size or 1
+    if world < 1:
+        raise UsageError(f"a world of {world} ranks")
+    return world
 
 
 def world_notes(content: Content, world: int) -> list[Finding]:

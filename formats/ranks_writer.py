@@ -1,0 +1,197 @@
+"""Lay out one file a rank, with DTensors inside: verl's three files, or one for everything.
+
+A source of this format keeps its own form: folders, names, the mesh's name and device, and how a
+record beside the files says that plain tensors are cut. Any other becomes verl's:
+`model_world_size_W_rank_R.pt`, `optim_…`, `extra_state_…` and `fsdp_config.json`.
+
+Parameters and what an optimizer keeps of them are cut along their first axis as FSDP2 cuts; the
+rest is whole on every rank. Non-tensor state is dealt out by `rank_objects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ftckpt.checkpoint import Checkpoint, Extent, Kind
+from ftckpt.extents import Box
+from ftckpt.findings import Finding
+from ftckpt.sharding import even_rows
+from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
+
+from .dtensor_tree import dtensor, mesh_of
+from .inert_tree import Path, dotted
+from .nested_state import NestedState
+from .rank_checkpoint import RanksCheckpoint
+from .rank_dialect import Dialect, dialects_of
+from .rank_files import Role, rank_file
+from .rank_objects import RankObjects
+from .rank_places import RankPlaces
+from .state_paths import LEAVES, is_divided, with_aliases
+from .torch_tree import Tensor, save
+from .worlds import world_notes, world_of
+
+
+class RanksWriter:
+    """The writer of the format `ranks` (fits `ftckpt.transfer.layout.Writer`)."""
+
+    name = "ranks"
+    single = False
+
+    def layout(self, content: Content, wishes: Wishes) -> Layout:
+        """Lay out `content` for `wishes.dp` ranks; the source's world size where it is None.
+
+        Raises:
+            UsageError: a wish for another division than over one world.
+            UnsupportedError: a tensor of a type that torch.save cannot write.
+        """
+        world = world_of(content, wishes)
+        content = with_aliases(content)
+        files: list[OutputFile] = []
+        commit: list[OutputFile] = []
+        unplaced: list[str] = []
+        notes: list[Finding] = world_notes(content, world)
+        for dialect, part, keys in _folders(content):
+            state = _Folder(part, dialect, world)
+            files += state.outputs()
+            unplaced += (keys.get(name, name) for name in state.unplaced)
+            notes += state.notes
+            name = dialect.record[0]
+            if name:
+                record = Literal(dialect.record_bytes(world))
+                commit.append(OutputFile(dialect.folder + name, [record]))
+        files += _beside(content)
+        return Layout(files=files, commit=commit, unplaced=unplaced, notes=notes)
+
+
+def _folders(content: Content) -> Iterator[tuple[Dialect, Content, Mapping[str, str]]]:
+    """Yield each folder's dialect, its content, and what its keys are called in the whole."""
+    dialects = dialects_of(content.checkpoint)
+    others = [component for component in dialects if component != "model"]
+    for component, dialect in dialects.items():
+        mine: dict[str, str] = {}
+        tensors: list[Wanted] = []
+        for key, wanted in content.tensors.items():
+            if wanted.component == component and component != "model":
+                moment = wanted.kind in LEAVES or wanted.kind is Kind.OTHER
+                own = wanted._replace(component="optimizer" if moment else "model")
+            elif component == "model" and wanted.component not in others:
+                own = wanted
+            else:
+                continue
+            tensors.append(own)
+            mine[own.key] = key
+        owner = "" if component == "model" else component.removeprefix("extra:") + "."
+        apart = tuple(f"{other.removeprefix('extra:')}.rank_" for other in others)
+        objects = {
+            name: info
+            for name, info in content.objects.items()
+            if (name.startswith(f"{owner}rank_") if owner else not name.startswith(apart or "\0"))
+            and name not in _carried(content.checkpoint)
+        }
+        yield dialect, replace(content.with_tensors(tensors), objects=objects), mine
+
+
+class _Folder:
+    """The files of one folder, as they grow: a nested state for each file of each rank."""
+
+    def __init__(self, content: Content, dialect: Dialect, world: int) -> None:
+        self._content, self._dialect, self._world = content, dialect, world
+        self._states: list[dict[Role, NestedState]] = [{} for _ in range(world)]
+        self._meshes = [mesh_of(rank, world, dialect.mesh) for rank in range(world)]
+        self._places = RankPlaces(content, whole=dialect.whole)
+        objects = RankObjects(content, world)
+        self.notes = objects.notes
+        self.unplaced = [*self._places.unplaced, *objects.unplaced]
+        self._tensors()
+        for rank, role, leaf in objects.leaves:
+            if not self._put(rank, role, leaf.path, leaf.value):
+                self.unplaced.append(f"rank_{rank}.{dotted(leaf.path)}")
+        self._complete_optimizers()
+
+    def _put(self, rank: int, role: Role, path: Path, value: Any) -> bool:
+        """Put a value into one of a rank's files; False where something stands there."""
+        if self._dialect.whole:
+            role, path = Role.WHOLE, (*_TOPS.get(role, ()), *path)
+        state = self._states[rank].setdefault(role, NestedState())
+        return state.put(path, value)
+
+    def _complete_optimizers(self) -> None:
+        """Give groups to optimizers that have none: readers know an optimizer by having both."""
+        whole = self._dialect.whole
+        for states in self._states:
+            state = states.get(Role.WHOLE if whole else Role.OPTIMIZER)
+            at = _TOPS[Role.OPTIMIZER] if whole else ()
+            if state is not None and "param_groups" not in (has := state.below(at)) and has:
+                state.put((*at, "param_groups"), [])
+
+    def _tensors(self) -> None:
+        places = self._places.found
+        axes = {key: self._axis(self._content.tensors[key]) for key in places}
+        # Where nothing is divided, only a placement can say that all ranks hold the same.
+        alone = all(axis is None for axis in axes.values()) and self._world > 1
+        for key, (role, path, owner) in places.items():
+            if owner is not None and owner >= self._world:
+                self.unplaced.append(key)
+                continue
+            for rank in range(self._world) if owner is None else [owner]:
+                value = self._value(key, rank, axes[key], placed=alone and owner is None)
+                if not self._put(rank, role, path, value):
+                    self.unplaced.append(key)
+                    break
+
+    def _axis(self, wanted: Wanted) -> int | None:
+        """Return the axis along which a tensor is divided over the ranks."""
+        splits = self._dialect.splits
+        if self._world == 1 or not is_divided(wanted):
+            return None
+        if not splits:
+            return 0
+        split = splits.get(wanted.name)
+        return split.dim if split is not None and split.shape == wanted.shape else None
+
+    def _value(self, key: str, rank: int, axis: int | None, *, placed: bool) -> Any:
+        """Return what a rank holds of a tensor; `placed` says to give a whole one a placement."""
+        wanted = self._content.tensors[key]
+        offsets, sizes = [0] * len(wanted.shape), list(wanted.shape)
+        if axis is not None:
+            start, stop = even_rows(sizes[axis], self._world, rank)
+            offsets[axis], sizes[axis] = start, stop - start
+        local = Tensor.of(self._content.part(key, Box(tuple(offsets), tuple(sizes))))
+        if self._dialect.splits or (axis is None and not placed):
+            return local
+        return dtensor(local, wanted.shape, wanted.dtype, self._meshes[rank], axis)
+
+    def outputs(self) -> Iterator[OutputFile]:
+        """Yield the files, rank by rank."""
+        for rank, states in enumerate(self._states):
+            for role in Role:
+                if role in states:
+                    path = self._dialect.file(role, rank, self._world)
+                    stem = path.rpartition("/")[2].removesuffix(".pt")
+                    tree = states[role].settled(self._places.is_list(role))
+                    yield OutputFile(path, save(tree, folder=stem))
+
+
+_TOPS: Mapping[Role, Path] = {Role.MODEL: ("model",), Role.OPTIMIZER: ("optimizer",)}
+
+
+def _beside(content: Content) -> list[OutputFile]:
+    """Return what verl keeps beside the ranks' files, as it is."""
+    entries = content.checkpoint.source.entries
+    return [
+        OutputFile(name, [Stored(Extent(name, 0, entries[name].size))])
+        for name in sorted(_carried(content.checkpoint))
+        if name not in content.checkpoint.objects or name in content.objects
+    ]
+
+
+def _carried(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the files of a source that are of no rank."""
+    if type(checkpoint) is not RanksCheckpoint:
+        return frozenset()
+    records = {f"{d.folder}{d.record[0]}" for d in dialects_of(checkpoint).values()}
+    own = (name for name in checkpoint.members() if rank_file(name) is None)
+    return frozenset(name for name in own if name not in records)
