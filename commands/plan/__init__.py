@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.render import brief_duration, pairs, terminal_width
+from ftckpt.commands.picture import check_path
+from ftckpt.commands.render import terminal_width
 from ftckpt.errors import ExitCode, UsageError
-from ftckpt.planning import Model, Plan, Rule, Tiered, answer, around, solve
+from ftckpt.planning import Plan, Rule, answer, around
 
+from .curve import draw, in_terminal
 from .document import record, simulation_record
 from .inputs import currency, read_question
 from .measured import measure
 from .notes import positive
 from .options import BoundOptions, CostOptions, FailureOptions
+from .presets import show_presets
 from .simulation import read_law, simulation_text
-from .text import SHARES, headline, shares_of, terminal_plot, text_of
+from .text import headline, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ftckpt.interval.simulation import Simulated
 
 OPTIONS = (FailureOptions, CostOptions, BoundOptions)
@@ -55,13 +56,11 @@ CODES = {
     ExitCode.UNSAFE: "the root of --from is ambiguous or holds hostile names",
     ExitCode.NOT_FOUND: "there is no such root or log",
     ExitCode.UNAVAILABLE: "",
+    ExitCode.REFUSED: "a directory stands where a file is to be read or written",
     ExitCode.DENIED: "",
     ExitCode.NO_RESOURCE: "",
     ExitCode.UNSUPPORTED: "a picture without matplotlib, or silent errors to be simulated",
 }
-
-# Intervals that the terminal's plot shows, as multiples of the best.
-_MULTIPLES = (0.125, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 
 
 def command(
@@ -110,11 +109,11 @@ def command(
     """
     invocation = invoked(ctx)
     if presets:
-        return _show_presets(invocation)
+        return show_presets(invocation)
     if plot not in ("", "-"):
-        from ftckpt.commands.picture import check_path
-
         check_path(plot)
+    if law != "exponential" and not simulate:
+        raise UsageError(f"--law {law} is of the simulation", hint="add --simulate")
     notes = measure(invocation, from_, from_log)
     failing, costs = invocation.options(FailureOptions), invocation.options(CostOptions)
     bounds = invocation.options(BoundOptions)
@@ -125,17 +124,18 @@ def command(
     )
     plan = answer(question)
     invocation.report(**record(plan, notes))
-    for part in text_of(plan, notes, currency(bounds)):
-        invocation.print(part + "\n")
-    simulated = []
+    parts = list(text_of(plan, notes, currency(bounds)))
+    simulated: list[Simulated] = []
     if simulate:
         simulated = _simulate(invocation, plan, law, (runs, failures_per_run, seed), curve=plot)
-    elif law != "exponential":
-        raise UsageError(f"--law {law} is of the simulation", hint="add --simulate")
+        parts.append(simulation_text(simulated[0], float(plan.outcome.useful)))
     if plot == "-" or (not plot and terminal_width() is not None):
-        invocation.print(_in_terminal(plan))
-    elif plot:
-        _picture(invocation, plan, plot, simulated)
+        parts.append(in_terminal(plan))
+    invocation.print("\n\n".join(parts))
+    if plot not in ("", "-"):
+        numbers = draw(plan, plot, simulated)
+        invocation.report(plot={"file": plot, "numbers": numbers})
+        invocation.say(f"picture: {plot}; its numbers: {numbers}")
     broken = [constraint.name for constraint in plan.constraints if not constraint.ok]
     if broken:
         invocation.warn(f"warning: does not hold: {', '.join(broken)}")
@@ -167,86 +167,8 @@ def _simulate(
     found = at(chosen, seed)
     verdict = agreement(float(plan.outcome.useful), found)
     invocation.report(simulation=simulation_record(found, verdict))
-    invocation.print(simulation_text(found, verdict) + "\n")
     if curve in ("", "-"):
         return [found]
     # Each point has random numbers of its own: with shared ones all would err to one side.
     others = around(chosen, model.least_interval, (0.25, 0.5, 2.0, 4.0))
     return [found, *(at(one, seed + place) for place, one in enumerate(others, 1))]
-
-
-def _in_terminal(plan: Plan) -> str:
-    best, model = plan.interval.exact_s, plan.question.model
-    intervals = around(best, model.least_interval, _MULTIPLES)
-    return terminal_plot([(one, shares_of(model.outcome(one))) for one in intervals], best)
-
-
-def _picture(invocation: Invocation, plan: Plan, path: str, simulated: Sequence[Simulated]) -> None:
-    from .pictures import WasteCurve, waste_picture
-
-    best, model = plan.interval.exact_s, plan.question.model
-    # A factor of eight to both sides shows both walls of the valley.
-    grid = around(best, model.least_interval, [8 ** (k / 60) for k in range(-60, 61)])
-    grid = sorted({*grid, *(float(s.outcome.interval) for s in simulated)})
-    splits = [shares_of(model.outcome(interval)) for interval in grid]
-    curve = WasteCurve(
-        title=_title(plan),
-        intervals=grid,
-        shares={name: [split[name] for split in splits] for name in SHARES},
-        optimum=(best, float(model.outcome(best).waste)),
-        chosen=(plan.interval.chosen_s, float(plan.outcome.waste)),
-        others={f.rule.title(): f.interval_s for f in plan.forecasts if f.rule == Rule.YOUNG},
-        **_of_tiers(model),
-        points=[(float(s.outcome.interval), 1 - s.mean, s.error) for s in simulated],
-    )
-    numbers = waste_picture(curve, path)
-    invocation.report(plot={"file": path, "numbers": numbers})
-    invocation.say(f"picture: {path}; its numbers: {numbers}")
-
-
-def _of_tiers(model: Model) -> dict[str, Any]:
-    """Return what a picture of tiers says besides: the x axis, and the last tier on its own."""
-    if not isinstance(model, Tiered):
-        return {}
-    first, last = model.pattern.tiers[0], model.tiers[-1]
-    alone = solve(replace(model, tiers=(last,)))
-    return {
-        "label": f"useful work between two saves to {first.name}",
-        "levels": {f"saving to {last.name} alone, at best": float(alone.waste)},
-    }
-
-
-def _title(plan: Plan) -> str:
-    question, model = plan.question, plan.question.model
-    parts = [] if question.gpus is None else [f"{question.gpus:,} GPUs"]
-    parts.append(f"a failure every {brief_duration(model.rollback_mtbf)}")
-    if isinstance(model, Tiered):
-        parts.append(f"saved to {' and '.join(tier.name for tier in model.pattern.tiers)}")
-    elif model.durable > model.stall:
-        parts.append(f"durable after {brief_duration(model.durable)}")
-    else:
-        parts.append(f"saves of {brief_duration(model.stall)}")
-    title = ", ".join(parts)
-    return title[0].upper() + title[1:]
-
-
-def _show_presets(invocation: Invocation) -> Result:
-    from ftckpt.presets import PRESETS
-    from ftckpt.state_size import OPTIMIZERS, PRECISIONS
-
-    sizes = {
-        "precisions": {name: sum(size for _, size in parts) for name, parts in PRECISIONS.items()},
-        "optimizers": {name: sum(size for _, size in parts) for name, parts in OPTIMIZERS.items()},
-    }
-    invocation.report(presets=list(PRESETS.values()), bytes_per_param=sizes)
-    for one in PRESETS.values():
-        per_gpu = f"one GPU fails the job every {1 / one.per_gpu / 3600:,.0f} h"
-        lines = [("run", one.run), ("rate", per_gpu), ("source", one.source)]
-        lines += [("remark", one.remark)] if one.remark else []
-        invocation.print(f"--preset {one.name}")
-        invocation.print(pairs([(f"  {name}", value) for name, value in lines]) + "\n")
-    invocation.print("--bytes-per-param PRECISION-OPTIMIZER, the sum of")
-    for name, table in sizes.items():
-        text = ", ".join(f"{key} {size}" for key, size in table.items())
-        invocation.print(f"  {name}: {text}")
-    return Result(ExitCode.OK, f"{len(PRESETS)} presets")

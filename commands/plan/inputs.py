@@ -36,6 +36,7 @@ def read_question(
         gpus=gpus,
         run=positive(bounds.run, "--run") if bounds.run else None,
         keep_every=bounds.keep_every,
+        milestones=bounds.milestones,
         gpu_hour=_price(bounds.gpu_hour, "--gpu-hour"),
         tb_month=_price(bounds.tb_month, "--tb-month"),
     )
@@ -48,6 +49,7 @@ def read_question(
         "run_s": question.run,
         "keep_last": bounds.keep_last,
         "keep_every": bounds.keep_every,
+        "milestones": bounds.milestones,
         "gpu_hour": question.gpu_hour,
         "tb_month": question.tb_month,
         "currency": currency(bounds),

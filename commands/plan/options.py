@@ -157,6 +157,9 @@ class BoundOptions:
     keep_every: Annotated[
         int, typer.Option(metavar="N", min=0, help="Keep every Nth for ever; 0 keeps none.")
     ] = 0
+    milestones: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Others that are kept for ever.")
+    ] = 0
     run: Annotated[
         str, typer.Option(metavar="T", help="Length of the run on the wall clock: 54d.")
     ] = ""

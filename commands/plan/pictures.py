@@ -55,8 +55,7 @@ class WasteCurve:
         intervals: seconds of useful work between saves, ascending.
         shares: fractions of wall time by the keys of `SHARES`, each as long as `intervals`.
         optimum: the best interval and its waste.
-        chosen: the interval that the plan advises and its waste.
-        others: intervals by the name of the rule that gives them.
+        others: other intervals, by their names.
         points: (interval, waste, standard error) of simulations.
         label: of the x axis.
         levels: waste of other ways to save, by what they are called.
@@ -66,7 +65,6 @@ class WasteCurve:
     intervals: Sequence[float]
     shares: Mapping[str, Sequence[float]]
     optimum: tuple[float, float]
-    chosen: tuple[float, float]
     others: Mapping[str, float]
     points: Sequence[tuple[float, float, float]] = ()
     label: str = "useful work between two saves"

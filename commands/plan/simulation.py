@@ -10,7 +10,7 @@ from ftckpt.errors import UsageError
 from .text import percent, points
 
 if TYPE_CHECKING:
-    from ftckpt.interval.simulation import Agreement, Law, Simulated
+    from ftckpt.interval.simulation import Law, Simulated
 
 
 def read_law(text: str, mtbf: float) -> Law:
@@ -56,16 +56,18 @@ def _trace(path: str) -> list[float]:
     ]
 
 
-def simulation_text(found: Simulated, verdict: Agreement) -> str:
-    """Return what a simulation says, in lines."""
+def simulation_text(found: Simulated, closed: float) -> str:
+    """Return what a simulation says, and whether the closed form's goodput agrees, in lines."""
+    from ftckpt.interval.simulation import agreement
+
+    goodput = f"{percent(found.mean, 3)} ± {percent(found.error, 3)}"
     lines = [
-        f"simulated: {percent(found.mean, 3)} ± {percent(found.error, 3)} useful in "
-        f"{found.runs:,} runs with {found.failures:,} failures ({found.law}); "
-        f"single runs {percent(found.p10)} to {percent(found.p90)}",
+        f"simulated: {goodput} useful in {found.runs:,} runs with {found.failures:,} failures "
+        f"({found.law}); single runs {percent(found.p10)} to {percent(found.p90)}",
     ]
     if found.law == "exponential failures":
-        lines.append(verdict.sentence)
+        lines.append(agreement(closed, found).sentence)
     else:
-        gap = verdict.simulated - verdict.closed
-        lines.append(f"the closed form takes failures as exponential: {points(gap)} from it")
+        gap = points(found.mean - closed)
+        lines.append(f"the closed form takes failures as exponential: {gap} from it")
     return "\n".join(lines)

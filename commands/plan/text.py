@@ -59,8 +59,9 @@ def headline(plan: Plan) -> str:
             f", to {tier.name} after every {brief_duration(scale * float(gap(place)))}"
             for place, tier in enumerate(others, 1)
         )
-    steps = "" if chosen.steps is None else f"{chosen.steps:,} steps = "
-    steps = steps.replace("1 steps", "step", 1) if chosen.steps == 1 else steps
+    steps = ""
+    if chosen.steps is not None:
+        steps = "step = " if chosen.steps == 1 else f"{chosen.steps:,} steps = "
     return (
         f"save{where} after every {steps}{brief_duration(chosen.chosen_s)} of work{further}: "
         f"{percent(float(plan.outcome.useful))} of the wall time is useful"
@@ -165,18 +166,20 @@ def _saving(model: Model) -> Iterator[str]:
 
 def _failing(model: Model) -> Iterator[str]:
     """Yield what a failure costs beside the work, and what is taken to be free."""
-    reload = brief_duration(model.reload)
-    parts = {
-        "detect": f"{brief_duration(model.detect)} to notice and replace",
-        "restart": f"{'up to ' * isinstance(model, Tiered)}{reload} to restart",
-    }
-    free = {"detect": not model.detect, "restart": not model.reload}
-    costs = [words for name, words in parts.items() if not free[name]]
+    most = "up to " if isinstance(model, Tiered) else ""
+    costs, free = [], []
+    for flag, seconds, words in (
+        ("--detect", model.detect, f"{brief_duration(model.detect)} to notice and replace"),
+        ("--restart", model.reload, f"{most}{brief_duration(model.reload)} to restart"),
+    ):
+        if seconds:
+            costs.append(words)
+        else:
+            free.append(flag)
     if costs:
         yield f"a failure costs {', '.join(costs)}"
-    flags = [f"--{name}" for name, missing in free.items() if missing]
-    if flags:
-        yield f"taken to cost nothing, as it was not given: {', '.join(flags)}"
+    if free:
+        yield f"taken to cost nothing, because not given: {', '.join(free)}"
 
 
 def _rules(plan: Plan) -> str:

@@ -34,6 +34,7 @@ class Question:
         gpus: of the job.
         run: length of the run on the wall clock.
         keep_every: every how manieth checkpoint is kept for good; 0 for none.
+        milestones: other checkpoints that are kept.
         gpu_hour: price of one.
         tb_month: price of 10^12 bytes for a month.
     """
@@ -48,5 +49,6 @@ class Question:
     gpus: int | None = None
     run: float | None = None
     keep_every: int = 0
+    milestones: int = 0
     gpu_hour: float | None = None
     tb_month: float | None = None

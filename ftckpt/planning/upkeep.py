@@ -56,9 +56,10 @@ def upkeep_of(question: Question, outcome: Outcome) -> Upkeep | None:
     model = question.model
     period = float(outcome.interval + model.stall + outcome.waiting)
     saves = None if question.run is None else math.floor(question.run / period)
+    # Without the length of the run nothing says how many every Nth are.
     kept = question.limits.keep_last
     if saves is not None:
-        kept = storage.kept(saves, kept, question.keep_every)
+        kept = storage.kept(saves, kept, question.keep_every, question.milestones)
     return Upkeep(
         period_s=period,
         bytes_per_day=question.nbytes * 86400 / period,

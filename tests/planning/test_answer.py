@@ -172,20 +172,21 @@ def test_upkeep_and_money() -> None:
         gpus=1000,
         run=50 * 86400.0,
         keep_every=10,
+        milestones=5,
         gpu_hour=2.0,
         tb_month=20.0,
         limits=Limits(keep_last=3),
     )
     assert plan.upkeep is not None
     assert (plan.upkeep.period_s, plan.upkeep.saves) == (1200.0, 3600)
-    assert plan.upkeep.kept == 363
+    assert plan.upkeep.kept == 368
     assert plan.upkeep.bytes_per_day == pytest.approx(72e12)
     assert plan.upkeep.write_bytes_per_s == pytest.approx(1e12 / 60)
     assert plan.money is not None
     assert plan.money.gpu_per_day == pytest.approx(48_000.0)
     assert plan.money.run == pytest.approx(2_400_000.0)
     assert plan.money.run_waste == pytest.approx(2_400_000.0 * float(plan.outcome.waste))
-    assert plan.money.storage_per_month == pytest.approx(363 * 20.0)
+    assert plan.money.storage_per_month == pytest.approx(368 * 20.0)
 
 
 def test_without_prices_and_sizes_nothing_is_made_up() -> None:
