@@ -27,6 +27,10 @@ from .transfers import (
 EXAMPLES = (
     ("ftckpt convert run/step-1000 hf --to safetensors", "weights for transformers, nothing lost"),
     ("ftckpt convert run/step-1000 hf --to safetensors --only model --dtype bf16", "weights alone"),
+    (
+        "ftckpt convert iter_0001000 hf --to safetensors --names hf --only model",
+        "Megatron's weights for transformers, with a config.json",
+    ),
     ("ftckpt convert hf/ start/step-0 --to dcp --dp 64", "weights for an FSDP2 job of 64 ranks"),
     ("ftckpt convert run/step-1000 one.pt --to torchsave", "one file for torch.load"),
 )
@@ -43,6 +47,13 @@ class DTypeChoice(StrEnum):
     FP32 = "fp32"
 
 
+class NamesChoice(StrEnum):
+    """Whose names the parameters get."""
+
+    HF = "hf"
+    MEGATRON = "megatron"
+
+
 def command(
     ctx: typer.Context,
     source: SourceArgument,
@@ -51,6 +62,13 @@ def command(
     dtype: Annotated[
         DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")
     ] = None,
+    names: Annotated[
+        NamesChoice | None,
+        typer.Option(help="Hugging Face's or Megatron-core's names and layout; else kept."),
+    ] = None,
+    family: Annotated[
+        str, typer.Option(metavar="NAME", help="The model: llama, mistral, …; else what it shows.")
+    ] = "",
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
     ] = "",
@@ -70,6 +88,7 @@ def command(
     State that the target has no place for is named, and refused unless `--drop` names it. The
     result is read back and compared with the source before DST becomes visible.
     """
+    from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.limits import parse_bytes
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Wishes
@@ -93,6 +112,9 @@ def command(
     format_and_writer(to)  # a format that cannot be written is known before the source is opened
     checkpoint = open_checkpoint(invocation, source, newest=False)
     content = narrowed(Content.of(checkpoint), part)
+    if names is not None:
+        translate = {NamesChoice.HF: to_hugging_face, NamesChoice.MEGATRON: to_megatron}[names]
+        content = translate(content, family=family, true_vocab_size=part.true_vocab_size)
     if renames:
         content = renamed(content, renames)
     if dtype is not None:

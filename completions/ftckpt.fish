@@ -117,6 +117,8 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -d 'Show thi
 
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -r -d 'The format to write.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16 fp16 fp32' -d 'Type of the model"s floating-point weights.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf megatron' -d 'Hugging Face"s or Megatron-core"s names and layout; else kept.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -r -d 'The model: llama, mistral, …; else what it shows.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l rename -r -d 'Other names for parameters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l max-shard-size -r -d 'Largest file, where the format lets us choose.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l tp -r -d 'Tensor-parallel ranks.'

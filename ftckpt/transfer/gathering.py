@@ -113,7 +113,7 @@ class Gatherer:
         import numpy as np
 
         if sum(out[move.place].size for move in moves) < out.size:
-            out.view("u1" if out.dtype.kind == "V" else out.dtype)[...] = 0
+            out[...] = np.zeros((), out.dtype)
         for move in moves:
             target, size = out[move.place], move.dtype.itemsize
             same = move.dtype == dtype
