@@ -189,9 +189,8 @@ class DcpCheckpoint(Checkpoint):
 
     def items(self) -> Iterator[Item]:
         """Yield every item, by file and offset."""
-        once = {id(placed.item): placed for placed in self.meta.placed()}
         for name, chunk, item in sorted(
-            once.values(), key=lambda p: (p.item.path, p.item.offset, p.name)
+            self.meta.placed(), key=lambda p: (p.item.path, p.item.offset, p.name)
         ):
             if chunk is None:
                 yield as_item(name, item)

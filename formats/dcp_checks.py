@@ -52,11 +52,8 @@ def check_keys(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
 def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:
     """Return (offset, length, stored name) of the items of each file, by offset."""
     files: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
-    seen: set[int] = set()  # empty chunks at one place share an item
     for name, _, item in meta.placed():
-        if id(item) not in seen:
-            seen.add(id(item))
-            files[item.path].append((item.offset, item.length, name))
+        files[item.path].append((item.offset, item.length, name))
     for (name, _), item in meta.orphans.items():
         files[item.path].append((item.offset, item.length, name))
     for items in files.values():

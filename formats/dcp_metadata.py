@@ -7,7 +7,7 @@ its chunk, not in a dict of its own: there may be millions.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -60,7 +60,7 @@ class DcpMetadata:
         opaque: names outside the table.
     """
 
-    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
     objects: dict[str, StoredItem | None] = field(default_factory=dict)
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
@@ -74,9 +74,11 @@ class DcpMetadata:
     opaque: tuple[str, ...] = ()
 
     def placed(self) -> Iterator[Placed]:
-        """Yield every item that belongs to something, in no order."""
+        """Yield every item that belongs to something, once, in no order."""
         for name, entry in self.tensors.items():
-            for chunk in entry.chunks:
+            # Empty chunks at one place share an item.
+            once = {id(chunk.item): chunk for chunk in entry.chunks}
+            for chunk in once.values():
                 if chunk.item is not None:
                     yield Placed(name, chunk, chunk.item)
         for name, item in self.objects.items():
@@ -119,22 +121,16 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
     meta = DcpMetadata(opaque=loaded.opaque)
     try:
         with unpickle.no_gc():
-            _take_entries(meta, state["state_dict_metadata"], file)
-            _take_paths(meta, state.get("planner_data"))
+            take_entries(meta, state["state_dict_metadata"], file)
+            take_paths(meta, state.get("planner_data"))
             _take_storage(meta, state.get("storage_data"), file)
-            _take_shapes(meta, state.get("mcore_data"))
+            take_members(meta, state)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CorruptError(
             f"{file} contradicts the layout of checkpoint metadata ({error})",
             kind="bad-metadata",
             file=file,
         ) from None
-    storage_meta = state.get("storage_meta")
-    if isinstance(storage_meta, Fields):
-        meta.save_id = _text(storage_meta.state.get("save_id"))
-    meta.version = _text(state.get("version"))
-    known = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
-    meta.extras = tuple(sorted(k for k in state if isinstance(k, str) and k not in known))
     return meta
 
 
@@ -147,21 +143,24 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
     Raises:
         CorruptError: two ranks give one tensor different sizes or types (`bad-metadata`).
     """
-    whole = DcpMetadata()
+    tensors: dict[str, TensorEntry] = {}
+    whole = DcpMetadata(tensors=tensors)
+    chunks: dict[str, list[Chunk]] = {}
     seen: dict[str, dict[Offsets, Chunk]] = {}
     for file, part in parts.items():
         for name, entry in part.tensors.items():
-            first = whole.tensors.setdefault(name, entry)
+            first = tensors.setdefault(name, entry)
             if first.size != entry.size or first.dtype != entry.dtype:
                 raise CorruptError(f"{file} gives {name} another shape or type than other ranks",
                                    kind="bad-metadata", file=file, tensor=name)  # fmt: skip
             if first is entry:
+                entry.chunks = chunks[name] = list(entry.chunks)
                 seen[name] = {chunk.offsets: chunk for chunk in entry.chunks}
                 continue
             for chunk in entry.chunks:
                 known = seen[name].setdefault(chunk.offsets, chunk)
                 if known is chunk:
-                    first.chunks.append(chunk)
+                    chunks[name].append(chunk)
                 elif known.item is None:
                     known.item = chunk.item
                 elif chunk.item is not None:
@@ -187,7 +186,13 @@ def _text(value: Any) -> str:
     return value[:200] if type(value) is str else ""
 
 
-def _take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
+def take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
+    """Take tensors and objects from `state_dict_metadata`.
+
+    Raises:
+        CorruptError, TypeError, AttributeError: an entry is not what it must be.
+    """
+    tensors: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         if type(name) is not str:
             raise TypeError(f"a tensor's name is a {type(name).__name__}")
@@ -203,21 +208,34 @@ def _take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
                 if type(chunk) is not Chunk:
                     raise TypeError(f"{name} has a chunk that is none")
                 chunk.item = None  # and has offsets and sizes, or this raises AttributeError
-            meta.tensors[name] = entry
+            tensors[name] = entry
         elif type(entry) is BytesEntry:
             meta.objects[name] = None
         else:
             raise TypeError(f"{name} is neither tensor nor bytes")
+    meta.tensors = tensors
 
 
 _PARTS = frozenset({str, int})
 
 
-def _take_paths(meta: DcpMetadata, paths: Any) -> None:
+def take_paths(meta: DcpMetadata, paths: Any) -> None:
+    """Take paths of dict keys and list indices from `planner_data`, and leave what is none."""
     for name, path in (paths or {}).items():
         # A newer Megatron dialect hides plans under a reserved key: not a path, not needed.
         if type(name) is str and type(path) is tuple and _PARTS.issuperset(map(type, path)):
             meta.paths[name] = path
+
+
+def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
+    """Take the members of a Metadata object that are not long dicts."""
+    storage_meta = state.get("storage_meta")
+    if isinstance(storage_meta, Fields):
+        meta.save_id = _text(storage_meta.state.get("save_id"))
+    meta.version = _text(state.get("version"))
+    _take_shapes(meta, state.get("mcore_data"))
+    known = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
+    meta.extras = tuple(sorted(k for k in state if isinstance(k, str) and k not in known))
 
 
 def _take_shapes(meta: DcpMetadata, said: Any) -> None:
@@ -266,7 +284,9 @@ def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
 _Numbered = dict[str, dict[Offsets, Chunk]]
 
 
-def _chunk_of(name: str, chunks: list[Chunk], index: Index, numbered: _Numbered) -> Chunk | None:
+def _chunk_of(
+    name: str, chunks: Sequence[Chunk], index: Index, numbered: _Numbered
+) -> Chunk | None:
     """Return the chunk that an item belongs to."""
     hint, offset = index.hint, index.offset
     if type(hint) is int and 0 <= hint < len(chunks):

@@ -47,12 +47,11 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         path: its `planner_data` path; empty where the planner kept none.
         dtype: its element type: integers and booleans are never trained.
     """
-    if len(path) == 2 and path[0] in _MODEL and type(path[1]) is str:  # most of a checkpoint
-        return Place("model", weight_kind(path[1], dtype), path[1])
-    parts = [str(p) for p in path] or [stored]
+    if len(path) > 1 and path[0] in _MODEL:  # most of a checkpoint
+        name = ".".join(map(str, path[1:]))
+        return Place("model", weight_kind(name, dtype), name)
+    parts = list(map(str, path)) or [stored]
     top, rest = parts[0], parts[1:]
-    if rest and top in _MODEL:
-        return Place("model", weight_kind(rest[-1], dtype), ".".join(rest))
     if rest and top in _OPTIMIZER:
         return _optimizer(rest)
     if rest and top in _EMA:

@@ -9,7 +9,7 @@ Source of the layout: torch/distributed/checkpoint/{metadata,filesystem,planner}
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.dtypes import DTYPES, DType
@@ -95,7 +95,7 @@ class TensorEntry(metaclass=Sealed):
     __slots__ = ("chunks", "dtype", "size")
     size: Offsets
     dtype: DType
-    chunks: list[Chunk]
+    chunks: Sequence[Chunk]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.size = SHAPES[state["size"]]
@@ -112,7 +112,7 @@ class BytesEntry(metaclass=Sealed):
     def __setstate__(self, state: Any) -> None: ...
 
 
-class _Properties(metaclass=Sealed):
+class Properties(metaclass=Sealed):
     """`TensorProperties`: a five-tuple (since 2.0) of which only the dtype matters."""
 
     __slots__ = ("dtype",)
@@ -180,13 +180,13 @@ TABLE: Mapping[str, Any] = {
             ("BytesStorageMetadata", BytesEntry),
             ("ChunkStorageMetadata", Chunk),
             ("MetadataIndex", Index),
-            ("TensorProperties", _Properties),
+            ("TensorProperties", Properties),
             ("_MEM_FORMAT_ENCODING", _identity),
             ("MEM_FORMAT_ENCODING", _identity),
         )
     },
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": Fields,
-    f"{_SHARDED}.TensorProperties": _Properties,
+    f"{_SHARDED}.TensorProperties": Properties,
     f"{_SHARDED}.MEM_FORMAT_ENCODING": _identity,
     "torch.distributed.checkpoint.filesystem._StorageInfo": StoredItem,
     f"{_OLD}.filesystem._StorageInfo": StoredItem,

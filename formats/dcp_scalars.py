@@ -57,11 +57,12 @@ def read_scalars(
 
 
 def _candidates(meta: DcpMetadata) -> Iterator[tuple[str, StepRole]]:
-    for name, entry in meta.tensors.items():
-        if name.endswith(("step", "iteration", "steps")) and not any(n != 1 for n in entry.size):
-            role = _role(name)
-            if role is not None:
-                yield name, role
+    for name in meta.tensors:
+        if not name.endswith(("step", "iteration", "steps")):
+            continue
+        role = _role(name)
+        if role is not None and all(n == 1 for n in meta.tensors[name].size):
+            yield name, role
     for name in meta.objects:
         if name.endswith(("step", "iteration", "steps", "last_epoch", "iter_num")):
             role = _role(name)

@@ -23,17 +23,15 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
     """Return the tensors by key, and key -> name in the metadata."""
     tensors: dict[str, TensorInfo] = {}
     stored: dict[str, str] = {}
-    places = {
-        name: place(name, meta.paths.get(name, ()), entry.dtype)
-        for name, entry in meta.tensors.items()
-    }
-    bare = _bare_names(places.values())
+    entries = list(meta.tensors.items())
+    paths = meta.paths
+    places = [place(name, paths.get(name, ()), entry.dtype) for name, entry in entries]
+    bare = _bare_names(places)
     copies: dict[str, list[Chunk]] = defaultdict(list)
     for name, chunk, _ in meta.copies:
         if chunk is not None:
             copies[name].append(chunk)
-    for name, entry in meta.tensors.items():
-        component, kind, said = places[name]
+    for (name, entry), (component, kind, said) in zip(entries, places, strict=True):
         said = bare(component, said)
         # Two stored names can mean one tensor only by our reading: they are kept apart.
         key = tensor_key(component, kind, said)
@@ -81,11 +79,11 @@ class LazyPieces(Sequence[Piece]):
 class ChunkPieces(LazyPieces):
     """The pieces that are the chunks of one stored tensor."""
 
-    __slots__ = ("_chunks", "_main", "_name")
+    __slots__ = ("_chunks", "_copies", "_name")
 
     def __init__(self, name: str, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
         self._name = name
-        self._main = len(chunks)
+        self._copies = len(copies)
         self._chunks = [*chunks, *copies] if copies else chunks
 
     def __len__(self) -> int:
@@ -110,7 +108,7 @@ class ChunkPieces(LazyPieces):
         place_ = Extent(item.path, item.offset, item.length)
         box = Box(chunk.offsets, chunk.sizes)
         replica = 0
-        if index >= self._main:
+        if index >= len(self) - self._copies:
             before = self._chunks[:index]
             replica = sum(1 for other in before if other.offsets == chunk.offsets)
         return Piece(box, place_, replica=replica, rank=rank_of(item.path), packed=True)

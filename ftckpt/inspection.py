@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from .checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
+from .dtypes import DType
 from .findings import Finding
 from .resume import ResumeItem, resume_check
 
@@ -77,25 +78,26 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         UnavailableError, DeniedError: small objects could not be read.
         CorruptError, UnsafeError: a small object that the resume check reads is not sound.
     """
-    sums: dict[tuple[str, Kind, str], list[int]] = defaultdict(lambda: [0, 0])
+    # Counted by class and shape first: there may be a million tensors, and there are few of these.
+    alike: dict[tuple[str, Kind, str, tuple[int, ...]], int] = defaultdict(int)
+    dtypes: dict[str, DType] = {}
     tensors = pieces = 0
-    for key, info in checkpoint.tensors.items():
+    for key, (component, _, kind, shape, dtype, parts, _) in checkpoint.tensors.items():
         if key in checkpoint.aliases:
             continue
         tensors += 1
-        pieces += len(info.pieces)
-        # Counted by class first: there may be a million tensors, and there are few classes.
-        count = sums[info.component, info.kind, info.dtype.name]
-        elements = prod(info.shape)
-        count[0] += elements
-        count[1] += info.dtype.nbytes(elements)
+        pieces += len(parts)
+        alike[component, kind, dtype.name, shape] += 1
+        dtypes[dtype.name] = dtype
     by_kind: dict[str, int] = defaultdict(int)
     by_dtype: dict[str, int] = defaultdict(int)
     by_component: dict[str, int] = defaultdict(int)
     parameters = trained = 0
-    for (component, kind, dtype), (elements, nbytes) in sums.items():
+    for (component, kind, name, shape), count in alike.items():
+        elements = count * prod(shape)
+        nbytes = count * dtypes[name].nbytes(prod(shape))
         by_kind[kind] += nbytes
-        by_dtype[dtype] += nbytes
+        by_dtype[name] += nbytes
         by_component[component] += nbytes
         if component == "model" and kind is Kind.PARAM:
             parameters += elements

@@ -203,10 +203,11 @@ def _weights(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
 
 def _trainable(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> list[TensorInfo]:
     # Integers have no gradient, and tied weights share the moments of their owner.
+    tied = checkpoint.aliases
     return [
         t
         for t in weights
-        if t.dtype.family in ("float", "complex") and t.key not in checkpoint.aliases
+        if t.dtype.family in ("float", "complex") and not (tied and t.key in tied)
     ]
 
 
@@ -245,7 +246,7 @@ def _moments(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
 
 def _masters(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeItem:
     masters = [t for t in checkpoint.tensors.values() if t.kind is Kind.MASTER]
-    small = [t for t in _trainable(checkpoint, weights) if t.dtype.bits < 32]
+    small = _trainable(checkpoint, [t for t in weights if t.dtype.bits < 32])
     if masters:
         names = {t.name for t in masters}
         missing = [t.name for t in small if t.name not in names]

@@ -1,0 +1,114 @@
+"""Read a large `.metadata` in bulk: its records as tables, the little that is left as a pickle.
+
+The result is what `dcp_metadata.parse_metadata` gives, or None: whatever is not spelled as torch
+spells it, contradicts itself or leaves a place open is for that reader, which also says what is
+wrong. What may be in a pickle is decided by the unpickler alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ftckpt.errors import FtckptError
+
+from . import unpickle
+from .dcp_metadata import DcpMetadata, take_members
+from .dcp_records import SHAPES, TABLE, Fields
+from .dcp_rows import Joined
+from .dcp_tables import EntryReader, ItemReader, read_paths
+from .lockstep import Shapes, Words
+from .pickle_cut import DeclinedError, Named, Walk, push
+from .pickle_values import Values
+
+# Smaller metadata is read as fast without numpy.
+LARGE = 4 << 20
+_KEPT = 16 << 20
+
+
+def parse_in_bulk(data: bytearray, size: int, file: str) -> DcpMetadata | None:
+    """Parse one metadata pickle; None where it is not spelled as expected.
+
+    Args:
+        data: the file, and `lockstep.PADDING` zeros.
+        size: length of the file in bytes.
+        file: its name, for messages.
+    """
+    # A large block that was freed tells the C library to keep small ones: it would hand the memory
+    # of every short-lived array back to the system, and half the time would go into asking again.
+    bytearray(_KEPT)
+    try:
+        with unpickle.no_gc():
+            return _parse(data, size, file)
+    except (DeclinedError, FtckptError, KeyError, TypeError, AttributeError, ValueError):
+        return None
+
+
+def _parse(data: bytearray, size: int, file: str) -> DcpMetadata:
+    walk = Walk(data, size)
+    shapes = _find_tables(walk, data, size)
+    used = walk.named.used
+    shape = b""
+    if walk.wanted and Named.GLOBAL + b"Size" in walk.named.index:
+        shape = push(walk.kept[walk.named.index[Named.GLOBAL + b"Size"]])
+        used.append((walk.named.index[Named.GLOBAL + b"Size"], tuple))
+    tables = dict.fromkeys(run.table for run in walk.runs)
+    values = Values(data, shapes, tables, walk.wanted.values(), shape)
+    state, opaque = _load(walk, values, file)
+    meta = DcpMetadata(opaque=opaque)
+    joined = Joined(values, file)
+    joined.take(
+        meta, state["state_dict_metadata"], state.get("planner_data"), state.get("storage_data")
+    )
+    if joined.runs != len(walk.runs):
+        raise DeclinedError
+    take_members(meta, state)
+    return meta
+
+
+def _find_tables(walk: Walk, data: bytearray, size: int) -> Shapes:
+    """Walk the pickle; where the first record of a dict has passed, look for all the others."""
+    words, shapes = Words(data, size), Shapes()
+    seen: dict[str, object] = {}
+
+    def built(at: int) -> None:
+        index = walk.named.index
+        known = tuple(
+            Named.GLOBAL + name in index
+            for name in (b"TensorStorageMetadata", b"BytesStorageMetadata")
+        )
+        try:
+            if any(known) and seen.get("entries") != known:
+                walk.ahead(EntryReader(walk.named, shapes).read(data, words, at))
+                seen["entries"] = known
+            if Named.GLOBAL + b"_StorageInfo" in index and "items" not in seen:
+                walk.ahead(ItemReader(walk.named, shapes).read(data, words, at))
+                seen["items"] = True
+        except KeyError:  # not all of its members have passed yet
+            pass
+
+    def read(text: bytes, at: int) -> None:
+        if text == b"planner_data" and "paths" not in seen:
+            end = data.find(b"storage_data", at)
+            walk.ahead(read_paths(data, words, at, size if end < 0 else end))
+            seen["paths"] = True
+
+    walk.walk(built, read)
+    return shapes
+
+
+def _load(walk: Walk, values: Values, file: str) -> tuple[dict[Any, Any], tuple[str, ...]]:
+    """Load what is left; return the members of the Metadata object, and the opaque names."""
+    used = walk.named.used
+    rest = walk.rest(values.written, [index for index, _ in used] + values.foreign.tolist())
+    try:
+        loaded = unpickle.load(rest, file=file, table=TABLE, persistent=walk.runs.__getitem__)
+    finally:
+        SHAPES.clear()
+    top, given = loaded.value
+    for (_, expected), found in zip(used, given, strict=False):
+        if found is not expected and (type(found) is not str or found != expected):
+            raise DeclinedError
+    values.give(given[len(used) :])
+    if not isinstance(top, Fields):
+        raise DeclinedError
+    return top.state, loaded.opaque

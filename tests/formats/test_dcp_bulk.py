@@ -1,0 +1,373 @@
+"""Metadata read in bulk is what the general reader makes of it, or is left to that reader."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ftckpt.errors import UnsafeError
+from ftckpt.formats import dcp_markers, lockstep
+from ftckpt.formats.dcp import Dcp, DcpCheckpoint
+from ftckpt.formats.dcp_bulk import parse_in_bulk
+from ftckpt.formats.dcp_columns import EntryColumns
+from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata
+from ftckpt.formats.lockstep import PADDING
+from ftckpt.inspection import inspect
+from ftckpt.source import Source
+from ftckpt.stores import open_store
+from tests.formats.dcp_writing import DATA
+
+
+def bulk(data: bytes) -> DcpMetadata | None:
+    return parse_in_bulk(bytearray(data + bytes(PADDING)), len(data), ".metadata")
+
+
+def general(data: bytes) -> DcpMetadata:
+    return parse_metadata(io.BufferedReader(io.BytesIO(data)), len(data), ".metadata")
+
+
+def item_of(item: Any) -> Any:
+    return item and (item.path, item.offset, item.length, item.transforms)
+
+
+def plain(meta: DcpMetadata) -> list[Any]:
+    """Return everything that a metadata says, to be compared."""
+    tensors = [
+        (name, e.size, e.dtype, [(c.offsets, c.sizes, item_of(c.item)) for c in e.chunks])
+        for name, e in meta.tensors.items()
+    ]
+    objects = [(name, item_of(item)) for name, item in meta.objects.items()]
+    return [
+        tensors, objects, meta.paths, meta.orphans, meta.copies, meta.files, meta.transforms,
+        meta.save_id, meta.version, meta.reformulated, meta.extras, meta.opaque,
+    ]  # fmt: skip
+
+
+def check(data: bytes, *, read: bool = True) -> None:
+    """Compare the two readers; with `read`, the bulk reader must not leave it to the other."""
+    found = bulk(data)
+    if found is None:
+        assert not read
+        return
+    assert isinstance(found.tensors, EntryColumns)
+    assert plain(found) == plain(general(data))  # raises where the general reader refuses
+
+
+# --- what torch writes --------------------------------------------------------------------------
+
+
+def fixtures() -> list[Path]:
+    return sorted(DATA.glob("*/*/*.metadata"))
+
+
+@pytest.mark.parametrize("path", fixtures(), ids=lambda p: "/".join(p.parts[-3:]))
+def test_metadata_that_torch_saved(path: Path) -> None:
+    check(path.read_bytes(), read=path.name == ".metadata")
+
+
+def real(name: str, unpacked: Path) -> list[Path]:
+    import tarfile
+
+    archive = Path(__file__).parents[2] / ".." / "shared" / "checkpoints" / f"{name}.tar.xz"
+    if not archive.exists():
+        pytest.skip(f"{archive.name} is not here")
+    with tarfile.open(archive) as tar:
+        tar.extractall(unpacked, [m for m in tar if m.name.endswith(".metadata")], filter="data")
+    return sorted(unpacked.rglob("*.metadata"))
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("accelerate_fsdp1", True),
+        ("accelerate_fsdp2", True),
+        ("dcp_2d_tpfsdp", True),
+        ("dcp_fsdp2_nested", True),
+        ("dcp_fsdp2_titan", True),
+        ("dcp_torch26_fsdp2_async", True),
+        # Megatron's plans refer to what was cut out.
+        ("mcore_torchdist_tp2pp2", False),
+        ("mcore0161_tp2dp2_dpreshard", False),
+    ],
+)
+def test_metadata_of_real_jobs(name: str, read: bool, tmp_path: Path) -> None:
+    paths = real(name, tmp_path)
+    assert paths
+    for path in paths:
+        check(path.read_bytes(), read=read)
+
+
+NAMES = st.text(min_size=1, max_size=12) | st.sampled_from(
+    ["w" * 300, "fqn", "size", "sizes", "offset", "offsets", "index", "properties", "Size", "é" * 9]
+)
+NUMBERS = st.sampled_from([0, 1, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 40) + 7])
+TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
+
+
+@st.composite
+def saved(draw: st.DrawFn) -> Metadata:
+    """Metadata of torch's own classes: what is shared between records differs from save to save."""
+    names = draw(st.lists(NAMES, unique=True, min_size=1, max_size=12))
+    files = draw(st.lists(st.sampled_from(["__0_0.distcp", "a/__1_0.distcp", "x"]), min_size=1))
+    copied = draw(st.booleans())
+    state: dict[str, Any] = {}
+    planner: dict[str, Any] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+
+    def said(text: str) -> str:
+        return "".join(list(text)) if copied else text
+
+    def info() -> _StorageInfo:
+        return _StorageInfo(said(draw(st.sampled_from(files))), draw(NUMBERS), draw(NUMBERS))
+
+    for name in names:
+        planner[said(name)] = tuple(
+            draw(st.lists(st.sampled_from([name, "model", "exp_avg_sq"]), min_size=1, max_size=5))
+        )
+        if draw(st.integers(0, 3)) == 0:
+            state[name] = BytesStorageMetadata()
+            storage[MetadataIndex(said(name))] = info()
+            continue
+        rank = draw(st.integers(0, 5))
+        rows = draw(st.integers(0, 4))
+        rest = [draw(st.sampled_from([1, 3, 300])) for _ in range(rank - 1)]
+        chunks = [
+            ChunkStorageMetadata(
+                torch.Size([2 * row, *[0] * (rank - 1)][:rank]), torch.Size([2, *rest][:rank])
+            )
+            for row in range(rows if rank else 1)
+        ]
+        size = torch.Size([2 * rows, *rest][:rank])
+        state[name] = TensorStorageMetadata(TensorProperties(draw(TYPES)), size, chunks)
+        hinted = draw(st.booleans()) or len(chunks) > 1
+        for number, chunk in enumerate(chunks):
+            offsets = torch.Size(list(chunk.offsets)) if copied else chunk.offsets
+            index = MetadataIndex(said(name), offsets, number if hinted else None)
+            storage[index] = info()
+    if draw(st.booleans()):
+        storage = dict(reversed(storage.items()))
+    return Metadata(state, planner, storage, StorageMeta(save_id="an-id"))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(saved(), st.sampled_from([4, 5]))
+def test_any_metadata_of_torchs_classes(metadata: Metadata, protocol: int) -> None:
+    check(pickle.dumps(metadata, protocol), read=False)
+    assert bulk(pickle.dumps(metadata, 2)) is None
+
+
+def large(tensors: int = 1200, *, own: str = "", copied: bool = True) -> Metadata:
+    """Metadata of more than a batch of the pickler, in several frames."""
+    state: dict[str, Any] = {}
+    planner: dict[str, Any] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for number in range(tensors):
+        name = f"model.layers.{number}.{own}weight"
+        planner[name] = ("model", name[6:])
+        if number % 7 == 3:
+            state[name] = BytesStorageMetadata()
+            storage[MetadataIndex(name[:3] + name[3:])] = _StorageInfo("__0_0.distcp", number, 9)
+            continue
+        chunks = [
+            ChunkStorageMetadata(torch.Size([half * 300, 0]), torch.Size([300, 7]))
+            for half in range(1 + number % 3)
+        ]
+        dtype = torch.bfloat16 if number % 5 else torch.float32
+        size = torch.Size([300 * len(chunks), 7])
+        state[name] = TensorStorageMetadata(TensorProperties(dtype), size, chunks)
+        for half, chunk in enumerate(chunks):
+            fqn = name[:3] + name[3:] if copied else name
+            offsets = torch.Size(list(chunk.offsets)) if copied else chunk.offsets
+            storage[MetadataIndex(fqn, offsets, half)] = _StorageInfo(
+                f"__{half}_0.distcp", number * 70_000, 70_000
+            )
+    return Metadata(state, planner, storage)
+
+
+@pytest.mark.parametrize("own", ["", "ü."])
+@pytest.mark.parametrize("copied", [False, True])
+def test_batches_and_frames(own: str, copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pickle.dumps(large(own=own, copied=copied), 4)
+    assert data.count(b"\x95") > 4
+    check(data)
+    monkeypatch.setattr("ftckpt.formats.dcp_tables.LANES", 100)
+    check(data)
+
+
+def sharded(tensors: int, chunks: int) -> Metadata:
+    """Metadata of tensors with many chunks each."""
+    state: dict[str, Any] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for name in [f"w{n}" for n in range(tensors)]:
+        parts = [ChunkStorageMetadata(torch.Size([n]), torch.Size([1])) for n in range(chunks)]
+        properties = TensorProperties(torch.float32)
+        state[name] = TensorStorageMetadata(properties, torch.Size([chunks]), parts)
+        for number, part in enumerate(parts):
+            index = MetadataIndex(name, part.offsets, number)
+            storage[index] = _StorageInfo(f"__{number}_0.distcp", number, 1)
+    return Metadata(state, {}, storage)
+
+
+@pytest.mark.parametrize(("tensors", "chunks"), [(300, 70), (40, 1)])
+def test_tensors_of_many_chunks(tensors: int, chunks: int) -> None:
+    check(pickle.dumps(sharded(tensors, chunks), 4))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, (1 << 63) - 1) | NUMBERS, min_size=1))
+@example([(1 << n) - 1 for n in range(64)])
+@example([1 << n for n in range(63)])
+def test_integers_of_every_width(numbers: list[int]) -> None:
+    import numpy as np
+
+    data = bytearray(b"".join(pickle.dumps(n, 2)[2:-1] for n in numbers))
+    at = np.cumsum([0, *(len(pickle.dumps(n, 2)) - 3 for n in numbers)])[:-1]
+    lanes = lockstep.Lanes(lockstep.Words(data + bytes(PADDING), len(data)), at)
+    assert lanes.integer().tolist() == numbers
+    assert lanes.ok.all()
+    assert lanes.at.tolist() == [*at[1:].tolist(), len(data)]
+
+
+@pytest.mark.parametrize("number", [-1, -(1 << 31), -(1 << 40), 1 << 63, 1 << 64, 1 << 200])
+def test_integers_that_no_size_has(number: int) -> None:
+    import numpy as np
+
+    data = bytearray(pickle.dumps(number, 2)[2:-1])
+    words = lockstep.Words(data + bytes(PADDING), len(data))
+    lanes = lockstep.Lanes(words, np.zeros(1, np.int64))
+    lanes.integer()
+    assert not lanes.ok.any()
+
+
+# --- what nobody writes by accident -------------------------------------------------------------
+
+SEED = pickle.dumps(large(60), 4)
+assert int.from_bytes(SEED[3:11], "little") == len(SEED) - 11, "one frame"
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    data = bytearray(SEED)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(11, len(data) - 1))
+        how = draw(st.sampled_from(["set", "flip", "insert", "delete", "copy", "swap"]))
+        if how == "set":
+            data[at] = draw(st.sampled_from(b"\x94h(ub.)ReaKN\x85\x86\x81\x93Q0sJ"))
+        elif how == "flip":
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif how == "insert":
+            data[at:at] = draw(st.binary(min_size=1, max_size=4))
+        elif how == "delete":
+            del data[at : at + draw(st.integers(1, 9))]
+        elif how == "copy":
+            start = draw(st.integers(11, len(data) - 1))
+            data[at:at] = data[start : start + draw(st.integers(1, 400))]
+        else:
+            start = draw(st.integers(11, len(data) - 1))
+            length = draw(st.integers(1, 6))
+            data[at : at + length] = data[start : start + length]
+    data[3:11] = (len(data) - 11).to_bytes(8, "little")
+    return bytes(data)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(mutated())
+def test_mutated_metadata_is_read_alike_or_left(data: bytes) -> None:
+    found = bulk(data)
+    if found is not None:
+        assert plain(found) == plain(general(data))
+
+
+# --- as a checkpoint ----------------------------------------------------------------------------
+
+
+def opened(path: Path) -> list[Any]:
+    """Return what a checkpoint says with whatever reader."""
+    checkpoint = Dcp().open(Source.directory(open_store(str(path))))
+    tensors = [(key, info, list(info.pieces)) for key, info in checkpoint.tensors.items()]
+    found = [(f.kind, f.message, f.file, f.tensor, f.offset) for f in checkpoint.check()]
+    records = list(checkpoint.records())
+    return [tensors, checkpoint.objects, found, records, inspect(checkpoint), checkpoint.topology]
+
+
+@pytest.mark.parametrize("name", ["fsdp2/step-3", "hsdp/step-3", "tp/step-3", "ranklocal/step-3"])
+def test_a_checkpoint_is_the_same_with_both_readers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = opened(DATA / name)
+    monkeypatch.setattr(dcp_markers, "LARGE", 0)
+    assert opened(DATA / name) == expected
+
+
+def test_what_is_left_to_the_general_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dcp_markers, "LARGE", 0)
+    metadata = large(5)
+    for protocol, columns in ((4, True), (2, False)):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata, protocol))
+        checkpoint = Dcp().open(Source.directory(open_store(str(tmp_path))))
+        assert isinstance(checkpoint, DcpCheckpoint)
+        assert isinstance(checkpoint.meta.tensors, EntryColumns) == columns
+        assert len(checkpoint.tensors) == 4
+
+
+@pytest.mark.parametrize("what", ["place", "name", "path"])
+def test_what_stands_there_twice_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = pickle.dumps(large(40), 4)
+    old, new = {
+        "place": (b"model.layers.34.weight", b"model.layers.35.weight"),  # of an item
+        "name": (b"model.layers.34.weight", b"model.layers.35.weight"),  # of a tensor
+        "path": (b"__1_0.distcp", b"../../passwd"),
+    }[what]
+    at = data.rindex(old) if what == "place" else data.index(old)
+    data = data[:at] + new + data[at + len(old) :]
+    assert bulk(data) is None
+    monkeypatch.setattr(dcp_markers, "LARGE", 0)
+    (tmp_path / ".metadata").write_bytes(data)
+    checked = pytest.raises(UnsafeError) if what != "name" else contextlib.nullcontext()
+    with checked:
+        Dcp().open(Source.directory(open_store(str(tmp_path))))
+
+
+def test_a_call_inside_a_run_is_found() -> None:
+    # A size of a record in the middle is dropped, and os.system("x") called in its place.
+    size = b"M,\x01K\x07\x86\x94\x85\x94R\x94"
+    at = SEED.index(size, len(SEED) // 3)
+    called = b"0\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R"
+    data = SEED[: at + len(size)] + called + SEED[at + len(size) :]
+    data = data[:3] + (len(data) - 11).to_bytes(8, "little") + data[11:]
+    assert bulk(SEED) is not None
+    assert bulk(data) is None
+    with pytest.raises(UnsafeError, match=r"os\.system"):
+        general(data)
+
+
+def test_a_frame_that_ends_inside_an_opcode_is_left() -> None:
+    # One reader drops a frame's head, another takes it for an argument: they must not differ.
+    at = SEED.index(b"M,\x01", len(SEED) // 3) + 1
+    first = SEED[11:at]
+    second = SEED[at:]
+    data = SEED[:3] + len(first).to_bytes(8, "little") + first
+    data += b"\x95" + len(second).to_bytes(8, "little") + second
+    assert bulk(data) is None
