@@ -22,10 +22,11 @@ from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment, Stored,
 
 from .dcp_markers import MARKER
 from .dcp_metadata_writer import Chunk, Place, TensorItems, metadata
+from .dcp_rank_files import RankFiles
 from .inert_tree import Path, dotted
 from .state_objects import StateObjects
 from .state_paths import is_divided, recorded_items, recorded_paths, tensor_paths, with_aliases
-from .torch_tree import Tensor, save
+from .torch_tree import save, save_shard
 from .worlds import world_notes, world_of
 
 
@@ -63,7 +64,7 @@ class _State:
         self.tensors: dict[str, TensorItems] = {}
         self.objects: dict[str, Place] = {}
         self.paths: dict[str, Path] = {}
-        self.files = _Files(world)
+        self.files = RankFiles(world)
         self._content = content
         self._world = world
         self._recorded = recorded_paths(content.checkpoint)
@@ -125,35 +126,6 @@ class _State:
                 yield rank, Box((start, *zeros), (stop - start, *rest))
 
     def _chunk(self, key: str, rank: int, box: Box) -> Chunk:
-        tensor = Tensor.of(self._content.part(key, box))
-        place = self.files.add(rank, save(tensor, base=self.files.sizes[rank]))
+        shard = self._content.part(key, box)
+        place = self.files.add(rank, save_shard(shard, base=self.files.sizes[rank]))
         return Chunk(box.offsets, box.sizes, place)
-
-
-class _Files:
-    """One data file a rank."""
-
-    def __init__(self, world: int) -> None:
-        self.sizes = [0] * world
-        self._segments: list[list[Segment]] = [[] for _ in range(world)]
-
-    def add(self, rank: int, segments: list[Segment], transforms: tuple[str, ...] = ()) -> Place:
-        """Put an item at the end of a rank's file."""
-        start = self.sizes[rank]
-        length = sum(segment.nbytes for segment in segments)
-        self.sizes[rank] = start + length
-        self._segments[rank] += segments
-        return Place(_file(rank), start, length, transforms)
-
-    def lightest(self) -> int:
-        """Return the rank whose file is the smallest."""
-        return self.sizes.index(min(self.sizes))
-
-    def outputs(self) -> Iterator[OutputFile]:
-        """Yield the files of all ranks; torch leaves an empty one where a rank has nothing."""
-        for rank, segments in enumerate(self._segments):
-            yield OutputFile(_file(rank), segments)
-
-
-def _file(rank: int) -> str:
-    return f"__{rank}_0.distcp"

@@ -62,39 +62,75 @@ class _Descriptor(Checksums):
         return _descriptor(crcs[0], self._size, self.nbytes == 24)
 
 
-class _Ending(Checksums):
-    """The serialization id and all that follows: nothing but CRCs is unknown in it."""
+class _Plan(NamedTuple):
+    """What an archive's end is made of, offsets counted from the archive's begin.
 
-    def __init__(
-        self,
-        at: int,
-        entries: Sequence[_Entry],
-        ranges: Sequence[tuple[int, int]],
-        folder: str,
-    ) -> None:
-        self._at, self._entries, self._folder = at, entries, folder
-        self.ranges = ranges
-        self.nbytes = len(self.build([0] * len(ranges)))
+    Attributes:
+        text: what is known between the descriptor of the last record of data and the id.
+        at: where the serialization id's header begins.
+        entries: all records but the id.
+        ranges: the records of data, in order.
+        folder: of the archive.
+        nbytes: length of the end.
+    """
+
+    text: bytes
+    at: int
+    entries: tuple[_Entry, ...]
+    ranges: tuple[tuple[int, int], ...]
+    folder: str
+    nbytes: int
+
+
+class Ending(Checksums):
+    """All that follows the last record of data: nothing but CRCs is unknown in it."""
+
+    __slots__ = ("_base", "_plan")
+
+    def __init__(self, plan: _Plan, base: int) -> None:
+        self._plan, self._base = plan, base
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """Its length."""
+        return self._plan.nbytes
+
+    @property
+    def ranges(self) -> Sequence[tuple[int, int]]:  # type: ignore[override]
+        """The bytes of the records of data, in the file."""
+        return [(self._base + start, self._base + stop) for start, stop in self._plan.ranges]
+
+    def at(self, base: int) -> Ending:
+        """Return the end of an equal archive that begins elsewhere."""
+        return Ending(self._plan, base)
 
     def build(self, crcs: Sequence[int]) -> bytes:
-        """Return the archive's last record, its directory and its end."""
-        left = iter(crcs)
-        entries = [e if e.crc is not None else e._replace(crc=next(left)) for e in self._entries]
-        names = combined_crcs(crc32(e.name) for e in entries)
-        values = combined_crcs(e.crc or 0 for e in entries if e.size)
-        data = f"{names:020d}{values:020d}".encode()
-        name = f"{self._folder}/.data/serialization_id".encode()
-        entries.append(_Entry(name, self._at, len(data), crc32(data)))
-        made = bytearray(_header(name, self._at, len(data)))
-        made += data + _descriptor(crc32(data), len(data), self._at >= _U32)
-        start = self._at + len(made)
-        for entry in entries:
-            made += _listed(entry)
-        return bytes(made) + _end(len(entries), start, self._at + len(made))
+        """Return the last descriptor, the records without data, the directory and the end."""
+        return _ending(self._plan, crcs)
+
+
+def _ending(plan: _Plan, crcs: Sequence[int]) -> bytes:
+    made = bytearray()
+    if plan.ranges:
+        last = next(e for e in reversed(plan.entries) if e.crc is None)
+        made += _descriptor(crcs[-1], last.size, last.size >= _U32 or last.header >= _U32)
+    made += plan.text
+    left = iter(crcs)
+    entries = [e if e.crc is not None else e._replace(crc=next(left)) for e in plan.entries]
+    names = combined_crcs(crc32(e.name) for e in entries)
+    values = combined_crcs(e.crc or 0 for e in entries if e.size)
+    data = f"{names:020d}{values:020d}".encode()
+    name = f"{plan.folder}/.data/serialization_id".encode()
+    entries.append(_Entry(name, plan.at, len(data), crc32(data)))
+    record = _header(name, plan.at, len(data)) + data
+    record += _descriptor(crc32(data), len(data), plan.at >= _U32)
+    listed = b"".join(map(_listed, entries))
+    start = plan.at + len(record)
+    return bytes(made) + record + listed + _end(len(entries), start, start + len(listed))
 
 
 def lay_out(records: Iterable[Record], *, folder: str = "archive", base: int = 0) -> list[Segment]:
-    """Return the segments of an archive.
+    """Return the segments of an archive; the last is an `Ending` where any data is to come.
 
     Args:
         records: in the order in which they are to stand; the serialization id is added.
@@ -105,6 +141,7 @@ def lay_out(records: Iterable[Record], *, folder: str = "archive", base: int = 0
     text = bytearray()  # what is known since the last segment of data
     entries: list[_Entry] = []
     ranges: list[tuple[int, int]] = []
+    pending: _Descriptor | None = None
     at = 0
     for record in records:
         name = f"{folder}/{record.name}".encode()
@@ -119,16 +156,18 @@ def lay_out(records: Iterable[Record], *, folder: str = "archive", base: int = 0
         elif not size:
             entries.append(_Entry(name, at, 0, 0))
         else:
-            start = base + at + len(head)
+            start = at + len(head)
             ranges.append((start, start + size))
-            made += (Literal(bytes(text)), *record.segments, _Descriptor(start, size, wide))
+            if pending is not None:
+                made.append(pending)
+            made += (Literal(bytes(text)), *record.segments)
+            pending = _Descriptor(base + start, size, wide)
             text.clear()
             entries.append(_Entry(name, at, size, None))
         at += len(head) + size + (0 if not size else 24 if wide else 16)
-    ending = _Ending(at, entries, ranges, folder)
-    if not ranges:
-        return [Literal(bytes(text) + ending.build(()))]
-    return [*made, Literal(bytes(text)), ending]
+    plan = _Plan(bytes(text), at, tuple(entries), tuple(ranges), folder, 0)
+    plan = plan._replace(nbytes=len(_ending(plan, [0] * len(ranges))))
+    return [*made, Ending(plan, base)] if ranges else [Literal(_ending(plan, ()))]
 
 
 def _header(name: bytes, at: int, size: int) -> bytes:
