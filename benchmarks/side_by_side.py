@@ -27,11 +27,15 @@ sys.path.insert(0, str(ROOT))
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to do the work; `run` returns how many bytes it handled."""
+    """One way to do the work; `run` returns how many bytes it handled.
+
+    `prepare` comes before each run and is not timed: it takes away what the last run has made.
+    """
 
     name: str
     run: Callable[[], int]
     ours: bool = False
+    prepare: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def compare(contestants: list[Contestant], rounds: int) -> list[Row]:
     nbytes: dict[str, int] = {}
     for number in range(rounds + 1):
         for contestant in contestants:
+            contestant.prepare()
             began = time.perf_counter()
             nbytes[contestant.name] = contestant.run()
             if number:
@@ -146,6 +151,18 @@ def run_ftckpt(*words: str, codes: tuple[int, ...] = (0,)) -> str:
     if done.returncode not in codes:
         raise SystemExit(f"ftckpt {' '.join(words)} ended with {done.returncode}: {done.stderr}")
     return done.stdout
+
+
+def peak_memory(*command: str) -> float:
+    """Run a command and return the most memory that it held, in MiB."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment()
+    ) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return round(used.ru_maxrss / 1024, 1)
 
 
 def warm(path: Path) -> None:
