@@ -144,7 +144,7 @@ def _reasons(plan: Plan, notes: Notes) -> Iterator[str]:
     twice = [float(question.model.outcome(f * exact).useful) for f in (0.5, 2.0)]
     best = float(question.model.outcome(exact).useful)
     yield (
-        f"the optimum is flat: half of it costs {points(twice[0] - best)}, "
+        f"the optimum is flat: half of it gives {points(twice[0] - best)}, "
         f"twice of it {points(twice[1] - best)}"
     )
 
