@@ -17,6 +17,7 @@ from .dcp_columns import EntryColumns
 from .dcp_metadata import DcpMetadata, take_entries, take_paths
 from .dcp_records import MAX_INT, Index, StoredItem, TensorEntry
 from .dcp_tables import Entries, Items, Paths
+from .lockstep import Column
 from .pickle_cut import DeclinedError, Run, Table
 from .pickle_values import Values
 
@@ -113,6 +114,8 @@ class Joined:
             names = self._values.texts(table.name.value)
             meta.paths.update(compress(zip(names, paths, strict=True), cut))
             total += sum(cut)
+            # The longest columns: what comes next takes their memory.
+            table.name = table.keys = Column.empty(0)
         if len(others.union(meta.paths)) != total:
             raise DeclinedError
 

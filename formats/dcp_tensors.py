@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import overload
 
@@ -23,7 +23,7 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
     """Return the tensors by key, and key -> name in the metadata."""
     tensors: dict[str, TensorInfo] = {}
     stored: dict[str, str] = {}
-    entries = list(meta.tensors.items())
+    entries = deque(meta.tensors.items())
     paths = meta.paths
     places = [place(name, paths.get(name, ()), entry.dtype) for name, entry in entries]
     bare = _bare_names(places)
@@ -31,7 +31,8 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
     for name, chunk, _ in meta.copies:
         if chunk is not None:
             copies[name].append(chunk)
-    for (name, entry), (component, kind, said) in zip(entries, places, strict=True):
+    for component, kind, said in places:
+        name, entry = entries.popleft()  # what is made next takes its memory
         said = bare(component, said)
         # Two stored names can mean one tensor only by our reading: they are kept apart.
         key = tensor_key(component, kind, said)
