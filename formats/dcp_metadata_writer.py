@@ -9,13 +9,14 @@ Source: torch/distributed/checkpoint/{metadata,filesystem,default_planner}.py, 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from ftckpt.dtypes import DType
 
 from .inert_tree import Path
-from .pickling import Call, Global, dumps
+from .pickling import Call, Global, Pairs, dumps
 
 VERSION = "1.0.0"
 
@@ -63,20 +64,10 @@ def metadata(
         paths: stored name -> path of keys in the nested state (`planner_data`).
     """
     writer = _Writer()
-    entries: dict[str, Any] = {}
-    storage: dict[Any, Any] = {}
-    for name, tensor in tensors.items():
-        entries[name] = writer.tensor(tensor)
-        for number, chunk in enumerate(tensor.chunks):
-            index = {"fqn": name, "index": number, "offset": writer.size(chunk.offsets)}
-            storage[_made("MetadataIndex", index)] = _info(chunk.place)
-    for name, place in objects.items():
-        entries[name] = Call(Global(_MODULE, "BytesStorageMetadata"), new=True)
-        storage[_made("MetadataIndex", {"fqn": name, "index": None})] = _info(place)
     state = {
-        "state_dict_metadata": entries,
-        "planner_data": dict(paths),
-        "storage_data": storage,
+        "state_dict_metadata": Pairs(writer.entries(tensors, objects)),
+        "planner_data": Pairs(paths.items()),
+        "storage_data": Pairs(writer.storage(tensors, objects)),
         "storage_meta": None,
         "version": VERSION,
     }
@@ -84,11 +75,34 @@ def metadata(
 
 
 class _Writer:
-    """Makes each size and each type once: a checkpoint repeats them by the thousand."""
+    """Makes each size and each type once, and all else when its turn comes to be written.
+
+    A checkpoint has few sizes, and perhaps a million chunks.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, ...], Call] = {}
         self._properties: dict[str, Call] = {}
+
+    def entries(
+        self, tensors: Mapping[str, TensorItems], objects: Mapping[str, Place]
+    ) -> Iterator[tuple[str, Call]]:
+        """Yield `state_dict_metadata`."""
+        for name, tensor in tensors.items():
+            yield name, self.tensor(tensor)
+        for name in objects:
+            yield name, _made("BytesStorageMetadata", None)
+
+    def storage(
+        self, tensors: Mapping[str, TensorItems], objects: Mapping[str, Place]
+    ) -> Iterator[tuple[Call, Call]]:
+        """Yield `storage_data`."""
+        for name, tensor in tensors.items():
+            for number, chunk in enumerate(tensor.chunks):
+                index = {"fqn": name, "index": number, "offset": self.size(chunk.offsets)}
+                yield _made("MetadataIndex", index), _info(chunk.place)
+        for name, place in objects.items():
+            yield _made("MetadataIndex", {"fqn": name, "index": None}), _info(place)
 
     def size(self, values: tuple[int, ...]) -> Call:
         """Return a `torch.Size`."""
@@ -119,22 +133,26 @@ class _Writer:
             layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
             memory = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))  # contiguous
             state = (Global("torch", dtype.name), layout, False, memory, False)
-            made = self._properties[dtype.name] = _made("TensorProperties", state)
+            made = self._properties[dtype.name] = Call(
+                Global(_MODULE, "TensorProperties"), state=state, new=True
+            )
         return made
 
 
 def _made(name: str, state: Any) -> Call:
-    return Call(Global(_MODULE, name), state=state, new=True)
+    return Call(_names(name), state=state, new=True, once=True)
+
+
+@cache
+def _names(name: str) -> Global:
+    return Global(_MODULE, name)
 
 
 def _info(place: Place) -> Call:
     state = {"relative_path": place.file, "offset": place.offset, "length": place.length}
     extra = {"transform_descriptors": list(place.transforms)} if place.transforms else {}
-    return Call(
-        Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        state={**state, **extra},
-        new=True,
-    )
+    return Call(_INFO, state=state | extra, new=True, once=True)
 
 
 _MODULE = "torch.distributed.checkpoint.metadata"
+_INFO = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle as op
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -43,18 +43,27 @@ class Call:
         args: its arguments.
         state: what BUILD gives the object afterwards; None gives nothing.
         new: whether only `__new__` is called, as protocol 2 does for plain classes.
+        once: whether it stands in the tree only once: then nothing of it is remembered, neither
+            here nor by whoever loads it.
     """
 
     function: Any
     args: tuple[Any, ...] = ()
     state: Any = None
     new: bool = False
+    once: bool = False
 
 
 class Persistent(NamedTuple):
     """An object that lies outside the pickle, by its id."""
 
     pid: Any
+
+
+class Pairs(NamedTuple):
+    """A dict whose members are made while it is written; it stands in the tree only once."""
+
+    members: Iterable[tuple[Any, Any]]
 
 
 class Scoped(NamedTuple):
@@ -98,6 +107,12 @@ class _Memo(NamedTuple):
     """The value that the opcodes so far have made: it may be referred to from here on."""
 
     value: Any
+
+
+class _Steps(NamedTuple):
+    """What is to be written next, made when its turn comes."""
+
+    rest: Iterator[Any]
 
 
 class _Leave(NamedTuple):
@@ -249,7 +264,7 @@ class _Pickler:
             return
         self._out += op.EMPTY_LIST
         self.memo(_Memo(value))
-        self._push(*_members(value, op.APPEND, op.APPENDS))
+        self._push(_members(value, op.APPEND, op.APPENDS))
 
     def of_dict(self, value: Mapping[Any, Any]) -> None:
         """Write a dict."""
@@ -257,13 +272,18 @@ class _Pickler:
             return
         self._out += op.EMPTY_DICT
         self.memo(_Memo(value))
-        self._push(*_pairs(value.items()))
+        self._push(_pairs(value.items()))
+
+    def of_pairs(self, value: Pairs) -> None:
+        """Write a dict that nothing refers to."""
+        self._out += op.EMPTY_DICT
+        self._push(_pairs(value.members))
 
     def of_ordered(self, value: Ordered) -> None:
         """Write an OrderedDict."""
         if self._known(value):
             return
-        self._push(_ORDERED, (), _Code(op.REDUCE), _Memo(value), *_pairs(value.items()))
+        self._push(_ORDERED, (), _Code(op.REDUCE), _Memo(value), _pairs(value.items()))
 
     def of_set(self, value: Any) -> None:
         """Write a set or frozenset, in an order that its members alone decide."""
@@ -285,12 +305,17 @@ class _Pickler:
 
     def _call(self, value: Any, made: Call) -> None:
         """Write `made`; `value` is what it stands for."""
+        code = _Code(op.NEWOBJ if made.new else op.REDUCE)
+        state = () if made.state is None else (made.state, _Code(op.BUILD))
+        if made.once:
+            if type(made.state) is dict:
+                state = (Pairs(made.state.items()), _Code(op.BUILD))
+            self._push(made.function, made.args, code, *state)
+            return
         if self._known(value):
             return
         self._enter(value)
-        state = () if made.state is None else (made.state, _Code(op.BUILD))
-        code = op.NEWOBJ if made.new else op.REDUCE
-        self._push(made.function, made.args, _Code(code), _Memo(value), *state)
+        self._push(made.function, made.args, code, _Memo(value), *state)
 
     def of_persistent(self, value: Persistent) -> None:
         """Write a reference to what lies outside."""
@@ -304,6 +329,16 @@ class _Pickler:
     def leave(self, mark: _Leave) -> None:
         """Go on as before the scope."""
         self._replace = mark.replace
+
+    def steps(self, value: _Steps) -> None:
+        """Write steps up to one that takes others, and come back for the rest."""
+        at_once = _AT_ONCE.get
+        for step in value.rest:
+            write = at_once(type(step))
+            if write is None:
+                self._todo += (value, step)
+                return
+            write(self, step)
 
     def _other(self, value: Any) -> None:
         if isinstance(value, Inert):
@@ -330,33 +365,31 @@ class _Pickler:
             items = _members(value.items, op.APPEND, op.APPENDS)
         state = [] if value.state is None else [value.state, _Code(op.BUILD)]
         code = op.REDUCE if value.called else op.NEWOBJ
-        self._push(type(value), value.args, _Code(code), _Memo(value), *items, *state)
+        self._push(type(value), value.args, _Code(code), _Memo(value), items, *state)
 
     def _push(self, *steps: Any) -> None:
         """Let `steps` be written next, the first of them first."""
         self._todo.extend(reversed(steps))
 
 
-def _members(values: Iterable[Any], one: bytes, many: bytes) -> list[Any]:
-    return _batches(((value,) for value in values), one, many)
+def _members(values: Iterable[Any], one: bytes, many: bytes) -> _Steps:
+    return _Steps(_batches(((value,) for value in values), one, many))
 
 
-def _pairs(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
-    return _batches(pairs, op.SETITEM, op.SETITEMS)
+def _pairs(pairs: Iterable[tuple[Any, Any]]) -> _Steps:
+    return _Steps(_batches(pairs, op.SETITEM, op.SETITEMS))
 
 
-def _batches(items: Iterable[tuple[Any, ...]], one: bytes, many: bytes) -> list[Any]:
-    """Return the steps that fill a container, marked as the standard pickler marks them."""
-    steps: list[Any] = []
+def _batches(items: Iterable[tuple[Any, ...]], one: bytes, many: bytes) -> Iterator[Any]:
+    """Yield the steps that fill a container, marked as the standard pickler marks them."""
     rest = iter(items)
     while batch := list(islice(rest, _BATCH)):
         single = len(batch) == 1 and one != op.ADDITEMS
         if not single:
-            steps.append(_Code(op.MARK))
+            yield _Code(op.MARK)
         for item in batch:
-            steps += item
-        steps.append(_Code(one if single else many))
-    return steps
+            yield from item
+        yield _Code(one if single else many)
 
 
 def _builtin(name: str) -> Global:
@@ -367,25 +400,32 @@ _ENCODE = Global("_codecs", "encode")
 _ORDERED = Global("collections", "OrderedDict")
 _U32 = struct.Struct("<I").pack
 
-_WRITERS: Mapping[type, Callable[[_Pickler, Any], None]] = {
+_Write = Callable[[_Pickler, Any], None]
+# What is written without writing anything else first.
+_AT_ONCE: Mapping[type, _Write] = {
     _Code: _Pickler.code,
     _Memo: _Pickler.memo,
-    _Leave: _Pickler.leave,
     type(None): _Pickler.of_none,
     bool: _Pickler.of_bool,
     int: _Pickler.of_int,
     float: _Pickler.of_float,
     str: _Pickler.of_str,
+    Global: _Pickler.of_global,
+}
+_WRITERS: Mapping[type, _Write] = {
+    **_AT_ONCE,
+    _Leave: _Pickler.leave,
+    _Steps: _Pickler.steps,
     bytes: _Pickler.of_bytes,
     bytearray: _Pickler.of_bytearray,
     complex: _Pickler.of_complex,
     tuple: _Pickler.of_tuple,
     list: _Pickler.of_list,
     dict: _Pickler.of_dict,
+    Pairs: _Pickler.of_pairs,
     Ordered: _Pickler.of_ordered,
     set: _Pickler.of_set,
     frozenset: _Pickler.of_set,
-    Global: _Pickler.of_global,
     Call: _Pickler.of_call,
     Persistent: _Pickler.of_persistent,
     Scoped: _Pickler.of_scoped,
