@@ -120,4 +120,4 @@ def command(
     if dtype is not None:
         content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
-    return carry_out(invocation, content, to, wishes, destination, run)
+    return carry_out(invocation, checkpoint, content, to, wishes, destination, run)

@@ -81,4 +81,4 @@ def command(
     checkpoint = open_checkpoint(invocation, source, newest=False)
     content = narrowed(Content.of(checkpoint), part)
     run = invocation.options(RunOptions)
-    return carry_out(invocation, content, checkpoint.format, wishes, destination, run)
+    return carry_out(invocation, checkpoint, content, checkpoint.format, wishes, destination, run)

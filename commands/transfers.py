@@ -12,17 +12,19 @@ import typer
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.findings import counted
 
+from . import render
 from .bounds import bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
 from .render import human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Box
+    from ftckpt.checkpoint import Box, Checkpoint
     from ftckpt.registry import Format
     from ftckpt.rules import Rules
     from ftckpt.transfer.carrying import TransferReport
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Layout, Wishes, Writer
+    from ftckpt.verification import VerifyReport
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SRC", help="The checkpoint to read: path, URL or ROOT@STEP.")
@@ -83,7 +85,8 @@ class RunOptions:
         bool, typer.Option("--dry-run", help="Print every copy and what it costs; write nothing.")
     ] = False
     no_proof: Annotated[
-        bool, typer.Option("--no-proof", help="Do not read the result back before showing it.")
+        bool,
+        typer.Option("--no-proof", help="Check neither the source nor, read back, the result."),
     ] = False
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget what another transfer to DST has left.")
@@ -162,6 +165,7 @@ def format_and_writer(name: str) -> tuple[Format, Writer]:
 
 def carry_out(
     invocation: Invocation,
+    checkpoint: Checkpoint,
     content: Content,
     name: str,
     wishes: Wishes,
@@ -172,6 +176,8 @@ def carry_out(
 
     Args:
         invocation: told of everything.
+        checkpoint: the source; its own evidence is checked first, because what is written gets new
+            checksums, which would hide damage that the old ones show.
         content: what is written.
         name: of the target format.
         wishes: what the user asks of the layout.
@@ -180,6 +186,7 @@ def carry_out(
     """
     from ftckpt.formats.same_object import SameObject
     from ftckpt.transfer.carrying import TransferOptions, require_place, transfer
+    from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
     jobs = job_count(run.jobs)
@@ -199,6 +206,19 @@ def carry_out(
         invocation.say(f"note: {note.message}")
     if run.dry_run:
         return _show_plan(invocation, layout, content, jobs, proof=not run.no_proof)
+    limiter = rate_limit(run.limit_rate)
+
+    def check() -> VerifyReport:
+        options = VerifyOptions(jobs=jobs, limiter=limiter)
+        found = verify(checkpoint, options, counter=invocation.counter)
+        invocation.report(evidence=found.evidence, findings=found.findings)
+        if found.code is ExitCode.OK:
+            invocation.say(f"the source: {found.message}")
+        else:
+            for one in found.findings:
+                invocation.print(render.finding_line(one))
+        return found
+
     report = transfer(
         content,
         layout,
@@ -208,12 +228,13 @@ def carry_out(
         same_objects=SameObject,
         options=TransferOptions(
             jobs=jobs,
-            limiter=rate_limit(run.limit_rate),
+            limiter=limiter,
             proof=not run.no_proof,
             device=run.device,
             restart=run.restart,
         ),
         store_options=invocation.stores,
+        check=None if run.no_proof else check,
         counter=invocation.counter,
     )
     return _show_report(invocation, report)

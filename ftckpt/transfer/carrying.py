@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, Topology
-from ftckpt.errors import IncompleteError, UnsupportedError
+from ftckpt.errors import ExitCode, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
 from ftckpt.sealing import utc_now
 from ftckpt.stores import StoreOptions, open_store
+from ftckpt.verification import VerifyReport
 
 from .building import Built, build, commit_bytes, digest_of_bytes
 from .content import Content
@@ -86,6 +87,7 @@ def transfer(
     same_objects: SameObjects,
     options: TransferOptions,
     store_options: StoreOptions,
+    check: Callable[[], VerifyReport] | None = None,
     counter: Counter = NULL,
 ) -> TransferReport:
     """Write `content` as `layout` says, prove it, and make it visible at `destination`.
@@ -102,6 +104,8 @@ def transfer(
         same_objects: how objects are compared.
         options: how.
         store_options: how to reach object stores.
+        check: verifies the source; asked when the destination is ours and before the work. What is
+            written gets new checksums, which would hide damage that the old ones show.
         counter: is told of bytes written and bytes proven.
 
     Raises:
@@ -109,6 +113,7 @@ def transfer(
         RefusedError: another run is writing there.
         UnsupportedError: the format has no place for something (see `require_place`).
         CorruptError: the source is damaged, or the proof failed.
+        FtckptError: what `check` found, by its exit code.
         IncompleteError: the source changed meanwhile.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
@@ -119,6 +124,7 @@ def transfer(
         layout = replace(layout, files=(OutputFile(name, file.segments),))
     started = time.monotonic()
     source = content.checkpoint
+    held = layout.content or content
     staging = _staging(destination, single, store_options)
     gathering = gatherer(source, options.device, layout, options.limiter)
     commit = commit_bytes(layout.commit)
@@ -130,6 +136,8 @@ def transfer(
             return TransferReport(
                 destination, target.name, count, layout.nbytes, layout.nbytes, already_there=True
             )
+        if check is not None:
+            _require_sound(check())
         built = build(
             layout,
             gathering,
@@ -139,7 +147,7 @@ def transfer(
             counter=counter,
         )
         written = time.monotonic()
-        result, proof = _prove(content, staging, commit, target, same_objects, options, counter)
+        result, proof = _prove(held, staging, commit, target, same_objects, options, counter)
         _require_unchanged(source)
         manifest = _manifest(result, built, commit, proof)
         staging.publish(commit, manifest.dump())
@@ -156,6 +164,16 @@ def transfer(
     finally:
         gathering.close()
         staging.close()
+
+
+def _require_sound(report: VerifyReport) -> None:
+    if report.code is ExitCode.OK:
+        return
+    kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
+    raise kinds[report.code](
+        f"nothing was written: {report.message}",
+        hint=report.hint or "ftckpt verify SRC says more; --no-proof carries it over as it is",
+    )
 
 
 def require_place(layout: Layout) -> None:

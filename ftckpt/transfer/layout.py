@@ -121,12 +121,16 @@ class Layout:
             whole and in this order: the last is what makes the format's readers see a checkpoint.
         unplaced: names of objects and tensors that the format has no place for.
         notes: what the user should know (RNG streams that no longer fit their ranks).
+        content: what the files hold, where a layout must change what it was given (a vocabulary
+            padded for other ranks, state of ranks that came or went); None where they hold all of
+            that, unchanged. The proof compares the result with it, and notes say what differs.
     """
 
     files: Sequence[OutputFile]
     commit: Sequence[OutputFile] = ()
     unplaced: Sequence[str] = ()
     notes: Sequence[Finding] = ()
+    content: Content | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:

@@ -159,10 +159,18 @@ class LocalStaging(Staging):
         self._sweep()
 
     def close(self) -> None:
-        """Unlock."""
+        """Unlock; a place where nothing has been built yet is swept away."""
         journal, self._journal = self._journal, -1
-        if journal >= 0:
-            os.close(journal)
+        if journal < 0:
+            return
+        if os.path.isdir(self._state) and not any(names for *_, names in os.walk(self._state)):
+            self._sweep()
+        os.close(journal)
+
+    def _let_go(self) -> None:
+        """Close the journal of somebody else, or of nobody any more."""
+        journal, self._journal = self._journal, -1
+        os.close(journal)
 
     def _publish_file(self, manifest: bytes) -> None:
         # The data is what makes it visible, so the manifest goes first; one that a killed run left
@@ -186,7 +194,7 @@ class LocalStaging(Staging):
             try:
                 fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                self.close()
+                self._let_go()
                 raise RefusedError(
                     f"another ftckpt is writing {self._path}", hint="wait for it, or stop it"
                 ) from error
@@ -195,7 +203,7 @@ class LocalStaging(Staging):
                 with open(self._journal, "rb", closefd=False) as file:
                     file.seek(0)
                     return file.read()
-            self.close()
+            self._let_go()
 
     def _require_free_to_forget(self, journal: bytes, restart: bool) -> None:
         # A first line that was cut off is of a run that had built nothing yet.

@@ -45,6 +45,7 @@ class RemoteStaging(Staging):
             )
         self._store = store
         self._plan = ""
+        self._touched = True
         self._entries: dict[str, Entry] = {}
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
@@ -59,6 +60,7 @@ class RemoteStaging(Staging):
             if self._entries:
                 raise self._exists()
             self._store.create(TRANSFER, marker)
+            self._touched = False
             return False
         standing = self._store.read(TRANSFER)
         found = read_plan(standing)
@@ -78,6 +80,7 @@ class RemoteStaging(Staging):
 
     def open(self, file: OutputFile) -> StagedFile:
         """Begin an upload, unless a receipt says that the very object is there."""
+        self._touched = True
         receipt = self._receipt(file)
         entry = self._entries.get(file.path)
         if receipt in self._entries and entry is not None and entry.size == file.size:
@@ -124,7 +127,9 @@ class RemoteStaging(Staging):
         self._sweep()
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Take the marker away where nothing has been built yet."""
+        if not self._touched:
+            self._store.delete([TRANSFER])
 
     def _sweep(self) -> None:
         """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""

@@ -1,0 +1,186 @@
+"""`ftckpt reshard` and `ftckpt convert` as a user runs them: answers, refusals, signals, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.golden import check_golden, ftckpt
+from tests.commands.test_verify import DAMAGE, flip
+
+STEP = "run/step-2"
+
+
+def _bytes(path: Path) -> Mapping[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A safetensors file of 24 MiB: slow enough, at a limited rate, to be stopped on the way."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "large"
+    path.mkdir()
+    state = {f"w{i}": np.full((1 << 20,), i, np.float32) for i in range(6)}
+    save_file(state, path / "model.safetensors")
+    return path
+
+
+def test_convert_says_what_it_wrote_and_proved(here: Path) -> None:
+    before = _bytes(here / "run")
+    check_golden("convert.txt", ftckpt("convert", STEP, "out", "--to", "safetensors", cwd=here))
+    assert _bytes(here / "run") == before
+    done = ftckpt("verify", "out", "--require", "content", cwd=here)
+    assert done.returncode == 0, done.stderr
+    back = ftckpt("convert", "out", "back", "--to", "dcp", cwd=here)
+    assert back.returncode == 0, back.stderr
+    assert sorted(os.listdir(here)) == ["back", "out", "run"]
+
+
+def test_reshard_for_more_ranks(here: Path) -> None:
+    check_golden("reshard.txt", ftckpt("reshard", STEP, "four", "--dp", "4", cwd=here))
+    assert sum(p.suffix == ".distcp" for p in (here / "four").iterdir()) == 4
+
+
+def test_a_dry_run_writes_nothing(here: Path) -> None:
+    done = ftckpt("reshard", STEP, "two", "--dp", "2", "--dry-run", cwd=here)
+    check_golden("reshard-dry-run.txt", done)
+    assert os.listdir(here) == ["run"]
+
+
+def test_one_file_and_its_manifest(here: Path) -> None:
+    done = ftckpt("convert", STEP, "one.pt", "--to", "torchsave", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(here)) == ["one.pt", "one.pt.ftckpt.json", "run"]
+    again = ftckpt("convert", STEP, "one.pt", "--to", "torchsave", cwd=here)
+    assert again.returncode == 8
+    import torch
+
+    assert torch.load(here / "one.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (f"convert {STEP} run --to safetensors", 8, "exists already"),
+        (f"convert {STEP} no/out --to safetensors", 9, "mkdir -p"),
+        ("convert run/step-9 out --to safetensors", 9, "does not exist"),
+        ("convert run out --to safetensors", 2, "run/step-1"),
+        (f"convert {STEP} out --to tar", 13, "one of:"),
+        (f"convert {STEP} out", 2, "--to"),
+        (f"convert {STEP} out --to safetensors --drop nothing.*", 2, "nothing.*"),
+        (f"convert {STEP} out --to safetensors --rename absent.toml", 2, "cannot read"),
+        (f"convert {STEP} out --to safetensors --names hf", 2, "config.json"),
+        (f"convert {STEP} out --to safetensors --max-shard-size many", 2, "many"),
+        (f"reshard {STEP} out --dp 0", 2, "dp"),
+        (f"reshard {STEP} out --device tpu", 2, "no device"),
+        (f"reshard {STEP} out --device cuda:99", 13, "--device cpu"),
+        (f"reshard {STEP} out --rules run/step-1/.metadata", 2, "cannot read"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(here: Path, words: str, code: int, says: str) -> None:
+    done = ftckpt(*words.split(), cwd=here)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert os.listdir(here) == ["run"]
+
+
+def test_a_damaged_source_is_no_result(here: Path) -> None:
+    os.truncate(here / STEP / "__0_1.distcp", 4000)
+    done = ftckpt("convert", STEP, "out", "--to", "safetensors", cwd=here)
+    assert done.returncode == 4, done.stderr
+    assert not (here / "out").exists()
+
+
+def test_new_checksums_hide_no_old_damage(here: Path) -> None:
+    flip(here / STEP / "__0_1.distcp", DAMAGE)
+    done = ftckpt("convert", STEP, "out", "--to", "safetensors", cwd=here)
+    check_golden("convert-damaged.txt", done)
+    assert os.listdir(here) == ["run"]
+    done = ftckpt("convert", STEP, "run", "--to", "safetensors", cwd=here)
+    assert done.returncode == 8  # what is known at once is said at once
+    done = ftckpt("convert", STEP, "out", "--to", "safetensors", "--no-proof", cwd=here)
+    assert done.returncode == 0  # who must have what is left of it says so
+
+
+def test_nobody_can_read_or_write(here: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("the superuser may do everything")
+    (here / STEP / "__0_1.distcp").chmod(0)
+    assert ftckpt("convert", STEP, "out", "--to", "safetensors", cwd=here).returncode == 11
+    here.chmod(0o500)
+    assert ftckpt("reshard", "run/step-1", "out", cwd=here).returncode == 11
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_what_a_second_run_takes_over(large: Path, number: int, code: int) -> None:
+    out = large.parent / "out"
+    words = [sys.executable, "-m", "ftckpt", "reshard", str(large), str(out)]
+    words += ["--max-shard-size", "4MiB", "--json"]
+    with subprocess.Popen(
+        [*words, "--limit-rate", "4MB/s"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        journal = large.parent / ".out.ftckpt-staging" / "journal.jsonl"
+        while not journal.exists() or journal.read_bytes().count(b"\n") < 3:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(number)
+        stdout, _ = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert json.loads(stdout)["result"]["code"] == code
+    assert not out.exists()
+    done = subprocess.run(words, capture_output=True, check=True)
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["taken_over"] >= 8 << 20
+    assert document["proof"]["nbytes"] == 24 << 20
+    assert sorted(os.listdir(large.parent)) == ["large", "out"]
+
+
+def test_nobody_reads_the_answer(large: Path) -> None:
+    out = large.parent / "out"
+    command = f"{sys.executable} -m ftckpt reshard {large} {out} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("0", "141")
+    assert "Traceback" not in done.stderr
+    assert ftckpt("verify", out, "--require", "content").returncode == 0
+
+
+def test_a_disk_that_is_full_is_said_before_the_work(large: Path) -> None:
+    # A limit on file sizes stands for a quota: the first write beyond it fails.
+    out = large.parent / "out"
+    command = f"ulimit -f 1024; exec {sys.executable} -m ftckpt reshard {large} {out}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 12, done.stderr
+    assert not out.exists()
+    assert ftckpt("reshard", large, out).returncode == 0
+
+
+def test_a_user_may_name_a_directory_with_a_slash(here: Path) -> None:
+    done = ftckpt("convert", STEP, "out/", "--to", "safetensors", cwd=here)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(here / "out")
+    assert os.listdir(here) == ["run"]
+
+
+@pytest.mark.s3
+def test_from_disk_to_s3_and_back(here: Path, s3_url: str) -> None:
+    there = f"{s3_url}/step-2"
+    assert ftckpt("convert", STEP, there, "--to", "safetensors", cwd=here).returncode == 0
+    assert ftckpt("verify", there, "--require", "content").returncode == 0
+    done = ftckpt("convert", there, "back", "--to", "dcp", cwd=here)
+    assert done.returncode == 0, done.stderr
+    single = ftckpt("convert", STEP, f"{s3_url}/one.pt", "--to", "torchsave", cwd=here)
+    assert single.returncode == 13
