@@ -30,8 +30,55 @@ class MeshForm(NamedTuple):
     name: str = "fsdp"
 
 
-def mesh_of(rank: int, world: int, form: MeshForm) -> Call:
-    """Return the mesh of all ranks as `rank` sees it; one a file, shared by its tensors."""
+class RankMesh:
+    """The mesh of all ranks as one of them sees it: one a file, shared by all its DTensors."""
+
+    def __init__(self, rank: int, world: int, form: MeshForm) -> None:
+        self._mesh = _mesh(rank, world, form)
+        self._specs: dict[tuple[tuple[int, ...], str, int | None], Call] = {}
+
+    def dtensor(
+        self, local: Tensor, shape: tuple[int, ...], dtype: DType, axis: int | None
+    ) -> Call:
+        """Return a DTensor.
+
+        Args:
+            local: what this rank holds.
+            shape: global shape.
+            dtype: of its elements.
+            axis: the axis that is divided over the ranks; None where each has all of it.
+        """
+        form = (shape, dtype.name, axis)
+        spec = self._specs.get(form)
+        if spec is None:  # tensors of one form have equal ones, which nothing changes
+            spec = self._specs[form] = _spec(self._mesh, shape, dtype, axis)
+        layout = Call(_LAYOUT, ("torch.strided",))
+        device = Call(Global("torch", "device"), ("cpu",))
+        built = (_CLASS, dtype, (*shape,), dense_strides(shape), 0, layout, device, False)
+        state = {"_local_tensor": local, "_spec": spec}
+        return Call(_FROM_TYPE, (_WRAPPER, _CLASS, built, (None, state)), once=True)
+
+
+def _spec(mesh: Call, shape: tuple[int, ...], dtype: DType, axis: int | None) -> Call:
+    placement = _made("tensor.placement_types", "Replicate", {})
+    order: tuple[Call, ...] = ()
+    if axis is not None:
+        placement = _made("tensor.placement_types", "Shard", {"dim": axis})
+        order = (_new("tensor._dtensor_spec", "ShardOrderEntry", (axis, (0,))),)
+    size = Call(Global("torch", "Size"), ((*shape,),))
+    meta = (size, dense_strides(shape), dtype)
+    spec = {
+        "mesh": mesh,
+        "placements": (placement,),
+        "tensor_meta": _new("tensor._dtensor_spec", "TensorMeta", meta),
+        "shard_order": order,
+        "use_strided_shard_as_shard_order": False,
+        "_hash": None,
+    }
+    return _made("tensor._dtensor_spec", "DTensorSpec", spec)
+
+
+def _mesh(rank: int, world: int, form: MeshForm) -> Call:
     axis = _made("_mesh_layout", "_FlatLayout", {"shape": (world,), "stride": (1,)})
     ranks = b"".join(r.to_bytes(4, "little") for r in range(world))
     rank_map = Tensor(Storage((Literal(ranks),)), DTYPES["int32"], (world,), (1,))
@@ -52,46 +99,10 @@ def mesh_of(rank: int, world: int, form: MeshForm) -> Call:
     return _made("device_mesh", "DeviceMesh", state)
 
 
-def dtensor(
-    local: Tensor, shape: tuple[int, ...], dtype: DType, mesh: Call, axis: int | None
-) -> Call:
-    """Return a DTensor.
-
-    Args:
-        local: what this rank holds.
-        shape: global shape.
-        dtype: of its elements.
-        mesh: see `mesh_of`.
-        axis: the axis that is divided over the ranks; None where each has all of it.
-    """
-    strides = dense_strides(shape)
-    placement = _made("tensor.placement_types", "Replicate", {})
-    order: tuple[Call, ...] = ()
-    if axis is not None:
-        placement = _made("tensor.placement_types", "Shard", {"dim": axis})
-        order = (_new("tensor._dtensor_spec", "ShardOrderEntry", (axis, (0,))),)
-    size = Call(Global("torch", "Size"), ((*shape,),))
-    spec = {
-        "mesh": mesh,
-        "placements": (placement,),
-        "tensor_meta": _new("tensor._dtensor_spec", "TensorMeta", (size, strides, dtype)),
-        "shard_order": order,
-        "use_strided_shard_as_shard_order": False,
-        "_hash": None,
-    }
-    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-    device = Call(Global("torch", "device"), ("cpu",))
-    built = (_DTENSOR, dtype, (*shape,), strides, 0, layout, device, False)
-    state = {
-        "_local_tensor": local,
-        "_spec": _made("tensor._dtensor_spec", "DTensorSpec", spec),
-    }
-    rebuild = Global("torch._utils", "_rebuild_wrapper_subclass")
-    arguments = (rebuild, _DTENSOR, built, (None, state))
-    return Call(Global("torch._tensor", "_rebuild_from_type_v2"), arguments)
-
-
-_DTENSOR = Global("torch.distributed.tensor", "DTensor")
+_CLASS = Global("torch.distributed.tensor", "DTensor")
+_FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
+_WRAPPER = Global("torch._utils", "_rebuild_wrapper_subclass")
+_LAYOUT = Global("torch.serialization", "_get_layout")
 
 
 def _made(module: str, name: str, state: Any) -> Call:

@@ -21,7 +21,7 @@ from ftckpt.sharding import even_rows
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
-from .dtensor_tree import dtensor, mesh_of
+from .dtensor_tree import RankMesh
 from .inert_tree import Path, dotted
 from .nested_state import NestedState
 from .rank_checkpoint import RanksCheckpoint
@@ -29,7 +29,7 @@ from .rank_dialect import Dialect, dialects_of
 from .rank_files import Role, rank_file
 from .rank_objects import RankObjects
 from .rank_places import RankPlaces
-from .state_paths import LEAVES, is_divided, with_aliases
+from .state_paths import LEAVES, is_divided, owner_of, with_aliases
 from .torch_tree import Tensor, save
 from .worlds import world_notes, world_of
 
@@ -100,7 +100,9 @@ class _Folder:
     def __init__(self, content: Content, dialect: Dialect, world: int) -> None:
         self._content, self._dialect, self._world = content, dialect, world
         self._states: list[dict[Role, NestedState]] = [{} for _ in range(world)]
-        self._meshes = [mesh_of(rank, world, dialect.mesh) for rank in range(world)]
+        self._meshes = [RankMesh(rank, world, dialect.mesh) for rank in range(world)]
+        self._tied = set(content.aliases.values())
+        self._locals: dict[tuple[str, int, int | None], Tensor] = {}  # of tied weights
         self._places = RankPlaces(content, whole=dialect.whole)
         objects = RankObjects(content, world)
         self.notes = objects.notes
@@ -154,15 +156,19 @@ class _Folder:
 
     def _value(self, key: str, rank: int, axis: int | None, *, placed: bool) -> Any:
         """Return what a rank holds of a tensor; `placed` says to give a whole one a placement."""
-        wanted = self._content.tensors[key]
-        offsets, sizes = [0] * len(wanted.shape), list(wanted.shape)
-        if axis is not None:
-            start, stop = even_rows(sizes[axis], self._world, rank)
-            offsets[axis], sizes[axis] = start, stop - start
-        local = Tensor.of(self._content.part(key, Box(tuple(offsets), tuple(sizes))))
+        wanted, owner = self._content.tensors[key], owner_of(self._content, key)
+        local = self._locals.get((owner, rank, axis))
+        if local is None:
+            offsets, sizes = [0] * len(wanted.shape), list(wanted.shape)
+            if axis is not None:
+                start, stop = even_rows(sizes[axis], self._world, rank)
+                offsets[axis], sizes[axis] = start, stop - start
+            local = Tensor.of(self._content.part(owner, Box(tuple(offsets), tuple(sizes))))
+        if owner in self._tied:
+            self._locals[owner, rank, axis] = local
         if self._dialect.splits or (axis is None and not placed):
             return local
-        return dtensor(local, wanted.shape, wanted.dtype, self._meshes[rank], axis)
+        return self._meshes[rank].dtensor(local, wanted.shape, wanted.dtype, axis)
 
     def outputs(self) -> Iterator[OutputFile]:
         """Yield the files, rank by rank."""

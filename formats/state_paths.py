@@ -32,6 +32,14 @@ LEAVES = {
 }
 
 
+def owner_of(content: Content, key: str) -> str:
+    """Return the key of the tensor whose bytes a tensor shares; its own where it shares none."""
+    owner = content.tensors.get(content.aliases.get(key, key))
+    mine = content.tensors[key]
+    same = owner is not None and (owner.shape, owner.dtype) == (mine.shape, mine.dtype)
+    return owner.key if owner is not None and same else key
+
+
 class Recorded(NamedTuple):
     """Paths that the source itself recorded.
 
@@ -162,7 +170,7 @@ def _require_bare(tensors: Iterable[Wanted]) -> None:
         if name != bare:
             raise UnsupportedError(
                 f"{name} begins as a wrapper spells it: it would be read back as {bare}",
-                hint="rename the tensors, so that they have the names of the model itself",
+                hint="take the prefix off with --rename, as the model's own state_dict has no such one",
                 tensor=name,
             )
 

@@ -22,7 +22,7 @@ from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 from .inert_tree import Path, at, dotted, leaves
 from .nested_state import IsList, NestedState
 from .state_objects import StateObjects, numbered
-from .state_paths import recorded_paths, tensor_paths, with_aliases
+from .state_paths import owner_of, recorded_paths, tensor_paths, with_aliases
 from .torch_tree import Carried, Tensor, pickled, save
 from .torch_values import TensorRef
 from .torchsave import TorchSaveCheckpoint
@@ -119,13 +119,8 @@ def _put_tensors(content: Content, nesting: _Nesting, state: NestedState) -> lis
     made: dict[str, Tensor] = {}
     unplaced = []
     for key, path in nesting.tensors.items():
-        wanted = content.tensors[key]
-        owner = content.tensors.get(content.aliases.get(key, key), wanted)
-        if (owner.shape, owner.dtype) != (wanted.shape, wanted.dtype):
-            owner = wanted
-        tensor = made.get(owner.key) or made.setdefault(
-            owner.key, Tensor.of(content.whole(owner.key))
-        )
+        owner = owner_of(content, key)
+        tensor = made.get(owner) or made.setdefault(owner, Tensor.of(content.whole(owner)))
         if not state.put(path, tensor):
             unplaced.append(key)
     return unplaced

@@ -233,6 +233,15 @@ def test_files_that_nothing_can_divide_stay_as_they_are(tmp_path: Path) -> None:
     assert set(layout.unplaced) == {"extra:rank1:w", "extra:rank1:rank1.lists.0.t", "rank_1.n"}
 
 
+def test_tied_weights_share_a_storage_in_every_rank(tmp_path: Path) -> None:
+    shared = torch.randn(5, 3)
+    source = saved(tmp_path / "s.pt", {"embed": shared, "head": shared})
+    result = write(WRITER, source, tmp_path / "out", dp=2)
+    assert dict(result.aliases) == {"head": "embed"}
+    part = loaded(tmp_path / "out/model_world_size_2_rank_1.pt")
+    assert part["head"]._local_tensor.data_ptr() == part["embed"]._local_tensor.data_ptr()
+
+
 def test_groups_of_other_kinds_are_refused(tmp_path: Path) -> None:
     content = Content.of(saved(tmp_path / "s.pt", {"w": torch.ones(2)}))
     with pytest.raises(UsageError, match="wish for pp"):
