@@ -39,7 +39,7 @@ def parse_in_bulk(data: bytearray, size: int, file: str) -> DcpMetadata | None:
     try:
         with unpickle.no_gc():
             return _parse(data, size, file)
-    except (DeclinedError, FtckptError, KeyError, TypeError, AttributeError, ValueError):
+    except (DeclinedError, FtckptError, LookupError, TypeError, AttributeError, ValueError):
         return None
 
 
