@@ -12,14 +12,11 @@ from ftckpt.source import Source
 from .dtensor_tree import MeshForm
 from .inert_tree import leaves
 from .rank_checkpoint import RanksCheckpoint
-from .rank_files import CONFIG, RankFile, Role, rank_files
+from .rank_files import CONFIG, RankFile, Role, folder_order, rank_files
 from .rank_reading import read_recorded, read_stream
 from .rank_tensors import Split
 from .torch_values import SubclassRef
 from .unpickle import Inert
-
-# verl's folders inside a step, the trained one first.
-FOLDERS = ("actor", "critic")
 
 
 class Dialect(NamedTuple):
@@ -65,11 +62,6 @@ def dialects_of(checkpoint: Checkpoint) -> Mapping[str, Dialect]:
         "model" if number == 0 else f"extra:{folder}": _dialect(source, folder, folders[folder])
         for number, folder in enumerate(chosen)
     }
-
-
-def folder_order(folder: str) -> tuple[int, str]:
-    """Return the place of a folder among others: the trained model's first."""
-    return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)
 
 
 def _dialect(source: Source, folder: str, file: RankFile) -> Dialect:

@@ -51,6 +51,8 @@ _VERL = re.compile(r"(model|optim|extra_state)_world_size_(\d{1,7})_rank_(\d{1,7
 _PLAIN = re.compile(r"shard_(\d{5,7})(?:_of_(\d{5,7}))?\.pt")
 # A set that lacks more ranks than this is told in one sentence.
 SHOWN = 64
+# verl's folders inside a step, the trained one first.
+FOLDERS = ("actor", "critic")
 CONFIG = "fsdp_config.json"
 METADATA = "metadata.json"
 
@@ -70,6 +72,11 @@ def rank_files(names: Iterable[str]) -> list[RankFile]:
     found = [file for file in map(rank_file, names) if file is not None]
     order = list(Role)
     return sorted(found, key=lambda f: (order.index(f.role), f.world_size or 0, f.rank, f.path))
+
+
+def folder_order(folder: str) -> tuple[int, str]:
+    """Return the place of a folder among others: the trained model's first."""
+    return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)
 
 
 def world_size_of(files: Iterable[RankFile], recorded: int | None) -> int:

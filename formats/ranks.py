@@ -33,7 +33,16 @@ from ftckpt.source import Source
 from .dcp_names import Place
 from .rank_checkpoint import RanksCheckpoint
 from .rank_contents import Contents
-from .rank_files import CONFIG, RankFile, Role, check_set, rank_files, world_size_of
+from .rank_files import (
+    CONFIG,
+    FOLDERS,
+    RankFile,
+    Role,
+    check_set,
+    folder_order,
+    rank_files,
+    world_size_of,
+)
 from .rank_reading import Recorded, read_recorded, read_streams
 from .rank_tensors import Entry, Identity, Split, assemble, wrong_rank
 from .sharded import Distributed, Held, Listed
@@ -41,8 +50,6 @@ from .tied import aliases_of
 from .torch_stream import TorchStream
 from .unpickle import no_gc
 
-# verl's folders inside a step, the trained one first.
-FOLDERS = ("actor", "critic")
 # verl's dataloader state beside them.
 DATA = "data.pt"
 # Opaque names that are told one by one.
@@ -108,7 +115,7 @@ class _Opening:
             if "/" not in folder:
                 folders[folder].append(file)
         # Rank files at the top are the checkpoint; folders beside them belong to something else.
-        chosen = [""] if "" in folders else sorted(folders, key=_folder_order)
+        chosen = [""] if "" in folders else sorted(folders, key=folder_order)
         if not chosen:
             raise NotFoundError(f"{self.source.url} holds no rank's file")
         for number, folder in enumerate(chosen):
@@ -278,10 +285,6 @@ class _Opening:
 
 
 _DP = frozenset({"dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"})
-
-
-def _folder_order(folder: str) -> tuple[int, str]:
-    return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)
 
 
 def _bare(where: Place, bare: Mapping[str, str]) -> str:

@@ -170,7 +170,7 @@ def _require_bare(tensors: Iterable[Wanted]) -> None:
         if name != bare:
             raise UnsupportedError(
                 f"{name} begins as a wrapper spells it: it would be read back as {bare}",
-                hint="take the prefix off with --rename, as the model's own state_dict has no such one",
+                hint="take the prefix off with --rename: the model's own state_dict has none",
                 tensor=name,
             )
 
