@@ -110,7 +110,7 @@ def command(
     )
     renames = parse_renames(read_text(rename), rename) if rename else ()
     format_and_writer(to)  # a format that cannot be written is known before the source is opened
-    checkpoint = open_checkpoint(invocation, source, newest=False)
+    checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
     content = narrowed(Content.of(checkpoint), part)
     if names is not None:
         translate = {NamesChoice.HF: to_hugging_face, NamesChoice.MEGATRON: to_megatron}[names]

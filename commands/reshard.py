@@ -78,7 +78,7 @@ def command(
         rules=read_rules(part.rules),
         true_vocab_size=part.true_vocab_size,
     )
-    checkpoint = open_checkpoint(invocation, source, newest=False)
+    checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
     content = narrowed(Content.of(checkpoint), part)
     run = invocation.options(RunOptions)
     return carry_out(invocation, checkpoint, content, checkpoint.format, wishes, destination, run)

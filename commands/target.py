@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ftckpt.findings import Finding
     from ftckpt.opening import Target
     from ftckpt.roots import Child, Part, Root
+    from ftckpt.rules import Rules
     from ftckpt.store import Store
 
     from .invocation import Invocation
@@ -35,21 +36,28 @@ PathArgument = Annotated[
 _LISTED = 8
 
 
-def open_target(invocation: Invocation, path: str) -> Target:
+def open_target(invocation: Invocation, path: str, *, rules: Rules | None = None) -> Target:
     """Find out what lies at a path and report it as `target` and `format`.
+
+    Args:
+        invocation: told what it is.
+        path: as typed.
+        rules: the user's table of how tensors are cut over ranks.
 
     Raises:
         NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.opening.open_target`.
     """
-    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.formats.catalog import formats
 
     invocation.report(target=path)
-    target = opening.open_target(path, FORMATS, invocation.stores)
+    target = opening.open_target(path, formats(rules), invocation.stores)
     invocation.report(format=target.format)
     return target
 
 
-def open_checkpoint(invocation: Invocation, path: str, *, newest: bool = True) -> Checkpoint:
+def open_checkpoint(
+    invocation: Invocation, path: str, *, newest: bool = True, rules: Rules | None = None
+) -> Checkpoint:
     """Open the one checkpoint that a path means.
 
     Args:
@@ -57,13 +65,14 @@ def open_checkpoint(invocation: Invocation, path: str, *, newest: bool = True) -
         path: as typed.
         newest: whether a root without a selector means its newest checkpoint; otherwise the verb
             is refused, with the candidates in the hint.
+        rules: the user's table of how tensors are cut over ranks.
 
     Raises:
         UsageError: a root, and `newest` is False; or a step that holds several checkpoints.
         NotFoundError: the selected step is not there.
         IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
     """
-    return open_from(invocation, open_target(invocation, path), newest=newest)
+    return open_from(invocation, open_target(invocation, path, rules=rules), newest=newest)
 
 
 def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:

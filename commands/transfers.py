@@ -146,17 +146,21 @@ def narrowed(content: Content, options: PartOptions) -> Content:
     return drop(content, options.drop) if options.drop else content
 
 
-def format_and_writer(name: str) -> tuple[Format, Writer]:
+def format_and_writer(name: str, rules: Rules | None = None) -> tuple[Format, Writer]:
     """Return a format and the writer that makes checkpoints of it.
+
+    Args:
+        name: of the format.
+        rules: the user's table of how tensors are cut, by which the result is read back.
 
     Raises:
         UnsupportedError: nothing here writes that format.
     """
-    from ftckpt.formats.catalog import FORMATS, WRITERS
+    from ftckpt.formats.catalog import WRITERS, formats
 
     for writer in WRITERS:
         if writer.name == name:
-            return next(one for one in FORMATS if one.name == name), writer
+            return next(one for one in formats(rules) if one.name == name), writer
     known = ", ".join(writer.name for writer in WRITERS)
     raise UnsupportedError(
         f"{name} checkpoints cannot be written", hint=f"ftckpt convert --to one of: {known}"
@@ -190,7 +194,7 @@ def carry_out(
 
     bound_memory(run.max_memory)
     jobs = job_count(run.jobs)
-    target, writer = format_and_writer(name)
+    target, writer = format_and_writer(name, wishes.rules)
     layout = writer.layout(content, wishes)
     require_place(layout)
     invocation.report(

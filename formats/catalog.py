@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ftckpt.registry import Format
+from ftckpt.rules import Rules
 from ftckpt.transfer.layout import Writer
 
 from .bundle import Bundle
@@ -15,6 +18,7 @@ from .deepspeed import DeepSpeed
 from .deepspeed_universal import DeepSpeedUniversal
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
+from .megatron_writer import MegatronWriter
 from .ranks import Ranks
 from .ranks_writer import RanksWriter
 from .recognised import RECOGNISED
@@ -39,4 +43,24 @@ FORMATS: tuple[Format, ...] = (
     *RECOGNISED,
 )
 
-WRITERS: tuple[Writer, ...] = (DcpWriter(), RanksWriter(), SafetensorsWriter(), TorchSaveWriter())
+WRITERS: tuple[Writer, ...] = (
+    DcpWriter(),
+    MegatronWriter(),
+    RanksWriter(),
+    SafetensorsWriter(),
+    TorchSaveWriter(),
+)
+
+
+def formats(rules: Rules | None) -> tuple[Format, ...]:
+    """Return the formats in their order, with a user's table of how tensors are cut.
+
+    Args:
+        rules: asked before what a format knows itself; None for the formats as they are.
+    """
+    if rules is None:
+        return FORMATS
+    return tuple(
+        replace(one, rules=rules) if isinstance(one, (Megatron, DeepSpeed)) else one
+        for one in FORMATS
+    )

@@ -79,5 +79,12 @@ class Megatron:
                 counters=merging.counters,
                 streams=read.streams,
                 ranks=read.numbers,
-                layout=Layout(read.grid, merging.chunks, read.args, merging.counts),
+                layout=Layout(
+                    grid=read.grid,
+                    chunks=merging.chunks,
+                    args=read.args,
+                    layers=merging.counts,
+                    firsts=merging.firsts,
+                    experts=merging.experts,
+                ),
             )

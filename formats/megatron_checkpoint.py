@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from .megatron_ranks import WEIGHTS, Arguments, Coordinate, Grid
-from .megatron_stages import Counts
+from .megatron_stages import Counts, Stage
 from .rank_checkpoint import RanksCheckpoint
 from .rank_reading import read_stream
+from .torch_stream import TorchStream
 
 
 class Layout(NamedTuple):
@@ -20,12 +21,16 @@ class Layout(NamedTuple):
         chunks: model chunks a pipeline stage; 1 without interleaving.
         args: the job's arguments, inert.
         layers: how many layers each chunk of each stage has.
+        firsts: the number in the model of the first layer of each stack on each stage.
+        experts: how many experts each expert-parallel rank holds; 0 without experts.
     """
 
     grid: Grid
     chunks: int
     args: Arguments
     layers: Counts
+    firsts: Mapping[Stage, Mapping[str, int]]
+    experts: int
 
 
 @dataclass(kw_only=True)
@@ -40,6 +45,18 @@ class MegatronCheckpoint(RanksCheckpoint):
 
     layout: Layout
 
+    def stream(self, at: Coordinate, file: str = WEIGHTS) -> TorchStream:
+        """Parse one file of one rank again: trees are not kept.
+
+        Args:
+            at: the rank.
+            file: its name in the rank's directory.
+
+        Raises:
+            CorruptError, UnsafeError: the file is missing, damaged or hostile.
+        """
+        return read_stream(self.source, f"{self.layout.grid.name(at)}/{file}")
+
     def tree(self, at: Coordinate) -> Mapping[Any, Any]:
         """Return all that one rank's `model_optim_rng.pt` holds, as inert data.
 
@@ -48,6 +65,5 @@ class MegatronCheckpoint(RanksCheckpoint):
         Raises:
             CorruptError, UnsafeError: the file is missing, damaged or hostile.
         """
-        path = f"{self.layout.grid.name(at)}/{WEIGHTS}"
-        found: Mapping[Any, Any] = read_stream(self.source, path).tree
+        found: Mapping[Any, Any] = self.stream(at).tree
         return found

@@ -46,7 +46,7 @@ class Held(NamedTuple):
     args: Arguments
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """The parameters of one buffer.
 
     Attributes:
@@ -68,14 +68,14 @@ def distributed_states(tree: Any, held: Held) -> Iterator[State]:
     """
     optimizers = tree if isinstance(tree, list) else [tree]
     for number, (one, groups) in enumerate(
-        zip(optimizers, _of_optimizers(len(optimizers), held), strict=True)
+        zip(optimizers, groups_of(len(optimizers), held), strict=True)
     ):
         if one is not None:
             label = f"{number}." if isinstance(tree, list) else ""
             yield from _optimizer(one, groups, held, label)
 
 
-def _of_optimizers(count: int, held: Held) -> list[list[_Group]]:
+def groups_of(count: int, held: Held) -> list[list[Group]]:
     """Return the buffers of each optimizer: experts come last, the first chunk may be apart."""
     dense = _groups(held, experts=False)
     apart = [_groups(held, experts=True)] if held.grid.experts_apart and count > 1 else []
@@ -87,7 +87,7 @@ def _of_optimizers(count: int, held: Held) -> list[list[_Group]]:
     raise Unmapped(f"it chains {count} optimizers")
 
 
-def _groups(held: Held, *, experts: bool) -> list[_Group]:
+def _groups(held: Held, *, experts: bool) -> list[Group]:
     """Return the buffers of the dense optimizer, or of the experts', in the order of the file."""
     apart = held.grid.experts_apart
     tied = held.grid.pp > 1 and not held.args.flag("untie_embeddings_and_output_weights")
@@ -103,11 +103,11 @@ def _groups(held: Held, *, experts: bool) -> list[_Group]:
         for group in by_dtype(Parameter(p.name, p.ref.shape, p.ref.dtype) for p in mine):
             ranks = held.grid.expert_ranks if experts else held.grid.dense_ranks
             sharing = max(1, ranks // instances)
-            found.append(_Group([by_name[p.name] for p in group], shared, sharing))
+            found.append(Group([by_name[p.name] for p in group], shared, sharing))
     return found
 
 
-def _optimizer(tree: Any, groups: Sequence[_Group], held: Held, label: str) -> Iterator[State]:
+def _optimizer(tree: Any, groups: Sequence[Group], held: Held, label: str) -> Iterator[State]:
     if not isinstance(tree, dict) or tree.get("buckets_coalesced") is not True:
         raise Unmapped("its buckets are stored apart, as Megatron did before 2024")
     buffers = {key: value for key, value in tree.items() if type(key) is int}
@@ -124,7 +124,7 @@ def _optimizer(tree: Any, groups: Sequence[_Group], held: Held, label: str) -> I
         yield from _buffer(tensors, group, held, f"{label}{number}")
 
 
-def _buffer(tensors: Mapping[Any, Any], group: _Group, held: Held, label: str) -> Iterator[State]:
+def _buffer(tensors: Mapping[Any, Any], group: Group, held: Held, label: str) -> Iterator[State]:
     flats = {key: value for key, value in tensors.items() if isinstance(value, TensorRef)}
     numels = {ref.numel for ref in flats.values()}
     if len(numels) != 1 or not all(is_dense(ref.shape, ref.strides) for ref in flats.values()):
@@ -145,12 +145,12 @@ def _buffer(tensors: Mapping[Any, Any], group: _Group, held: Held, label: str) -
             yield State(local, str(leaf), part, f"{label}.{leaf}")
 
 
-def _layout(group: _Group, held: Held, unpadded: int) -> Buffer:
+def _layout(group: Group, held: Held, unpadded: int) -> Buffer:
     """Return the one layout that fits the file; by the arguments first, then by one bucket."""
     own = [
         Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared) for p in group.locals
     ]
-    for limit in dict.fromkeys((*_limits(group, held), None)):
+    for limit in dict.fromkeys((*limits(group, held), None)):
         layout = lay_out(own, limit)
         if layout.unpadded == unpadded and _agrees(layout, group, held):
             return layout
@@ -160,7 +160,7 @@ def _layout(group: _Group, held: Held, unpadded: int) -> Buffer:
     )
 
 
-def _limits(group: _Group, held: Held) -> tuple[int, ...]:
+def limits(group: Group, held: Held) -> tuple[int, ...]:
     """Return at how many elements the job may have closed a bucket; none for one bucket."""
     args, grid = held.args, held.grid
     whole = args.flag("overlap_param_gather_with_optimizer_step")
@@ -176,7 +176,7 @@ def _limits(group: _Group, held: Held) -> tuple[int, ...]:
     return default_limit(grid.dense_ranks), default_limit(grid.dp or 1)
 
 
-def _agrees(layout: Buffer, group: _Group, held: Held) -> bool:
+def _agrees(layout: Buffer, group: Group, held: Held) -> bool:
     """Return whether the weights lie in memory as the layout says, where the file shows it."""
     keys = {local.ref.key for local in group.locals}
     if len(keys) > 1 or len(group.locals) == 1:

@@ -45,6 +45,8 @@ class Merging:
     Attributes:
         chunks: model chunks a pipeline stage.
         counts: layers on each chunk of each stage.
+        firsts: number in the model of the first layer of each stack on each stage.
+        experts: how many experts each expert-parallel rank holds; 0 without experts.
         tensors: by key.
         aliases: key of a copy of the embedding -> key of the embedding, where weights are tied.
         objects: non-tensor state of every rank.
@@ -69,8 +71,8 @@ class Merging:
             what = f"{self.grid.pp} pipeline stages of {self.chunks} chunks cannot be"
             raise CorruptError(what, kind="bad-metadata")
         self.counts: Counts = {}
-        self._first = self._number_layers(read.ranks)
-        self._experts = self._count_experts(held)
+        self.firsts = self._number_layers(read.ranks)
+        self.experts = self._count_experts(held)
         self._expert_shares = self.grid.expert_parts()
         self._known: dict[tuple[Stage, int, str], str] = {}
         self._tied = not self.args.flag("untie_embeddings_and_output_weights")
@@ -130,7 +132,7 @@ class Merging:
         place = stage, rank.at.ep, local.name
         found = self._known.get(place)
         if found is None:
-            found = global_name(local.name, self._first[stage], rank.at.ep * self._experts)
+            found = global_name(local.name, self.firsts[stage], rank.at.ep * self.experts)
             head = tied_to(found) if self._tied and rank.at.pp > 0 else None
             if head is not None:
                 self.aliases[found] = head
@@ -199,8 +201,8 @@ class Merging:
         identity = Identity(component, kind, name, stored)
         experts = first = None
         if local.stacked and not state.number:
-            ref = by_expert(ref, self._experts, local.name)
-            experts, first = self._experts * self.grid.ep, rank.at.ep * self._experts
+            ref = by_expert(ref, self.experts, local.name)
+            experts, first = self.experts * self.grid.ep, rank.at.ep * self.experts
         parts, share = self.grid.tp, rank.at.tp
         if local.expert:
             parts, share = self.grid.etp, self._expert_shares[rank.at.tp, rank.at.ep]

@@ -24,7 +24,8 @@ _EXPERT = re.compile(
 )
 _STACKED = re.compile(r".*\.experts\.weight[12]", re.DOTALL)
 _CHUNK = re.compile(r"model(\d{0,4})")
-_EXTRA = "_extra_state"
+# What Transformer Engine keeps for its quantised arithmetic.
+EXTRA_STATE = "_extra_state"
 # Patterns take time by the square of a name's length.
 _LONGEST = 2048
 # Of the model's tensors, those that no optimizer updates.
@@ -61,7 +62,12 @@ class Local(NamedTuple):
     @property
     def stacked(self) -> bool:
         """Whether it holds all experts of its rank."""
-        return _STACKED.fullmatch(self.name) is not None
+        return is_stacked(self.name)
+
+
+def is_stacked(name: str) -> bool:
+    """Return whether a tensor of this name holds all experts of its rank."""
+    return _STACKED.fullmatch(name) is not None
 
 
 def is_expert(name: str) -> bool:
@@ -111,7 +117,9 @@ def local_tensors(tree: Mapping[Any, Any], rank: int) -> tuple[list[Local], dict
                 raise UnsafeError(
                     "a tensor's name is longer than any model's", kind="unsafe-pickle"
                 )
-            if isinstance(value, (TensorRef, SubclassRef, Composite)) and not name.endswith(_EXTRA):
+            if isinstance(value, (TensorRef, SubclassRef, Composite)) and not name.endswith(
+                EXTRA_STATE
+            ):
                 ref = _held(reader, value, name)
                 found.append(Local(chunk, name, ref, _kind(name, ref)))
             elif path and value is not None and value != {}:
@@ -184,12 +192,42 @@ def global_name(name: str, layers: Mapping[str, int], first_expert: int) -> str:
     return name
 
 
+def local_name(name: str, layers: Mapping[str, int], first_expert: int) -> str:
+    """Return what a rank's file calls a tensor of the whole model: the inverse of `global_name`."""
+    return global_name(name, {stack: -first for stack, first in layers.items()}, -first_expert)
+
+
+def layer_of(name: str) -> tuple[str, int] | None:
+    """Return the stack (`decoder.layers.`) and the number of the layer that a name is of."""
+    match = _LAYER.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def expert_of(name: str) -> tuple[str, int] | None:
+    """Return the number of the one expert that a name is of, and the name with a `%` for it."""
+    match = _EXPERT.fullmatch(name)
+    return (f"{match[1]}%{match[3]}", int(match[2])) if match else None
+
+
+def with_expert(pattern: str, number: int) -> str:
+    """Return the name of an expert's tensor: the inverse of `expert_of`."""
+    return pattern.replace("%", str(number), 1)
+
+
 def tied_to(name: str) -> str | None:
     """Return the embedding of which a tensor of this name is a copy where weights are tied."""
     for head, embedding in _HEADS.items():
         if name == head or name.endswith("." + head):
             return name.removesuffix(head) + embedding
     return None
+
+
+def head_of(name: str) -> str:
+    """Return what the last stage calls its copy of an embedding: the inverse of `tied_to`."""
+    before_core = f"language_model.{_EMBEDDING}"
+    if name == before_core:
+        return "word_embeddings_for_head.weight"
+    return name.removesuffix(_EMBEDDING) + "output_layer.weight"
 
 
 def is_embedding(name: str) -> bool:

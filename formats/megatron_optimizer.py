@@ -35,7 +35,7 @@ KINDS = {
     "exp_avg": Kind.EXP_AVG,
     "exp_avg_sq": Kind.EXP_AVG_SQ,
 }
-_HALF = ("bfloat16", "float16")
+HALF = ("bfloat16", "float16")
 
 
 class State(NamedTuple):
@@ -59,6 +59,26 @@ class State(NamedTuple):
         return self.leaf == "step" or self.held.shape != self.of.ref.shape
 
 
+class Plain(NamedTuple):
+    """One optimizer that is not distributed.
+
+    Attributes:
+        number: its place among chained ones.
+        label: how the file spells it.
+        inside: how the file spells torch's form in it.
+        state: of each parameter, by its number.
+        members: for each group, the numbers of its parameters and the parameters.
+        masters: the fp32 copies, group by group; None where it keeps none.
+    """
+
+    number: int
+    label: str
+    inside: str
+    state: Mapping[Any, Any]
+    members: Sequence[tuple[Sequence[int], Sequence[Local]]]
+    masters: Any
+
+
 class Unmapped(Exception):
     """Why an optimizer's state cannot be given to parameters, in words."""
 
@@ -77,7 +97,23 @@ def plain_states(
     Raises:
         Unmapped: the order of the parameters does not follow from the groups and the shapes.
     """
-    for label, one in _optimizers(tree):
+    for one in plain_optimizers(tree, held, experts_apart=experts_apart, args=args):
+        for ids, chosen in one.members:
+            for key, local in zip(ids, chosen, strict=True):
+                yield from _of_one(one.state.get(key, {}), local, f"{one.inside}.state.{key}")
+        if one.masters is not None:
+            mine = [chosen for _, chosen in one.members]
+            yield from _masters(one.masters, mine, f"{one.label}.fp32_from_fp16_params")
+
+
+def plain_optimizers(
+    tree: Any, held: Sequence[Local], *, experts_apart: bool, args: Arguments
+) -> Iterator[Plain]:
+    """Yield the optimizers that keep their state here, each with the parameters of its groups.
+
+    Args and errors are those of `plain_states`.
+    """
+    for number, (label, one) in enumerate(optimizers(tree)):
         inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else one
         inside = f"{label}.optimizer" if inner is not one else label
         masters = one.get("fp32_from_fp16_params")
@@ -88,12 +124,7 @@ def plain_states(
         if not _is_torchs(state, groups):
             raise Unmapped(f"{inside} does not have torch's form")
         members = _members(groups, state, held, experts_apart=experts_apart, args=args)
-        for ids, chosen in members:
-            for key, local in zip(ids, chosen, strict=True):
-                yield from _of_one(state.get(key, {}), local, f"{inside}.state.{key}")
-        if masters is not None:
-            mine = [chosen for _, chosen in members]
-            yield from _masters(masters, mine, f"{label}.fp32_from_fp16_params")
+        yield Plain(number, label, inside, state, members, masters)
 
 
 def _is_torchs(state: Any, groups: Any) -> bool:
@@ -118,7 +149,7 @@ def _of_one(state: Mapping[Any, Any], local: Local, label: str) -> Iterator[Stat
             yield State(local, leaf, value, f"{label}.{leaf}")
 
 
-def _optimizers(tree: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+def optimizers(tree: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     """Yield each of chained optimizers, which old versions keep in a dict by number."""
     if isinstance(tree, dict) and tree and all(type(key) is int for key in tree):
         tree = [tree[key] for key in sorted(tree)]
@@ -140,7 +171,7 @@ def _members(
     ids = [_ids(group) for group in groups]
     apart = experts_apart and any("is_expert_parallel" in group for group in groups)
     found = [
-        (own, [p for p in held if _class(p, args, apart=apart) == _group_class(g, args, apart)])
+        (own, [p for p in held if class_of(p, args, apart=apart) == class_of_group(g, args, apart)])
         for own, g in zip(ids, groups, strict=True)
     ]
     if all(len(own) == len(chosen) for own, chosen in found) and all(
@@ -171,7 +202,7 @@ def _ids(group: Mapping[Any, Any]) -> list[int]:
     return ids
 
 
-def _class(local: Local, args: Arguments, *, apart: bool) -> tuple[bool, bool, bool]:
+def class_of(local: Local, args: Arguments, *, apart: bool) -> tuple[bool, bool, bool]:
     """Return what decides a parameter's group: no decay, expert, rate of its own."""
     name = local.name
     plain = len(local.ref.shape) == 1 or name.endswith(".bias")
@@ -181,7 +212,10 @@ def _class(local: Local, args: Arguments, *, apart: bool) -> tuple[bool, bool, b
     return plain, apart and local.expert, ends and args.get("decoupled_lr") is not None
 
 
-def _group_class(group: Mapping[Any, Any], args: Arguments, apart: bool) -> tuple[bool, bool, bool]:
+def class_of_group(
+    group: Mapping[Any, Any], args: Arguments, apart: bool
+) -> tuple[bool, bool, bool]:
+    """Return what class of parameters a group holds: see `class_of`."""
     decay = group.get("wd_mult", group.get("weight_decay"))
     rate = args.get("decoupled_lr")
     own_rate = group.get("is_decoupled_lr") is True or group.get("max_lr") == rate
@@ -203,7 +237,7 @@ def _shape(state: Any) -> tuple[int, ...] | None:
 
 def _masters(tree: Any, groups: Sequence[Sequence[Local]], label: str) -> Iterator[State]:
     """Yield the fp32 copies of the 16-bit parameters, which stand in the order of each group."""
-    half = [[p for p in group if p.ref.dtype.name in _HALF] for group in groups]
+    half = [[p for p in group if p.ref.dtype.name in HALF] for group in groups]
     if not isinstance(tree, list) or len(tree) != len(half):
         raise Unmapped("its fp32 masters do not have the groups of its state")
     for number, (own, copies) in enumerate(zip(half, tree, strict=True)):

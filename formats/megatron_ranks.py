@@ -91,6 +91,11 @@ class Grid(NamedTuple):
     dp: int | None = None
 
     @property
+    def world(self) -> int | None:
+        """All ranks of the job; None where the data-parallel ones are not recorded."""
+        return None if self.dp is None else self.tp * self.pp * self.cp * self.dp
+
+    @property
     def dense_ranks(self) -> int:
         """Ranks that share the bucket of a dense parameter's gradients."""
         return (self.dp or 1) * self.cp
@@ -127,6 +132,12 @@ class Grid(NamedTuple):
                     " this layout has one directory for ranks that hold different parts"
                 )
         return found
+
+    def first_rank(self, at: Coordinate) -> int:
+        """Return the first rank of a directory's coordinate, counted within its stage."""
+        span = range(lcm(self.tp, self.etp * self.ep))
+        pairs = ((rank % self.tp, rank // self.etp % self.ep) for rank in span)
+        return next(rank for rank, pair in enumerate(pairs) if pair == (at.tp, at.ep))
 
     def name(self, at: Coordinate) -> str:
         """Return the name of a directory."""

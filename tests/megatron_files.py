@@ -6,7 +6,7 @@ Written by plain torch as Megatron-LM's `save_checkpoint` writes them (`--ckpt-f
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from tests.megatron_model import (
     bytes_of,
     cut,
     local_parameters,
+    shapes,
     truth,
     whole,
 )
@@ -70,8 +71,11 @@ def altered(made: Made, directory: str, **changes: Any) -> None:
     torch.save(state, file)
 
 
-def directories(job: Job) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield (name, tensor, experts' tensor, pipeline, expert rank) of every directory."""
+def directories(job: Job) -> Iterator[tuple[str, int, int, int, int, int]]:
+    """Yield (name, tensor, experts' tensor, pipeline, expert rank) of every directory.
+
+    Last comes the first rank of a stage that has them.
+    """
     seen = set()
     for rank in range(lcm(job.tp, job.expert_tp * job.ep)):
         t, et, e = rank % job.tp, rank % job.expert_tp, rank // job.expert_tp % job.ep
@@ -81,7 +85,7 @@ def directories(job: Job) -> Iterator[tuple[str, int, int, int, int]]:
             name += f"_{e:03d}" if job.ep > 1 else ""
             if name not in seen:
                 seen.add(name)
-                yield name, t, et, p, e
+                yield name, t, et, p, e, rank
 
 
 def arguments(job: Job) -> argparse.Namespace:
@@ -109,7 +113,7 @@ def write(root: Path, job: Job) -> Made:
     everything = whole(job)
     expected = truth(job)
     listed = sorted(directories(job), key=lambda item: (item[1], item[3], item[4]))
-    for number, (name, t, et, p, e) in enumerate(listed):
+    for number, (name, t, et, p, e, rank) in enumerate(listed):
         chunks: list[dict[str, Tensors]] = []
         for v in range(job.vp):
             held = local_parameters(job, p, v, e)
@@ -123,11 +127,10 @@ def write(root: Path, job: Job) -> Made:
         state: dict[str, Any] = {
             "args": arguments(job), "checkpoint_version": 3.0, "iteration": job.iteration
         }  # fmt: skip
-        optimizer, buffers = _optimizer(job, p, chunks)
+        optimizer, buffers = _optimizer(job, p, chunks, writes_dense=rank < job.tp)
         keys = ["model"] if job.vp == 1 else [f"model{v}" for v in range(job.vp)]
         for key, chunk in zip(keys, chunks, strict=True):
-            extra = {"decoder.layers.0.mlp.linear_fc1._extra_state": None}
-            state[key] = chunk["param"] | extra
+            state[key] = _with_extra_states(chunk["param"])
         if optimizer is not None:
             state["optimizer"] = optimizer
         state["opt_param_scheduler"] = {"num_steps": job.iteration * 8, "max_lr": 1e-3}
@@ -141,13 +144,30 @@ def write(root: Path, job: Job) -> Made:
     return Made(path, expected)
 
 
+def _with_extra_states(weights: Tensors) -> dict[str, Any]:
+    """Put a place for quantised arithmetic behind the weights of each linear layer, empty."""
+    modules = [name.rpartition(".")[0] for name in weights]
+    found: dict[str, Any] = {}
+    for (name, value), module, following in zip(
+        weights.items(), modules, [*modules[1:], ""], strict=True
+    ):
+        found[name] = value
+        if module.rpartition(".")[2].startswith("linear_") and module != following:
+            found[f"{module}._extra_state"] = None
+    return found
+
+
 # --- optimizers -----------------------------------------------------------------------------------
 
 
-def _optimizer(job: Job, p: int, chunks: list[dict[str, Tensors]]) -> tuple[Any, Any]:
+def _optimizer(
+    job: Job, p: int, chunks: list[dict[str, Tensors]], *, writes_dense: bool
+) -> tuple[Any, Any]:
     """Return what `model_optim_rng.pt` has of the optimizer, and what `distrib_optim.pt` holds.
 
-    With the distributed optimizer the weights in `chunks` become views of their buffers.
+    With the distributed optimizer the weights in `chunks` become views of their buffers. Its first
+    data-parallel rank alone saves it: `writes_dense` says whether that is this one for the dense
+    parameters.
     """
     if job.optimizer == "none":
         return None, None
@@ -162,7 +182,7 @@ def _optimizer(job: Job, p: int, chunks: list[dict[str, Tensors]]) -> tuple[Any,
                     limit = job.bucket if (p, v) == (0, 0) else None
                     flat[len(flat) - 1] = _buffer(job, (p, v), chunk, names, limit)
             states.append({"optimizer": {"param_groups": [{"step": job.iteration, "lr": 1e-3}]}})
-            buffers.append(flat)
+            buffers.append(flat if experts or writes_dense else None)
         return (states, buffers) if len(sides) > 1 else (states[0], buffers[0])
     found = [_plain(job, chunks, experts) for experts in sides]
     return (found if len(sides) > 1 else found[0]), None
@@ -172,6 +192,10 @@ def _side(job: Job, name: str) -> bool:
     return job.experts_apart and ".experts." in name
 
 
+def _decays(name: str, shape: Sequence[int]) -> bool:
+    return len(shape) > 1 and not name.endswith(".bias")
+
+
 def _plain(job: Job, chunks: list[dict[str, Tensors]], experts: bool) -> dict[str, Any]:
     import torch
 
@@ -179,12 +203,16 @@ def _plain(job: Job, chunks: list[dict[str, Tensors]], experts: bool) -> dict[st
     state: dict[int, Any] = {}
     masters: list[list[torch.Tensor]] = []
     for decay in (True, False):
+        # All ranks have the groups that any of them has parameters for.
+        if not any(
+            _side(job, n) == experts and _decays(n, s) == decay for n, s in shapes(job).items()
+        ):
+            continue
         ids = []
         masters.append([])
         for chunk in chunks:
             for name, value in chunk["param"].items():
-                vector = len(value.shape) == 1 or name.endswith(".bias")
-                if vector is decay or _side(job, name) != experts:
+                if _decays(name, value.shape) != decay or _side(job, name) != experts:
                     continue
                 ids.append(len(state))
                 state[len(state)] = {

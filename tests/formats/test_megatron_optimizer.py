@@ -124,14 +124,16 @@ class TestOptimizer:
     ) -> None:
         require(write(tmp_path, Job(tp=2, experts=2, layers=2, optimizer="distributed")))
 
-    def test_dense_state_in_another_ranks_file(self, tmp_path: Path) -> None:
+    def test_dense_state_that_another_rank_saves_too(self, tmp_path: Path) -> None:
         """Expert rank 1 saves the experts' state alone: the dense optimizer's place holds None."""
         import torch
 
         made = write(tmp_path, Job(ep=2, dp=2, experts=4, layers=2, optimizer="distributed"))
+        dense, _ = torch.load(made.path / "mp_rank_00_000" / "distrib_optim.pt")
         file = made.path / "mp_rank_00_001" / "distrib_optim.pt"
-        state = torch.load(file, weights_only=False)
-        torch.save([None, state[1]], file)
+        nothing, experts = torch.load(file, weights_only=False)
+        assert nothing is None
+        torch.save([dense, experts], file)
         require(made)
 
     def test_masters_before_the_first_step(self, tmp_path: Path) -> None:

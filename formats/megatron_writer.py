@@ -1,0 +1,285 @@
+"""Lay out a legacy Megatron checkpoint for another number of tensor, pipeline and expert ranks.
+
+A rank's files keep the source's form: the order of the model's tensors, the groups of the
+optimizer, the arguments but for the sizes of groups of ranks. The tracker
+(`latest_checkpointed_iteration.txt`) is the root's and is not written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ftckpt.errors import UnsupportedError
+from ftckpt.extents import Extent
+from ftckpt.rules import Rules
+from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.layout import Layout, OutputFile, Stored, Wishes
+from ftckpt.transfer.parameters import parameter_names, parted
+
+from .inert import Ordered
+from .inert_tree import Path
+from .inert_tree import at as value_at
+from .megatron_checkpoint import MegatronCheckpoint
+from .megatron_distrib_writer import DistributedWriter, form_of
+from .megatron_groups import optimizers_of, regrouped
+from .megatron_holdings import Holdings, holdings
+from .megatron_modules import (
+    Item,
+    cut_anew,
+    embedding_of,
+    main_stack,
+    order_of,
+    with_copy,
+    without_copy,
+)
+from .megatron_names import EXTRA_STATE, chunk_keys, head_of
+from .megatron_own_state import OwnState
+from .megatron_parts import Parts
+from .megatron_plain_writer import PlainWriter
+from .megatron_ranks import OPTIMIZER, WEIGHTS
+from .megatron_rules import rules_of
+from .megatron_source import FirstRanks
+from .megatron_stages import Stage, offsets
+from .megatron_target import changed, target_of
+from .megatron_vocabulary import repadded
+from .torch_stream import TorchStream
+from .torch_tree import Carried, Tensor, save
+from .unpickle import no_gc
+
+_OPTIMIZER = re.compile(r"rank_\d+\.optimizer")
+
+
+class MegatronWriter:
+    """The writer of the format `megatron` (fits `ftckpt.transfer.layout.Writer`)."""
+
+    name = "megatron"
+    single = False
+
+    def layout(self, content: Content, wishes: Wishes) -> Layout:
+        """Lay out `content` for the ranks that are wished for; the source's where nothing is said.
+
+        Raises:
+            UsageError: sizes that do not divide, or a wish that is not of this format.
+            UnsupportedError: a source that is no legacy Megatron checkpoint, a tensor that no rule
+                knows, or state that cannot be told from the rank that saved it.
+        """
+        checkpoint = content.checkpoint
+        if not isinstance(checkpoint, MegatronCheckpoint):
+            raise UnsupportedError(
+                f"a {checkpoint.format} checkpoint does not show in what order the job registers"
+                " its parameters, which files of Megatron's ranks keep",
+                hint="--to megatron takes checkpoints of the format megatron",
+            )
+        with no_gc():
+            return _Writing(content, checkpoint, wishes).layout()
+
+
+class _Writing:
+    """One layout on its way."""
+
+    def __init__(self, content: Content, checkpoint: MegatronCheckpoint, wishes: Wishes) -> None:
+        source = checkpoint.layout
+        self._checkpoint = checkpoint
+        self._ranks = FirstRanks(checkpoint)
+        self._target = target_of(source, wishes)
+        rules = self._rules(wishes.rules)
+        tp, true = self._target.grid.tp, wishes.true_vocab_size
+        vocabulary = _vocabulary(content, rules)
+        self._content, rows = repadded(content, vocabulary, source.args, tp, true)
+        changes = dict(self._target.arguments)
+        if rows is not None:
+            changes["padded_vocab_size"] = rows
+        self._args = changed(source.args, changes)
+        self._parts = Parts(self._content, self._target.grid, rules)
+        self._own = OwnState(self._content, self._ranks, self._target, changes)
+        self._placed: set[str] = set()
+        self._aliases: dict[str, str] = {}
+        self._distributed: DistributedWriter | None = None
+        self._plain: PlainWriter | None = None
+        same = self._target.same_ranks and rows is None
+        self._choose_optimizer(unchanged=same and source.grid.dp == self._target.grid.dp)
+
+    def layout(self) -> Layout:
+        """Return the files."""
+        files = [file for one in self._holdings() for file in self._files(one)]
+        own, content = self._own, self._content
+        mine = {one.key: one for one in own.tensors}
+        placed = self._placed | own.placed
+        tensors = {k: w for k, w in content.tensors.items() if not w.component.startswith("extra:")}
+        held = replace(
+            content,
+            tensors=tensors | mine,
+            objects={n: info for n, info in content.objects.items() if n in own.compared},
+            aliases=self._aliases,
+        )
+        return Layout(
+            files=files,
+            unplaced=[name for name in (*content.tensors, *content.objects) if name not in placed],
+            notes=own.notes,
+            content=held,
+        )
+
+    # --- what is cut how ------------------------------------------------------------------------
+
+    def _rules(self, given: Rules | None) -> Rules:
+        held = [n.local for at in self._ranks.coordinates() for n in self._ranks.held(at)]
+        rules = rules_of(self._ranks.layout.args, held)
+        return given.before(rules) if given else rules
+
+    def _holdings(self) -> list[Holdings]:
+        source, target = self._ranks.layout, self._target
+        order = order_of(self._ranks)
+        stack = main_stack(order)
+        firsts = source.firsts
+        if not target.same_stages:
+            if source.args.count("mtp_num_layers"):
+                what = "a model that predicts several tokens keeps its pipeline stages"
+                raise UnsupportedError(what, hint="leave out --pp and --vp")
+            order = cut_anew(order, target.layers)
+            firsts = {stage: {stack: n} for stage, n in offsets(target.layers).items()}
+        embedding = embedding_of(order)
+        last = Stage(target.grid.pp - 1, target.chunks - 1)
+        if target.grid.pp == 1:
+            order = {stage: without_copy(slots) for stage, slots in order.items()}
+        elif self._ranks.tied and embedding is not None and not self._has_head(embedding.name):
+            order[last] = with_copy(order[last], embedding.name, embedding.words)
+        experts = source.experts * source.grid.ep // target.grid.ep
+        return holdings(self._parts, order, firsts, target, experts)
+
+    def _has_head(self, embedding: str) -> bool:
+        """Return whether the output layer is a parameter of its own, whatever arguments say."""
+        return head_of(embedding) in self._content.tensors
+
+    def _choose_optimizer(self, *, unchanged: bool) -> None:
+        """Say how the optimizer is written: anew, or as it stands where nothing changes."""
+        content = self._content
+        mapped = any(wanted.component == "optimizer" for wanted in content.tensors.values())
+        listed = any(_OPTIMIZER.fullmatch(name) for name in content.objects)
+        by_rank = any(
+            wanted.component.startswith("extra:")
+            and wanted.name.partition(".")[0] in ("optimizer", OPTIMIZER.removesuffix(".pt"))
+            for wanted in content.tensors.values()
+        )
+        if not mapped and (not listed or (by_rank and unchanged)):
+            return
+        found = optimizers_of(self._ranks)
+        if found is None:
+            return
+        apart = self._target.grid.experts_apart
+        found = regrouped(found, apart=apart)
+        self._plain = PlainWriter(self._parts, found)
+        self._placed.update(name for name in content.objects if _OPTIMIZER.fullmatch(name))
+        form = None if found.plain or not mapped else form_of(self._ranks)
+        if form is not None:
+            grid = self._target.grid
+            self._distributed = DistributedWriter(self._parts, form, grid, self._args, found)
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def _files(self, mine: Holdings) -> list[OutputFile]:
+        """Return the files of one rank."""
+        at = mine.at
+        folder = self._target.grid.name(at)
+        stream = self._checkpoint.stream(self._own.source(at))
+        weights: dict[tuple[int, str], Tensor] = {}
+        files = []
+        known = []
+        if self._distributed is not None:
+            buffers = self._distributed.buffers(mine)
+            weights = self._distributed.weights(buffers)
+            tree = self._distributed.tree(buffers)
+            self._placed |= self._distributed.placed
+            files.append(_file(folder, OPTIMIZER, tree))
+            known.append(OPTIMIZER)
+        files.insert(0, _file(folder, WEIGHTS, self._tree(mine, stream, weights)))
+        for path in self._own.of_others(at, known):
+            whole = Extent(path, 0, self._checkpoint.source.size(path))
+            files.append(OutputFile(path, [Stored(whole)]))
+        return files
+
+    def _tree(
+        self, mine: Holdings, stream: TorchStream, weights: dict[tuple[int, str], Tensor]
+    ) -> dict[Any, Any]:
+        """Return what one rank's `model_optim_rng.pt` holds, in the order of the source's file."""
+        made: dict[Any, Any] = {}
+        models = chunk_keys(stream.tree)
+        for key in stream.tree:
+            if key in models.values():
+                if key == models[0]:
+                    made |= self._models(mine, stream, weights)
+            elif key == "args":
+                made[key] = self._own.args(mine.at, stream)
+            elif key == "optimizer" and self._plain is not None:
+                made[key] = self._plain.tree(mine)
+                self._placed |= self._plain.placed
+            else:
+                value = self._own.of_key(mine.at, key, stream)
+                if value is not None:
+                    made[key] = value
+        return made
+
+    def _models(
+        self, mine: Holdings, stream: TorchStream, weights: dict[tuple[int, str], Tensor]
+    ) -> dict[str, Any]:
+        """Return the model chunks of one rank."""
+        held = {(one.local.chunk, one.local.name): one for one in mine.held}
+        models = chunk_keys(stream.tree)
+        made: dict[str, Any] = {}
+        for chunk, places in enumerate(mine.chunks):
+            key = "model" if self._target.chunks == 1 else f"model{chunk}"
+            kept = self._target.same_ranks and self._own.takes(mine.at, models[chunk])
+            model: dict[str, Any] = _like(stream.tree[models[0]])
+            for item in places:
+                one = held.get((chunk, item.name))
+                if one is not None:
+                    self._placed.add(one.wanted.key)
+                    if item.entry.copy:
+                        self._aliases[item.entry.name] = item.weight
+                    value: Any = weights.get((chunk, item.name)) or self._parts.tensor(
+                        one.wanted, one.weight, mine.at
+                    )
+                elif not item.entry.full:
+                    value = item.entry.empty
+                elif item.name.endswith(EXTRA_STATE):
+                    value = _state_at(stream, models[chunk], item) if kept else None
+                else:
+                    continue  # the user leaves it out
+                _put(model, item.path, value)
+            made[key] = model
+        return made
+
+
+def _vocabulary(content: Content, rules: Rules) -> Callable[[Wanted], bool]:
+    """Return what says of a tensor whether its first axis is the vocabulary."""
+    names = parameter_names(content.tensors.values())
+
+    def is_vocabulary(wanted: Wanted) -> bool:
+        name, _ = parted(wanted, names)
+        rule, weight = rules.get(name), content.tensors.get(name)
+        if rule is None or weight is None or not rule.vocabulary:
+            return False
+        return bool(wanted.shape) and wanted.shape[0] == weight.shape[0]
+
+    return is_vocabulary
+
+
+def _file(folder: str, name: str, tree: Any) -> OutputFile:
+    return OutputFile(f"{folder}/{name}", save(tree, folder=name.removesuffix(".pt")))
+
+
+def _like(model: Any) -> dict[str, Any]:
+    """Return an empty dict of the kind of another: torch's `state_dict` is ordered."""
+    return Ordered() if isinstance(model, Ordered) else {}
+
+
+def _put(model: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        model = model.setdefault(str(key), {})
+    model[str(path[-1])] = value
+
+
+def _state_at(stream: TorchStream, key: str, item: Item) -> Carried:
+    return Carried(value_at(stream.tree, (key, *item.path)), stream.storages)

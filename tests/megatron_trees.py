@@ -1,0 +1,54 @@
+"""Compare the files of two legacy Megatron checkpoints, tree for tree, as torch loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def assert_same_files(
+    found: Path, expected: Path, *, without: Collection[str] = (), places: bool = False
+) -> None:
+    """Require the same files with the same trees: keys in their order, types, every bit.
+
+    Args:
+        found, expected: two checkpoints.
+        without: keys at the top that are not compared.
+        places: whether tensors must lie at the same places of storages of the same size.
+    """
+    import torch
+
+    names = [sorted(p.relative_to(root).as_posix() for p in root.rglob("*.pt"))
+             for root in (found, expected)]  # fmt: skip
+    assert names[0] == names[1]
+    for name in names[0]:
+        one, two = (torch.load(root / name, weights_only=False) for root in (found, expected))
+        has, wants = (dict(_leaves(_less(t, without), (name,), places)) for t in (one, two))
+        assert list(has) == list(wants)
+        for path, value in wants.items():
+            assert has[path] == value, path
+
+
+def _less(tree: Any, without: Collection[str]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    return {key: value for key, value in tree.items() if key not in without}
+
+
+def _leaves(tree: Any, path: tuple[Any, ...], places: bool) -> Iterator[tuple[Any, Any]]:
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        data = tree.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        at = (tree.storage_offset(), tree.untyped_storage().nbytes()) if places else ()
+        yield path, (tree.dtype, tuple(tree.shape), data, at)
+    elif isinstance(tree, (dict, list, tuple)) or hasattr(tree, "__dict__"):
+        members = list(tree) if isinstance(tree, (list, tuple)) else None
+        inside = tree if isinstance(tree, dict) else dict(enumerate(members or ()))
+        inside = inside if isinstance(tree, (dict, list, tuple)) else vars(tree)
+        yield path, (type(tree).__name__, len(inside))
+        for key, value in inside.items():
+            yield from _leaves(value, (*path, key), places)
+    else:
+        yield path, tree
