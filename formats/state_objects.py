@@ -46,7 +46,7 @@ class StateObjects:
         self._checkpoint = content.checkpoint
         self._infos = content.objects
         self._recorded = recorded
-        self._listed, self._ids = _listed(content.checkpoint)
+        self._listed, self._ids = listed_places(content.checkpoint)
 
     def flattened(self, name: str) -> Iterator[Leaf]:
         """Yield one object as torch's distributed checkpoint flattens it: mappings and lists.
@@ -106,7 +106,7 @@ class StateObjects:
                 yield Leaf(path, Carried(value, storages))
 
 
-def _listed(
+def listed_places(
     checkpoint: Checkpoint,
 ) -> tuple[set[tuple[str, str]], dict[str, dict[str, str]]]:
     """Return where tensors stand in their files, and for each optimizer id -> parameter.
