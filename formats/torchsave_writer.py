@@ -29,6 +29,8 @@ from .torchsave import TorchSaveCheckpoint
 from .training_tree import MODELS, OPTIMIZERS
 
 FILE = "checkpoint.pt"
+# Where torch's optimizers have their groups; readers know an optimizer by them.
+_GROUPS: Path = ("optimizer", "param_groups")
 _PARALLEL = ("tp", "pp", "vp", "dp", "ep", "zero_stage")
 
 
@@ -54,7 +56,7 @@ class TorchSaveWriter:
         unplaced = [*nesting.lost, *_put_tensors(content, nesting, state)]
         unplaced += _put_objects(content, nesting, state)
         for path in {path[:-3] for path in nesting.tensors.values() if path[-3:-2] == ("state",)}:
-            # torch's optimizers always have groups, and readers know an optimizer by them.
+            # torch's optimizers always have groups (see `_GROUPS`).
             if path and path[0] in OPTIMIZERS and "param_groups" not in state.below(path):
                 state.put((*path, "param_groups"), [])
         tree = state.settled(nesting.is_list)
@@ -97,7 +99,8 @@ def _nesting(content: Content) -> _Nesting:
     if bare and not any(w.name in (*MODELS, *OPTIMIZERS) for w in content.tensors.values()):
         return _Nesting({key: (w.name,) for key, w in content.tensors.items()}, [], {}, _never)
     paths, lost = tensor_paths(content, numbered(content))
-    return _Nesting(paths, lost, recorded.nested_objects(), _never)
+    objects = {n: _GROUPS for n in content.objects if n == dotted(_GROUPS)}
+    return _Nesting(paths, lost, objects | dict(recorded.nested_objects()), _never)
 
 
 def _own_paths(checkpoint: TorchSaveCheckpoint) -> dict[str, Path]:
