@@ -113,13 +113,14 @@ class OwnState:
             self.compared.add(self._name(self._numbers[at], key))
 
     def of_others(self, at: Coordinate, known: Sequence[str]) -> list[str]:
-        """Return the further files of a rank that are written byte for byte; none in a new layout.
+        """Return the further files of a rank: written byte for byte where no group changes.
 
         Args:
             at: the rank.
             known: names of files that are laid out anew.
         """
-        if not self._target.same_ranks:
+        old, new = self._ranks.layout.grid, self._target.grid
+        if not self._target.same_ranks or old.dp != new.dp:
             return []
         folder = self._ranks.layout.grid.name(at)
         number = self._sources[at]
@@ -162,12 +163,12 @@ class OwnState:
 
     def _leave_streams(self) -> None:
         """Leave out random streams that have no rank to go to, and say so."""
-        mine = [n for n in self._content.objects if n.endswith(f".{_RNG}")]
-        if not mine:
+        mine = [self._name(number, _RNG) for number in self._sources.values()]
+        mine += (key for number in self._sources.values() for key in self._tensors(number, _RNG))
+        kept = self._content.objects.keys() | self._content.tensors.keys()
+        if kept.isdisjoint(mine):
             return
         self.placed.update(mine)
-        for number in self._sources.values():
-            self.placed.update(self._tensors(number, _RNG))
         what = (
             f"the random streams of {counted(len(self._sources), 'rank')} were not written, as"
             " other ranks cannot go on with them: start Megatron with --no-load-rng, and each is"

@@ -163,7 +163,13 @@ class _Writing:
             and wanted.name.partition(".")[0] in ("optimizer", OPTIMIZER.removesuffix(".pt"))
             for wanted in content.tensors.values()
         )
-        if not mapped and (not listed or (by_rank and unchanged)):
+        if by_rank and not unchanged:
+            raise UnsupportedError(
+                "the optimizer's state is kept by rank, as its parameters could not be told"
+                " (`ftckpt inspect` says why), and cannot go to other ranks",
+                hint="--only model writes the weights alone",
+            )
+        if by_rank or not (mapped or listed):
             return
         found = optimizers_of(self._ranks)
         if found is None:
