@@ -18,6 +18,7 @@ from .deepspeed import DeepSpeed
 from .deepspeed_universal import DeepSpeedUniversal
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
+from .megatron_dist_writer import MegatronDistWriter
 from .megatron_writer import MegatronWriter
 from .ranks import Ranks
 from .ranks_writer import RanksWriter
@@ -45,6 +46,7 @@ FORMATS: tuple[Format, ...] = (
 
 WRITERS: tuple[Writer, ...] = (
     DcpWriter(),
+    MegatronDistWriter(),
     MegatronWriter(),
     RanksWriter(),
     SafetensorsWriter(),

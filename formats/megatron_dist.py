@@ -58,7 +58,7 @@ _VERSION = 1
 # pp.tp of PP.TP: an RNG state of each tensor rank of each stage.
 _RNG = re.compile(r"rng_state/shard_\d+\.\d+_(\d{1,7})\.(\d{1,7})")
 # Folders that Megatron puts beside the store.
-_FOLDERS = ("tokenizer/", "modelopt_state/")
+FOLDERS = ("tokenizer/", "modelopt_state/")
 _GATHERED = re.compile(
     r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state/.*"
 )
@@ -147,7 +147,7 @@ class MegatronDistCheckpoint(DcpCheckpoint):
     def members(self) -> Iterable[str]:
         """The store, and what Megatron puts beside it."""
         yield from super().members()
-        yield from (name for name in self.source.entries if name.startswith(_FOLDERS))
+        yield from (name for name in self.source.entries if name.startswith(FOLDERS))
 
     def payload(self, piece: Piece) -> Payload:
         """Open the item and find the elements of its tensor that are the piece's."""

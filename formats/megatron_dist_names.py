@@ -68,6 +68,57 @@ def spelling(name: str) -> Spelling:
     return Spelling(".".join(parts), axes)
 
 
+class Form(NamedTuple):
+    """How a parameter is stored.
+
+    Attributes:
+        layers: whether the layers are stacked on a leading axis.
+        experts: whether the experts are.
+        halves: whether gate and up of a gated MLP are two stored tensors.
+    """
+
+    layers: bool = True
+    experts: bool = True
+    halves: bool = False
+
+
+def form_of(stored: str) -> Form:
+    """Return how a parameter of this stored name is stored; true of what it has none of."""
+    words = stored.split(".")
+    numbered = {"layers": False, "experts": False}
+    for index, word in enumerate(words[:-1]):
+        stack = word == "layers" or (word == "experts" and words[index - 1 : index] == [word])
+        if stack and words[index + 1].isdecimal():
+            numbered[word] = True
+    halves = stored.endswith(_HALVES) and ".linear_fc1." in stored
+    return Form(not numbered["layers"], not numbered["experts"], halves)
+
+
+def stored_place(name: str, form: Form) -> tuple[str, tuple[int, ...]]:
+    """Return the stored name of a logical tensor, and its place on the leading axes.
+
+    The inverse of `spelling`, but for halves.
+    """
+    words = name.split(".")
+    parts: list[str] = []
+    numbers: list[int] = []
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
+        expert = word == "local_experts" and before == "experts"
+        stacked = form.experts if before == "local_experts" else form.layers
+        if before in ("layers", "local_experts") and word.isdecimal() and stacked:
+            numbers.append(int(word))
+        else:
+            parts.append("experts" if expert else word)
+    return ".".join(parts), tuple(numbers)
+
+
+def halves_of(stored: str) -> tuple[str, str]:
+    """Return the names under which gate and up are stored apart."""
+    gate, up = _HALVES
+    return stored + gate, stored + up
+
+
 def logical(stored: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
     """Return the logical tensors by key: one for each layer and expert.
 

@@ -1,0 +1,249 @@
+"""A torch_dist source as a writer of the same format sees it: what is copied, what must change.
+
+Optimizer state in buckets, or in flat shards, is read as tensors of parameters and written as
+those. What each group of data-parallel ranks recorded of its optimizer (parameter groups, the loss
+scale) is the same in all of them and becomes a part of the common state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ftckpt.checkpoint import Kind, TensorInfo
+from ftckpt.errors import UnsupportedError
+from ftckpt.sharding import even_rows
+from ftckpt.transfer.content import Content, Wanted
+
+from .dcp_state import COMMON, CONFIGURATION, is_common
+from .megatron_checkpoint import Layout
+from .megatron_dist import FOLDERS, MegatronDistCheckpoint
+from .megatron_dist_buckets import is_bucket
+from .megatron_dist_job import (
+    NEEDED,
+    RESHARDABLE,
+    SHARDING,
+    Blob,
+    Common,
+    Job,
+    master_word,
+    numbered,
+    weight_among,
+)
+from .megatron_dist_names import Form, form_of
+from .megatron_dist_owners import experts_of, layers_of
+from .megatron_ranks import Arguments, Grid
+from .megatron_stages import Counts, Stage, planned
+from .state_objects import Storages
+from .torch_tree import Carried, pickled
+
+_OF_GROUP = re.compile(
+    r"(?:chained_(?P<number>\d{1,4})\.)?optimizer\.distributed\.dp_group_idx_\d{1,7}\."
+    r"(?P<leaf>\w+)/shard_0(?:_1)?"
+)
+# Sizes of buckets: other ranks have other buckets, and `fully_reshardable` has none.
+_OF_BUCKETS = ("per_bucket_numel", "per_bucket_numel_unpadded")
+# The state of all parameters in one object, which nothing here takes apart.
+_GATHERED = "param_state"
+_RANDOM = re.compile(r"(?:.*[._])?rng_state/shard_(\d{1,7})\.(\d{1,7})(?:_[\d.]+)?")
+
+# Number of the optimizer (None for one alone) -> leaf -> names of objects, one a group of ranks.
+_Groups = Mapping[int | None, Mapping[str, list[str]]]
+
+
+def job_of_dist(content: Content) -> Job:
+    """Return what is written of a torch_dist source.
+
+    Raises:
+        UnsupportedError: groups of ranks recorded different optimizers.
+    """
+    checkpoint = content.checkpoint
+    assert isinstance(checkpoint, MegatronDistCheckpoint)
+    tensors = _Tensors(content)
+    groups, of_groups = _groups(content)
+    common = _common(content)
+    optimizers = numbered(common.root.get("optimizer")) if common else {}
+    if common is not None:
+        made = {n: _reshardable(content, one, groups.get(n, {})) for n, one in optimizers.items()}
+        common.make_reshardable(made)
+    gathered = [name for leaves in groups.values() for name in leaves.get(_GATHERED, ())]
+    objects = {
+        name: info
+        for name, info in content.objects.items()
+        if name not in of_groups and not is_common(name)
+    }
+    kept = [wanted for key, wanted in content.tensors.items() if key not in tensors.buckets]
+    return Job(
+        content=replace(content.with_tensors(kept), objects=objects),
+        layout=_layout(content, common.args if common else Arguments()),
+        common=common,
+        form_of=tensors.form,
+        weight_of=tensors.weight,
+        as_stored=tensors.own,
+        objects={
+            name: Blob(stored=info.extent, transforms=_transforms(checkpoint, name))
+            for name, info in objects.items()
+        },
+        random={
+            name: (int(match[1]), int(match[2]))
+            for name in objects
+            if (match := _RANDOM.fullmatch(name))
+        },
+        beside=[name for name in checkpoint.source.entries if name.startswith(FOLDERS)],
+        configuration=checkpoint.source.read(CONFIGURATION),
+        master=master_word(optimizers),
+        unplaced=[*tensors.buckets, *gathered],
+    )
+
+
+class _Tensors:
+    """How the source stores its tensors.
+
+    Attributes:
+        own: by key: the stored name of what is no part of the model or its optimizer.
+        buckets: keys of optimizer state that is no parameter's.
+    """
+
+    def __init__(self, content: Content) -> None:
+        self.own: dict[str, str] = {}
+        self.buckets: list[str] = []
+        self._forms: dict[str, Form] = {}
+        for key, wanted in content.tensors.items():
+            info = _source(content, wanted)
+            if info is None or not info.stored_name:
+                continue
+            if is_bucket(info):
+                self.buckets.append(key)
+            elif wanted.component not in ("model", "optimizer"):
+                self.own[key] = info.stored_name
+            elif wanted.component == "model" or wanted.kind is not Kind.OTHER:
+                self._forms.setdefault(wanted.name, form_of(info.stored_name))
+        self._weights = frozenset(self._forms)
+
+    def weight(self, wanted: Wanted) -> str:
+        """Return the weight that a tensor is, or is state of: a state's name comes before it."""
+        return weight_among(self._weights, wanted.name)
+
+    def form(self, wanted: Wanted) -> Form:
+        """Return how a tensor is stored: as the weight is that it belongs to."""
+        return self._forms.get(self.weight(wanted), Form())
+
+
+def _source(content: Content, wanted: Wanted) -> TensorInfo | None:
+    copies = wanted.copies
+    return content.checkpoint.tensors[copies[0].key] if copies else None
+
+
+def _groups(content: Content) -> tuple[_Groups, frozenset[str]]:
+    """Return what groups of ranks recorded of their optimizers, and the names of all of it."""
+    found: dict[int | None, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    names = []
+    for name in content.objects:
+        match = _OF_GROUP.fullmatch(name)
+        if match is not None:
+            number = match["number"]
+            found[None if number is None else int(number)][match["leaf"]].append(name)
+            names.append(name)
+    return found, frozenset(names)
+
+
+def _reshardable(
+    content: Content, one: Mapping[Any, Any], groups: Mapping[str, list[str]]
+) -> Mapping[Any, Any]:
+    """Return an optimizer of the common state as it is for state that is stored by parameter."""
+    if one.get(SHARDING, RESHARDABLE) == RESHARDABLE:
+        return one
+    made = {key: value for key, value in one.items() if key != _GATHERED}
+    for leaf, names in groups.items():
+        if leaf not in (*_OF_BUCKETS, _GATHERED):
+            made[leaf] = _shared(content, leaf, names)
+    return made | {SHARDING: RESHARDABLE}
+
+
+def _shared(content: Content, leaf: str, names: list[str]) -> Carried:
+    """Return what all groups of ranks hold."""
+    checkpoint = content.checkpoint
+    found: Carried | None = None
+    first = b""
+    for name in names:
+        value = checkpoint.load_object(name)
+        inner = value[0] if type(value) is list and len(value) == 1 else value
+        carried = Carried(inner, Storages(checkpoint, checkpoint.objects[name]))
+        pickle, _ = pickled(carried)
+        if found is None:
+            found, first = carried, pickle
+        elif pickle != first:
+            raise UnsupportedError(
+                f"{name} differs from {names[0]}: ranks have different {leaf} states, and a"
+                " checkpoint that any number of ranks can load has one",
+                tensor=name,
+                hint="--only model writes the weights alone",
+            )
+    assert found is not None
+    return found
+
+
+def _common(content: Content) -> Common | None:
+    """Return the common state; what a job needs to load at all, where the rest is not wanted."""
+    checkpoint = content.checkpoint
+    assert isinstance(checkpoint, MegatronDistCheckpoint)
+    name = next(filter(is_common, checkpoint.objects), None)
+    if name is None:
+        return None
+    value, info = checkpoint.load_object(name), checkpoint.objects[name]
+    file = name == COMMON
+    root = value[0] if not file and type(value) is list and len(value) == 1 else value
+    if not isinstance(root, dict):
+        raise UnsupportedError(f"{name} is no dict, as Megatron's common state is", tensor=name)
+    common = Common(
+        dict(root), Storages(checkpoint, info), file, info.extent, _transforms(checkpoint, name)
+    )
+    if name not in content.objects:
+        trained = any(wanted.component == "optimizer" for wanted in content.tensors.values())
+        common.keep((*NEEDED, "optimizer") if trained else NEEDED)
+    return common
+
+
+def _transforms(checkpoint: MegatronDistCheckpoint, name: str) -> tuple[str, ...]:
+    item = checkpoint.meta.objects.get(name)
+    return item.transforms if item is not None else ()
+
+
+def _layout(content: Content, args: Arguments) -> Layout:
+    """Return how the job was laid out, by its arguments and by what else shows it."""
+    known = content.topology
+    tp = args.count("tensor_model_parallel_size") or known.tp or 1
+    pp = args.count("pipeline_model_parallel_size") or known.pp or 1
+    cp = args.count("context_parallel_size") or 1
+    ranks = known.world_size or 0
+    dp = args.count("data_parallel_size") or ranks // (tp * pp * cp) or None
+    ep = args.count("expert_model_parallel_size") or known.ep or 1
+    etp = args.count("expert_tensor_parallel_size") or tp
+    names = {wanted.name for wanted in content.tensors.values() if wanted.component == "model"}
+    experts = experts_of(names)
+    if experts % ep:
+        ep = 1
+    chunks = args.count("virtual_pipeline_model_parallel_size") or 1 if pp > 1 else 1
+    return Layout(
+        grid=Grid(tp=tp, pp=pp, ep=ep, etp=etp, cp=cp, dp=dp),
+        chunks=chunks,
+        args=args if args.record is not None else Arguments({}),
+        layers=_layers(args, pp, chunks, layers_of(names)),
+        firsts={},
+        experts=experts // ep,
+    )
+
+
+def _layers(args: Arguments, pp: int, chunks: int, total: int) -> Counts:
+    """Return the layers of each stage: as the arguments have it, else as equal as can be."""
+    plan = planned(args, pp, chunks)
+    if plan is not None and sum(plan.values()) == total:
+        return plan
+    found: dict[Stage, int] = {}
+    for number in range(pp * chunks):
+        start, stop = even_rows(total, pp * chunks, number)
+        found[Stage(number % pp, number // pp)] = stop - start
+    return found
