@@ -60,6 +60,7 @@ class Contents:
         self.names: list[str] = []
         self.numbers: list[Number] = []
         self._reader = HeldReader(file.rank)
+        self._whose = owner
         self._owner = f"{owner}rank_{file.rank}"
         self._pickle = next(
             (extent for name, extent, _ in stream.records if name == "data.pkl"),
@@ -122,7 +123,8 @@ class Contents:
                 name = ".".join([label, *map(str, path[len(at) :])])
             if isinstance(value, _TENSORS):
                 held = self._held(value, name)
-                where = Place(f"extra:rank{self.file.rank}", Kind.OTHER, name or "tensor")
+                whose = f"{self._whose}{name or 'tensor'}"  # an actor's is not its critic's
+                where = Place(f"extra:rank{self.file.rank}", Kind.OTHER, whose)
                 self.tensors.append(Found(where, name, held))
             else:
                 inside = at or path[:1]

@@ -274,3 +274,14 @@ class TestPlacesOfVerl:
         assert Ranks().recognise(listing_of_path(tmp_path)) is None
         single = step / "actor" / "model_world_size_4_rank_0.pt"
         assert Ranks().recognise(listing_of_path(single)) is None
+
+
+def test_an_actor_and_a_critic_keep_their_own_random_states(tmp_path: Path) -> None:
+    for who in ("actor", "critic"):
+        shutil.copytree(DATA / "hsdp" / "actor", tmp_path / who)
+    checkpoint = opened(tmp_path)
+    states = [k for k in checkpoint.tensors if k.startswith("extra:rank0:")]
+    alone = [k for k in opened(DATA / "hsdp" / "actor").tensors if k.startswith("extra:rank0:")]
+    assert alone
+    assert len(states) == 2 * len(alone)
+    assert sum(k.startswith("extra:rank0:critic.") for k in states) == len(alone)
