@@ -45,6 +45,11 @@ class MegatronCheckpoint(RanksCheckpoint):
 
     layout: Layout
 
+    @property
+    def keepers(self) -> int:
+        """Ranks that save a state of their own: the first data-parallel one of each model part."""
+        return len(self.layout.grid.directories())
+
     def stream(self, at: Coordinate, file: str = WEIGHTS) -> TorchStream:
         """Parse one file of one rank again: trees are not kept.
 

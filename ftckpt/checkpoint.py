@@ -279,6 +279,14 @@ class Checkpoint(ABC):
         """The step that the content shows; None where nothing shows it."""
         return step_of(self.scalars(SCALARS_A_FILE))
 
+    @property
+    def keepers(self) -> int | None:
+        """Number of ranks that save a state of their own; None where that is not known.
+
+        All of the job's, unless a format has ranks save for others that hold the same.
+        """
+        return self.topology.world_size
+
     def fields(self) -> Iterable[str]:
         """Names of all non-tensor state, as deep as it is known without reading tensor bytes.
 

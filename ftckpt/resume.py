@@ -123,6 +123,7 @@ class _Names:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.world_size = checkpoint.topology.world_size
+        self.keepers = checkpoint.keepers
         self.objects = checkpoint.objects
         extra = (
             _spoken(key, tensor)
@@ -150,8 +151,8 @@ class _Names:
         if found:
             ranks = self._ranks(found) if row.per_rank else None
             reason = f"found as {found[0]}"
-            if ranks is not None and self.world_size is not None and ranks < self.world_size:
-                reason += f", but only of {ranks} of {self.world_size} ranks"
+            if ranks is not None and self.keepers is not None and ranks < self.keepers:
+                reason += f", but only of {ranks} of {self.keepers} ranks"
             return _item(row, Presence.PRESENT, reason, found, ranks=ranks,
                          world_size=self.world_size)  # fmt: skip
         # A name that says what else it is (`rng.random.0`) is no closed box.

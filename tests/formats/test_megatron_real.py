@@ -15,6 +15,7 @@ from ftckpt.assembly import read_tensor
 from ftckpt.errors import (
     ExitCode,
 )
+from ftckpt.resume import Presence, resume_check
 from ftckpt.verification import Level, VerifyOptions
 from tests.format_suite import Truth
 from tests.megatron_files import altered, opened, write
@@ -88,6 +89,12 @@ def told(file: Path) -> Iterator[tuple[str, Truth]]:
 
 
 class TestReal:
+    def test_one_random_stream_a_model_part_is_all_of_them(self, real: Path) -> None:
+        items = {item.key: item for item in resume_check(opened(real / "ckpt" / "iter_0000003"))}
+        for key in ("rng-python", "rng-torch", "rng-cuda"):
+            assert items[key].presence is Presence.PRESENT
+            assert "but only" not in items[key].reason
+
     def test_every_tensor_equals_the_gathered_one(self, real: Path) -> None:
         expected = dict(told(real / "truth" / "state.safetensors"))
         expected |= dict(told(real / "truth" / "optim.safetensors"))
