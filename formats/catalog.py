@@ -16,6 +16,7 @@ from .dcp import Dcp
 from .dcp_writer import DcpWriter
 from .deepspeed import DeepSpeed
 from .deepspeed_universal import DeepSpeedUniversal
+from .deepspeed_writer import DeepSpeedWriter
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
 from .megatron_dist_writer import MegatronDistWriter
@@ -46,6 +47,7 @@ FORMATS: tuple[Format, ...] = (
 
 WRITERS: tuple[Writer, ...] = (
     DcpWriter(),
+    DeepSpeedWriter(),
     MegatronDistWriter(),
     MegatronWriter(),
     RanksWriter(),

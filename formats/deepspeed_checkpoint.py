@@ -15,7 +15,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.progress import NULL, Counter
 
-from .deepspeed_geometry import Grid
+from .deepspeed_geometry import Grid, Placed
 from .deepspeed_partition import Shape
 from .rank_checkpoint import RanksCheckpoint
 from .rank_reading import read_stream
@@ -43,6 +43,7 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
         gaps: by model-parallel rank, elements after each parameter of each group; () for none.
         averaged: keys of tensors of which each tensor-parallel rank has a copy of its own, and
             DeepSpeed would take the mean: they are read only where the copies are equal.
+        placed: where each parameter lies on the model-parallel ranks, by name.
         info: `universal_checkpoint_info`, where recorded.
         steps: every copy of the optimizer's step counters.
     """
@@ -54,6 +55,7 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
     groups: Mapping[int, tuple[Mapping[str, Shape], ...]]
     gaps: Mapping[int, tuple[tuple[int, ...], ...]]
     averaged: frozenset[str] = frozenset()
+    placed: Mapping[str, Placed] = field(default_factory=dict, repr=False)
     info: Mapping[str, Any] | None = None
     steps: Sequence[StepCopy] = ()
     _equal: dict[str, bool] = field(default_factory=dict, repr=False)

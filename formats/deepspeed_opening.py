@@ -214,6 +214,7 @@ class Opening:
             groups={mp: state.groups for mp, state in sorted(self.models.items())},
             gaps=self.gaps,
             averaged=frozenset(key for key in keys if key in tensors),
+            placed=weights.placed,
             info=self.head.info,
             steps=steps,
         )
