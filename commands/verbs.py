@@ -29,6 +29,7 @@ VERBS: dict[str, str] = {
     "latest": "Print the newest checkpoint that passes",
     "reshard": "Write a checkpoint for another number of ranks, optimizer included",
     "convert": "Write a checkpoint in another format: whole, or the part that is asked for",
+    "diff": "Show what changed between two checkpoints, of any formats and topologies",
     "plan": "Say how often to save, what it costs, and what to improve first",
     "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
     "plan elastic": "Say what batch, accumulation and learning rate become on fewer or more GPUs",

@@ -7,6 +7,8 @@ left out, because those are compared as tensors.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.transfer.layout import Literal, Stored
 
@@ -44,13 +46,25 @@ class SameObject:
 
 
 def _digest(checkpoint: Checkpoint, name: str, left_out: set[str]) -> bytes:
-    """Return the XXH3-128 of an object's canonical pickle and of the tensors inside it."""
-    import xxhash
-
     storages = Storages(checkpoint, checkpoint.objects[name])
     found = {dotted(path): value for path, value in leaves(checkpoint.load_object(name))}
     kept = [[path, Carried(found[path], storages)] for path in sorted(found.keys() - left_out)]
-    pickle, records = pickled(kept)
+    return state_digest(checkpoint, kept)
+
+
+def state_digest(checkpoint: Checkpoint, tree: Any) -> bytes:
+    """Return the XXH3-128 of a tree's canonical pickle and of the tensors inside it.
+
+    Args:
+        checkpoint: that holds those tensors.
+        tree: inert data and `Carried` parts of it.
+
+    Raises:
+        UnsupportedError: it holds what cannot be pickled again.
+    """
+    import xxhash
+
+    pickle, records = pickled(tree)
     state = xxhash.xxh3_128(pickle)
     for record in records:
         for segment in record.segments:

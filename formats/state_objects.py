@@ -54,6 +54,16 @@ class StateObjects:
         Parameters have their names. A dict with keys that are no texts is one value: its keys would
         not come back.
         """
+        return self._apart(name, _flat)
+
+    def fields(self, name: str) -> Iterator[Leaf]:
+        """Yield one object in its smallest parts, whatever the keys of its mappings are.
+
+        Parameters have their names. For comparing: not every key could be written again.
+        """
+        return self._apart(name, _small)
+
+    def _apart(self, name: str, walk: _Walk) -> Iterator[Leaf]:
         info = self._infos[name]
         at, names = self._place(info), self._names(info)
         tree = self._checkpoint.load_object(name)
@@ -63,7 +73,7 @@ class StateObjects:
             roots = [((*at, names.get(str(s), str(s))), (s,), entry) for s, entry in steps]
         elif names:
             roots = [(at, (), _named(tree, names))]
-        return self._leaves(info, roots, _flat)
+        return self._leaves(info, roots, walk)
 
     def nested(self, name: str, path: Path | None = None) -> Iterator[Leaf]:
         """Yield one object in one part, or leaf by leaf where tensors of their own lie in it.
@@ -174,6 +184,10 @@ def _whole(tree: Any, listed: _Listed) -> Iterator[tuple[Path, Any]]:
         yield (), tree
     else:
         yield from kept
+
+
+def _small(tree: Any, listed: _Listed) -> Iterator[tuple[Path, Any]]:
+    return ((path, value) for path, value in leaves(tree) if not listed(path))
 
 
 def _flat(tree: Any, listed: _Listed) -> Iterator[tuple[Path, Any]]:

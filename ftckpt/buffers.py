@@ -43,6 +43,18 @@ def buffer(nbytes: int, slot: int = 0) -> memoryview:
     return memoryview(held)[:nbytes]
 
 
+def same(one: memoryview, other: memoryview) -> bool:
+    """Say whether two buffers of one length hold the same bytes, as fast as memory is read.
+
+    Comparing two views directly is byte by byte in the interpreter.
+    """
+    import numpy as np
+
+    words = len(one) // 8
+    fits = np.frombuffer(one, np.uint64, words), np.frombuffer(other, np.uint64, words)
+    return np.array_equal(*fits) and one[8 * words :] == other[8 * words :]
+
+
 def chunks(
     reader: Reader,
     offset: int,

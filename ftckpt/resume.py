@@ -111,7 +111,7 @@ _STATE_FILES = (".pt", ".pth", ".bin", ".pkl", ".json")
 _GENERATORS = {5056: "torch_rng_state", 16: "cuda_rng_state"}
 
 
-def _spoken(key: str, tensor: TensorInfo) -> str:
+def spoken(key: str, tensor: TensorInfo) -> str:
     """Return the key of a tensor, and what its size says where its name says only `rng.rank_0`."""
     blind = any(row.per_rank and row.hint and row.hint.search(key) for row in TABLE)
     state = _GENERATORS.get(tensor.nbytes) if blind and tensor.dtype.name == "uint8" else None
@@ -126,7 +126,7 @@ class _Names:
         self.keepers = checkpoint.keepers
         self.objects = checkpoint.objects
         extra = (
-            _spoken(key, tensor)
+            spoken(key, tensor)
             for key, tensor in checkpoint.tensors.items()
             if tensor.component not in ("model", "optimizer", "ema")
         )

@@ -1,0 +1,217 @@
+"""`ftckpt diff`: what changed between two checkpoints?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.commands.bounds import (
+    JobsOption,
+    MemoryOption,
+    RateOption,
+    bound_memory,
+    job_count,
+    rate_limit,
+)
+from ftckpt.commands.invocation import Invocation, Result, invoked
+from ftckpt.commands.target import known_step, open_checkpoint
+from ftckpt.commands.transfers import read_text
+from ftckpt.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.comparison import DiffReport, Tolerance, Vocabulary
+
+EXAMPLES = (
+    ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
+    ("ftckpt diff run/step-1000 run-64/step-1000 --stat", "is the resharded copy the same? 0: yes"),
+    ("ftckpt diff s3://run7/ckpt@900 s3://run7/ckpt@1000 --component model", "the weights alone"),
+    ("ftckpt diff hf/ iter_0001000 --rename names.toml --rtol 1e-2 --atol 1e-5", "by tolerances"),
+    ("ftckpt diff A B --tensor '*.q_proj.*' --plot change.svg", "some tensors, with a heat map"),
+)
+CODES = {
+    ExitCode.OK: "equal: every tensor and field that was asked for, or within the tolerances",
+    ExitCode.DIFFERENT: "different; or one has what the other lacks",
+    ExitCode.CORRUPT: "a tensor or field of one cannot be read; the others were compared",
+    ExitCode.INCOMPLETE: "not committed, or changed while it was being read",
+    ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+    ExitCode.NOT_FOUND: "no checkpoint there, or nothing of the component or name asked for",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "",
+    ExitCode.UNSUPPORTED: "a format, or a type of tensor, that cannot be compared",
+}
+
+_First = Annotated[
+    str, typer.Argument(metavar="A", help="The first checkpoint: path, URL or ROOT@STEP.")
+]
+_Second = Annotated[
+    str, typer.Argument(metavar="B", help="The second; of any format and topology.")
+]
+
+
+def command(
+    ctx: typer.Context,
+    a: _First,
+    b: _Second,
+    component: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="model, optimizer, exp_avg, …, state. Repeatable."),
+    ] = None,
+    tensor: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Only tensors of this name, `*` any text. Repeatable."),
+    ] = None,
+    stat: Annotated[bool, typer.Option("--stat", help="Sums alone, no single tensor.")] = False,
+    top: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Tensors shown, by relative change.")
+    ] = 20,
+    rtol: Annotated[
+        float | None, typer.Option(metavar="X", min=0, help="Close is |a-b| <= atol + rtol*|b|.")
+    ] = None,
+    atol: Annotated[
+        float | None, typer.Option(metavar="X", min=0, help="See --rtol; without both: bits.")
+    ] = None,
+    rename: Annotated[
+        str, typer.Option(metavar="FILE.toml", help="Other names for the parameters of A.")
+    ] = "",
+    true_vocab_size: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Read also what digests or CRC-32s show to be equal.")
+    ] = False,
+    plot: Annotated[
+        str, typer.Option(metavar="FILE", help="A heat map, layer by component: .png, .svg, .html.")
+    ] = "",
+    jobs: JobsOption = 0,
+    limit_rate: RateOption = "",
+    max_memory: MemoryOption = "1GiB",
+) -> Result:
+    """Show what changed between two checkpoints, of any formats and topologies.
+
+    Tensors are aligned by name and compared bit by bit: changed elements, largest difference,
+    relative L2, cosine, units in the last place, NaN. Other state is compared field by field. What
+    digests or recorded CRC-32s show to be equal is not read, and the answer says so.
+    """
+    from ftckpt.comparison import Choice, Reading, compare
+    from ftckpt.formats.state_fields import state_fields
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.renaming import parse_renames
+    from ftckpt.transfer.renaming import rename as renamed
+
+    from .text import verdict
+
+    invocation = invoked(ctx)
+    bound_memory(max_memory)
+    if plot:
+        from ftckpt.commands.picture import check_path
+
+        check_path(plot)
+    tolerance = _tolerance(rtol, atol)
+    reading = Reading(
+        tolerance=tolerance, full=full, jobs=job_count(jobs), limiter=rate_limit(limit_rate)
+    )
+    renames = parse_renames(read_text(rename), rename) if rename else ()
+    first, second = _open(invocation, a), _open(invocation, b)
+    _report_sides(invocation, first, second)
+    ours = Content.of(first)
+    report = compare(
+        renamed(ours, renames) if renames else ours,
+        Content.of(second),
+        reading,
+        fields=state_fields,
+        vocabulary=_vocabulary(first, second, true_vocab_size),
+        choice=Choice(tuple(component or ()), tuple(tensor or ())),
+        counter=invocation.counter,
+    )
+    _show(invocation, report, tolerance, top=top, stat=stat)
+    if plot:
+        from .picture import draw
+
+        numbers = draw(report, plot, f"{first.source.name} and {second.source.name}")
+        invocation.report(picture=plot, numbers=numbers)
+        invocation.say(f"picture: {plot}, numbers: {numbers}")
+    message = verdict(report)
+    if report.findings:
+        return invocation.fail(report.code, message, "`ftckpt verify` says what is wrong with each")
+    invocation.print(message)
+    return Result(report.code, message)
+
+
+def _open(invocation: Invocation, path: str) -> Checkpoint:
+    return open_checkpoint(invocation, path, newest=False)
+
+
+def _tolerance(rtol: float | None, atol: float | None) -> Tolerance | None:
+    """Return what is close; None where neither was given, so that bits are compared.
+
+    Raises:
+        UsageError: no number.
+    """
+    from ftckpt.comparison import Tolerance
+
+    if rtol is None and atol is None:
+        return None
+    given = Tolerance(rtol or 0.0, atol or 0.0)
+    if not all(value < float("inf") for value in given):
+        raise UsageError("--rtol and --atol are finite numbers")
+    return given
+
+
+def _vocabulary(first: Checkpoint, second: Checkpoint, rows: int | None) -> Vocabulary:
+    """Return what is known of padding: what the user says, else what either recorded."""
+    from ftckpt.comparison import Vocabulary
+    from ftckpt.errors import FtckptError
+    from ftckpt.formats.vocabulary import is_vocabulary, recorded_rows
+
+    for checkpoint in (first, second):
+        try:
+            rows = rows or recorded_rows(checkpoint)
+        except FtckptError:
+            continue  # the state that holds it is damaged, and is reported as that
+    return Vocabulary(is_vocabulary, rows)
+
+
+def _report_sides(invocation: Invocation, first: Checkpoint, second: Checkpoint) -> None:
+    sides = [
+        {"target": one.source.url, "format": one.format, "step": known_step(one)}
+        for one in (first, second)
+    ]
+    invocation.report(
+        target=first.source.url, format=first.format, step=sides[0]["step"], other=sides[1]
+    )
+    for letter, side in zip("AB", sides, strict=True):
+        step = "no step" if side["step"] is None else f"step {side['step']}"
+        invocation.print(f"{letter}  {side['target']} ({side['format']}, {step})")
+
+
+def _show(
+    invocation: Invocation, report: DiffReport, tolerance: Tolerance | None, *, top: int, stat: bool
+) -> None:
+    from ftckpt.commands.render import finding_line
+
+    from .text import text
+
+    invocation.report(
+        equal=report.code is ExitCode.OK,
+        tolerance=tolerance,
+        total=report.total,
+        components=report.components,
+        layers=report.layers,
+        cells=report.cells,
+        tensors=() if stat else report.tensors,
+        state=report.state,
+        state_fields=report.state_fields,
+        evidence=report.evidence,
+        true_vocab_rows=report.true_vocab_rows,
+        bytes_read=report.bytes_read,
+        seconds=report.seconds,
+        findings=report.findings,
+    )
+    if not invocation.json:
+        for line in text(report, tolerance, top=0 if stat else top, layers=True):
+            invocation.print(line)
+        for found in report.findings:
+            invocation.print(finding_line(found))

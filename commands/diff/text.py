@@ -1,0 +1,194 @@
+"""The answer of `diff` in words: tables everywhere, bars on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ftckpt.commands.render import human_bytes, human_duration, table, terminal_width
+from ftckpt.findings import counted
+
+if TYPE_CHECKING:
+    from ftckpt.comparison import (
+        DiffReport,
+        StateDifference,
+        Summary,
+        TensorDifference,
+        Tolerance,
+    )
+
+_BAR = 20
+_FIELDS = 6  # fields of one part of the state that are shown
+# What a restart depends on first comes first.
+_PARTS = ("step", "learning-rate", "scheduler", "data", "rng-torch", "rng-cuda", "rng-python",
+          "rng-numpy", "scaler", "other", "settings")  # fmt: skip
+_EVIDENCE = {
+    "read": "read",
+    "manifest": "not read: sealed with the same digests",
+    "crc32": "not read: recorded with the same CRC-32s",
+    "tied": "tied to one that was compared",
+    "headers": "by name, shape and type alone",
+}
+
+
+def text(
+    report: DiffReport, tolerance: Tolerance | None, *, top: int, layers: bool
+) -> Iterator[str]:
+    """Yield the lines of the answer, but for the verdict.
+
+    Args:
+        report: what was found.
+        tolerance: which differences are none, where that was asked for.
+        top: how many tensors are shown.
+        layers: whether the layers are.
+    """
+    if tolerance is not None:
+        yield f"close: |a-b| <= {tolerance.atol:g} + {tolerance.rtol:g} * |b|"
+    if report.true_vocab_rows is not None:
+        yield f"of vocabularies {counted(report.true_vocab_rows, 'row')}; the others are padding"
+    if report.total.tensors:
+        yield ""
+        yield _summaries("component", report.components)
+        changed = [one for one in report.layers if one.changed]
+        if layers and changed:
+            yield ""
+            yield _summaries("layer", changed, bars=terminal_width() is not None)
+    if report.tensors and top:
+        yield ""
+        shown = report.tensors[:top]
+        yield f"{len(shown)} of {counted(len(report.tensors), 'tensor')} that differ"
+        yield table(
+            ("tensor", "verdict", "changed>", "max abs>", "relative L2>", "cosine>", "ULP>",
+             "NaN>"),
+            [_tensor(one) for one in shown],
+        )  # fmt: skip
+    if report.state:
+        yield ""
+        yield from _state(report.state)
+    yield ""
+    rests = [f"{report.evidence[k]} {words}" for k, words in _EVIDENCE.items()
+             if report.evidence.get(k)]  # fmt: skip
+    if rests:
+        yield f"tensors: {'; '.join(rests)}"
+    if report.bytes_read:
+        rate = human_bytes(int(report.bytes_read / max(report.seconds, 1e-9)))
+        took = f"{human_duration(report.seconds)} ({rate}/s)"
+        yield f"read {human_bytes(report.bytes_read)} of both in {took}"
+
+
+def verdict(report: DiffReport) -> str:
+    """Return the verdict in one sentence."""
+    total, fields = report.total, report.state_fields
+    counts = {str(status): number for status, number in total.counts.items()}
+    same = counts.pop("equal", 0)
+    if not counts and not report.state and not report.findings:
+        return f"equal: {_both(total.tensors, fields)}"
+    words = [f"{counted(number, 'tensor')} {status}" for status, number in counts.items()]
+    words += [f"{counted(len(report.state), 'field')} of other state different"] * bool(
+        report.state
+    )
+    words += [f"{counted(len(report.findings), 'finding')}"] * bool(report.findings)
+    if same:
+        words.append(f"{same} equal")
+    only_close = set(counts) <= {"close"} and not report.state and not report.findings
+    return f"{'equal within the tolerances' if only_close else 'different'}: {', '.join(words)}"
+
+
+def _both(tensors: int, fields: int) -> str:
+    said = [counted(tensors, "tensor")] * bool(tensors)
+    said += [f"{counted(fields, 'field')} of other state"] * bool(fields)
+    return " and ".join(said) or "nothing to compare"
+
+
+def _summaries(title: str, rows: Sequence[Summary], *, bars: bool = False) -> str:
+    most = max((row.relative_l2 for row in rows if math.isfinite(row.relative_l2)), default=0.0)
+    headings = [title, "tensors>", "not equal>", "changed>", "max abs>", "relative L2>"]
+    return table(
+        [*headings, ""] if bars else headings,
+        [
+            (
+                row.name,
+                row.tensors,
+                row.tensors - _equal(row.counts),
+                _share(row.changed, row.elements),
+                _number(row.max_abs),
+                _number(row.relative_l2),
+                *((_bar(row.relative_l2, most),) if bars else ()),
+            )
+            for row in rows
+        ],
+    )
+
+
+def _equal(counts: Mapping[str, int]) -> int:
+    return counts.get("equal", 0)
+
+
+def _bar(value: float, most: float) -> str:
+    """Return a bar; its length is linear in the value."""
+    share = min(1.0, value / most) if most else 0.0
+    eighths = round(share * _BAR * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _tensor(one: TensorDifference) -> tuple[object, ...]:
+    said = str(one.status)
+    if said == "other shape":
+        said = f"{list(one.shape_a or ())} -> {list(one.shape_b or ())}"
+    elif said == "other dtype" or (one.dtype_a != one.dtype_b and one.dtype_a and one.dtype_b):
+        said = f"{one.dtype_a} -> {one.dtype_b}"
+    nan = "" if one.nan_a is None else f"{one.nan_a} -> {one.nan_b}"
+    return (
+        one.key,
+        said,
+        "" if one.changed is None else _share(one.changed, one.elements),
+        _number(one.max_abs),
+        _number(one.relative_l2),
+        "" if one.cosine is None else f"{one.cosine:.6f}",
+        "" if one.max_ulp is None else _number(one.max_ulp),
+        "" if nan == "0 -> 0" else nan,
+    )
+
+
+def _state(state: Sequence[StateDifference]) -> Iterator[str]:
+    """Yield what differs in other state: a line for fields that changed alike."""
+    parts: dict[str, list[StateDifference]] = {}
+    for one in state:
+        parts.setdefault(one.about, []).append(one)
+    for key in sorted(parts, key=lambda k: _PARTS.index(k) if k in _PARTS else len(_PARTS)):
+        groups: dict[tuple[object, ...], list[StateDifference]] = {}
+        for one in parts[key]:
+            groups.setdefault((one.status, one.a, one.b), []).append(one)
+        lines = [_alike(group) for group in groups.values()]
+        yield f"{parts[key][0].title}:"
+        yield from (f"  {line}" for line in lines[:_FIELDS])
+        if len(lines) > _FIELDS:
+            yield f"  and {len(lines) - _FIELDS} more, which --json lists"
+
+
+def _alike(group: Sequence[StateDifference]) -> str:
+    first = group[0]
+    name = first.name if first.rank is None else f"{first.name} (rank {first.rank})"
+    more = f" and {len(group) - 1} like it" if len(group) > 1 else ""
+    if first.a is None:
+        return f"{name}{more}: only in B: {first.b}"
+    if first.b is None:
+        return f"{name}{more}: only in A: {first.a}"
+    return f"{name}{more}: {first.a} -> {first.b}"
+
+
+def _share(part: int, whole: int) -> str:
+    if not part or not whole:
+        return "0"
+    percent = 100 * part / whole
+    if percent < 0.01:
+        return f"{part} of {whole}"
+    # A single element that stayed must not read as all.
+    return "100 %" if part == whole else f"{min(percent, 99.99):.4g} %"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) or abs(value) >= 100_000 else str(value)

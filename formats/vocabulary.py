@@ -1,0 +1,35 @@
+"""Which parameters have a vocabulary's rows, and how many of the rows are no padding."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.rules import Rules
+
+from .family_facts import arguments_of
+from .rule_tables import built_in, families
+
+
+def is_vocabulary(name: str) -> bool:
+    """Say whether the first axis of a parameter counts a vocabulary, in any family that we know."""
+    return any((rule := rules.get(name)) is not None and rule.vocabulary for rules in _tables())
+
+
+@cache
+def _tables() -> tuple[Rules, ...]:
+    return tuple(built_in(family) for family in families())
+
+
+def recorded_rows(checkpoint: Checkpoint) -> int | None:
+    """Return how many rows of a vocabulary Megatron recorded to be true; None where it did not.
+
+    It pads to `padded_vocab_size`; `vocab_size` is recorded where the job was told it
+    (`_vocab_size_with_padding` in megatron/training).
+
+    Raises:
+        CorruptError, UnsafeError: the object that holds the arguments is damaged or hostile.
+    """
+    args = arguments_of(checkpoint)
+    true, padded = args.count("vocab_size"), args.count("padded_vocab_size")
+    return true if 0 < true < padded and not args.count("vocab_extra_ids") else None

@@ -1,0 +1,121 @@
+"""Two checkpoints of any formats and topologies, compared tensor by tensor and field by field.
+
+Tensors are aligned by their keys, so that what is compared is the training state and not the files:
+a checkpoint and its resharded or converted copy are equal. Equal means equal bits; tolerances hold
+only where they are asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import chain
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding, finding, from_error
+from ftckpt.progress import NULL, Counter
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.gathering import Gatherer
+
+from .alignment import Status, Vocabulary, align
+from .arithmetic import Tolerance
+from .choice import Choice
+from .evidence import Evidence
+from .report import Cell, DiffReport, Summary, TensorDifference, ordered
+from .state import Field, Fields, StateDifference, compare_fields, field_of, state_tensors
+from .tensors import Reading, compare_tensors
+
+__all__ = [
+    "Cell", "Choice", "DiffReport", "Evidence", "Field", "Fields", "Reading", "StateDifference",
+    "Status", "Summary", "TensorDifference", "Tolerance", "Vocabulary", "compare",
+]  # fmt: skip
+
+_ALL = Choice()
+
+
+def compare(
+    ours: Content,
+    theirs: Content,
+    reading: Reading,
+    *,
+    fields: Fields,
+    vocabulary: Vocabulary,
+    choice: Choice = _ALL,
+    counter: Counter = NULL,
+) -> DiffReport:
+    """Compare two checkpoints.
+
+    Args:
+        ours: the first, under the names that are compared; each tensor is one of the source's.
+        theirs: the second, likewise.
+        reading: how.
+        fields: reads the non-tensor state of a checkpoint.
+        vocabulary: what is known of padding rows.
+        choice: which part.
+        counter: is told of the bytes of one side.
+
+    Raises:
+        NotFoundError: neither has anything of a component or a name that was asked for.
+        UnavailableError: the storage does not answer.
+    """
+    began = time.monotonic()
+    keys = choice.keys(ours, theirs)
+    small = [state_tensors(content) for content in (ours, theirs)]
+    aside = keys & (small[0].keys() | small[1].keys())
+    pairs = align(ours, theirs, keys - aside, vocabulary, by_value=reading.tolerance is not None)
+    done = compare_tensors(ours, theirs, list(pairs), reading, counter)
+    findings = done.findings
+    held: list[list[Field]] = [[], []]
+    whole = True
+    for content, names, into in zip((ours, theirs), small, held, strict=True):
+        wanted = {key: name for key, name in names.items() if key in aside}
+        more = fields(content.checkpoint) if choice.state else ()
+        for found in chain(_small_tensors(content, wanted), more):
+            if isinstance(found, Field):
+                into.append(found)
+            else:
+                whole = False
+                findings.append(from_error(found))
+    # What one side could not read is not missing there.
+    state = [d for d in compare_fields(*held) if whole or d.status is Status.DIFFERENT]
+    findings += _changed_meanwhile(ours.checkpoint)
+    findings += _changed_meanwhile(theirs.checkpoint)
+    return DiffReport(
+        total=done.summaries.total,
+        tensors=ordered(done.tensors),
+        components=done.summaries.components,
+        layers=done.summaries.layers,
+        cells=done.summaries.cells,
+        state=state,
+        state_fields=len({field.name for side in held for field in side}),
+        evidence=dict(done.evidence),
+        true_vocab_rows=vocabulary.true_rows,
+        bytes_read=done.bytes_read,
+        findings=findings,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _small_tensors(content: Content, names: dict[str, str]) -> Iterator[Field | FtckptError]:
+    """Yield the tensors that are compared as fields."""
+    gatherer = Gatherer(content.checkpoint)
+    try:
+        for key, name in names.items():
+            shard = content.whole(key)
+            data = bytearray(shard.nbytes)
+            try:
+                gatherer.fill(shard, 0, shard.numel, memoryview(data))
+            except FtckptError as error:
+                yield error
+                continue
+            yield field_of(name, content.tensors[key], bytes(data))
+    finally:
+        gatherer.close()
+
+
+def _changed_meanwhile(checkpoint: Checkpoint) -> Iterator[Finding]:
+    names = [name for name in checkpoint.members() if name in checkpoint.source.entries]
+    for name in checkpoint.source.changed(names):
+        message = f"{name} of {checkpoint.source.url} changed while it was being read"
+        yield finding("changed-file", message, file=name)

@@ -1,0 +1,149 @@
+"""Which tensors are known to be equal without reading them, and by what.
+
+Only pieces that lie in the same files at the same places are asked about: what a manifest or a
+CRC-32 covers is bytes of a file, and says nothing of a tensor that is divided otherwise.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from functools import cached_property
+
+from ftckpt import manifest
+from ftckpt.checkpoint import Checkpoint, Piece, Record
+from ftckpt.digest import BLOCK
+from ftckpt.errors import FtckptError
+from ftckpt.manifest import FileDigest, Manifest
+
+
+class Evidence(StrEnum):
+    """What the answer about one tensor rests on."""
+
+    READ = "read"  # every byte of both
+    MANIFEST = "manifest"  # both were sealed, and the digests of their blocks are the same
+    CRC32 = "crc32"  # the same records with the same CRC-32s
+    TIED = "tied"  # it has the bytes of a tensor that was compared
+    HEADERS = "headers"  # names, shapes and types alone
+
+
+class KnownEqual:
+    """Asks the manifests and the recorded CRC-32s of two checkpoints.
+
+    Args:
+        ours: the first, opened.
+        theirs: the second.
+    """
+
+    def __init__(self, ours: Checkpoint, theirs: Checkpoint) -> None:
+        self._ours, self._theirs = ours, theirs
+
+    def evidence(self, key: str, other: str) -> Evidence | None:
+        """Return what says that a tensor of the first is one of the second; None where nothing.
+
+        Args:
+            key: of the first checkpoint's tensor.
+            other: of the second's; both have one shape and type.
+        """
+        one, two = (
+            [piece for piece in tensors[name].pieces if not piece.replica]
+            for tensors, name in ((self._ours.tensors, key), (self._theirs.tensors, other))
+        )
+        if not one or [_geometry(p) for p in one] != [_geometry(p) for p in two]:
+            return None
+        if [p.extent for p in one] == [p.extent for p in two] and self._sealed_equal(one):
+            return Evidence.MANIFEST
+        if self._ours.format == self._theirs.format and self._sums_equal(one, two):
+            return Evidence.CRC32
+        return None
+
+    def _sealed_equal(self, pieces: list[Piece]) -> bool:
+        if None in self._manifests:
+            return False
+        for extent in (piece.extent for piece in pieces):
+            files = [self._files[side].get(extent.file) for side in (0, 1)]
+            if files[0] is None or files[1] is None or files[0].size != files[1].size:
+                return False
+            for block in range(extent.offset // BLOCK, -(-extent.end // BLOCK)):
+                if files[0].block(block) != files[1].block(block):
+                    return False
+        return True
+
+    def _sums_equal(self, ours: list[Piece], theirs: list[Piece]) -> bool:
+        one, two = self._sums
+        for mine, other in zip(ours, theirs, strict=True):
+            recorded = list(one.within(mine))
+            if not recorded or recorded != list(two.within(other)):
+                return False
+            if any(crc is None for *_, crc in recorded):
+                return False
+            covered = sum(length for _, length, *_ in recorded)
+            if not mine.packed and covered < mine.extent.length:
+                return False
+        return True
+
+    @cached_property
+    def _manifests(self) -> tuple[Manifest | None, Manifest | None]:
+        return _manifest(self._ours), _manifest(self._theirs)
+
+    @cached_property
+    def _files(self) -> tuple[Mapping[str, FileDigest], Mapping[str, FileDigest]]:
+        first, second = self._manifests
+        assert first is not None
+        assert second is not None
+        return _as_listed(self._ours, first), _as_listed(self._theirs, second)
+
+    @cached_property
+    def _sums(self) -> tuple[_Sums, _Sums]:
+        return _Sums(self._ours), _Sums(self._theirs)
+
+
+def _geometry(piece: Piece) -> tuple[object, ...]:
+    return piece.box, piece.flat, piece.strides, piece.packed, piece.first, piece.extent.length
+
+
+def _manifest(checkpoint: Checkpoint) -> Manifest | None:
+    try:
+        return manifest.find(checkpoint.source)
+    except FtckptError:
+        return None  # a manifest that cannot be read says nothing: `verify` reports it
+
+
+def _as_listed(checkpoint: Checkpoint, sealed: Manifest) -> Mapping[str, FileDigest]:
+    """Return the files of a manifest that are still of the size that was sealed."""
+    entries = checkpoint.source.entries
+    return {f.path: f for f in sealed.files if f.path in entries and entries[f.path].size == f.size}
+
+
+class _Sums:
+    """The CRC-32s that a checkpoint's writer recorded, by place."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        held: dict[str, list[Record]] = defaultdict(list)
+        try:
+            for record in checkpoint.records():
+                held[record.extent.file].append(record)
+        except FtckptError:
+            held.clear()  # damaged around the records: reading will say where
+        self._records = {file: sorted(rs, key=lambda r: r.extent) for file, rs in held.items()}
+        self._starts = {f: [r.extent.offset for r in rs] for f, rs in self._records.items()}
+
+    def within(self, piece: Piece) -> Iterator[tuple[object, int, object, int | None]]:
+        """Yield place, length and CRC-32 of every record in a piece's bytes, or around them."""
+        _, offset, _ = piece.extent
+        records = self._records.get(piece.extent.file, [])
+        first = bisect_left(self._starts.get(piece.extent.file, []), offset)
+        # A storage that several tensors share begins before the later ones.
+        while first and records[first - 1].extent.end > offset:
+            first -= 1
+        for record in records[first:]:
+            if record.extent.offset >= piece.extent.end:
+                return
+            yield (
+                (record.extent.offset - offset, record.inner),
+                record.extent.length,
+                record.transforms,
+                record.crc32,
+            )

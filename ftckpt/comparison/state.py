@@ -1,0 +1,165 @@
+"""Non-tensor state of two checkpoints, field by field: which fields differ, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Checkpoint, Kind
+from ftckpt.dtypes import decode_scalar
+from ftckpt.errors import FtckptError
+from ftckpt.resume import spoken
+from ftckpt.training_state import TABLE
+from ftckpt.transfer.content import Content, Wanted
+
+from .alignment import Status
+
+
+class Field(NamedTuple):
+    """One field of a checkpoint's non-tensor state.
+
+    Attributes:
+        name: path in the trainer's state, joined by dots, without the rank.
+        rank: whose it is, where each rank has its own.
+        shown: the value in a few words.
+        digest: the same for equal values, and for no others.
+    """
+
+    name: str
+    rank: int | None
+    shown: str
+    digest: bytes
+
+
+Fields = Callable[[Checkpoint], Iterable[Field | FtckptError]]
+"""Reads the non-tensor state of a checkpoint; what cannot be read is an answer too.
+
+How state is stored is the formats' knowledge.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StateDifference:
+    """A field that differs.
+
+    Attributes:
+        name: of the field.
+        about: which part of the training state it is: a key of the table of the resume check, or
+            `learning-rate`, `settings`, `other`.
+        title: the same for a person.
+        rank: whose it is; None where every rank has the same.
+        status: different, missing or added.
+        a: the first value in a few words, None where there is none.
+        b: the second.
+    """
+
+    name: str
+    about: str
+    title: str
+    rank: int | None
+    status: Status
+    a: str | None
+    b: str | None
+
+
+_RATES = re.compile(
+    r"(?:^|[._])(?:_last_lr|base_lrs?|initial_lr|(?:max_|min_)?lr|learning_rate)(?:\.\d+)?$"
+)
+_SETTINGS = re.compile(
+    r"(?:^|[./:])(?:args|config|ds_config|hyper_parameters|param_groups)(?=[./:]|$)"
+)
+
+
+def about(name: str) -> tuple[str, str]:
+    """Return which part of the training state a field is: a stable key, and words for a person."""
+    if _RATES.search(name):
+        return "learning-rate", "learning rate"
+    if re.search(r"(?:^|[./:])args[./:]", name):  # what a job was told is not what it has reached
+        return "settings", "settings"
+    for row in TABLE:
+        if row.known is not None and row.known.search(name):
+            return row.key, row.title
+    if _SETTINGS.search(name):
+        return "settings", "settings"
+    return "other", "other state"
+
+
+def state_tensors(content: Content) -> dict[str, str]:
+    """Return the tensors that are compared as fields: key -> name of the field.
+
+    They are counters, and states of generators: of neither means a norm anything.
+    """
+    found = {}
+    for key, wanted in content.tensors.items():
+        if wanted.kind is not Kind.OTHER or wanted.component in ("model", "ema"):
+            continue
+        name = spoken(key, content.checkpoint.tensors[wanted.copies[0].key])
+        counter = all(n == 1 for n in wanted.shape)
+        if counter or (wanted.dtype.name == "uint8" and about(name)[0].startswith("rng")):
+            found[key] = name
+    return found
+
+
+def field_of(name: str, wanted: Wanted, data: bytes) -> Field:
+    """Return a small tensor as a field.
+
+    Args:
+        name: what it is called.
+        wanted: what it is.
+        data: its elements.
+    """
+    import xxhash
+
+    form = f"{wanted.dtype.name}{list(wanted.shape)}"
+    digest: bytes = xxhash.xxh3_128_digest(form.encode() + data)
+    one = len(data) == wanted.dtype.itemsize
+    if one and wanted.dtype.family in ("int", "uint", "bool"):
+        shown = str(int.from_bytes(data, "little", signed=wanted.dtype.family == "int"))
+    else:
+        number = decode_scalar(wanted.dtype, data) if one else None
+        shown = repr(number) if number is not None else f"{form} #{digest.hex()[:8]}"
+    return Field(name, None, shown, digest)
+
+
+def compare_fields(ours: Iterable[Field], theirs: Iterable[Field]) -> Iterator[StateDifference]:
+    """Yield the fields that differ.
+
+    A field that every rank has with the same value is one field: how many ranks there are is no
+    difference of the state.
+    """
+    first, second = _by_name(ours), _by_name(theirs)
+    for name in first | second:
+        one, two = first.get(name, {}), second.get(name, {})
+        for rank in sorted(one.keys() | two.keys(), key=lambda r: -1 if r is None else r):
+            a = one.get(rank, one.get(None))
+            b = two.get(rank, two.get(None))
+            if rank is None and ((one and a is None) or (two and b is None)):
+                continue  # the other side has a value for each rank: they are compared one by one
+            if a is None or b is None or a.digest != b.digest:
+                yield _difference(name, rank, a, b)
+
+
+def _difference(name: str, rank: int | None, a: Field | None, b: Field | None) -> StateDifference:
+    status = Status.DIFFERENT
+    if a is None or b is None:
+        status = Status.MISSING if b is None else Status.ADDED
+    shown = [None if field is None else field.shown for field in (a, b)]
+    if a is not None and b is not None and a.shown == b.shown:
+        # What is alike in a few words is told apart by what it is compared by.
+        shown = [f"{field.shown} #{field.digest.hex()[:8]}" for field in (a, b)]
+    key, title = about(name)
+    return StateDifference(name, key, title, rank, status, *shown)
+
+
+def _by_name(fields: Iterable[Field]) -> dict[str, dict[int | None, Field]]:
+    found: dict[str, dict[int | None, Field]] = {}
+    for field in fields:
+        found.setdefault(field.name, {})[field.rank] = field
+    return {
+        name: {None: next(iter(held.values()))}
+        if len({field.digest for field in held.values()}) == 1
+        else held
+        for name, held in found.items()
+    }

@@ -1,0 +1,237 @@
+"""The tensors of two checkpoints: what is known of each without reading, and what reading shows."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Collection, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ftckpt.coverage import check_coverage
+from ftckpt.errors import CorruptError, FtckptError, UnavailableError
+from ftckpt.findings import Finding, from_error
+from ftckpt.limits import RateLimit
+from ftckpt.progress import NULL, Counter
+from ftckpt.transfer.content import Content
+
+from .alignment import Pair, Side, Status, shards
+from .arithmetic import Tally, Tolerance
+from .evidence import Evidence, KnownEqual
+from .reading import Found, Readers, Work
+from .report import Summaries, TensorDifference, difference
+
+# So many tensors that cannot be reached mean that the storage is gone.
+_GIVE_UP = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How tensors are compared.
+
+    Attributes:
+        tolerance: which differences are none; None compares bits.
+        full: read what digests or CRC-32s show to be equal, too.
+        jobs: number of threads.
+        executor: where to run instead.
+        limiter: bounds the rate of reading, of both checkpoints together.
+    """
+
+    tolerance: Tolerance | None = None
+    full: bool = False
+    jobs: int = 1
+    executor: Executor | None = None
+    limiter: RateLimit | None = None
+
+
+@dataclass
+class Compared:
+    """What became of the tensors.
+
+    Attributes:
+        tensors: those that are not equal.
+        summaries: all of them, added up.
+        evidence: number of tensors by what their verdict rests on.
+        bytes_read: of both checkpoints.
+        findings: what could not be read.
+    """
+
+    tensors: list[TensorDifference] = field(default_factory=list)
+    summaries: Summaries = field(default_factory=Summaries)
+    evidence: Count[str] = field(default_factory=Count)
+    bytes_read: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+class _Verdict(NamedTuple):
+    status: Status
+    evidence: Evidence
+    tally: Tally | None = None
+    error: FtckptError | None = None
+
+
+def compare_tensors(
+    ours: Content,
+    theirs: Content,
+    pairs: Collection[Pair],
+    reading: Reading,
+    counter: Counter = NULL,
+) -> Compared:
+    """Compare every pair.
+
+    Args:
+        ours: the first checkpoint.
+        theirs: the second.
+        pairs: of `alignment.align`.
+        reading: how.
+        counter: is told of the bytes of one side.
+
+    Raises:
+        UnavailableError: the storage does not answer.
+    """
+    plan = _Plan(ours, theirs, KnownEqual(ours.checkpoint, theirs.checkpoint), reading)
+    for pair in pairs:
+        plan.add(pair)
+    counter.start("comparing", sum(work.ours[1].nbytes for work in plan.works.values()))
+    readers = Readers(ours, theirs, reading.limiter)
+    try:
+        found = readers.compare(
+            plan.works,
+            reading.tolerance,
+            jobs=reading.jobs,
+            executor=reading.executor,
+            counter=counter,
+        )
+    finally:
+        readers.close()
+    done = Compared()
+    tolerant = reading.tolerance is not None
+    for pair in pairs:
+        verdict = plan.verdict(pair, found)
+        tensor = difference(
+            pair, verdict.evidence, verdict.tally, tolerant=tolerant, status=verdict.status
+        )
+        done.summaries.add(tensor, verdict.tally)
+        done.evidence[verdict.evidence] += 1
+        if verdict.status is not Status.EQUAL:
+            done.tensors.append(tensor)
+        if verdict.error is not None:
+            done.findings.append(from_error(verdict.error, tensor=pair.key))
+    done.bytes_read = sum(
+        plan.works[name].ours[1].nbytes + plan.works[name].theirs[1].nbytes
+        for name, result in found.items()
+        if result.error is None
+    )
+    _require_storage(found)
+    return done
+
+
+class _Plan:
+    """What must be read, and what is known of the rest."""
+
+    def __init__(self, ours: Content, theirs: Content, known: KnownEqual, reading: Reading) -> None:
+        self.works: dict[str, Work] = {}
+        self._contents = ours, theirs
+        self._known = known
+        self._reading = reading
+        self._verdicts: dict[str, _Verdict] = {}
+        self._first: dict[tuple[str, str, int | None], str] = {}  # of tensors with two names
+        self._same: dict[str, str] = {}
+
+    def add(self, pair: Pair) -> None:
+        """Decide on one pair, or plan its reading."""
+        if pair.status is not None:
+            tied = pair.status is Status.EQUAL
+            rests = Evidence.TIED if tied else Evidence.HEADERS
+            self._verdicts[pair.key] = _Verdict(pair.status, rests)
+            side = pair.ours or pair.theirs
+            for number, copy in enumerate(pair.tied):
+                assert side is not None
+                self._plan(f"{pair.key}\0{number}", side, copy, None)
+            return
+        assert pair.ours is not None
+        assert pair.theirs is not None
+        owners = self._owner(pair.ours), self._owner(pair.theirs)
+        first = self._first.setdefault((*owners, pair.rows), pair.key)
+        if first != pair.key:
+            self._same[pair.key] = first
+            return
+        for side in (pair.ours, pair.theirs):
+            gap = next(self._gaps(side), None)
+            if gap is not None:
+                self._verdicts[pair.key] = _Verdict(Status.UNREAD, Evidence.HEADERS, error=gap)
+                return
+        known = self._without_reading(pair, owners)
+        if known is not None:
+            self._verdicts[pair.key] = _Verdict(Status.EQUAL, known)
+        else:
+            self._plan(pair.key, pair.ours, pair.theirs, pair.rows)
+
+    def verdict(self, pair: Pair, found: dict[str, Found]) -> _Verdict:
+        """Return what became of a pair."""
+        if pair.key in self._same:
+            same = self._verdict(self._same[pair.key], found)
+            return same._replace(evidence=Evidence.TIED, error=None)
+        for number in range(len(pair.tied)):
+            result = found[f"{pair.key}\0{number}"]
+            if result.error is None and not result.tally.changed:
+                return _Verdict(Status.EQUAL, Evidence.TIED)
+        return self._verdict(pair.key, found)
+
+    def _verdict(self, key: str, found: dict[str, Found]) -> _Verdict:
+        if key in self._verdicts:
+            return self._verdicts[key]
+        tally, error = found[key].tally, found[key].error
+        work = self.works[key]
+        status = Status.DIFFERENT
+        if error is not None:
+            return _Verdict(Status.UNREAD, Evidence.READ, None, error)
+        if not tally.changed and work.ours[1].dtype == work.theirs[1].dtype:
+            status = Status.EQUAL
+        elif self._reading.tolerance is not None and not tally.beyond and tally.max_ulp is not None:
+            status = Status.CLOSE
+        return _Verdict(status, Evidence.READ, tally)
+
+    def _plan(self, name: str, ours: Side, theirs: Side, rows: int | None) -> None:
+        one, two = (
+            (side.second, shards(self._contents[side.second], side, rows))
+            for side in (ours, theirs)
+        )
+        self.works[name] = Work(name, one, two)
+
+    def _owner(self, side: Side) -> str:
+        content = self._contents[side.second]
+        return content.aliases.get(side.key, side.key)
+
+    def _gaps(self, side: Side) -> Iterator[CorruptError]:
+        """Yield what keeps the pieces of a tensor from being read as one."""
+        content = self._contents[side.second]
+        for copy in side.wanted.copies:
+            info = content.checkpoint.tensors[copy.key]
+            for gap in check_coverage(info.shape, info.pieces):
+                message = f"{copy.key} in {content.checkpoint.source.url}: {gap.message}"
+                yield CorruptError(message, kind=gap.kind, tensor=side.key)
+
+    def _without_reading(self, pair: Pair, owners: tuple[str, str]) -> Evidence | None:
+        one, two = pair.either, pair.theirs and pair.theirs.wanted
+        assert two is not None
+        if 0 in one.shape:
+            return Evidence.HEADERS
+        if self._reading.full or (one.dtype, one.shape) != (two.dtype, two.shape):
+            return None
+        sources = [
+            content.tensors[owner].copies[0].key
+            for content, owner in zip(self._contents, owners, strict=True)
+        ]
+        return self._known.evidence(sources[0], sources[1])
+
+
+def _require_storage(found: dict[str, Found]) -> None:
+    """Raise what made many tensors unreadable.
+
+    Raises:
+        UnavailableError: the storage does not answer.
+    """
+    lost = [one.error for one in found.values() if isinstance(one.error, UnavailableError)]
+    if len(lost) >= _GIVE_UP:
+        raise lost[0]
