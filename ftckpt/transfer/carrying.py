@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from posixpath import basename
 
 from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, Topology
@@ -24,6 +25,7 @@ from .device import gatherer
 from .journal import fingerprint
 from .layout import Layout, OutputFile
 from .local_staging import LocalStaging
+from .places import absolute, require_apart, require_names
 from .proof import Proof, SameObjects, prove
 from .remote_staging import RemoteStaging
 from .staging import Staging
@@ -39,7 +41,7 @@ class TransferOptions:
         limiter: bounds the rate of reading.
         proof: whether the result is read back and compared before it is visible.
         device: where elements are placed and cast: `cpu`, `cuda`, `cuda:N`, or `auto`.
-        restart: forget what an earlier run of another transfer has left at the destination.
+        restart: forget what earlier runs have left at the destination, and build it anew.
     """
 
     jobs: int = 1
@@ -110,7 +112,8 @@ def transfer(
 
     Raises:
         ExistsError: something stands at the destination.
-        RefusedError: another run is writing there.
+        RefusedError: another run is writing there, or it lies inside the source.
+        UnsafeError: the layout has a name that cannot be a file's.
         UnsupportedError: the format has no place for something (see `require_place`).
         CorruptError: the source is damaged, or the proof failed.
         FtckptError: what `check` found, by its exit code.
@@ -118,14 +121,20 @@ def transfer(
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
     require_place(layout)
-    if single:  # a file is called as the user calls it
-        (file,) = layout.files
-        name = destination.rstrip("/").rpartition("/")[2]
-        layout = replace(layout, files=(OutputFile(name, file.segments),))
     started = time.monotonic()
     source = content.checkpoint
     held = layout.content or content
-    staging = _staging(destination, single, store_options)
+    store = open_store(destination, store_options)
+    require_apart(source.source, store)
+    if store.traits.local:
+        path = absolute(store)
+        staging: Staging = LocalStaging(path, single=single)
+        if single:  # a file is called as the user calls it
+            (file,) = layout.files
+            layout = replace(layout, files=(OutputFile(basename(path), file.segments),))
+    else:
+        staging = RemoteStaging(store, single=single)
+    require_names(layout)
     gathering = gatherer(source, options.device, layout, options.limiter)
     commit = commit_bytes(layout.commit)
     count = len(layout.files) + len(commit)
@@ -189,15 +198,6 @@ def require_place(layout: Layout) -> None:
             f"the target has no place for {listed}",
             hint="--drop NAME leaves it out; --only model writes the weights alone",
         )
-
-
-def _staging(destination: str, single: bool, options: StoreOptions) -> Staging:
-    store = open_store(destination, options)
-    if store.traits.local:
-        path = store.local_path()
-        assert path is not None
-        return LocalStaging(path, single=single)
-    return RemoteStaging(store, single=single)
 
 
 def _prove(

@@ -15,6 +15,7 @@ from ftckpt.errors import FtckptError
 
 from .blocks import BlockMade, Sum
 from .layout import Elements, Layout, Literal, OutputFile, Stored, Zeros
+from .places import place_of
 
 SCHEMA = 1
 
@@ -23,7 +24,8 @@ def fingerprint(checkpoint: Checkpoint, layout: Layout) -> str:
     """Return a digest of all that decides the result's bytes: source files and layout."""
     import xxhash
 
-    state = xxhash.xxh3_128()
+    # Times may be equal in two places (an archive keeps seconds), and sizes are in two steps.
+    state = xxhash.xxh3_128(repr(place_of(checkpoint.source)).encode())
     entries = checkpoint.source.entries
     for name in sorted(checkpoint.members()):
         entry = entries.get(name)
@@ -65,6 +67,22 @@ def line(made: BlockMade) -> bytes:
             "sums": [list(part) for part in made.sums],
         }
     )
+
+
+def shown_line(inode: int) -> bytes:
+    """Return the line that says which directory or file is about to get the destination's name."""
+    return _line({"shown": inode})
+
+
+def read_shown(data: bytes) -> int | None:
+    """Return the inode of what was about to be shown; None where no run came as far."""
+    for text in reversed(data.split(b"\n")):
+        if text.startswith(b'{"shown"'):
+            try:
+                return int(json.loads(text)["shown"])
+            except (ValueError, TypeError, KeyError):
+                continue
+    return None
 
 
 def read_plan(data: bytes) -> str | None:

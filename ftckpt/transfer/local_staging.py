@@ -9,12 +9,10 @@ where a directory with content stands; a single file is linked to it, which fail
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import stat
-import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from ftckpt.digest import BLOCK, block_length, hash_block
 from ftckpt.digest import Block as StoredBlock
@@ -32,38 +30,34 @@ from ftckpt.stores.local import LocalStore
 from ftckpt.stores.oserror import translate
 
 from .blocks import BlockMade
-from .journal import header, line, read_blocks, read_plan
+from .journal import header, line, read_blocks, read_plan, read_shown, shown_line
 from .layout import OutputFile
+from .places import staging_name
 from .staging import StagedFile, Staging
+from .staging_lock import StagingLock, make_directory
 
-_JOURNAL = "journal.jsonl"
 _STATE = "state"
 _SPARE = 16 << 20  # room for manifest, journal and directories
-
-
-def staging_name(name: str) -> str:
-    """Return the name of the directory in which `name` is built."""
-    return f".{name}.ftckpt-staging"
 
 
 class LocalStaging(Staging):
     """Builds one directory or one file of this machine.
 
     Args:
-        path: the destination.
+        path: the destination, absolute.
         single: whether it is one file.
     """
 
     def __init__(self, path: str, *, single: bool) -> None:
-        self._path = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
-        self._parent, self._name = os.path.split(self._path)
+        self._path = path
+        self._parent, self._name = os.path.split(path)
         self._single = single
         self._place = os.path.join(self._parent, staging_name(self._name))
         self._state = os.path.join(self._place, _STATE)
         self._store = LocalStore(self._state)
-        self._journal = -1
-        self._lock = threading.Lock()
+        self._lock = StagingLock(self._place, self._path)
         self._earlier: dict[str, dict[int, BlockMade]] = {}
+        self._shown: int | None = None
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Lock the staging directory and read its journal; see `Staging.begin`."""
@@ -72,33 +66,33 @@ class LocalStaging(Staging):
                 raise NotFoundError(
                     f"{self._parent} does not exist", hint=f"mkdir -p {self._parent}"
                 )
-            taken = os.path.lexists(self._path)
-            if taken and not os.path.lexists(self._place):
+            if os.path.lexists(self._path) and not os.path.lexists(self._place):
                 raise self._exists()
-            journal = self._acquire()
-            found = read_plan(journal)
-            if taken:
+            journal = self._lock.acquire()
+            found, self._shown = read_plan(journal), read_shown(journal)
+            # Asked again: who held the lock may have finished since.
+            if os.path.lexists(self._path):
                 # Killed between the last act and the end of the sweeping up.
-                mine = found == plan and self._is_published()
+                mine = found == plan and os.lstat(self._path).st_ino == self._shown
                 if mine or not (journal or os.path.lexists(self._state)):
                     self._sweep()
                 if not mine:
                     raise self._exists()
                 return True
-            if found != plan:
-                if self._single and os.path.lexists(self._path + SUFFIX):
-                    raise self._exists(SUFFIX)
+            if found != plan or restart:
                 self._require_free_to_forget(journal, restart)
                 self._start_anew(plan)
             else:
                 for made in read_blocks(journal):
                     self._earlier.setdefault(made.file, {})[made.number] = made
-            os.makedirs(self._state, exist_ok=True)
+            make_directory(self._state)
+            if self._single:
+                self._require_links()
             self._require_room(sum(files.values()))
         except OSError as error:
             if isinstance(error, FtckptError):
                 raise
-            raise translate(error, self._path, "write") from error
+            raise translate(error, error.filename or self._path, "write") from error
         return False
 
     def open(self, file: OutputFile) -> StagedFile:
@@ -120,12 +114,7 @@ class LocalStaging(Staging):
 
     def add(self, made: BlockMade) -> None:
         """Append a line to the journal; not flushed, because bytes are hashed before it counts."""
-        data = line(made)
-        with self._lock:
-            try:
-                os.write(self._journal, data)
-            except OSError as error:
-                raise translate(error, self._place, "write") from error
+        self._lock.append(line(made))
 
     def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
         """Do nothing: the journal has the blocks."""
@@ -148,6 +137,7 @@ class LocalStaging(Staging):
                 _sync_tree(self._state)
                 if os.path.lexists(self._path):
                     raise self._exists()
+                self._about_to_show(self._state)
                 os.rename(self._state, self._path)
             sync_directory(self._parent)
         except OSError as error:
@@ -160,50 +150,32 @@ class LocalStaging(Staging):
 
     def close(self) -> None:
         """Unlock; a place where nothing has been built yet is swept away."""
-        journal, self._journal = self._journal, -1
-        if journal < 0:
+        if not self._lock.held:
             return
         if os.path.isdir(self._state) and not any(names for *_, names in os.walk(self._state)):
             self._sweep()
-        os.close(journal)
-
-    def _let_go(self) -> None:
-        """Close the journal of somebody else, or of nobody any more."""
-        journal, self._journal = self._journal, -1
-        os.close(journal)
+        self._lock.release()
 
     def _publish_file(self, manifest: bytes) -> None:
-        # The data is what makes it visible, so the manifest goes first; one that a killed run left
-        # is of this very transfer, because only its holder comes here.
-        beside = self._path + SUFFIX
-        if os.path.lexists(beside):
+        # The data is what makes it visible, so the manifest goes first; one that stands there
+        # already is ours only where a killed run of this transfer came as far as this.
+        beside, staged = self._path + SUFFIX, os.path.join(self._state, self._name)
+        if os.path.lexists(self._path):
+            raise self._exists()
+        if self._shown is None and os.path.lexists(beside):
+            raise self._exists(SUFFIX)
+        again = self._shown is not None
+        self._about_to_show(staged)
+        if again and os.path.lexists(beside):
             write_over(beside, manifest)
         else:
             write_new(beside, manifest)
-        os.link(os.path.join(self._state, self._name), self._path, follow_symlinks=False)
+        os.link(staged, self._path, follow_symlinks=False)
 
-    def _acquire(self) -> bytes:
-        """Create and lock the staging directory; return its journal."""
-        while True:
-            os.makedirs(self._place, exist_ok=True)
-            if not stat.S_ISDIR(os.lstat(self._place).st_mode):
-                raise RefusedError(f"{self._place} is no directory", hint="remove it")
-            path = os.path.join(self._place, _JOURNAL)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._journal = os.open(path, flags, 0o666)
-            try:
-                fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                self._let_go()
-                raise RefusedError(
-                    f"another ftckpt is writing {self._path}", hint="wait for it, or stop it"
-                ) from error
-            # Who held it before may have finished and swept it away since it was opened.
-            if _is_same(path, self._journal):
-                with open(self._journal, "rb", closefd=False) as file:
-                    file.seek(0)
-                    return file.read()
-            self._let_go()
+    def _about_to_show(self, path: str) -> None:
+        """Note what is shown next, by which a later run tells it from what somebody else made."""
+        self._shown = os.lstat(path).st_ino
+        self._lock.append(shown_line(self._shown), durable=True)
 
     def _require_free_to_forget(self, journal: bytes, restart: bool) -> None:
         # A first line that was cut off is of a run that had built nothing yet.
@@ -212,13 +184,24 @@ class LocalStaging(Staging):
                 f"{self._place} holds what another transfer to {self._path} has built so far",
                 hint="run that one again to finish it, or --restart to forget it",
             )
+        if self._single and self._shown is None and os.path.lexists(self._path + SUFFIX):
+            raise self._exists(SUFFIX)
+
+    def _require_links(self) -> None:
+        """Try a hard link, by which one file is shown: known now and not after all the work."""
+        probe = os.path.join(self._state, "links")
+        with suppress(ExistsError):
+            write_new(probe, b"")
+        os.unlink(probe)
 
     def _start_anew(self, plan: str) -> None:
+        if self._single and self._shown is not None and os.path.lexists(self._path + SUFFIX):
+            os.unlink(self._path + SUFFIX)  # of the run that is forgotten
         if os.path.lexists(self._state):
+            make_directory(self._state)  # refuses a link
             shutil.rmtree(self._state)
-        os.ftruncate(self._journal, 0)
-        os.write(self._journal, header(plan))
-        os.fsync(self._journal)
+        self._shown = None
+        self._lock.begin_anew(header(plan))
 
     def _require_room(self, nbytes: int) -> None:
         staged = sum(
@@ -237,34 +220,14 @@ class LocalStaging(Staging):
     def _sweep(self) -> None:
         """Remove the staging directory; the journal last, because it says what the rest is."""
         shutil.rmtree(self._state, ignore_errors=True)
-        for remove, path in (
-            (os.unlink, os.path.join(self._place, _JOURNAL)),
-            (os.rmdir, self._place),
-        ):
-            try:
-                remove(path)
-            except OSError:
-                return  # the result is visible and whole; what is left is recognisable
-
-    def _is_published(self) -> bool:
-        """Say whether what stands at the destination is what was built here."""
-        if not self._single:
-            return not os.path.lexists(self._state)
-        staged = os.path.join(self._state, self._name)
-        return not os.path.lexists(staged) or os.path.samefile(staged, self._path)
+        self._lock.remove()
 
     def _exists(self, suffix: str = "") -> ExistsError:
+        built = f"; what was built lies in {self._place}" if os.path.lexists(self._state) else ""
         return ExistsError(
             f"{self._path}{suffix} exists already",
-            hint="nothing is overwritten: choose another name",
+            hint=f"nothing is overwritten: choose another name{built}",
         )
-
-
-def _is_same(path: str, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 def _sync_tree(path: str) -> None:

@@ -168,5 +168,5 @@ def _failed(message: str, key: str) -> CorruptError:
         f"the proof failed: {message}",
         kind="failed-proof",
         tensor=key,
-        hint="nothing was made visible; the source is untouched",
+        hint="nothing was made visible, the source is untouched; --restart builds it anew",
     )

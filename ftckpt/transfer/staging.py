@@ -59,7 +59,7 @@ class Staging(ABC):
         Args:
             plan: fingerprint of the transfer.
             files: size of every file of the result, by path.
-            restart: forget what an earlier run of another transfer has left.
+            restart: forget what earlier runs have left.
 
         Raises:
             ExistsError: something stands at the destination.

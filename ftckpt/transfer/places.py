@@ -1,0 +1,95 @@
+"""Where a transfer reads and writes: apart from each other, and names that are files there."""
+
+from __future__ import annotations
+
+import os
+
+from ftckpt.errors import RefusedError, UnsafeError
+from ftckpt.manifest import FOLDER, NAME
+from ftckpt.source import Source, safe_name
+from ftckpt.store import Store
+
+from .layout import Layout
+
+
+def staging_name(name: str) -> str:
+    """Return the name of the directory in which a local `name` is built."""
+    return f".{name}.ftckpt-staging"
+
+
+def absolute(store: Store) -> str:
+    """Return the path of a local store, with no link, `.` or `..` in the directories above it.
+
+    The last element is not followed: it does not exist yet, or is refused.
+    """
+    path = store.local_path()
+    assert path is not None
+    parent, name = os.path.split(path.rstrip("/"))
+    if name in ("", ".", ".."):
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(parent), name)
+
+
+def place_of(source: Source) -> str:
+    """Return what tells the place of a checkpoint from others, however it was spelled."""
+    where = source.path(next(iter(source.entries), "")) if source.single else source.base
+    path = source.store.local_path(where)
+    return source.store.describe(where).rstrip("/") if path is None else os.path.realpath(path)
+
+
+def require_apart(source: Source, destination: Store) -> None:
+    """Refuse to write inside the source, and to read from what is built at the destination.
+
+    Raises:
+        RefusedError: one of them.
+    """
+    read = place_of(source)
+    if not destination.traits.local:
+        written = staged = destination.url.rstrip("/")
+    else:
+        written = absolute(destination)
+        parent, name = os.path.split(written)
+        staged = os.path.join(parent, staging_name(name))
+    if _lies_in(written, read) and written != read:
+        raise RefusedError(
+            f"{destination.url} lies inside the source {source.url}",
+            hint="nothing is written into a checkpoint: choose a place beside it",
+        )
+    if _lies_in(read, staged):
+        raise RefusedError(
+            f"the source {source.url} lies where {destination.url} is built",
+            hint="choose another destination",
+        )
+
+
+def require_names(layout: Layout) -> None:
+    """Refuse names that would leave the destination, meet each other, or mean something of ours.
+
+    Raises:
+        UnsafeError: which.
+    """
+    seen: set[str] = set()
+    folders: set[str] = set()
+    for file in (*layout.files, *layout.commit):
+        path = safe_name(file.path, named_by="the source")
+        parts = path.split("/")
+        folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
+        if path in seen or path == NAME or parts[0] == FOLDER:
+            raise UnsafeError(
+                f"the result would have two files {path}"
+                if path in seen
+                else f"the result would have a file {path}, which is ftckpt's own",
+                kind="unsafe-path",
+                file=path,
+            )
+        seen.add(path)
+    for path in sorted(seen & folders):
+        raise UnsafeError(
+            f"the result would have {path} as a file and as a folder",
+            kind="unsafe-path",
+            file=path,
+        )
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
