@@ -7,9 +7,8 @@ checkpoint is listed as a whole. A root of thousands of checkpoints is never wal
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import NamedTuple
 
 from .checkpoint import Checkpoint
@@ -21,13 +20,15 @@ from .errors import (
     UnsupportedError,
     UsageError,
 )
+from .listing import listing_of_directory, listing_of_file
 from .manifest import NAME, TRANSFER
-from .registry import Format, Listing, listing_of, recognise
-from .roots import Child, Part, Root, join, read_root
+from .registry import Format, recognise
+from .roots import Child, Part, Root, read_root, read_runs
 from .source import Source
 from .store import Entry, EntryKind, Store
 from .stores import StoreOptions, open_store
 
+_NO_ROOT = "ftckpt verify checks a single checkpoint"
 _SELECTOR = re.compile(r"(?P<root>.+)@(?P<which>latest|\d+)")
 
 
@@ -143,17 +144,34 @@ def open_root(place: Place, formats: Sequence[Format]) -> Root:
     Raises:
         UsageError: it is a checkpoint and holds no steps, or no directory.
     """
-    hint = "ftckpt verify checks a single checkpoint"
+    return _as_root(place, read_root(*_asking(place, formats)), formats)
+
+
+def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
+    """Read a directory that may hold several roots, one a run (see `open_root`, `roots.read_runs`).
+
+    Raises:
+        UsageError: it is a checkpoint and holds no steps, or no directory.
+    """
+    return [_as_root(place, root, formats) for root in read_runs(*_asking(place, formats))]
+
+
+def _asking(
+    place: Place, formats: Sequence[Format]
+) -> tuple[Store, Callable[[Entry], Part | None]]:
     if place.entry.kind is not EntryKind.DIRECTORY:
-        raise UsageError(f"{place.url} is a file, not a root", hint=hint)
-    root = read_root(place.store, lambda entry: recognise_at(place.store, entry, formats))
+        raise UsageError(f"{place.url} is a file, not a root", hint=_NO_ROOT)
+    return place.store, lambda entry: recognise_at(place.store, entry, formats)
+
+
+def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
     if root.base or recognise_at(place.store, place.entry, formats) is None:
         return root
     steps = tuple(
         c for c in root.candidates if c.step is not None and c.entry.kind is EntryKind.DIRECTORY
     )
     if not steps:
-        raise UsageError(f"{place.url} is a checkpoint, not a root", hint=hint)
+        raise UsageError(f"{place.url} is a checkpoint, not a root", hint=_NO_ROOT)
     return replace(root, candidates=steps)
 
 
@@ -213,36 +231,3 @@ def _source(store: Store, entry: Entry) -> Source:
 def open_child(root: Root, child: Child) -> list[Checkpoint]:
     """Open every part of a child of a root; most have one (see `open_part`)."""
     return [open_part(root.store, part) for part in child.parts]
-
-
-def listing_of_directory(store: Store, path: str) -> Listing:
-    """List one level of a directory; deeper levels are listed when a format asks."""
-    files, directories = listing_of(store.children(path), path)
-
-    @cache
-    def inside(name: str) -> Listing:
-        return listing_of_directory(store, join(path, name))
-
-    return Listing(files, directories, lambda name, n: _head(store, files.get(name), n), inside)
-
-
-def listing_of_file(store: Store, entry: Entry) -> Listing:
-    """Return the listing of a place that is one file."""
-    name = entry.path.rpartition("/")[2]
-
-    def inside(directory: str) -> Listing:
-        raise KeyError(directory)
-
-    return Listing(
-        {name: entry}, frozenset(), lambda _, n: _head(store, entry, n), inside, single=name
-    )
-
-
-def _head(store: Store, entry: Entry | None, length: int) -> bytes:
-    """Return up to `length` first bytes; nothing of what is no regular file or has shrunk."""
-    if entry is None or entry.kind is not EntryKind.FILE or entry.archived:
-        return b""
-    try:
-        return store.read(entry.path, 0, min(length, entry.size))
-    except (CorruptError, UnsafeError):
-        return b""

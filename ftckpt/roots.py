@@ -191,21 +191,34 @@ def read_root(store: Store, ask: Callable[[Entry], Part | None]) -> Root:
     Raises:
         UsageError: several directories inside hold steps: which root is meant?
     """
-    root = _read_level(store, "", ask)
-    if any(c.step is not None for c in root.candidates) or root.pointers:
-        return root
-    if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
-        return root
-    plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
-    deeper = [_read_level(store, c.entry.path, ask) for c in plain[:_DEEPER]]
-    found = [r for r in deeper if r.pointers or any(c.step is not None for c in r.candidates)]
-    found = [r for r in found if r.holds_checkpoints()]
+    found = read_runs(store, ask, most=_DEEPER)
     if len(found) > 1:
         raise UsageError(
             f"{store.url} holds several roots",
             hint="name one of them: " + ", ".join(r.url for r in found[:8]),
         )
-    return found[0] if found else root
+    return found[0]
+
+
+def read_runs(
+    store: Store, ask: Callable[[Entry], Part | None], *, most: int | None = None
+) -> list[Root]:
+    """Return the root that a place is, or else every directory in it that holds steps.
+
+    Args:
+        store: opened at the place.
+        ask: recognises one directory or file.
+        most: how many directories are looked into; None for all.
+    """
+    root = _read_level(store, "", ask)
+    if any(c.step is not None for c in root.candidates) or root.pointers:
+        return [root]
+    if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
+        return [root]
+    plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
+    deeper = [_read_level(store, c.entry.path, ask) for c in plain[:most]]
+    found = [r for r in deeper if r.pointers or any(c.step is not None for c in r.candidates)]
+    return [r for r in found if r.holds_checkpoints()] or [root]
 
 
 def _read_level(store: Store, base: str, ask: Callable[[Entry], Part | None]) -> Root:

@@ -47,6 +47,8 @@ class Entry(NamedTuple):
         link: target text where the name is a symbolic link; kind and size are the target's.
         etag: the store's own version of the content, where it has one.
         archived: whether it must be restored from an archive tier before it can be read.
+        shared: where a local file has several names (hard links): what they have in common,
+            `device:inode`, and how many there are.
     """
 
     path: str
@@ -56,6 +58,7 @@ class Entry(NamedTuple):
     link: str | None = None
     etag: str | None = None
     archived: bool = False
+    shared: tuple[str, int] | None = None
 
 
 class Traits(NamedTuple):
@@ -158,6 +161,17 @@ class Store(ABC):
         Raises:
             NotFoundError: nothing lies below it and it is no directory.
         """
+
+    def names(self, path: str = "") -> dict[str, EntryKind]:
+        """Return the names directly below `path`, sorted, each with its kind and nothing else.
+
+        Where sizes cost a call each, this is several times faster than `children`.
+
+        Raises:
+            NotFoundError: as `children`.
+        """
+        skip = len(path) + 1 if path else 0
+        return {entry.path[skip:]: entry.kind for entry in self.children(path)}
 
     @abstractmethod
     def walk(self, path: str = "") -> list[Entry]:

@@ -154,6 +154,19 @@ class LocalStore(Store):
         full = self.local_path(path)
         return sorted(self._scan(full, path))
 
+    def names(self, path: str = "") -> dict[str, EntryKind]:
+        """Return the names directly below `path`, sorted, each with its kind."""
+        full = self.local_path(path)
+
+        def scan() -> list[tuple[str, EntryKind]]:
+            with os.scandir(full) as names:
+                return [(name.name, _kind(name)) for name in names]
+
+        try:
+            return dict(sorted(_twice(scan)))
+        except OSError as error:
+            raise translate(error, full, "list", path) from error
+
     def walk(self, path: str = "") -> list[Entry]:
         """Return every FILE and SPECIAL below `path`, sorted by path; no link is entered."""
         found: list[Entry] = []
@@ -273,9 +286,24 @@ def _twice(call: Callable[[], T]) -> T:
 
 def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:
     if stat.S_ISREG(found.st_mode):
-        return Entry(path, found.st_size, found.st_mtime, EntryKind.FILE, link)
+        shared = None if found.st_nlink < 2 else (f"{found.st_dev}:{found.st_ino}", found.st_nlink)
+        return Entry(path, found.st_size, found.st_mtime, EntryKind.FILE, link, shared=shared)
     kind = EntryKind.DIRECTORY if stat.S_ISDIR(found.st_mode) else EntryKind.SPECIAL
     return Entry(path, 0, found.st_mtime, kind, link)
+
+
+def _kind(name: os.DirEntry[str]) -> EntryKind:
+    """Return the kind of a name, of a link what it leads to; most systems list it with the name."""
+    if name.is_file(follow_symlinks=False):
+        return EntryKind.FILE
+    if name.is_dir(follow_symlinks=False):
+        return EntryKind.DIRECTORY
+    if not name.is_symlink():
+        return EntryKind.SPECIAL
+    try:
+        return _linked(name.name, name.path).kind
+    except FileNotFoundError:  # removed while we listed
+        return EntryKind.SPECIAL
 
 
 def _linked(path: str, full: str) -> Entry:

@@ -1,0 +1,113 @@
+"""The log of a root: who dropped what, when, and why; only ever appended to.
+
+A local root has one file, `.ftckpt/log.jsonl`, one JSON object a line. An object store cannot
+append, so there each event is an object of its own below `.ftckpt/log/`, named by its time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from ftckpt.errors import CorruptError, NotFoundError, UnavailableError
+from ftckpt.roots import Root
+from ftckpt.stores.atomic import make_directories
+from ftckpt.stores.oserror import translate
+
+from .records import own_folder
+
+_FILE, _FOLDER = "log.jsonl", "log"
+SCHEMA = "ftckpt.log/1"
+APPLIED = "applied"
+
+
+def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> None:
+    """Add one event, durably.
+
+    Args:
+        root: of the run.
+        event: a word: `applied`, `purged`, `undeleted`, `pinned`.
+        now: seconds since the epoch.
+        fields: what else there is to say; JSON.
+
+    Raises:
+        NoResourceError, DeniedError, UnavailableError: it could not be written.
+        UnsafeError: the root's `.ftckpt` is a link.
+    """
+    head = {"schema": SCHEMA, "time": now, "event": event}
+    line = json.dumps({**head, **fields}, ensure_ascii=True).encode() + b"\n"
+    folder = own_folder(root)
+    local = root.store.local_path(folder)
+    if local is not None:
+        _append(os.path.join(local, _FILE), line)
+        return
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    root.store.put(f"{folder}/{_FOLDER}/{stamp}-{secrets.token_hex(4)}.json", line)
+
+
+def read(root: Root) -> list[dict[str, object]]:
+    """Return all events, the earliest first; a line that is damaged or cut off is left out.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be read.
+    """
+    folder = own_folder(root)
+    lines: list[bytes] = []
+    for path in _paths(root, folder):
+        try:
+            lines += root.store.read(path).splitlines()
+        except NotFoundError:
+            continue
+        except CorruptError as error:  # it grew or shrank under our hands
+            raise UnavailableError(
+                f"{root.store.describe(path)} changed while it was read"
+            ) from error
+    return sorted((e for e in map(_event, lines) if e is not None), key=_time)
+
+
+def last_applied(root: Root) -> float | None:
+    """Return when a plan was last carried out here, in seconds since the epoch; None if never."""
+    return max((_time(e) for e in read(root) if e.get("event") == APPLIED), default=None)
+
+
+def _append(path: str, line: bytes) -> None:
+    """Append a line in one write, which no other appender can come between."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        make_directories(os.path.dirname(path))
+        fd = os.open(path, flags, 0o666)
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise translate(error, path, "append to") from error
+
+
+def _paths(root: Root, folder: str) -> list[str]:
+    try:
+        return [f"{folder}/{_FILE}", *(e.path for e in root.store.walk(f"{folder}/{_FOLDER}"))]
+    except NotFoundError:
+        return [f"{folder}/{_FILE}"]
+
+
+def _event(line: bytes) -> dict[str, object] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or type(found.get("time")) not in (int, float):
+        return None
+    return found
+
+
+def _time(event: Mapping[str, object]) -> float:
+    time = event["time"]
+    assert isinstance(time, (int, float))
+    return float(time)
