@@ -18,7 +18,6 @@ from .transfers import (
     RunOptions,
     SourceArgument,
     carry_out,
-    format_and_writer,
     narrowed,
     read_rules,
     read_text,
@@ -88,6 +87,7 @@ def command(
     State that the target has no place for is named, and refused unless `--drop` names it. The
     result is read back and compared with the source before DST becomes visible.
     """
+    from ftckpt.formats.catalog import format_and_writer
     from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.limits import parse_bytes
     from ftckpt.transfer.content import Content

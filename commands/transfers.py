@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ftckpt.errors import ExitCode, UnsupportedError
+from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
 from . import render
@@ -19,11 +19,10 @@ from .render import human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Box, Checkpoint
-    from ftckpt.registry import Format
     from ftckpt.rules import Rules
     from ftckpt.transfer.carrying import TransferReport
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import Layout, Wishes, Writer
+    from ftckpt.transfer.layout import Layout, Wishes
     from ftckpt.verification import VerifyReport
 
 SourceArgument = Annotated[
@@ -146,27 +145,6 @@ def narrowed(content: Content, options: PartOptions) -> Content:
     return drop(content, options.drop) if options.drop else content
 
 
-def format_and_writer(name: str, rules: Rules | None = None) -> tuple[Format, Writer]:
-    """Return a format and the writer that makes checkpoints of it.
-
-    Args:
-        name: of the format.
-        rules: the user's table of how tensors are cut, by which the result is read back.
-
-    Raises:
-        UnsupportedError: nothing here writes that format.
-    """
-    from ftckpt.formats.catalog import WRITERS, formats
-
-    for writer in WRITERS:
-        if writer.name == name:
-            return next(one for one in formats(rules) if one.name == name), writer
-    known = ", ".join(writer.name for writer in WRITERS)
-    raise UnsupportedError(
-        f"{name} checkpoints cannot be written", hint=f"ftckpt convert --to one of: {known}"
-    )
-
-
 def carry_out(
     invocation: Invocation,
     checkpoint: Checkpoint,
@@ -188,6 +166,7 @@ def carry_out(
         destination: where it goes.
         run: how it is done.
     """
+    from ftckpt.formats.catalog import format_and_writer
     from ftckpt.formats.same_object import SameObject
     from ftckpt.transfer.carrying import TransferOptions, require_place, transfer
     from ftckpt.verification import VerifyOptions, verify

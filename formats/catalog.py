@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ftckpt.errors import UnsupportedError
 from ftckpt.registry import Format
 from ftckpt.rules import Rules
 from ftckpt.transfer.layout import Writer
@@ -67,4 +68,23 @@ def formats(rules: Rules | None) -> tuple[Format, ...]:
     return tuple(
         replace(one, rules=rules) if isinstance(one, (Megatron, DeepSpeed)) else one
         for one in FORMATS
+    )
+
+
+def format_and_writer(name: str, rules: Rules | None = None) -> tuple[Format, Writer]:
+    """Return a format and the writer that makes checkpoints of it.
+
+    Args:
+        name: of the format.
+        rules: see `formats`.
+
+    Raises:
+        UnsupportedError: nothing here writes that format.
+    """
+    for writer in WRITERS:
+        if writer.name == name:
+            return next(one for one in formats(rules) if one.name == name), writer
+    known = ", ".join(writer.name for writer in WRITERS)
+    raise UnsupportedError(
+        f"{name} checkpoints cannot be written", hint=f"ftckpt convert --to one of: {known}"
     )

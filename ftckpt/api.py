@@ -6,24 +6,30 @@ failures are the errors of `ftckpt.errors`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from . import inspection, opening, sealing
 from . import verification as _verification
 from .candidates import child_of_step, newest_child
 from .checkpoint import Checkpoint
 from .errors import ExitCode, UsageError
-from .formats.catalog import FORMATS
+from .formats.catalog import FORMATS, format_and_writer
+from .formats.same_object import SameObject
 from .inspection import Inspection
 from .manifest import PassedCheck
 from .progress import NULL, Counter
 from .sealing import SealReport
 from .selection import Note, Rules, Selection, select
 from .stores import StoreOptions
+from .transfer.carrying import TransferOptions, TransferReport, transfer
+from .transfer.content import Content
+from .transfer.layout import Wishes
 from .verification import VerifyOptions, VerifyReport
 from .waiting import select_waiting
 
 _STORES = StoreOptions()
+_WISHES = Wishes()
+_OPTIONS = TransferOptions()
 
 
 def open_checkpoint(path: str, stores: StoreOptions = _STORES) -> Checkpoint:
@@ -111,6 +117,61 @@ def seal(
     opened = _opened(checkpoint, stores)
     place = sealing.locate(manifest, opened.source.name, stores) if manifest else None
     return sealing.seal(opened, place=place, force=force, checks=checks, jobs=jobs, counter=counter)
+
+
+def convert(
+    checkpoint: Checkpoint | str,
+    destination: str,
+    to: str = "",
+    *,
+    wishes: Wishes = _WISHES,
+    derive: Callable[[Content], Content] = lambda content: content,
+    options: TransferOptions = _OPTIONS,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> TransferReport:
+    """Write a checkpoint in another format, or in its own for other ranks.
+
+    See `ftckpt.transfer.carrying.transfer`; the source is verified first unless `options.proof` is
+    False.
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        destination: a path or URL that does not exist yet.
+        to: the format to write; "" for the source's own.
+        wishes: sizes of the groups of ranks, largest file, split rules.
+        derive: what is written, made of what is there: fewer tensors, other names or types
+            (`ftckpt.transfer.narrowing`, `renaming`, `retyping`; `ftckpt.formats.families`).
+        options: threads, rate, device, proof.
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        UsageError: a wish that a shape cannot grant.
+        UnsupportedError: the format cannot be written, or has no place for something.
+        ExistsError: something stands at the destination.
+        CorruptError: the source is damaged, or the proof failed; nothing is visible.
+    """
+    opened = _opened(checkpoint, stores)
+    target, writer = format_and_writer(to or opened.format, wishes.rules)
+    content = derive(Content.of(opened))
+
+    def check() -> VerifyReport:
+        checks = VerifyOptions(jobs=options.jobs, limiter=options.limiter)
+        return _verification.verify(opened, checks, counter=counter)
+
+    return transfer(
+        content,
+        writer.layout(content, wishes),
+        destination,
+        target,
+        single=writer.single,
+        same_objects=SameObject,
+        options=options,
+        store_options=stores,
+        check=check if options.proof else None,
+        counter=counter,
+    )
 
 
 def _opened(checkpoint: Checkpoint | str, stores: StoreOptions) -> Checkpoint:

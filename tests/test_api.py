@@ -61,3 +61,21 @@ def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:
     found = ftckpt.latest(str(tmp_path), options, wait=1, note=said.append)
     assert (found.code, found.path) == (ExitCode.CORRUPT, None)
     assert len(said) == 1
+
+
+def test_convert_and_reshard(root: Path, tmp_path: Path) -> None:
+    from ftckpt.transfer.layout import Wishes
+    from ftckpt.transfer.narrowing import Only, only
+
+    whole = ftckpt.convert(f"{root}/step-7", f"{tmp_path}/four", wishes=Wishes(dp=4))
+    assert (whole.format, whole.files) == ("dcp", 5)
+    assert whole.proof is not None
+    weights = ftckpt.convert(
+        ftckpt.open_checkpoint(f"{tmp_path}/four"),
+        f"{tmp_path}/weights",
+        "safetensors",
+        derive=lambda content: only(content, Only.MODEL),
+    )
+    assert weights.proof is not None
+    assert weights.proof.tensors < whole.proof.tensors or whole.proof.tensors == 2
+    assert ftckpt.verify(f"{tmp_path}/weights").code is ExitCode.OK
