@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftckpt.assembly import raw_dtype
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, TensorInfo
-from ftckpt.dtypes import DTYPES
+from ftckpt.dtypes import DTYPES, DType
 from ftckpt.source import Source
 from ftckpt.stores.memory import MemoryStore
 
@@ -68,16 +68,25 @@ def checkpoints(draw: st.DrawFn) -> tuple[RawCheckpoint, dict[str, Array]]:
     import numpy as np
 
     random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
-    files: list[bytearray] = [bytearray(b"head") for _ in range(draw(st.integers(1, 3)))]
-    truth, infos = {}, {}
+    tensors: dict[str, tuple[DType, Array]] = {}
     for number in range(draw(st.integers(1, 4))):
         dtype = DTYPES[draw(st.sampled_from(["uint8", "bfloat16", "float32", "complex128"]))]
         shape = tuple(draw(st.lists(st.integers(1, 7), max_size=3)))
         raw = random.integers(0, 256, prod(shape) * dtype.itemsize, np.uint8).tobytes()
         whole = np.frombuffer(raw, raw_dtype(dtype.itemsize)).reshape(shape)
-        name = f"t{number}"
+        tensors[f"t{number}"] = dtype, whole
+    return placed(draw, tensors), {name: whole for name, (_, whole) in tensors.items()}
+
+
+def placed(draw: st.DrawFn, tensors: Mapping[str, tuple[DType, Array]]) -> RawCheckpoint:
+    """Draw where the elements of tensors, arrays of raw items, lie in a few files."""
+    import numpy as np
+
+    files: list[bytearray] = [bytearray(b"head") for _ in range(draw(st.integers(1, 3)))]
+    infos = {}
+    for name, (dtype, whole) in tensors.items():
         pieces: list[Piece] = []
-        for box in cut(draw, shape):
+        for box in cut(draw, whole.shape):
             part = whole[slices(box)]
             flat: list[tuple[int, int] | None] = [None]
             strides = None
@@ -97,10 +106,8 @@ def checkpoints(draw: st.DrawFn) -> tuple[RawCheckpoint, dict[str, Array]]:
                 pieces.append(Piece(box, extent, span, strides))
         pieces += [p._replace(replica=1, extent=Extent("f0", 0, 0)) for p in pieces[:1]]
         draw(st.randoms()).shuffle(pieces)
-        truth[name] = whole
-        infos[name] = TensorInfo("model", name, Kind.PARAM, shape, dtype, pieces)
+        infos[name] = TensorInfo("model", name, Kind.PARAM, whole.shape, dtype, pieces)
     store = MemoryStore("memory://raw-checkpoint")
     for index, content in enumerate(files):
         store.put(f"f{index}", bytes(content))
-    source = Source.directory(store)
-    return RawCheckpoint(source=source, tensors=infos, objects={}), truth
+    return RawCheckpoint(source=Source.directory(store), tensors=infos, objects={})

@@ -142,7 +142,9 @@ def _measure(
         other = ours[1] != theirs[1] if same_type else one != two
         tally = Tally(other.size // parts, _elements(other, parts))
         if not tally.changed:
-            return _sums_of_equals(ours[0], one, parts)
+            equal = _sums_of_equals(ours[0], one, parts)
+            equal.max_ulp = 0 if same_type else None
+            return equal
         bits = (ours[1], theirs[1])
         if not _all_finite(ours[0], one) or not _all_finite(theirs[0], two):
             finite = _count_special(tally, one, two, parts)
