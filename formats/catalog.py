@@ -17,6 +17,7 @@ from .dcp import Dcp
 from .dcp_writer import DcpWriter
 from .deepspeed import DeepSpeed
 from .deepspeed_universal import DeepSpeedUniversal
+from .deepspeed_universal_writer import DeepSpeedUniversalWriter
 from .deepspeed_writer import DeepSpeedWriter
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
@@ -48,6 +49,7 @@ FORMATS: tuple[Format, ...] = (
 
 WRITERS: tuple[Writer, ...] = (
     DcpWriter(),
+    DeepSpeedUniversalWriter(),
     DeepSpeedWriter(),
     MegatronDistWriter(),
     MegatronWriter(),

@@ -28,6 +28,8 @@ from .pickling import Call, Global
 from .torch_tree import Carried, Storage, Tensor
 from .torch_values import TensorRef
 
+# What DeepSpeed's converter makes of buffers, of frozen and of shared parameters.
+COPIES = "extra:universal"
 _SIZE = Global("torch", "Size")
 
 
@@ -46,6 +48,7 @@ class Models:
     """
 
     def __init__(self, checkpoint: DeepSpeedCheckpoint, states: Mapping[int, ModelState]) -> None:
+        self._checkpoint = checkpoint
         self.states = states
         self.shared = {a: b for state in states.values() for a, b in state.shared.items()}
         known = {n for rank in checkpoint.groups.values() for group in rank for n in group}
@@ -59,6 +62,7 @@ class Models:
             before: stage of the source.
             after: stage of the result.
         """
+        content = content.with_tensors(self._whole(content))
         if after == 3:
             kept = [w for w in content.tensors.values() if not self._is_trained_weight(w)]
             return content.with_tensors(kept)
@@ -69,6 +73,19 @@ class Models:
         return replace(
             content, tensors={**made, **content.tensors}, aliases={**content.aliases, **tied}
         )
+
+    def _whole(self, content: Content) -> Iterable[Wanted]:
+        """Yield the tensors of a job's own files, which a universal checkpoint has otherwise.
+
+        There a vocabulary has lost its padding, which is zeros, and there are copies of weights.
+        """
+        for wanted in content.tensors.values():
+            placed = self._checkpoint.placed.get(wanted.name)
+            short = placed is not None and wanted.shape[1:] == placed.shape[1:] != ()
+            if placed is not None and short and wanted.component == "optimizer":
+                yield wanted._replace(shape=placed.shape)
+            elif wanted.component != COPIES:
+                yield wanted
 
     def _is_trained_weight(self, wanted: Wanted) -> bool:
         weight = wanted.component == "model" and wanted.kind is Kind.PARAM

@@ -9,6 +9,7 @@ to a rank that is no more has no place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError
@@ -148,6 +149,7 @@ class RestOfRole:
         self.tensors: list[Wanted] = []
         self.same: set[str] = set()
         self._states: dict[Place, State] = {}
+        self._dealt: set[Place] = set()
         for file in files:
             storages = checkpoint.streams[file.path].storages
             state = State(file, checkpoint.tree(file.path), storages)
@@ -190,10 +192,12 @@ class RestOfRole:
             first: whether it is the first file of the role, whose names have no rank.
         """
         state = self._states.get(place)
+        self._dealt.add(place)
         if state is not None:
             self._keep(state, rank, first=first)
             return Share(state.fields, state.storages, state.at, state.layout)
-        others = [s for s in self._states.values() if s.place.mp == place.mp]
+        states = list(self._states.values())
+        others = [s for s in states if s.place.mp == place.mp] or states
         if not others:
             return Share({}, {})
         alike = {path for path in others[0].fields if self._alike(path, others)}
@@ -219,16 +223,13 @@ class RestOfRole:
         inside = {key for held in self._inside.values() for key in held}
         return set(keys) - inside
 
-    def settle(self, places: set[Place]) -> None:
-        """Say what has no place, after everything was dealt.
-
-        Args:
-            places: of the result.
-        """
+    def settle(self) -> None:
+        """Say what has no place, after everything was dealt."""
         for place, state in self._states.items():
-            if place in places:
+            if place in self._dealt:
                 continue
-            others = [s for s in self._states.values() if s.place.mp == place.mp]
+            near = {place.mp} & {dealt.mp for dealt in self._dealt}
+            others = [s for s in self._states.values() if not near or s.place.mp in near]
             for path, label in state.labels.items():
                 if path not in state.fields or self._alike(path, others):
                     continue
@@ -261,3 +262,31 @@ class RestOfRole:
 
 def _below(name: str, label: str) -> bool:
     return name == label or name.startswith(f"{label}.")
+
+
+def unplaced(content: Content, rests: Sequence[RestOfRole]) -> list[str]:
+    """Return the names of objects and the keys of tensors that no file of the result has."""
+    own = [key for key, wanted in content.tensors.items() if _is_own(wanted)]
+    strays = set(own).intersection(*(rest.strays(own) for rest in rests))
+    return sorted(strays.union(*(rest.unplaced for rest in rests)))
+
+
+def stored(content: Content, rests: Sequence[RestOfRole], *, renumbered: bool) -> Content:
+    """Return what the files hold, under the names that the result's ranks give it.
+
+    Args:
+        content: what was to be written.
+        rests: the other state.
+        renumbered: whether parameter groups have other numbers than in the source.
+    """
+    kept = [wanted for wanted in content.tensors.values() if not _is_own(wanted)]
+    found = content.with_tensors([*kept, *(wanted for rest in rests for wanted in rest.tensors)])
+    same = {name for rest in rests for name in rest.same}
+    if renumbered:
+        same = {name for name in same if not name.endswith(f"optimizer.{_GROUPS}")}
+    objects = {name: info for name, info in found.objects.items() if name in same}
+    return replace(found, objects=objects)
+
+
+def _is_own(wanted: Wanted) -> bool:
+    return wanted.component.startswith("extra:rank")

@@ -14,8 +14,6 @@ Sources: `runtime/engine.py` (`_save_checkpoint`), `runtime/zero/stage_1_and_2.p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
@@ -26,12 +24,10 @@ from .deepspeed_checkpoint import DeepSpeedCheckpoint
 from .deepspeed_files import Role
 from .deepspeed_flats import Flat, Holdings
 from .deepspeed_job import Group, Job, wished
-from .deepspeed_modules import Modules, size_of
+from .deepspeed_model_files import ModelFiles
 from .deepspeed_optimizer_tree import OptimizerTree
-from .deepspeed_rest import Place, RestOfRole, Share
+from .deepspeed_rest import Place, RestOfRole, stored, unplaced
 from .deepspeed_source import Source
-from .deepspeed_states import MODULE
-from .inert import Ordered
 from .torch_tree import Carried, save
 from .worlds import world_notes
 
@@ -70,84 +66,28 @@ class _Writing:
         self._source, self._job, self._asked = source, job, content
         self._content = source.models.content(content, source.job.stage, job.stage)
         self._holdings = Holdings(self._content, checkpoint.placed)
-        self._modules = Modules(self._content, self._holdings, job, source.models)
-        self._model = RestOfRole(self._content, source.files[Role.MODEL], Role.MODEL)
+        self._model = ModelFiles(self._content, self._holdings, source, job)
         self._optimizer = RestOfRole(self._content, source.files[Role.OPTIMIZER], Role.OPTIMIZER)
         self._trees = OptimizerTree(source, job)
-        self._pipeline = not any(state.weights for state in source.models.states.values())
-        if self._pipeline and not source.files[Role.LAYER]:
+        if self._model.pipeline and not source.files[Role.LAYER]:
             raise UnsupportedError(
                 "a universal checkpoint of a pipeline has no weights but the masters, and which"
                 " file of a layer holds which is recorded nowhere",
                 hint="load it with load_universal, which needs no files of layers",
             )
-        if self._pipeline and job.stage > 1:
+        if self._model.pipeline and job.stage > 1:
             raise UnsupportedError(f"DeepSpeed has no pipelines with stage {job.stage} of ZeRO")
 
     def layout(self) -> Layout:
         """Return the files, and what has no place."""
-        files = [*self._model_files(), *self._layer_files(), *self._optimizer_files()]
-        grid = self._job.grid
-        every = {Place(mp, dp) for mp in range(grid.mp) for dp in range(grid.dp)}
-        self._model.settle({p for p in every if not p.dp or self._job.stage == 3})
-        self._optimizer.settle(every)
-        own = [k for k, w in self._content.tensors.items() if w.component.startswith("extra:rank")]
-        strays = self._model.strays(own) & self._optimizer.strays(own)
-        rests = (self._model, self._optimizer)
+        files = [*self._model.files(), *self._model.layer_files(), *self._optimizer_files()]
+        rests = (self._model.rest, self._optimizer)
         return Layout(
             files=files,
-            unplaced=sorted(strays.union(*(rest.unplaced for rest in rests))),
+            unplaced=unplaced(self._content, rests),
             notes=[*self._notes(), *(note for rest in rests for note in rest.notes)],
-            content=self._stored(set(own)),
+            content=stored(self._content, rests, renumbered=self._trees.renumbered),
         )
-
-    def _stored(self, own: set[str]) -> Content:
-        """Return what the files hold, under the names that the result's ranks give it.
-
-        Args:
-            own: keys of the source's tensors that are a rank's own.
-        """
-        kept = [wanted for key, wanted in self._content.tensors.items() if key not in own]
-        content = self._content.with_tensors(
-            [*kept, *self._model.tensors, *self._optimizer.tensors]
-        )
-        same = self._model.same | self._optimizer.same
-        if self._trees.renumbered:
-            same = {name for name in same if not name.endswith("optimizer.param_groups")}
-        objects = {name: info for name, info in content.objects.items() if name in same}
-        return replace(content, objects=objects)
-
-    def _model_files(self) -> Iterator[OutputFile]:
-        grid = self._job.grid
-        for mp in range(grid.mp):
-            for dp in range(grid.dp) if self._job.stage == 3 else [None]:
-                name = f"mp_rank_{mp:02d}_model_states"
-                if dp is not None:
-                    name = f"zero_pp_rank_{dp}_{name}"
-                place = Place(mp, dp or 0)
-                share = self._model.deal(place, grid.rank(mp, dp), first=place == (0, 0))
-                yield _file(name, share, self._model_tree(share, place))
-
-    def _model_tree(self, share: Share, place: Place) -> dict[str, Any]:
-        mp, dp = place
-        weights = self._modules.weights(mp)
-        tree = {**share.layout, "optimizer": None, **share.below()}
-        tree[MODULE] = None if self._pipeline else Ordered({**weights, **share.below(MODULE)})
-        tree["param_shapes"] = [
-            Ordered((name, size_of(shape)) for name, shape in flat.items())
-            for group in self._source.groups[mp]
-            for flat in self._job.partitioned(group)
-        ]
-        tree |= self._modules.frozen(mp, dp, weights)
-        if dp:
-            tree["shared_params"] = {}  # only rank 0 lists them
-        tree["dp_world_size"] = self._job.grid.dp
-        return tree
-
-    def _layer_files(self) -> Iterator[OutputFile]:
-        for file in self._source.files[Role.LAYER]:
-            stem = file.path.removesuffix(".pt")
-            yield OutputFile(file.path, save(self._modules.layer(file), folder=stem))
 
     def _optimizer_files(self) -> Iterator[OutputFile]:
         grid = self._job.grid
@@ -160,7 +100,9 @@ class _Writing:
                 name = f"{self._job.prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states"
                 place = Place(mp, dp)
                 share = self._optimizer.deal(place, grid.rank(mp, dp), first=place == (0, 0))
-                yield _file(name, share, self._trees.build(share, groups, dp))
+                tree = Carried(self._trees.build(share, groups, dp), share.storages)
+                yield OutputFile(f"{name}.pt", save(tree, folder=name))
+        self._optimizer.settle()
 
     def _flat(self, group: Group, mp: int, number: int) -> Flat:
         flat = self._holdings.flat(group, mp)
@@ -195,7 +137,3 @@ class _Writing:
             )
             yield finding("note", what)
         yield from world_notes(self._asked, job.grid.mp * job.grid.dp)
-
-
-def _file(stem: str, share: Share, tree: dict[str, Any]) -> OutputFile:
-    return OutputFile(f"{stem}.pt", save(Carried(tree, share.storages), folder=stem))

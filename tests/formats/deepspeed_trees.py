@@ -34,9 +34,8 @@ def trees(checkpoint: DeepSpeedCheckpoint) -> dict[str, Any]:
     """Return every file as plain data: tensors by type, shape and bytes, wherever they are kept."""
     made = {path: _plain(checkpoint, path, checkpoint.tree(path)) for path in checkpoint.files}
     for path, tree in made.items():
-        if FLATS in tree.get("optimizer_state_dict", {}):
-            file = deepspeed_file(path)
-            assert file is not None
+        file = deepspeed_file(path)
+        if file is not None and FLATS in tree.get("optimizer_state_dict", {}):
             flats = tree["optimizer_state_dict"][FLATS]
             for number, group in enumerate(checkpoint.groups[file.mp]):
                 flats[number] = _zeroed(flats[number], group, file.dp or 0, checkpoint.grid.dp)

@@ -1,0 +1,76 @@
+"""Lay out the model's files of a DeepSpeed checkpoint: weights, and the state of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import OutputFile
+
+from .deepspeed_files import Role
+from .deepspeed_flats import Holdings
+from .deepspeed_job import Job
+from .deepspeed_modules import Modules, size_of
+from .deepspeed_rest import Place, RestOfRole, Share
+from .deepspeed_source import Source
+from .deepspeed_states import MODULE
+from .inert import Ordered
+from .torch_tree import Carried, save
+
+
+class ModelFiles:
+    """The model's files of a job.
+
+    Args:
+        content: what they hold.
+        holdings: of that content.
+        source: where the state around the weights is from.
+        job: whose files they are.
+
+    Attributes:
+        rest: the state around the weights.
+        pipeline: whether the weights are in files of layers.
+    """
+
+    def __init__(self, content: Content, holdings: Holdings, source: Source, job: Job) -> None:
+        self._source, self._job = source, job
+        self._modules = Modules(content, holdings, job, source.models)
+        self.rest = RestOfRole(content, source.files[Role.MODEL], Role.MODEL)
+        self.pipeline = not any(state.weights for state in source.models.states.values())
+
+    def files(self) -> Iterator[OutputFile]:
+        """Yield the files of all ranks; stage 3 has one a partition."""
+        grid = self._job.grid
+        for mp in range(grid.mp):
+            for dp in range(grid.dp) if self._job.stage == 3 else [None]:
+                name = f"mp_rank_{mp:02d}_model_states"
+                if dp is not None:
+                    name = f"zero_pp_rank_{dp}_{name}"
+                place = Place(mp, dp or 0)
+                share = self.rest.deal(place, grid.rank(mp, dp), first=place == (0, 0))
+                tree = Carried(self._tree(share, place), share.storages)
+                yield OutputFile(f"{name}.pt", save(tree, folder=name))
+        self.rest.settle()
+
+    def _tree(self, share: Share, place: Place) -> dict[str, Any]:
+        mp, dp = place
+        weights = self._modules.weights(mp)
+        tree = {**share.layout, "optimizer": None, **share.below()}
+        tree[MODULE] = None if self.pipeline else Ordered({**weights, **share.below(MODULE)})
+        tree["param_shapes"] = [
+            Ordered((name, size_of(shape)) for name, shape in flat.items())
+            for group in self._source.groups[mp]
+            for flat in self._job.partitioned(group)
+        ]
+        tree |= self._modules.frozen(mp, dp, weights)
+        if dp:
+            tree["shared_params"] = {}  # only rank 0 lists them
+        tree["dp_world_size"] = self._job.grid.dp
+        return tree
+
+    def layer_files(self) -> Iterator[OutputFile]:
+        """Yield the files of a pipeline's layers."""
+        for file in self._source.files[Role.LAYER]:
+            stem = file.path.removesuffix(".pt")
+            yield OutputFile(file.path, save(self._modules.layer(file), folder=stem))
