@@ -78,8 +78,10 @@ def checkpoints(draw: st.DrawFn) -> tuple[RawCheckpoint, dict[str, Array]]:
     return placed(draw, tensors), {name: whole for name, (_, whole) in tensors.items()}
 
 
-def placed(draw: st.DrawFn, tensors: Mapping[str, tuple[DType, Array]]) -> RawCheckpoint:
-    """Draw where the elements of tensors, arrays of raw items, lie in a few files."""
+def placed(
+    draw: st.DrawFn, tensors: Mapping[str, tuple[DType, Array]], place: str = "raw-checkpoint"
+) -> RawCheckpoint:
+    """Draw where the elements of tensors, arrays of raw items, lie in a few files of `place`."""
     import numpy as np
 
     files: list[bytearray] = [bytearray(b"head") for _ in range(draw(st.integers(1, 3)))]
@@ -107,7 +109,7 @@ def placed(draw: st.DrawFn, tensors: Mapping[str, tuple[DType, Array]]) -> RawCh
         pieces += [p._replace(replica=1, extent=Extent("f0", 0, 0)) for p in pieces[:1]]
         draw(st.randoms()).shuffle(pieces)
         infos[name] = TensorInfo("model", name, Kind.PARAM, whole.shape, dtype, pieces)
-    store = MemoryStore("memory://raw-checkpoint")
+    store = MemoryStore(f"memory://{place}")
     for index, content in enumerate(files):
         store.put(f"f{index}", bytes(content))
     return RawCheckpoint(source=Source.directory(store), tensors=infos, objects={})

@@ -106,8 +106,8 @@ def measure(
     """
     total = Tally()
     if not has_values(ours[0]):
-        _, one, two = *ours, theirs[1]
-        return Tally(count, _changed_bits(ours[0], one, two, count), max_ulp=None)
+        changed = _changed_bits(ours[0], ours[1], theirs[1], count)
+        return Tally(count, changed, beyond=changed, max_ulp=None)
     sides = [(dtype, bits_of(dtype, data)) for dtype, data in (ours, theirs)]
     parts = sides[0][1].size // count if count else 1
     for start in range(0, count * parts, _RUN):

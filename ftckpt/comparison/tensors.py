@@ -188,7 +188,7 @@ class _Plan:
             return _Verdict(Status.UNREAD, Evidence.READ, None, error)
         if not tally.changed and work.ours[1].dtype == work.theirs[1].dtype:
             status = Status.EQUAL
-        elif self._reading.tolerance is not None and not tally.beyond and tally.max_ulp is not None:
+        elif self._reading.tolerance is not None and not tally.beyond:
             status = Status.CLOSE
         return _Verdict(status, Evidence.READ, tally)
 
