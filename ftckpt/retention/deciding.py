@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 from . import rules
 from .entries import EntryClass, RootEntry
@@ -28,7 +29,7 @@ def decide(
     now: float,
     *,
     url: str = "",
-    last_run: float | None = None,
+    last_run: Mapping[str, float] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Plan:
     """Return what is to be kept and dropped of these entries, with every reason.
@@ -42,7 +43,7 @@ def decide(
         policy: the rules and floors.
         now: seconds since the epoch.
         url: the place, for the plan.
-        last_run: when a plan was last carried out here; None where that is not known.
+        last_run: when a plan was last carried out, by group; absent where that is not known.
         notes: for the plan.
 
     Returns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 from ftckpt.findings import counted
 
@@ -16,7 +17,10 @@ _NOT_OURS = (EntryClass.FOREIGN, EntryClass.TRASH)
 
 
 def broken_floors(
-    policy: Policy, runs: Mapping[str, Run], dropped: Sequence[RootEntry], last_run: float | None
+    policy: Policy,
+    runs: Mapping[str, Run],
+    dropped: Sequence[RootEntry],
+    last_run: Mapping[str, float],
 ) -> Iterator[BrokenFloor]:
     """Yield each floor that dropping these entries would break.
 
@@ -24,7 +28,7 @@ def broken_floors(
         policy: the limits.
         runs: every group's entries.
         dropped: what is to go.
-        last_run: when an earlier plan was last carried out; None where none is known.
+        last_run: when an earlier plan was last carried out, by group.
     """
     gone = {e.name for e in dropped}
     for group, run in sorted(runs.items()):
@@ -47,7 +51,7 @@ def _survivors(least: int, group: str, run: Run, gone: set[str]) -> Iterator[Bro
 
 
 def _at_once(
-    policy: Policy, entries: int, dropped: Sequence[RootEntry], last_run: float | None
+    policy: Policy, entries: int, dropped: Sequence[RootEntry], last_run: Mapping[str, float]
 ) -> Iterator[BrokenFloor]:
     """Bound what one plan drops.
 
@@ -58,8 +62,7 @@ def _at_once(
     number = len(dropped)
     if limit is None:
         most = max(DEFAULT_NUMBER, int(DEFAULT_SHARE * entries))
-        if last_run is not None:
-            number = sum(e.time is None or e.time <= last_run for e in dropped)
+        number = sum(e.time is None or e.time <= last_run.get(e.group, inf) for e in dropped)
         says = f"the larger of {DEFAULT_SHARE:.0%} and {DEFAULT_NUMBER}"
     else:
         most = entries * limit.amount // 100 if limit.percent else limit.amount
@@ -67,7 +70,6 @@ def _at_once(
     if number > most:
         yield BrokenFloor(
             "--max-delete",
-            f"{number} of {counted(entries, 'entry' if entries == 1 else 'entries')} would be "
-            f"dropped at once, and {most} is most ({says})",
+            f"{number} of {entries} entries would be dropped at once, and {most} is most ({says})",
             f"--max-delete {len(dropped)} allows it",
         )

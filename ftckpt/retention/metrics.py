@@ -53,7 +53,7 @@ def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | 
 
 
 def _number(value: object) -> float | None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         return None
     return float(value)
 

@@ -30,6 +30,9 @@ _MAX_OFFSET = (1 << 63) - 1
 # What one failed call may be over with: a disk or a network filesystem recovers.
 _PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 
+# Looked up once: a directory can have many names.
+_FILE = EntryKind.FILE
+
 # Half of a surrogate pair, but for the bytes of a name that is no UTF-8 as Python carries them.
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
@@ -158,12 +161,16 @@ class LocalStore(Store):
         """Return the names directly below `path`, sorted, each with its kind."""
         full = self.local_path(path)
 
-        def scan() -> list[tuple[str, EntryKind]]:
+        def scan() -> dict[str, EntryKind]:
             with os.scandir(full) as names:
-                return [(name.name, _kind(name)) for name in names]
+                return {
+                    name.name: _FILE if name.is_file(follow_symlinks=False) else _kind(name)
+                    for name in names
+                }
 
         try:
-            return dict(sorted(_twice(scan)))
+            kinds = _twice(scan)
+            return {name: kinds[name] for name in sorted(kinds)}
         except OSError as error:
             raise translate(error, full, "list", path) from error
 
@@ -293,9 +300,7 @@ def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:
 
 
 def _kind(name: os.DirEntry[str]) -> EntryKind:
-    """Return the kind of a name, of a link what it leads to; most systems list it with the name."""
-    if name.is_file(follow_symlinks=False):
-        return EntryKind.FILE
+    """Return the kind of a name that is no file itself; of a link that of what it leads to."""
     if name.is_dir(follow_symlinks=False):
         return EntryKind.DIRECTORY
     if not name.is_symlink():

@@ -1,0 +1,156 @@
+"""Open what a plan keeps: only what is whole counts as kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftckpt.candidates import BATCH, gone
+from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    IncompleteError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
+from ftckpt.findings import Severity
+from ftckpt.manifest import NAME, SUFFIX, read
+from ftckpt.opening import open_child
+from ftckpt.progress import NULL
+from ftckpt.roots import concurrently
+from ftckpt.store import Entry, EntryKind
+from ftckpt.verification import check_structure
+
+from .contents import list_entry, sum_up
+from .entries import EntryClass
+from .policy import GRACE
+from .reading import Found
+
+_HEAD = 4096
+_CONTENT = frozenset({"content", "values"})
+
+
+def checked(found: Found, now: float) -> Found | None:
+    """Check the structure of a committed checkpoint; return what it is then.
+
+    A damaged one is CORRUPT; a young one whose format has no commit marker may still be being
+    written and is STAGING. None where it has been removed since.
+
+    Raises:
+        UnavailableError, DeniedError, NoResourceError: that could not be found out.
+    """
+    assert found.child is not None
+    try:
+        opened = open_child(found.root, found.child)
+        errors = [e for checkpoint in opened for e in _errors(checkpoint)]
+    except NotFoundError as absent:
+        error = gone(found.root, found.child.candidate, absent)
+        if error is absent:
+            return None
+        raise error from absent
+    except (CorruptError, UnsafeError) as error:
+        return _damaged(found, error.message, now)
+    except IncompleteError as error:
+        return _unfinished(found, error.message, now)
+    except UnsupportedError as error:
+        return found.now(entry_class=EntryClass.FOREIGN, why=error.message)
+    if errors:
+        return _judged(found, errors, now)
+    step = opened[0].step
+    return found.now(checked=True, step=found.entry.step if step is None else step)
+
+
+def step_by_content(found: Found) -> Found:
+    """Return a checkpoint with the step that its content shows; as it is where it shows none."""
+    assert found.child is not None
+    try:
+        step = open_child(found.root, found.child)[0].step
+    except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
+        return found  # whoever keeps it checks it, and finds out
+    return found if step is None else found.now(step=step)
+
+
+def newest_verified(members: Sequence[Found]) -> Found | None:
+    """Return the newest committed checkpoint of a run whose content was checked when it was sealed.
+
+    Raises:
+        UnavailableError, DeniedError: a manifest could not be read.
+    """
+    sealed = [f for f in members if f.entry.entry_class is EntryClass.COMMITTED and f.sealed]
+    sealed.sort(key=lambda f: f.entry.age_order, reverse=True)
+    for first in range(0, len(sealed), BATCH):
+        batch = sealed[first : first + BATCH]
+        for found, passed in zip(
+            batch, concurrently(batch[0].root.store, _is_verified, batch), strict=True
+        ):
+            if passed:
+                return found.now(verified=True)
+    return None
+
+
+def surveyed(found: Found) -> Found | None:
+    """List the files of an entry and sum them up; None where it has been removed since."""
+    try:
+        return found.now(contents=sum_up(list_entry(found.root.store, found.place)))
+    except NotFoundError:
+        return None
+
+
+def _errors(checkpoint: Checkpoint) -> list[tuple[ExitCode, str]]:
+    found = check_structure(checkpoint, NULL)
+    return [(f.code, f.message) for f in found if f.severity is Severity.ERROR]
+
+
+def _judged(found: Found, errors: Sequence[tuple[ExitCode, str]], now: float) -> Found:
+    """Say what a checkpoint is that does not pass."""
+    by_code = dict(reversed(errors))
+    if ExitCode.INCOMPLETE in by_code:
+        return _unfinished(found, by_code[ExitCode.INCOMPLETE], now)
+    for code in (ExitCode.UNSAFE, ExitCode.CORRUPT):
+        if code in by_code:
+            return _damaged(found, by_code[code], now)
+    return found.now(entry_class=EntryClass.FOREIGN, why=errors[0][1])
+
+
+def _damaged(found: Found, why: str, now: float) -> Found:
+    """Damage is evidence, unless nothing says that the save has ended and it may still go on."""
+    assert found.child is not None
+    markers = {part.recognition.commit for part in found.child.parts}
+    if CommitState.NO_MARKER in markers:
+        newest = _newest(found)
+        if newest is None or now - newest < GRACE:
+            return found.now(entry_class=EntryClass.STAGING, why=why)
+    return found.now(entry_class=EntryClass.CORRUPT, why=why)
+
+
+def _unfinished(found: Found, why: str, now: float) -> Found:
+    newest = _newest(found)
+    silent = newest is not None and now - newest >= GRACE
+    kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
+    return found.now(entry_class=kind, why=why, time=newest)
+
+
+def _newest(found: Found) -> float | None:
+    known = found if found.entry.contents is not None else surveyed(found)
+    return None if known is None or known.entry.contents is None else known.entry.contents.newest
+
+
+def _is_verified(found: Found) -> bool:
+    """Whether every part is sealed, and the seal says that its content was checked then."""
+    assert found.child is not None
+    return all(_content_checked(found, part.entry) for part in found.child.parts)
+
+
+def _content_checked(found: Found, place: Entry) -> bool:
+    store = found.root.store
+    path = f"{place.path}/{NAME}" if place.kind is EntryKind.DIRECTORY else place.path + SUFFIX
+    try:
+        # What passed stands at the head; a manifest of many files is read only where that helps.
+        head = store.read(path, 0, min(_HEAD, store.stat(path).size))
+        if b'"checks": []' in head:
+            return False
+        manifest = read(store, path)
+    except (NotFoundError, CorruptError, UnsafeError, UnsupportedError):
+        return False
+    return any(c.level in _CONTENT and c.evidence != "none" for c in manifest.checks)

@@ -1,0 +1,180 @@
+"""The plan as a document: JSON that a later run carries out exactly, and rows for a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ftckpt.errors import UsageError
+from ftckpt.quantities import shown_duration
+
+from .entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
+from .plan import BrokenFloor, Decision, Plan, Reason
+from .policy import DeleteLimit, Metric, Policy
+
+SCHEMA = "ftckpt.gc-plan/1"
+
+
+class Row(NamedTuple):
+    """One entry in a table, every field text.
+
+    Attributes:
+        step: its step, or "-".
+        name: its name.
+        age: time since it was saved, or "-".
+        nbytes: its size in bytes; None where its files were not listed.
+        entry_class: its class.
+        verdict: `keep` or `drop`.
+        reason: the rules that say so.
+    """
+
+    step: str
+    name: str
+    age: str
+    nbytes: int | None
+    entry_class: str
+    verdict: str
+    reason: str
+
+
+def rows(plan: Plan) -> list[Row]:
+    """Return one row an entry, in the order of the plan."""
+    return [_row(decision, plan.now) for decision in plan.decisions]
+
+
+def dump_plan(plan: Plan) -> dict[str, Any]:
+    """Return a plan as JSON values; equal plans give equal documents.
+
+    `plan` is the digest of everything else: it names the plan in the log, and shows that nobody has
+    edited the document by hand.
+    """
+    body: dict[str, Any] = {
+        "schema": SCHEMA,
+        "url": plan.url,
+        "now": plan.now,
+        "policy": _policy(plan.policy),
+        "decisions": [_decision(d) for d in plan.decisions],
+        "order": list(plan.order),
+        "broken": [b._asdict() for b in plan.broken],
+        "notes": list(plan.notes),
+    }
+    return {**body, "plan": _digest(body)}
+
+
+def plan_id(plan: Plan) -> str:
+    """Return the digest that names a plan: 32 hex digits."""
+    found = dump_plan(plan)["plan"]
+    assert isinstance(found, str)
+    return found
+
+
+def load_plan(data: bytes, file: str) -> Plan:
+    """Return the plan of a document.
+
+    Args:
+        data: the whole file, as `dump_plan` gave it, in JSON.
+        file: its name, for messages.
+
+    Raises:
+        UsageError: no plan, one of another version, or one that was changed.
+    """
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise ValueError("it is no JSON object")
+        if document.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is {document.get('schema')!r}, not {SCHEMA}")
+        said = document.pop("plan", None)
+        if said != _digest(document):
+            raise ValueError("it was changed since it was made")
+        return _plan(document)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        hint = "make a new one: ftckpt gc ROOT … --json"
+        raise UsageError(f"{file} is no plan of this version: {error}", hint=hint) from None
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _policy(policy: Policy) -> dict[str, Any]:
+    values = {f.name: getattr(policy, f.name) for f in dataclasses.fields(policy)}
+    values["keep_tags"] = list(policy.keep_tags)
+    for name in ("metric", "max_delete"):
+        values[name] = None if values[name] is None else str(values[name])
+    return values
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    entry = decision.entry
+    values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+    values["entry_class"] = str(entry.entry_class)
+    values["pins"] = [p._asdict() for p in entry.pins]
+    values["leases"] = [lease._asdict() for lease in entry.leases]
+    for name in ("pointers", "tags", "bases"):
+        values[name] = list(values[name])
+    if entry.contents is not None:
+        values["contents"] = {
+            **{f.name: getattr(entry.contents, f.name) for f in dataclasses.fields(Contents)},
+            "shared": [s._asdict() for s in entry.contents.shared],
+        }
+    return {
+        **values,
+        "keep": decision.keep,
+        "reasons": [r._asdict() for r in decision.reasons],
+        "frees": decision.frees,
+    }
+
+
+def _plan(document: Mapping[str, Any]) -> Plan:
+    policy = dict(document["policy"])
+    policy["keep_tags"] = tuple(policy["keep_tags"])
+    if policy["metric"] is not None:
+        policy["metric"] = Metric.parse(policy["metric"])
+    if policy["max_delete"] is not None:
+        policy["max_delete"] = DeleteLimit.parse(policy["max_delete"])
+    return Plan(
+        url=document["url"],
+        now=document["now"],
+        policy=Policy(**policy),
+        decisions=tuple(_loaded(row) for row in document["decisions"]),
+        order=tuple(document["order"]),
+        broken=tuple(BrokenFloor(**b) for b in document["broken"]),
+        notes=tuple(document["notes"]),
+    )
+
+
+def _loaded(row: Mapping[str, Any]) -> Decision:
+    values = dict(row)
+    keep, frees = values.pop("keep"), values.pop("frees")
+    reasons = tuple(Reason(**r) for r in values.pop("reasons"))
+    values["entry_class"] = EntryClass(values["entry_class"])
+    values["pins"] = tuple(Pin(**p) for p in values["pins"])
+    values["leases"] = tuple(Lease(**lease) for lease in values["leases"])
+    for name in ("pointers", "tags", "bases"):
+        values[name] = tuple(values[name])
+    if values["contents"] is not None:
+        shared = tuple(SharedFile(**s) for s in values["contents"]["shared"])
+        values["contents"] = Contents(**{**values["contents"], "shared": shared})
+    return Decision(RootEntry(**values), keep, reasons, frees)
+
+
+def _row(decision: Decision, now: float) -> Row:
+    entry = decision.entry
+    age = "-"
+    if entry.time is not None:
+        ahead = entry.time > now
+        age = ("in " if ahead else "") + shown_duration(abs(now - entry.time))
+    return Row(
+        step="-" if entry.step is None else str(entry.step),
+        name=entry.name,
+        age=age,
+        nbytes=None if entry.contents is None else entry.contents.nbytes,
+        entry_class=str(entry.entry_class),
+        verdict="keep" if decision.keep else "drop",
+        reason="; ".join(map(str, decision.reasons)),
+    )

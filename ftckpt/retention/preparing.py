@@ -1,0 +1,186 @@
+"""From a place to a plan: read, decide, open what would be kept, and decide again.
+
+Only what is whole may count as kept, and only what is kept is opened: a damaged checkpoint that
+was to take a place in a rule makes room for the next one. What is to go is listed file by file, so
+that the plan can say what it frees and recognise it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ftckpt.errors import NotFoundError
+from ftckpt.opening import Place, open_runs
+from ftckpt.progress import NULL, Counter
+from ftckpt.registry import Format
+from ftckpt.roots import Root, concurrently
+
+from . import log
+from .checking import checked, newest_verified, step_by_content, surveyed
+from .deciding import decide
+from .entries import EntryClass
+from .plan import Decision, Plan
+from .policy import Policy
+from .reading import Bases, Found, Reading, no_bases, read_entries
+
+_Look = Callable[[Found], Found | None]
+
+# What shows that a place is a root although nothing in it is committed.
+_OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and where its entries were found.
+
+    Attributes:
+        plan: the plan.
+        found: every entry by its name, as it stands in the plan.
+        roots: of each run, by group.
+    """
+
+    plan: Plan
+    found: Mapping[str, Found]
+    roots: Mapping[str, Root]
+
+
+def prepare(
+    place: Place,
+    formats: Sequence[Format],
+    policy: Policy,
+    now: float,
+    *,
+    bases: Bases = no_bases,
+    sizes: bool = False,
+    counter: Counter = NULL,
+) -> Prepared:
+    """Read a root, or a directory of several, and plan what to keep; nothing is written.
+
+    Args:
+        place: where.
+        formats: in asking order.
+        policy: what to keep.
+        now: seconds since the epoch.
+        bases: returns what a checkpoint is a delta upon (see `Reading`).
+        sizes: list the files of what stays too; of what goes they always are.
+        counter: is told of the work.
+
+    Raises:
+        NotFoundError: there is no entry that any format knows.
+        UnavailableError, DeniedError: something could not be read; nothing is planned then.
+    """
+    work = _Work(place, open_runs(place, formats), policy, now, counter)
+    work.read(Reading(formats, now, policy.metric, bases))
+    plan = work.settle()
+    # How much is freed decides where a wish for space ends, so the files are listed before that.
+    work.survey(d.entry.name for d in plan.decisions if sizes or not d.keep)
+    return Prepared(work.decide(policy), work.found, {r.base: r for r in work.roots})
+
+
+class _Work:
+    """The state between two decisions."""
+
+    def __init__(
+        self, place: Place, roots: Sequence[Root], policy: Policy, now: float, counter: Counter
+    ) -> None:
+        self.place = place
+        self.roots = roots
+        self.policy = policy
+        self.now = now
+        self.counter = counter
+        self.found: dict[str, Found] = {}
+        self.notes: list[str] = []
+        self.last_run: dict[str, float] = {}
+
+    def read(self, how: Reading) -> None:
+        """Read every root; find the newest verified checkpoint of each."""
+        for root in self.roots:
+            members = read_entries(root, how, counter=self.counter)
+            self.found |= {f.entry.name: f for f in members}
+            verified = newest_verified(members)
+            if verified is not None:
+                self.found[verified.entry.name] = verified
+            time = log.last_applied(root)
+            if time is not None:
+                self.last_run[root.base] = time
+            self.notes += [
+                f"{root.store.describe(root.base)}: {p.name} says {p.says!r}, which is not there"
+                for p in root.pointers
+                if p.dangling
+            ]
+        if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
+            raise NotFoundError(f"{self.place.url} holds no checkpoint of any known format")
+
+    def decide(self, policy: Policy) -> Plan:
+        """Decide by what is known now."""
+        return decide(
+            [f.entry for f in self.found.values()],
+            policy,
+            self.now,
+            url=self.place.url,
+            last_run=self.last_run,
+            notes=self.notes,
+        )
+
+    def settle(self) -> Plan:
+        """Decide, check what would be kept, and decide again, until all that is kept was checked.
+
+        A choice does not depend on what it did not choose, so this ends where it would end had
+        everything been checked; damage in what goes anyway is not looked for.
+        """
+        policy = replace(self.policy, reclaim=None)
+        by_content: set[str] = set()
+        while True:
+            plan = self.decide(policy)
+            waiting = [d.entry.name for d in plan.decisions if self.policy.rules and _unchecked(d)]
+            if not waiting:
+                return plan
+            before = {name: self.found[name].entry.step for name in waiting}
+            self._check(waiting)
+            groups = {
+                self.found[name].entry.group
+                for name, step in before.items()
+                if step is not None and name in self.found and self.found[name].entry.step != step
+            }
+            # Names that lie about one step say nothing about the others.
+            for group in groups - by_content:
+                self._read_steps(group)
+            by_content |= groups
+
+    def survey(self, names: Iterable[str]) -> None:
+        """List the files of entries."""
+        waiting = [n for n in names if self.found[n].entry.contents is None]
+        self._each(waiting, surveyed, "listing")
+
+    def _check(self, names: Sequence[str]) -> None:
+        self._each(names, lambda found: checked(found, self.now), "checking")
+
+    def _read_steps(self, group: str) -> None:
+        names = [
+            f.entry.name
+            for f in self.found.values()
+            if f.entry.group == group and f.entry.entry_class is EntryClass.COMMITTED
+        ]
+        self._each([n for n in names if not self.found[n].entry.checked], step_by_content, "steps")
+
+    def _each(self, names: Sequence[str], do: _Look, what: str) -> None:
+        """Look again at entries; those that are gone are forgotten."""
+        self.counter.start(what, len(names), "entries")
+
+        def one(name: str) -> Found | None:
+            found = do(self.found[name])
+            self.counter.add(1)
+            return found
+
+        store = self.place.store
+        for name, found in zip(names, concurrently(store, one, names), strict=True):
+            if found is None:
+                del self.found[name]
+            else:
+                self.found[name] = found
+
+
+def _unchecked(decision: Decision) -> bool:
+    entry = decision.entry
+    return decision.keep and entry.entry_class is EntryClass.COMMITTED and not entry.checked

@@ -1,0 +1,52 @@
+"""When a checkpoint was saved, by the modification times of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ftckpt.manifest import is_own
+from ftckpt.registry import Listing
+from ftckpt.store import Entry
+
+# So many files of one directory are asked about: a save ends within minutes of any of them, and
+# ten thousand checkpoints of two thousand files each would be twenty million calls.
+_FILES = 16
+_DIRECTORIES = 2
+_DEPTH = 4
+
+
+def time_of_files(files: Sequence[Entry], base: str) -> float | None:
+    """Return the modification time of the newest file, those of ftckpt itself left out.
+
+    Args:
+        files: all that lie below `base`.
+        base: path of the checkpoint; its seal, written later, is no part of the save.
+    """
+    skip = len(base) + 1
+    own = [f.mtime for f in files if f.mtime is not None and not is_own(f.path[skip:])]
+    return max(own, default=None)
+
+
+def time_of_listing(listing: Listing) -> float | None:
+    """Return the time of the newest of some files, evenly spread over the names.
+
+    Of directories the first and the last of each level are looked into.
+    """
+    return max(_times(listing, _DEPTH), default=None)
+
+
+def _times(listing: Listing, depth: int) -> Iterator[float]:
+    for name in _spread(list(listing.files), _FILES):
+        mtime = None if is_own(name) else listing.files[name].mtime
+        if mtime is not None:
+            yield mtime
+    if depth:
+        for name in _spread(sorted(listing.directories), _DIRECTORIES):
+            if not is_own(name):
+                yield from _times(listing.inside(name), depth - 1)
+
+
+def _spread(names: Sequence[str], most: int) -> Sequence[str]:
+    if len(names) <= most:
+        return names
+    return [names[i * (len(names) - 1) // (most - 1)] for i in range(most)]
