@@ -52,8 +52,12 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def check_path(path: str) -> None:
+def check_path(path: str, *, terminal: bool = True) -> None:
     """Refuse a picture that cannot be made, before anything is computed.
+
+    Args:
+        path: as given to `--plot`.
+        terminal: whether the verb draws on the terminal too, for `-`.
 
     Raises:
         UsageError: the suffix is none of `SUFFIXES`.
@@ -62,14 +66,14 @@ def check_path(path: str) -> None:
     if os.path.splitext(path)[1].lower() not in SUFFIXES:
         raise UsageError(
             f"--plot {path}: the name says no kind of picture",
-            hint="name a .png, .svg or .html file, or - for the terminal",
+            hint="name a .png, .svg or .html file" + ", or - for the terminal" * terminal,
         )
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise UnsupportedError(
             "pictures need matplotlib, which is not installed",
-            hint="pip install 'ftckpt[plot]', or --plot - for a plot in the terminal",
+            hint="pip install 'ftckpt[plot]'" + ", or --plot - for the terminal" * terminal,
         ) from error
 
 

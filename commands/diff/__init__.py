@@ -108,7 +108,7 @@ def command(
     if plot:
         from ftckpt.commands.picture import check_path
 
-        check_path(plot)
+        check_path(plot, terminal=False)
     tolerance = _tolerance(rtol, atol)
     reading = Reading(
         tolerance=tolerance, full=full, jobs=job_count(jobs), limiter=rate_limit(limit_rate)
@@ -131,7 +131,7 @@ def command(
         from .picture import draw
 
         numbers = draw(report, plot, f"{first.source.name} and {second.source.name}")
-        invocation.report(picture=plot, numbers=numbers)
+        invocation.report(plot={"file": plot, "numbers": numbers})
         invocation.say(f"picture: {plot}, numbers: {numbers}")
     message = verdict(report)
     if report.findings:
@@ -211,7 +211,7 @@ def _show(
         findings=report.findings,
     )
     if not invocation.json:
-        for line in text(report, tolerance, top=0 if stat else top, layers=True):
+        for line in text(report, tolerance, top=0 if stat else top):
             invocation.print(line)
         for found in report.findings:
             invocation.print(finding_line(found))

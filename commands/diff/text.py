@@ -32,16 +32,13 @@ _EVIDENCE = {
 }
 
 
-def text(
-    report: DiffReport, tolerance: Tolerance | None, *, top: int, layers: bool
-) -> Iterator[str]:
+def text(report: DiffReport, tolerance: Tolerance | None, *, top: int) -> Iterator[str]:
     """Yield the lines of the answer, but for the verdict.
 
     Args:
         report: what was found.
         tolerance: which differences are none, where that was asked for.
         top: how many tensors are shown.
-        layers: whether the layers are.
     """
     if tolerance is not None:
         yield f"close: |a-b| <= {tolerance.atol:g} + {tolerance.rtol:g} * |b|"
@@ -51,7 +48,7 @@ def text(
         yield ""
         yield _summaries("component", report.components)
         changed = [one for one in report.layers if one.changed]
-        if layers and changed:
+        if changed:
             yield ""
             yield _summaries("layer", changed, bars=terminal_width() is not None)
     if report.tensors and top:
@@ -63,6 +60,8 @@ def text(
              "NaN>"),
             [_tensor(one) for one in shown],
         )  # fmt: skip
+    if tolerance is None and report.total.counts.get("other dtype"):
+        yield "tensors of two types are compared by value where --rtol or --atol is given"
     if report.state:
         yield ""
         yield from _state(report.state)

@@ -43,7 +43,8 @@ class Choice(NamedTuple):
         if self.components:
             names = {key: _names(wanted) for key, wanted in both.items()}
             known = set().union(*names.values()) | {STATE}
-            _require(self.components, known, f"holds: {', '.join(sorted(known))}", ours, theirs)
+            hint = f"they hold {', '.join(sorted(known))}"
+            _require(self.components, known, hint, ours, theirs)
             kept = {key for key, own in names.items() if not own.isdisjoint(self.components)}
         if self.tensors:
             found: set[str] = set()
