@@ -27,6 +27,21 @@ def padded_size(args: Arguments, true: int, tp: int) -> int:
     return -(-true // multiple) * multiple
 
 
+def may_differ(args: Arguments, rows: int, before: int, after: int) -> bool:
+    """Return whether Megatron may pad to another number of rows than it did.
+
+    Args:
+        args: of the job.
+        rows: with the padding for `before` tensor ranks.
+        before: tensor ranks of the source.
+        after: those of the job that will load it.
+    """
+    divisor = args.count("make_vocab_size_divisible_by")
+    if not divisor or before == after:
+        return False
+    return rows % (divisor * after) != 0 or after < before
+
+
 def repadded(
     content: Content,
     is_vocabulary: Callable[[Wanted], bool],

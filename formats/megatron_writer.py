@@ -8,12 +8,13 @@ optimizer, the arguments but for the sizes of groups of ranks. The tracker
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Extent
+from ftckpt.findings import Finding, finding
 from ftckpt.rules import Rules
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, OutputFile, Stored, Wishes
@@ -44,7 +45,7 @@ from .megatron_rules import rules_of
 from .megatron_source import FirstRanks
 from .megatron_stages import Stage, offsets
 from .megatron_target import changed, target_of
-from .megatron_vocabulary import repadded
+from .megatron_vocabulary import may_differ, repadded
 from .torch_stream import TorchStream
 from .torch_tree import Carried, Tensor, save
 from .unpickle import no_gc
@@ -92,6 +93,7 @@ class _Writing:
         changes = dict(self._target.arguments)
         if rows is not None:
             changes["padded_vocab_size"] = rows
+        self._notes = [] if true is not None else list(self._padding_notes(vocabulary))
         self._args = changed(source.args, changes)
         self._parts = Parts(self._content, self._target.grid, rules)
         self._own = OwnState(self._content, self._ranks, self._target, changes)
@@ -118,7 +120,7 @@ class _Writing:
         return Layout(
             files=files,
             unplaced=[name for name in (*content.tensors, *content.objects) if name not in placed],
-            notes=own.notes,
+            notes=[*own.notes, *self._notes],
             content=held,
         )
 
@@ -128,6 +130,19 @@ class _Writing:
         held = [n.local for at in self._ranks.coordinates() for n in self._ranks.held(at)]
         rules = rules_of(self._ranks.layout.args, held)
         return given.before(rules) if given else rules
+
+    def _padding_notes(self, vocabulary: Callable[[Wanted], bool]) -> Iterator[Finding]:
+        """Say where Megatron may ask for other rows of padding than are kept."""
+        args, before = self._ranks.layout.args, self._ranks.layout.grid.tp
+        after = self._target.grid.tp
+        for wanted in self._content.tensors.values():
+            if vocabulary(wanted) and may_differ(args, wanted.shape[0], before, after):
+                what = (
+                    f"{wanted.name} keeps its {wanted.shape[0]} rows, and Megatron may pad to other"
+                    f" rows for {after} tensor ranks: --true-vocab-size N lays out those"
+                )
+                yield finding("note", what, tensor=wanted.key)
+                return
 
     def _holdings(self) -> list[Holdings]:
         source, target = self._ranks.layout, self._target

@@ -1,0 +1,100 @@
+"""Megatron-LM as the judge: it loads what we laid out anew, and saves the same files again.
+
+Set FTCKPT_MEGATRON to a checkout of Megatron-LM; its requirements are einops and what we have.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.formats.megatron_writer import MegatronWriter
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Wishes
+from tests.materialise import materialise
+from tests.megatron_files import opened
+from tests.megatron_trees import assert_same_files
+
+CHECKOUT = os.environ.get("FTCKPT_MEGATRON", "")
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(not CHECKOUT, reason="FTCKPT_MEGATRON names no checkout of Megatron-LM"),
+]
+
+MODEL = """
+    --num-layers 4 --hidden-size 16 --num-attention-heads 4 --group-query-attention
+    --num-query-groups 2 --ffn-hidden-size 24 --swiglu --normalization RMSNorm
+    --disable-bias-linear --position-embedding-type rope --seq-length 16
+    --max-position-embeddings 16 --micro-batch-size 1 --global-batch-size 4
+    --tokenizer-type NullTokenizer --vocab-size 90 --make-vocab-size-divisible-by 8
+    --transformer-impl local --no-persist-layer-norm --no-gradient-accumulation-fusion
+    --no-masked-softmax-fusion --no-rope-fusion --no-bias-swiglu-fusion --no-bias-dropout-fusion
+    --attention-dropout 0 --hidden-dropout 0 --use-cpu-initialization --distributed-backend gloo
+    --lr 1e-3 --min-lr 1e-5 --train-iters 10 --weight-decay 0.1 --no-check-for-nan-in-loss-and-grad
+    --rerun-mode disabled --ckpt-format torch --save-interval 1 --mock-data
+"""
+WORLD = 4
+TRUE_VOCABULARY = 91  # the tokenizer has a token of its own
+MIXED = ["--bf16"]
+DISTRIBUTED = [*MIXED, "--use-distributed-optimizer"]
+UNTIED = ["--untie-embeddings-and-output-weights"]
+EXPERTS = ["--num-experts", "4", "--moe-router-topk", "2"]
+
+
+def megatron(place: Path, sizes: dict[str, int], more: Sequence[str]) -> Path:
+    """Let Megatron save to `place`; return the checkpoint."""
+    given = []
+    for name, flag in (("tp", "--tensor-model-parallel-size"),
+                       ("pp", "--pipeline-model-parallel-size"),
+                       ("vp", "--num-virtual-stages-per-pipeline-rank"),
+                       ("ep", "--expert-model-parallel-size")):  # fmt: skip
+        if sizes.get(name, 1) > 1:
+            given += [flag, str(sizes[name])]
+    job = Path(__file__).with_name("megatron_job.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}",
+         "--standalone", str(job), *MODEL.split(), *given, *more, "--save", str(place)],
+        env={**os.environ, "PYTHONPATH": CHECKOUT, "OMP_NUM_THREADS": "1",
+             "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )  # fmt: skip
+    reasons = [line for line in done.stderr.splitlines() if "Error" in line]
+    assert done.returncode == 0, reasons or done.stderr[-4000:]
+    return place / "iter_0000001"
+
+
+CASES: dict[str, tuple[dict[str, int], dict[str, int], list[str]]] = {
+    "stages": ({"tp": 2, "pp": 2}, {"tp": 4, "pp": 1}, []),
+    "tied stages": ({"tp": 4, "pp": 1}, {"tp": 1, "pp": 2, "vp": 2}, MIXED),
+    "buffers": ({"tp": 2, "pp": 1}, {"tp": 1, "pp": 2}, DISTRIBUTED),
+    "tied buffers": ({"tp": 1, "pp": 2, "vp": 2}, {"tp": 2, "pp": 2}, DISTRIBUTED),
+    "more ranks of data": ({"tp": 2, "pp": 2}, {"tp": 1, "pp": 1}, [*DISTRIBUTED, *UNTIED]),
+    "experts": ({"tp": 1, "pp": 1, "ep": 2}, {"tp": 1, "pp": 2}, [*DISTRIBUTED, *EXPERTS]),
+    "experts apart": ({"tp": 1, "pp": 2}, {"tp": 1, "pp": 1, "ep": 4}, [*MIXED, *EXPERTS]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_loads_and_saves_the_same_again(case: str, tmp_path: Path) -> None:
+    before, after, more = CASES[case]
+    source = megatron(tmp_path / "source", before, more)
+    made = tmp_path / "made" / "iter_0000001"
+    wishes: dict[str, Any] = {"vp": 1, **after}
+    wishes["dp"] = WORLD // (after["tp"] * after["pp"])
+    wishes["true_vocab_size"] = TRUE_VOCABULARY
+    layout = MegatronWriter().layout(Content.of(opened(source)), Wishes(**wishes))
+    assert list(layout.unplaced) == []
+    materialise(layout, opened(source), made)
+    (made.parent / "latest_checkpointed_iteration.txt").write_text("1")
+    more = [*more, "--load", str(made.parent), "--no-load-rng"]
+    again = megatron(tmp_path / "again", after, more)
+    distributed = "--use-distributed-optimizer" in more
+    assert_same_files(made, again, without=("args", "rng_state"), places=distributed)
