@@ -97,6 +97,9 @@ KINDS: dict[str, KindInfo] = {
     "bad-manifest": KindInfo(_C, _E, _C, "The manifest is damaged or not understood."),
     "unmanaged-file": KindInfo(_OK, _N, _OK, "A file beside the checkpoint that the manifest does not list."),
     "added-file": KindInfo(_C, _E, _C, "A file belongs to the checkpoint but the manifest does not list it."),
+    # deltas
+    "bad-delta": KindInfo(_C, _E, _C, "The index or a block of a delta is damaged or not understood."),
+    "wrong-base": KindInfo(_C, _E, _C, "The base holds other content than the delta was made from."),
     # pickles
     "bad-pickle": KindInfo(_C, _E, _C, "A pickle is damaged: it ends early or is no pickle."),
     "unsafe-pickle": KindInfo(_U, _E, _U, "A pickle calls what no checkpoint needs; nothing was executed."),

@@ -1,0 +1,179 @@
+"""Choose, by a sample, how a tensor is stored: against which reference, and in which form.
+
+The size of each way is estimated from the entropy of its bytes over some thousand elements. Nothing
+rests on the estimate but size and speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import log2
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftckpt.dtypes import DType
+
+from .blocks import Choice, Form, Reference
+from .entropy import Coder, compress
+from .fitting import Fit
+from .planes import JOINED, Planes
+from .predictions import predict
+from .words import difference, rotate, words_of
+
+if TYPE_CHECKING:
+    from .words import Array
+
+_NOISE = 7.93  # bits of a byte whose plane is not worth an attempt
+_TINY = 1024  # bytes of a tensor that is not worth a choice
+_RUNS, _SHARE, _LEAST, _MOST = 8, 32, 4096, 32768
+_GAPS_FROM = 0.8  # share of unchanged words from which gaps beat a mask
+_SPARSE_FROM = 0.3
+
+
+class Effort(NamedTuple):
+    """How much is tried: ratio against speed.
+
+    Attributes:
+        predictions: whether the optimizer's rule is tried.
+        coders: which coders are tried on each plane.
+    """
+
+    predictions: bool
+    coders: tuple[Coder, ...]
+
+
+EFFORTS: Mapping[int, Effort] = {
+    1: Effort(False, (Coder.HUFFMAN,)),
+    2: Effort(True, (Coder.HUFFMAN, Coder.MATCHES)),
+    3: Effort(True, (Coder.HUFFMAN, Coder.MATCHES, Coder.THOROUGH)),
+}
+
+
+class Plan(NamedTuple):
+    """How one tensor is stored.
+
+    Attributes:
+        reference: against what.
+        fit: the rule of a prediction, with its coefficients; else None.
+        choice: the form of choice.
+        bits: estimated bits of an element.
+    """
+
+    reference: Reference
+    fit: Fit | None
+    choice: Choice
+    bits: float
+
+
+def sample_ranges(elements: int) -> list[tuple[int, int]]:
+    """Return the runs of elements, as half-open ranges, that stand for a tensor."""
+    count = min(elements, max(_LEAST, min(_MOST, elements // _SHARE)))
+    runs = min(_RUNS, max(1, count // 512))
+    length = count // runs
+    if not length:
+        return []
+    starts = [number * (elements - length) // max(1, runs - 1) for number in range(runs)]
+    return [(start, start + length) for start in starts] if runs > 1 else [(0, length)]
+
+
+def choose(
+    dtype: DType,
+    values: Array,
+    base: Array | None,
+    fits: Sequence[tuple[Fit, Sequence[Array]]],
+    effort: Effort,
+) -> Plan:
+    """Choose how to store the tensor that a sample stands for.
+
+    Args:
+        dtype: of the tensor.
+        values: its sampled words.
+        base: the base's words at the same places; None where there is no base.
+        fits: rules that may be tried, each with the sampled words of what it needs.
+        effort: how much is tried.
+    """
+    import numpy as np
+
+    references: list[tuple[Reference, Fit | None, Array]] = []
+    if base is not None:
+        references.append((Reference.BASE, None, base))
+    for fit, arrays in fits:
+        guess = np.empty_like(values)
+        if predict(fit.rule, arrays, fit.coefficients, guess):
+            references.append((Reference.PREDICTION, fit, guess))
+    if not values.size:
+        return Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 0.0)
+    for kind, rule, reference in references:
+        if np.array_equal(values, reference):
+            return Plan(kind, rule, Choice(Form.DIFFERENCE), 0.0)
+    plans = list(_alone(dtype, values, effort))
+    if values.nbytes > _TINY:
+        for kind, rule, reference in references:
+            plans += _against(dtype, values, reference, kind, rule, effort)
+    return min(plans, key=lambda plan: plan.bits)
+
+
+def _alone(dtype: DType, values: Array, effort: Effort) -> Iterator[Plan]:
+    size = values.itemsize
+    yield Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 8.0 * size)
+    if values.nbytes <= _TINY:
+        return
+    form, seen = Form.PLANES, values
+    if words_of(dtype).rotates:
+        form, seen = Form.ROTATED, rotate(values, values.copy())
+    planes, bits = _planes(seen, effort)
+    yield Plan(Reference.NOTHING, None, Choice(form, planes), bits)
+
+
+def _against(
+    dtype: DType,
+    values: Array,
+    reference: Array,
+    kind: Reference,
+    rule: Fit | None,
+    effort: Effort,
+) -> Iterator[Plan]:
+    import numpy as np
+
+    apart = difference(values, reference, np.empty_like(values))
+    planes, bits = _planes(apart, effort)
+    yield Plan(kind, rule, Choice(Form.DIFFERENCE, planes), bits)
+    if dtype.family not in ("float", "complex"):  # flags and packed bits do not carry
+        planes, bits = _planes(values ^ reference, effort)
+        yield Plan(kind, rule, Choice(Form.XOR, planes), bits)
+    changed = apart[apart != 0]
+    same = 1 - changed.size / values.size
+    if same >= _SPARSE_FROM and changed.size:
+        # 1.05: what gaps and masks have been seen to take above the bound.
+        places = 1.05 * -(same * log2(same) + (1 - same) * log2(1 - same))
+        form = Form.GAPS if same >= _GAPS_FROM else Form.MASK
+        _, each = _planes(changed, effort)
+        yield Plan(kind, rule, Choice(form), places + (1 - same) * each)
+
+
+def _planes(words: Array, effort: Effort) -> tuple[Planes, float]:
+    """Return how to store the byte planes of sampled words, and the estimated bits of a word."""
+    columns = words.view("u1").reshape(-1, words.itemsize)
+    entropies = [_entropy(columns[:, plane]) for plane in range(words.itemsize)]
+    plain = [plane for plane, bits in enumerate(entropies) if bits > _NOISE]
+    noisy = next((p for p in range(words.itemsize) if p not in plain), words.itemsize)
+    joined = max(count for count in JOINED if count <= noisy and count < max(words.itemsize, 2))
+    bits = [8.0 if plane in plain else entropy for plane, entropy in enumerate(entropies)]
+    coders = [Coder.HUFFMAN] * words.itemsize
+    if len(effort.coders) > 1:
+        for plane in set(range(words.itemsize)) - set(plain):
+            dense = columns[:, plane].tobytes()
+            sizes = {coder: len(compress(dense, coder)) for coder in effort.coders}
+            best = min(effort.coders, key=lambda coder: (sizes[coder], coder))
+            if sizes[best] < 0.97 * sizes[Coder.HUFFMAN]:  # the slower must be worth it
+                coders[plane] = best
+                bits[plane] = min(bits[plane], 8 * sizes[best] / len(dense))
+    return Planes(joined, frozenset(plain), tuple(coders)), sum(bits)
+
+
+def _entropy(plane: Array) -> float:
+    """Return the order-0 entropy of bytes, in bits."""
+    import numpy as np
+
+    counts = np.bincount(plane, minlength=256)
+    shares = counts[counts > 0] / plane.size
+    return float(-(shares * np.log2(shares)).sum())

@@ -1,0 +1,207 @@
+"""Read any bytes of any tensor of a delta, decoding the blocks that they need and no others.
+
+A decoder is asked for bytes of a tensor's dense C order, and asks the base for bytes in the same
+way, so that a decoder serves as the base of another: a chain.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import CorruptError, FtckptError, UsageError
+
+from .blocks import Form, Reference, decode_block
+from .index import DeltaIndex, DeltaTensor, StoredBlock
+from .predictions import Side, predict
+from .words import GUESS, as_words, scratch, words_of
+
+if TYPE_CHECKING:
+    from .words import Array
+
+# Put the bytes of a tensor, by its key, that begin at an offset into a view.
+Fill = Callable[[str, int, memoryview], None]
+# Return bytes of a data file: its name, offset and length.
+ReadPayload = Callable[[str, int, int], "bytes | memoryview"]
+
+CACHE = 64 << 20
+
+
+class DeltaDecoder:
+    """Decodes one delta; may be used from many threads.
+
+    Args:
+        index: its index.
+        read: reads its data files.
+        base: gives the base's bytes, by the base's keys; None where the delta needs no base.
+        cache: bytes of decoded blocks that are kept for the next question: a block that is asked
+            for in parts, or that several predictions need.
+
+    Raises:
+        UsageError: the delta needs a base and none is given.
+    """
+
+    def __init__(
+        self,
+        index: DeltaIndex,
+        read: ReadPayload,
+        base: Fill | None = None,
+        cache: int = CACHE,
+    ) -> None:
+        if index.base is not None and base is None:
+            raise UsageError(f"the delta stands upon {index.base.path}, which was not given")
+        self.index = index
+        self._numbers = {tensor.key: number for number, tensor in enumerate(index.tensors)}
+        self._read = read
+        self._base = base
+        self._limit = cache
+        self._kept: OrderedDict[tuple[int, int], Array] = OrderedDict()
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def fill(self, key: str, offset: int, view: memoryview) -> None:
+        """Put the bytes of a tensor that begin at `offset` of its dense C order into `view`.
+
+        Raises:
+            ValueError: the tensor ends before them.
+            CorruptError: a block is damaged (`bad-digest`, `bad-delta`), or the base is another
+                than the delta was made from (`wrong-base`).
+            FtckptError: what reading the data files or the base raises.
+        """
+        number = self._numbers[key]
+        tensor = self.index.tensors[number]
+        if offset < 0 or offset + len(view) > tensor.nbytes:
+            raise ValueError(f"{key} has {tensor.nbytes} bytes, not {offset + len(view)}")
+        size = tensor.block_words * words_of(tensor.dtype).size
+        done = 0
+        while done < len(view):
+            block, skip = divmod(offset + done, size)
+            length = min(size, tensor.nbytes - block * size)
+            part = view[done : done + length - skip]
+            if len(part) == length:
+                self._decode(number, block, as_words(part, words_of(tensor.dtype).size))
+            else:
+                part[:] = self._whole(number, block).view("u1")[skip : skip + len(part)].data
+            done += len(part)
+
+    def _whole(self, number: int, block: int) -> Array:
+        """Return a decoded block, from the cache where it is there."""
+        import numpy as np
+
+        with self._lock:
+            kept = self._kept.get((number, block))
+            if kept is not None:
+                self._kept.move_to_end((number, block))
+                return kept
+        tensor = self.index.tensors[number]
+        count = min(tensor.block_words, tensor.words - block * tensor.block_words)
+        out = np.empty(count, f"<u{words_of(tensor.dtype).size}")
+        self._decode(number, block, out)
+        with self._lock:
+            if (number, block) not in self._kept:
+                self._held += out.nbytes
+            self._kept[number, block] = out
+            while self._held > self._limit and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                self._held -= dropped.nbytes
+        return out
+
+    def _decode(self, number: int, block: int, out: Array) -> None:
+        """Put one whole block into `out`, its bytes and its result checked."""
+        import xxhash
+
+        tensor = self.index.tensors[number]
+        stored = self.index.block(tensor, block)
+        payload = memoryview(b"")
+        if stored.form is not Form.EXACT:
+            payload = memoryview(self._payload(tensor, stored))
+        try:
+            reference = self._reference(tensor, block, stored.reference, out.size)
+            decode_block(stored.form, payload, reference, out)
+        except FtckptError as error:
+            if error.kind == "bad-delta":
+                raise self._located(error, tensor, stored) from None
+            raise
+        if xxhash.xxh3_128_digest(out.data) != stored.digest:
+            self._explain(tensor, block, stored)
+
+    def _payload(self, tensor: DeltaTensor, stored: StoredBlock) -> bytes | memoryview:
+        import xxhash
+
+        file = self.index.files[stored.file].name
+        payload = self._read(file, stored.offset, stored.length)
+        if xxhash.xxh3_64_digest(payload) != stored.stored:
+            raise CorruptError(
+                f"{file} holds other bytes than the index says for a block of {tensor.key}",
+                kind="bad-digest",
+                file=file,
+                tensor=tensor.key,
+                offset=stored.offset,
+                length=stored.length,
+            )
+        return payload
+
+    def _reference(
+        self, tensor: DeltaTensor, block: int, reference: Reference, count: int
+    ) -> Array | None:
+        if reference is Reference.NOTHING:
+            return None
+        size = words_of(tensor.dtype).size
+        if reference is Reference.BASE:
+            # A prediction that this block serves may be waiting with a base of its own.
+            return self._base_words(tensor, block, count)
+        assert tensor.fit is not None
+        rule = tensor.fit.rule
+        helpers = dict(zip(rule.helpers, tensor.helpers, strict=True))
+        arrays = []
+        for need in rule.needs:
+            if need.kind is not None and need.side is Side.TARGET:
+                arrays.append(self._whole(helpers[need.kind], block))
+                continue
+            owner = tensor if need.kind is None else self.index.tensors[helpers[need.kind]]
+            arrays.append(self._base_words(owner, block, count))
+        guess = scratch(count, size, GUESS)
+        predict(rule, arrays, tensor.fit.coefficients, guess)
+        return guess
+
+    def _base_words(self, tensor: DeltaTensor, block: int, count: int) -> Array:
+        import numpy as np
+
+        assert self._base is not None
+        assert tensor.base is not None
+        size = words_of(tensor.dtype).size
+        words = np.empty(count, f"<u{size}")
+        self._base(tensor.base.key, block * tensor.block_words * size, words.view("u1").data)
+        return words
+
+    def _located(
+        self, error: FtckptError, tensor: DeltaTensor, stored: StoredBlock
+    ) -> CorruptError:
+        file = self.index.files[stored.file].name
+        return CorruptError(
+            f"{error.message} (in {file}, of {tensor.key})",
+            kind=error.kind,
+            file=file,
+            tensor=tensor.key,
+            offset=stored.offset,
+            length=stored.length,
+        )
+
+    def _explain(self, tensor: DeltaTensor, block: int, stored: StoredBlock) -> None:
+        """Raise for a block that was stored as it is and decodes to something else."""
+        if tensor.base is None and self.index.base is None:
+            raise CorruptError(
+                f"block {block} of {tensor.key} decodes to other elements than were packed",
+                kind="bad-delta",
+                tensor=tensor.key,
+            )
+        where = self.index.base.path if self.index.base is not None else ""
+        raise CorruptError(
+            f"block {block} of {tensor.key} decodes to other elements than were packed: "
+            f"the base is not what {where} was",
+            hint="find the base whose content digest the delta names",
+            kind="wrong-base",
+            tensor=tensor.key,
+        )

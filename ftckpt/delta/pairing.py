@@ -1,0 +1,70 @@
+"""Which tensor of the base each tensor of the target is stored against, and what may predict it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Kind, TensorInfo
+
+_HELPERS = {
+    Kind.PARAM: (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ),
+    Kind.MASTER: (Kind.EXP_AVG, Kind.EXP_AVG_SQ),
+    Kind.EXP_AVG_SQ: (Kind.EXP_AVG,),
+}
+_TRAINED = ("model", "optimizer")  # components that one optimizer's rule ties together
+
+
+class Pair(NamedTuple):
+    """One tensor of the target.
+
+    Attributes:
+        info: the tensor.
+        base: key of the base's tensor of the same shape and type; None where there is none.
+        helpers: by kind, the place in the list of pairs of a float32 tensor of the same parameter
+            and shape that may help to predict it.
+    """
+
+    info: TensorInfo
+    base: str | None
+    helpers: Mapping[Kind, int]
+
+
+def pair(
+    target: Iterable[TensorInfo],
+    base: Mapping[str, TensorInfo],
+    renamed: Mapping[str, str] | None = None,
+) -> list[Pair]:
+    """Return every tensor of the target with what it can be stored against, in the same order.
+
+    Sharding does not matter: tensors are matched by key, and need equal shape and type.
+
+    Args:
+        target: its tensors; aliases are left out by the caller.
+        base: the base's tensors by key; empty where there is no base.
+        renamed: key in the target -> key in the base, where they differ.
+    """
+    tensors = list(target)
+    renamed = renamed or {}
+    places = {
+        (_family(info), info.kind): number
+        for number, info in enumerate(tensors)
+        if info.dtype.name == "float32"
+    }
+    pairs = []
+    for info in tensors:
+        key = renamed.get(info.key, info.key)
+        held = base.get(key)
+        fits = held is not None and (held.shape, held.dtype) == (info.shape, info.dtype)
+        helpers = {}
+        for kind in _HELPERS.get(info.kind, ()):
+            number = places.get((_family(info), kind))
+            if number is not None and tensors[number].shape == info.shape:
+                helpers[kind] = number
+        pairs.append(Pair(info, key if fits else None, helpers))
+    return pairs
+
+
+def _family(info: TensorInfo) -> tuple[str, str]:
+    """Return what the tensors of one parameter have in common."""
+    return ("" if info.component in _TRAINED else info.component, info.name)
