@@ -48,12 +48,17 @@ def decide(
 
     Returns:
         The plan; broken floors are in it, and `Plan.require` raises the first.
+
+    Raises:
+        ValueError: two entries have one name.
     """
     groups: dict[str, list[RootEntry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda e: e.name):
         groups[entry.group].append(entry)
     runs = {group: reckon(members, now) for group, members in groups.items()}
     every = [entry for members in groups.values() for entry in members]
+    if len({entry.name for entry in every}) < len(every):
+        raise ValueError("two entries of a root have one name")
     reasons = _reasons(runs, policy)
     if not policy.rules:
         for entry in every:

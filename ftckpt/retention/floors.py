@@ -46,7 +46,7 @@ def _survivors(least: int, group: str, run: Run, gone: set[str]) -> Iterator[Bro
         yield BrokenFloor(
             "--min-survivors",
             f"{counted(good, 'good checkpoint')}{of} would be left, and at least {least} must be",
-            f"--min-survivors {good} allows it; --keep-last {least} keeps more" if good else "",
+            f"--min-survivors {good} allows it" if good else "",
         )
 
 

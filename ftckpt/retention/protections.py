@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from .entries import EntryClass, RootEntry
@@ -35,7 +36,7 @@ def reckon(entries: Sequence[RootEntry], now: float) -> Run:
     Left out are those whose order among the others is not known: without a step, or dated in the
     future. Where the step leaps, by accident or by somebody who wants the good ones to expire,
     what lies above must not take the places of what lies below: both sides keep what the rules
-    keep of a whole run, and the first entry above the leap stays in any case.
+    keep of a whole run, and the first step above the leap stays in any case.
     """
     held: dict[str, Reason] = {}
     counted: list[RootEntry] = []
@@ -53,12 +54,12 @@ def reckon(entries: Sequence[RootEntry], now: float) -> Run:
     for entry in sorted(counted, key=lambda e: e.age_order):
         assert entry.step is not None
         if before is None or _leaps(before, entry.step):
-            if before is not None:
-                leap = f"the step leaps from {before} to {entry.step}"
-                held[entry.name] = Reason("step-jump", leap)
             stretches.append([])
         stretches[-1].append(entry)
         before = entry.step
+    for below, above in pairwise(stretches):
+        leap = Reason("step-jump", f"the step leaps from {below[-1].step} to {above[0].step}")
+        held |= {entry.name: leap for entry in above if entry.step == above[0].step}
     return Run(entries, tuple(map(tuple, stretches)), held)
 
 
