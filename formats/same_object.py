@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ftckpt.buffers import chunks
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.transfer.layout import Literal, Stored
 
@@ -69,7 +70,10 @@ def state_digest(checkpoint: Checkpoint, tree: Any) -> bytes:
     for record in records:
         for segment in record.segments:
             if isinstance(segment, Stored):
-                state.update(checkpoint.source.read(*segment.extent))
+                file, offset, length = segment.extent
+                with checkpoint.source.open(file) as reader:
+                    for chunk in chunks(reader, offset, length):
+                        state.update(chunk)
             else:
                 assert isinstance(segment, Literal)
                 state.update(segment.data)

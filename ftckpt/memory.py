@@ -52,6 +52,11 @@ def set_budget(nbytes: int) -> None:
     _budget = nbytes
 
 
+def budget() -> int:
+    """Return what one run may hold, in bytes."""
+    return _budget
+
+
 def demand(nbytes: int, what: str) -> None:
     """Refuse a step that is known to need more than the budget, before it begins.
 

@@ -155,6 +155,7 @@ def transfer(
             executor=options.executor,
             counter=counter,
         )
+        gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         result, proof = _prove(held, staging, commit, target, same_objects, options, counter)
         _require_unchanged(source)
@@ -219,6 +220,7 @@ def _prove(
         same_objects,
         jobs=options.jobs,
         executor=options.executor,
+        limiter=options.limiter,
         counter=counter,
     )
     return result, proof

@@ -8,12 +8,12 @@ or on the disk is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.buffers import buffer
+from ftckpt.buffers import buffer, same
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.coverage import check_coverage
 from ftckpt.engine import run
@@ -23,7 +23,12 @@ from ftckpt.progress import NULL, Counter
 from .content import Content, Shard
 from .gathering import Gatherer
 
-_TASK = 32 << 20  # bytes of a tensor compared by one task
+if TYPE_CHECKING:
+    from ftckpt.dtypes import DType
+    from ftckpt.limits import RateLimit
+
+_TASK = 32 << 20  # bytes compared by one task
+_MOST = 256  # tensors compared by one task: handing over a task costs more than comparing a few
 _STEP = 1 << 20
 _WANTED_SLOT, _FOUND_SLOT = 4, 5
 
@@ -47,12 +52,19 @@ class Proof:
     objects: int
 
 
-class _Task(NamedTuple):
+class _Range(NamedTuple):
+    """Elements `start` to `stop` of one tensor, as they should be and as they are."""
+
     key: str
     wanted: Shard
     found: Shard
     start: int
     stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.wanted.dtype.nbytes(self.stop - self.start)
 
 
 def prove(
@@ -62,6 +74,7 @@ def prove(
     *,
     jobs: int = 1,
     executor: Executor | None = None,
+    limiter: RateLimit | None = None,
     counter: Counter = NULL,
 ) -> Proof:
     """Compare a result with what was to be written.
@@ -72,6 +85,7 @@ def prove(
         same_objects: how objects are compared.
         jobs: number of threads.
         executor: where to run instead.
+        limiter: bounds the rate of reading.
         counter: is told of every byte compared.
 
     Raises:
@@ -79,27 +93,18 @@ def prove(
     """
     wanted = content.tensors
     _compare_names(wanted.keys() | content.aliases.keys(), result)
-    found = Content.of(result)
     for key in wanted:
         _compare_form(content, key, result)
     counter.start("proving", sum(w.nbytes for w in wanted.values()))
-    source, target = Gatherer(content.checkpoint), Gatherer(result)
+    source, target = Gatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
-    def tasks() -> Iterator[_Task]:
-        for key, want in wanted.items():
-            one, two = content.whole(key), found.whole(result.aliases.get(key, key))
-            step = max(1, _TASK // max(1, want.dtype.itemsize))
-            if not want.dtype.itemsize:
-                step = max(1, one.numel)
-            for start in range(0, one.numel, step):
-                yield _Task(key, one, two, start, min(start + step, one.numel))
-
-    def compare(task: _Task) -> None:
-        _compare_bits(task, source, target)
-        counter.add(task.wanted.dtype.nbytes(task.stop - task.start))
+    def compare(task: Sequence[_Range]) -> None:
+        for one in task:
+            _compare_bits(one, source, target)
+            counter.add(one.nbytes)
 
     try:
-        for _ in run(tasks(), compare, jobs=jobs, executor=executor):
+        for _ in run(_tasks(_ranges(content, result)), compare, jobs=jobs, executor=executor):
             pass
     finally:
         source.close()
@@ -132,18 +137,43 @@ def _compare_form(content: Content, key: str, result: Checkpoint) -> None:
         raise _failed(f"{key} in the result: {gap.message}", key)
 
 
-def _compare_bits(task: _Task, source: Gatherer, target: Gatherer) -> None:
-    import numpy as np
+def _ranges(content: Content, result: Checkpoint) -> Iterator[_Range]:
+    found = Content.of(result)
+    for key, want in content.tensors.items():
+        one, two = content.whole(key), found.whole(result.aliases.get(key, key))
+        step = _elements(want.dtype, _TASK)
+        for start in range(0, one.numel, step):
+            yield _Range(key, one, two, start, min(start + step, one.numel))
 
+
+def _tasks(ranges: Iterable[_Range]) -> Iterator[Sequence[_Range]]:
+    task: list[_Range] = []
+    nbytes = 0
+    for one in ranges:
+        if task and (nbytes + one.nbytes > _TASK or len(task) == _MOST):
+            yield task
+            task, nbytes = [], 0
+        task.append(one)
+        nbytes += one.nbytes
+    if task:
+        yield task
+
+
+def _elements(dtype: DType, nbytes: int) -> int:
+    """Return how many elements fill so many bytes, or a few less; they end at a byte's end."""
+    return nbytes // dtype.bits * 8
+
+
+def _compare_bits(task: _Range, source: Gatherer, target: Gatherer) -> None:
     dtype = task.wanted.dtype
-    step = max(1, _STEP // dtype.itemsize) if dtype.itemsize else task.stop - task.start
+    step = _elements(dtype, _STEP)
     for start in range(task.start, task.stop, step):
         stop = min(start + step, task.stop)
         size = dtype.nbytes(stop - start)
         want, has = buffer(size, _WANTED_SLOT), buffer(size, _FOUND_SLOT)
         source.fill(task.wanted, start, stop, want)
         target.fill(task.found, start, stop, has)
-        if not np.array_equal(np.frombuffer(want, "u1"), np.frombuffer(has, "u1")):
+        if not same(want, has):
             raise _failed(
                 f"elements [{start}, {stop}) of {task.key} are not what the source holds", task.key
             )

@@ -6,13 +6,11 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import Checkpoint, Payload, Piece, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
 from ftckpt.errors import CorruptError
-from ftckpt.extents import Extent
-from ftckpt.memory import demand
-from ftckpt.transforms import read_undone
 
 from .regions import Held, held_by, reach
+from .undone import UndoneStreams
 
 if TYPE_CHECKING:
     from ftckpt.limits import RateLimit
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 _OPEN_FILES = 128
 _KNOWN_TENSORS = 1024
-_UNDONE = 4  # decompressed records that are kept: their neighbours are asked for next
 
 
 class SourceBytes:
@@ -37,7 +34,7 @@ class SourceBytes:
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._places: OrderedDict[str, tuple[Held, ...]] = OrderedDict()
-        self._streams: OrderedDict[Extent, bytes] = OrderedDict()
+        self._undone = UndoneStreams(checkpoint.source, limiter)
 
     @property
     def gap(self) -> int:
@@ -71,7 +68,7 @@ class SourceBytes:
         if held.undone is None:
             self.read(held.file, offset, out)
         else:
-            out[:] = memoryview(self._undone(held.undone))[offset : offset + len(out)]
+            out[:] = self._undone.get(held.undone)[offset : offset + len(out)]
 
     def read(self, file: str, offset: int, out: memoryview) -> None:
         """Fill `out` with bytes of a file as they are."""
@@ -80,7 +77,8 @@ class SourceBytes:
         self._reader(file).readinto(offset, out)
 
     def close(self) -> None:
-        """Close every file."""
+        """Close every file, and let go of what was undone."""
+        self._undone.clear()
         with self._lock:
             while self._readers:
                 self._readers.popitem()[1].close()
@@ -111,20 +109,3 @@ class SourceBytes:
                     # Another thread may still read from it: the last reference closes it.
                     self._readers.popitem(last=False)
             return reader
-
-    def _undone(self, payload: Payload) -> bytes:
-        """Return the undone stream of a payload up to its tensor's end."""
-        with self._lock:
-            known = self._streams.get(payload.extent)
-        if known is not None:
-            return known
-        assert payload.inner is not None
-        length = sum(payload.inner)
-        demand(length * _UNDONE, f"a compressed record of {payload.extent.file}")
-        source = self.checkpoint.source
-        data = read_undone(source, payload.extent, payload.transforms, (0, length))
-        with self._lock:
-            self._streams[payload.extent] = data
-            while len(self._streams) > _UNDONE:
-                self._streams.popitem(last=False)
-        return data
