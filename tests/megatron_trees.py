@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from argparse import Namespace
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ def assert_same_files(
 
     Args:
         found, expected: two checkpoints.
-        without: keys at the top that are not compared.
+        without: keys that are not compared, at the top or in a namespace there.
         places: whether tensors must lie at the same places of storages of the same size.
     """
     names = [sorted(p.relative_to(root).as_posix() for p in root.rglob("*.pt"))
@@ -55,22 +56,33 @@ def assert_same_files(
 def _less(tree: Any, without: Collection[str]) -> Any:
     if not isinstance(tree, dict):
         return tree
+    for value in tree.values():
+        if isinstance(value, Namespace):
+            for name in without:
+                value.__dict__.pop(name, None)
     return {key: value for key, value in tree.items() if key not in without}
 
 
 def _leaves(tree: Any, path: tuple[Any, ...], places: bool) -> Iterator[tuple[Any, Any]]:
+    import numpy as np
     import torch
 
+    inside: dict[Any, Any] | None = None
     if isinstance(tree, torch.Tensor):
         data = tree.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         at = (tree.storage_offset(), tree.untyped_storage().nbytes()) if places else ()
         yield path, (tree.dtype, tuple(tree.shape), data, at)
-    elif isinstance(tree, (dict, list, tuple)) or hasattr(tree, "__dict__"):
-        members = list(tree) if isinstance(tree, (list, tuple)) else None
-        inside = tree if isinstance(tree, dict) else dict(enumerate(members or ()))
-        inside = inside if isinstance(tree, (dict, list, tuple)) else vars(tree)
+    elif isinstance(tree, np.ndarray):
+        yield path, (tree.dtype, tree.shape, tree.tobytes())
+    elif isinstance(tree, dict):
+        inside = tree
+    elif isinstance(tree, (list, tuple)):
+        inside = dict(enumerate(tree))
+    elif isinstance(tree, (Namespace, Foreign)):
+        inside = vars(tree)
+    else:
+        yield path, tree
+    if inside is not None:
         yield path, (type(tree).__name__, len(inside))
         for key, value in inside.items():
             yield from _leaves(value, (*path, key), places)
-    else:
-        yield path, tree

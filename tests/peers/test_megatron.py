@@ -87,7 +87,7 @@ def test_it_loads_and_saves_the_same_again(case: str, tmp_path: Path) -> None:
     before, after, more = CASES[case]
     source = megatron(tmp_path / "source", before, more)
     made = tmp_path / "made" / "iter_0000001"
-    wishes: dict[str, Any] = {"vp": 1, **after}
+    wishes: dict[str, Any] = {"vp": 1, "ep": 1, **after}
     wishes["dp"] = WORLD // (after["tp"] * after["pp"])
     wishes["true_vocab_size"] = TRUE_VOCABULARY
     layout = MegatronWriter().layout(Content.of(opened(source)), Wishes(**wishes))
