@@ -52,6 +52,7 @@ _CONFIGURATION = {
 _OBJECT = re.compile(r"rank_(\d+)\.(.+)", re.DOTALL)
 _STACKS = ("decoder.layers.", "encoder.layers.")
 _EXTRA = "._extra_state"
+_NO_EXTRA = "output_layer._extra_state"  # which Megatron takes out before it saves or loads
 _RANDOM, _RERUN = "rng_state", "rerun_state_machine"
 _OF_RANKS = (_RANDOM, _RERUN)
 _MASTERS = ("fp32_from_fp16_params", "fp32_from_fp16")
@@ -149,7 +150,7 @@ class _Tensors:
             for chunk, key in chunk_keys(stream.tree).items():
                 for path, value in leaves(stream.tree[key]):
                     local = ".".join(map(str, path))
-                    if not local.endswith(_EXTRA):
+                    if not local.endswith(_EXTRA) or local.endswith(_NO_EXTRA):
                         continue
                     whole = self._spelling.stored(ranks.weight(at, chunk, local)[0])
                     name = _object(whole, self._form(whole), sizes)
