@@ -64,6 +64,11 @@ class TensorDigest:
         """Whether as many elements were given as the tensor has."""
         return self.elements == prod(self.shape)
 
+    @property
+    def sums(self) -> tuple[int, int]:
+        """S1 and S2 of what was given so far."""
+        return self._s1, self._s2
+
     def update(self, box: Box, data: Any, start: int = 0) -> None:
         """Add elements `start`, `start + 1`, … of `box`, in its C order.
 

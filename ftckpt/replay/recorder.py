@@ -1,0 +1,344 @@
+"""The recorder: turns what a training process does into one record a step.
+
+A step ends with an optimizer's step; whatever follows it (scaler, schedule, averaged weights, a
+save) still belongs to it, until the next batch, forward or backward pass begins. State is read
+then, as that step begins: so what a restart loads is seen before anything is computed from it.
+
+The recorder never raises into the training, draws no random number and changes no tensor. Processes
+that make no step (a launcher, the workers of a data loader) write nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from . import readings
+from .events import TOLD
+from .records import SCHEMA, Record, line
+from .settings import Settings, done_marker, stopped_marker
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def _guarded(method: Method) -> Method:
+    """Make a method do nothing in a forked child, without gradients, and never raise."""
+
+    @wraps(method)
+    def guarded(self: Recorder, *arguments: Any, **named: Any) -> None:
+        if self.broken or os.getpid() != self.pid:
+            return
+        import torch
+
+        try:
+            with torch.no_grad():
+                method(self, *arguments, **named)
+        except Exception as error:
+            self.broken = f"{type(error).__name__}: {error}"
+            self.note(f"recording ended: {self.broken}")
+            print(f"ftckpt: recording ended: {self.broken}", file=sys.stderr)
+
+    return guarded  # type: ignore[return-value]
+
+
+class Recorder:
+    """Records one process.
+
+    Args:
+        settings: what to record, and where.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pid = os.getpid()
+        self.step = settings.at + 1
+        self.broken = ""
+        self._events: dict[str, dict[str, Any]] = {}
+        self._notes: list[str] = []
+        self._roots: list[Any] = []
+        self._inside: dict[int, int] = {}
+        self._captured: set[int] = set()
+        self._averaged: list[Any] = []
+        self._optimizers: list[Any] = []
+        self._schedulers: list[Any] = []
+        self._scalers: list[Any] = []
+        self._before: dict[str, Any] = {}
+        self._moments: list[readings.ParameterState] = []
+        self._unscaled: tuple[Any, Any] = (None, None)
+        self._more = 0
+        self._backward = False
+        self._updated = False
+        self._saved = False
+        self._rank: int | None = None
+        self._file: IO[str] | None = None
+        atexit.register(self.close)
+
+    @property
+    def rank(self) -> int:
+        """Of this process in its job, as it was known when the first record was written."""
+        if self._rank is None:
+            distributed = sys.modules.get("torch.distributed")
+            ready = distributed is not None and distributed.is_available()
+            if distributed is not None and ready and distributed.is_initialized():
+                self._rank = int(distributed.get_rank())
+            else:
+                self._rank = int(os.environ.get("RANK", "0") or 0)
+        return self._rank
+
+    @property
+    def dense(self) -> bool:
+        """Whether whole tensors are read in this step."""
+        return self.settings.reads_tensors(self.step)
+
+    def made(self, kind: str, thing: Any) -> None:
+        """Remember an optimizer, schedule, scaler or averaged model that the training made."""
+        # Held for good: a training that drops them at its end would lose the last state otherwise.
+        known: list[Any] = getattr(self, f"_{kind}")
+        if os.getpid() == self.pid and all(other is not thing for other in known):
+            known.append(thing)
+
+    def note(self, text: str) -> None:
+        """Remember in words what happened: a load, a save, a seed."""
+        if os.getpid() == self.pid and len(self._notes) < 100:
+            self._notes.append(text)
+
+    def saved(self, what: str) -> None:
+        """Remember that something was saved; the process may have to end after this step."""
+        self.note(f"saved {what}")
+        self._saved |= self.step > self.settings.at + 1 or self._updated
+
+    @_guarded
+    def fetching(self) -> None:
+        """Read the random streams: a data loader is about to draw a batch."""
+        self._begin()
+        self._before = readings.random_streams(whole=self.dense)
+
+    @_guarded
+    def fetched(self, batch: Any) -> None:
+        """Record a batch of a data loader, and the random streams before it was drawn.
+
+        Batches that are drawn before the first backward pass of a step replace each other: skipped
+        ones of a restart that runs forward to its place, and those of an evaluation.
+        """
+        items = readings.value_items(batch)
+        if not self._backward:
+            self._events["rng_start"] = self._before
+            self._events["batch"] = items
+            return
+        self._more += 1
+        self._events.setdefault("batch", {}).update(
+            {f"+{self._more}.{name}": value for name, value in items.items()}
+        )
+
+    @_guarded
+    def forward(self, module: Any, arguments: tuple[Any, ...]) -> None:
+        """Record the state as the step begins, and the input, when an outermost module is called.
+
+        A module that lies inside one that was called before is not outermost.
+        """
+        place = self._inside.get(id(module))
+        if place is None:
+            place = len(self._roots)
+            self._roots.append(module)
+            self._inside |= {id(inner): -1 for inner in module.modules()} | {id(module): place}
+        if place < 0:
+            return
+        self._begin()
+        if not self._captured:
+            self._state("rng" if "rng_start" in self._events else "rng_start")
+        if place not in self._captured:
+            self._captured.add(place)
+            self._model(place)
+        self._stop_where_asked()
+        if arguments and not self._backward:
+            items = readings.value_items(arguments)
+            self._events.setdefault("input", {}).update(
+                {self._named(place, name): value for name, value in items.items()}
+            )
+
+    def scaled(self, loss: Any, result: Any) -> None:
+        """Remember which loss a scaler has scaled: the loss is recorded without its scale."""
+        self._unscaled = (result, loss)
+
+    @_guarded
+    def backward(self, loss: Any) -> None:
+        """Record a loss, as its gradients are asked for."""
+        if self._unscaled[0] is loss:
+            loss = self._unscaled[1]
+        self._unscaled = (None, None)
+        self._begin()
+        if not self._captured:  # a network without modules
+            self._captured.add(-1)
+            self._state("rng" if "rng_start" in self._events else "rng_start")
+            self._stop_where_asked()
+        self._backward = True
+        of = self._events.setdefault("loss", {})
+        of[str(len(of))] = readings.scalar(loss)
+
+    @_guarded
+    def gradients(self, optimizer: Any) -> None:
+        """Record the gradients that an optimizer is about to use."""
+        if not self.dense:
+            return
+        names = self._names()
+        grads = self._events.setdefault("grad", {})
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = names.get(id(parameter), str(len(grads)))
+                if parameter.grad is not None:
+                    grads[name] = readings.tensor_digest(parameter.grad)
+
+    def updated(self) -> None:
+        """An optimizer has made its step."""
+        if os.getpid() == self.pid:
+            self._updated = True
+
+    @_guarded
+    def told(self, step: int | None, events: Mapping[str, Any]) -> None:
+        """Record what the training says of itself; see `ftckpt.hook.step`."""
+        for key, value in events.items():
+            event = "told" if key in TOLD else key
+            prefix = f"{key}." if key in TOLD else ""
+            items = readings.value_items(value)
+            self._events.setdefault(event, {}).update({prefix + n: v for n, v in items.items()})
+        if not self._updated and not self._backward:  # nothing else shows where a step ends
+            self._events.setdefault("rng", readings.random_streams(whole=self.dense))
+            self._updated = True
+        if step is not None and step != self.step:
+            if self._file is None:
+                self.step = step
+            else:
+                self.note(f"the training counts step {step}")
+
+    def close(self) -> None:
+        """Write what is left; the state after the last step becomes a partial record."""
+        if self.broken or os.getpid() != self.pid:
+            if self._file is not None and self.broken and os.getpid() == self.pid:
+                self._write(partial=True)
+            return
+        self._close()
+
+    @_guarded
+    def _close(self) -> None:
+        self._begin()
+        if self._file is None or not self._roots:
+            return
+        self._captured = set(range(len(self._roots)))
+        self._state("rng_start")
+        for place in range(len(self._roots)):
+            self._model(place)
+        self._write(partial=True)
+        done_marker(Path(self.settings.log), self.rank).touch()
+
+    def _begin(self) -> None:
+        """Finish the step that an optimizer has ended, if one has."""
+        if not self._updated:
+            return
+        if not self.settings.last or self.step <= self.settings.last:
+            self._write()
+        self.step += 1
+        self._events, self._notes, self._captured, self._moments = {}, [], set(), []
+        self._backward = self._updated = False
+        self._more = 0
+        done = self.step - 1
+        if done == self.settings.stop_at or (self.settings.stop_after_save and self._saved):
+            stopped_marker(Path(self.settings.log)).write_text(str(done))
+            self._wait()
+
+    def _stop_where_asked(self) -> None:
+        last = self.settings.last
+        if last and self.step > last and len(self._captured) >= max(1, len(self._roots)):
+            self._write(partial=True)
+            done_marker(Path(self.settings.log), self.rank).touch()
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait to be ended from outside; not longer than whoever is to end us lives."""
+        sys.stdout.flush()
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(0.05)
+        os._exit(0)
+
+    def _state(self, streams: str) -> None:
+        whole = self.dense
+        self._events.setdefault(streams, readings.random_streams(whole=whole))
+        self._events["lr"] = readings.learning_rates(self._optimizers)
+        self._events["scheduler"] = readings.scheduler_items(self._schedulers)
+        self._events["scaler"] = readings.scaler_items(self._scalers)
+        if whole:
+            self._moments = list(readings.parameter_states(self._optimizers))
+            ema: dict[str, str] = {}
+            for place, model in enumerate(self._averaged):
+                ema |= readings.value_items(model.state_dict(), str(place))
+            self._events["ema"] = ema
+        for key in ("lr", "scheduler", "scaler", "ema"):
+            if not self._events.get(key):
+                self._events.pop(key, None)
+
+    def _model(self, place: int) -> None:
+        if not self.dense:
+            return
+        root = self._roots[place]
+        for key, tensors in (
+            ("params", root.named_parameters()),
+            ("buffers", root.named_buffers()),
+        ):
+            items = {self._named(place, n): readings.tensor_digest(t) for n, t in tensors}
+            if items:
+                self._events.setdefault(key, {}).update(items)
+
+    def _named(self, place: int, name: str) -> str:
+        return name if place == 0 else f"{place}:{name}"
+
+    def _names(self) -> dict[int, str]:
+        return {
+            id(parameter): self._named(place, name)
+            for place, root in enumerate(self._roots)
+            for name, parameter in root.named_parameters()
+        }
+
+    def _write(self, *, partial: bool = False) -> None:
+        if self.dense and self._captured:
+            # Parameters have names only now, when every module of the step has been called.
+            names = self._names()
+            self._events["optimizer"] = {
+                f"{names.get(state.parameter, state.place)}.{key}": value
+                for state in self._moments
+                for key, value in state.items.items()
+            }
+        rank = self.rank
+        if self._file is None:
+            folder = Path(self.settings.log)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / f"rank-{rank}.jsonl").open("x", encoding="utf-8")
+            self._file.write(json.dumps(_header(rank)) + "\n")
+        record = Record(self.step, rank, self._events, tuple(self._notes), partial)
+        self._file.write(line(record) + "\n")
+        self._file.flush()
+
+
+def _header(rank: int) -> dict[str, Any]:
+    import torch
+
+    world = int(os.environ.get("WORLD_SIZE", "1") or 1)
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        world = distributed.get_world_size()
+    return {
+        "log": SCHEMA,
+        "rank": rank,
+        "world_size": world,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+    }

@@ -1,0 +1,155 @@
+"""The log of a run: JSON lines, one file a rank, one line a step.
+
+    {"log": "ftckpt.replay/1", "rank": 0, "world_size": 1, ...}
+    {"step": 11, "rank": 0, "events": {"loss": {"0": "float32 0x1.1p+1"}, ...}, "notes": [...]}
+
+An event is a mapping of items to values: a tensor's name to its digest, a stream's name to its
+state (`streams`), a place to a float (`floats`). A line that a killed process left half written is
+no error at the end of a file and damage anywhere else. A record marked `partial` holds what was
+recorded of a step that was never finished: the state that the step before it left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftckpt.errors import CorruptError, NotFoundError
+
+from .events import ORDER
+
+SCHEMA = "ftckpt.replay/1"
+# A line holds one digest a tensor: a hundred thousand tensors are some ten megabytes.
+LONGEST_LINE = 256 << 20
+
+Value = str | Mapping[str, Any] | None
+Items = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one rank recorded of one step.
+
+    Attributes:
+        step: its number; the first step of a training is 1.
+        rank: of the process in its job.
+        events: by `events.Event.key`, each a mapping of items to values.
+        notes: what else happened before or in it: loads, saves, seeds.
+        partial: whether only its beginning was recorded.
+    """
+
+    step: int
+    rank: int
+    events: Mapping[str, Items]
+    notes: tuple[str, ...] = ()
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of one run, all ranks.
+
+    Attributes:
+        name: what the run is called in an answer.
+        steps: by rank, then step.
+        world_size: number of ranks of the job; None where the log does not say.
+        limits: what the log cannot show, in words: rounded numbers, no state.
+    """
+
+    name: str
+    steps: Mapping[int, Mapping[int, Record]]
+    world_size: int | None = None
+    limits: tuple[str, ...] = field(default=())
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that logged anything, ascending."""
+        return tuple(sorted(self.steps))
+
+    def finished(self) -> tuple[int, ...]:
+        """Return the steps that every rank has finished, ascending."""
+        done = [{r.step for r in of.values() if not r.partial} for of in self.steps.values()]
+        return tuple(sorted(set.intersection(*done))) if done else ()
+
+
+def line(record: Record) -> str:
+    """Return a record as one line of a log, without its line end."""
+    body: dict[str, Any] = {"step": record.step, "rank": record.rank, "events": record.events}
+    if record.notes:
+        body["notes"] = record.notes
+    if record.partial:
+        body["partial"] = True
+    return json.dumps(body, separators=(",", ":"), allow_nan=False)
+
+
+def read_log(path: Path, name: str = "") -> Log:
+    """Read a log that ftckpt wrote: a directory of `rank-*.jsonl`, or one such file.
+
+    Raises:
+        NotFoundError: there is no log.
+        CorruptError: a line inside it is damaged, or two lines are of one step.
+    """
+    files = sorted(path.glob("rank-*.jsonl")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise NotFoundError(f"there is no log at {path}", hint="a run writes rank-0.jsonl, …")
+    steps: dict[int, dict[int, Record]] = {}
+    world: set[int] = set()
+    for file in files:
+        for number, body in _lines(file):
+            if "log" in body:
+                world |= {body["world_size"]} if type(body.get("world_size")) is int else set()
+                continue
+            record = _record(body, file, number)
+            of = steps.setdefault(record.rank, {})
+            if record.step in of and not of[record.step].partial:
+                raise CorruptError(
+                    f"step {record.step} of rank {record.rank} stands twice in {file.name}",
+                    hint="a log is of one run: give each run a directory of its own",
+                )
+            of[record.step] = record
+    return Log(name or path.name, steps, max(world) if world else None)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with file.open("rb") as stream:
+        number = 0
+        while text := stream.readline(LONGEST_LINE):
+            number += 1
+            if not text.endswith(b"\n"):  # the process was killed while it wrote
+                return
+            try:
+                body = json.loads(text)
+            except (ValueError, RecursionError):
+                body = None
+            if not isinstance(body, dict):
+                raise CorruptError(f"line {number} of {file.name} is no JSON object")
+            yield number, body
+
+
+def _record(body: dict[str, Any], file: Path, number: int) -> Record:
+    events, notes = body.get("events"), body.get("notes", [])
+    numbers = (body.get("step"), body.get("rank"))
+    if (
+        not isinstance(events, dict)
+        or not all(type(n) is int and n >= 0 for n in numbers)
+        or not all(key in ORDER and _is_items(items) for key, items in events.items())
+        or not isinstance(notes, list)
+        or not all(isinstance(note, str) for note in notes)
+    ):
+        raise CorruptError(f"line {number} of {file.name} is no record of a step")
+    partial = body.get("partial") is True
+    return Record(body["step"], body["rank"], events, tuple(notes), partial)
+
+
+def _is_items(items: object) -> bool:
+    return isinstance(items, dict) and all(
+        value is None or isinstance(value, (str, dict)) for value in items.values()
+    )
+
+
+def losses(record: Record) -> Sequence[str]:
+    """Return the losses of a step as written, one a backward pass."""
+    return [value for value in record.events.get("loss", {}).values() if isinstance(value, str)]

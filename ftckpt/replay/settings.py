@@ -1,0 +1,71 @@
+"""What a recorded process is told, through its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+PREFIX = "FTCKPT_REPLAY_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a process records itself.
+
+    Attributes:
+        log: directory of the log; "" records nothing.
+        at: number of steps that the training had made before the process starts.
+        last: the last step to record; the process then waits to be ended. 0: as long as it runs.
+        dense_from: first step of which whole tensors are read, beside the very first.
+        every: from there on, whole tensors are read every so many steps; 0: never.
+        stop_at: end the process after this step, as a failure would; 0: never.
+        stop_after_save: end it after the step in which it first saves.
+    """
+
+    log: str = ""
+    at: int = 0
+    last: int = 0
+    dense_from: int = 1
+    every: int = 1
+    stop_at: int = 0
+    stop_after_save: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that `read_settings` understands."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {PREFIX + name.upper(): str(int(v) if isinstance(v, bool) else v)
+                for name, v in values}  # fmt: skip
+
+    def reads_tensors(self, step: int) -> bool:
+        """Say whether whole tensors are read at the beginning of this step and in it."""
+        if self.every and (step == self.at + 1 or step == 1 or (self.last and step > self.last)):
+            return True
+        return bool(self.every) and step >= self.dense_from and not (
+            (step - self.dense_from) % self.every
+        )  # fmt: skip
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings in an environment; a variable that is no number counts as absent."""
+    values: dict[str, str | int | bool] = {}
+    for field in fields(Settings):
+        text = environment.get(PREFIX + field.name.upper())
+        if text is None:
+            continue
+        if field.name == "log":
+            values["log"] = text
+        elif text.isdecimal():
+            values[field.name] = text != "0" if field.name == "stop_after_save" else int(text)
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def done_marker(folder: Path, rank: int) -> Path:
+    """Return the file by which a rank says that it has recorded all that it was to record."""
+    return folder / f"rank-{rank}.done"
+
+
+def stopped_marker(folder: Path) -> Path:
+    """Return the file by which a process says that it is where it was to be ended."""
+    return folder / "stopped"
