@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ftckpt.checkpoint import Kind, Topology
 from ftckpt.dtypes import DTYPES, DType
 from ftckpt.errors import CorruptError, TruncatedError, UnsupportedError
+from ftckpt.memory import demand
 from ftckpt.source import safe_name
 
 from .blocks import BLOCK
@@ -38,6 +39,7 @@ from .predictions import RULES, Rule
 _DIGEST = 16
 _MAX = 1 << 63
 _MAX_AXES = 64
+_GROWTH = 16  # bytes of parsed JSON for one of text, at most
 _MEMBERS = "tool created source_format step topology base block files tensors objects aliases"
 _TENSOR = frozenset(["component", "name", "kind", "dtype", "shape", "digest"])
 _PREDICTED = frozenset(["rule", "coefficients", "helpers"])
@@ -125,6 +127,7 @@ class Parser:
     def _json(self, header: bytes) -> object:
         import json
 
+        demand(_GROWTH * len(header), f"reading {self.file}")
         try:
             return json.loads(header, object_pairs_hook=self._pairs, parse_constant=self.bad)
         except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .blocks import BLOCK, Form, Reference
+from .blocks import ALONE, BLOCK, Form, Reference
 from .words import words_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _FIELDS = [
     ("stored", "S8"),
     ("digest", "S16"),
 ]
-_NEEDS_REFERENCE = (Form.EXACT, Form.DIFFERENCE, Form.XOR, Form.GAPS, Form.MASK)
 
 
 def check_rows(
@@ -54,7 +53,7 @@ def check_rows(
     if (
         ((against == Reference.BASE) & ~based[owner]).any()
         or ((against == Reference.PREDICTION) & ~predicted[owner]).any()
-        or ((against == Reference.NOTHING) & np.isin(table["form"], _NEEDS_REFERENCE)).any()
+        or ((against == Reference.NOTHING) != np.isin(table["form"], list(ALONE))).any()
     ):
         parser.bad("a block is stored against what its tensor does not have")
     sizes = np.array([file.size for file in files], dtype=np.uint64)
