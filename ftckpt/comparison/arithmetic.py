@@ -142,11 +142,12 @@ def _measure(
         other = ours[1] != theirs[1] if same_type else one != two
         tally = Tally(other.size // parts, _elements(other, parts))
         if not tally.changed:
-            equal = _sums_of_equals(ours[0], one, parts)
+            equal = _sums_of_equals(one, parts)
             equal.max_ulp = 0 if same_type else None
             return equal
         bits = (ours[1], theirs[1])
-        if not _all_finite(ours[0], one) or not _all_finite(theirs[0], two):
+        tally.ours, tally.theirs = _dot(one, one), _dot(two, two)
+        if not np.isfinite(tally.ours + tally.theirs):
             finite = _count_special(tally, one, two, parts)
             if tolerance is not None:
                 lost = other.reshape(-1, parts)[~finite]
@@ -154,7 +155,8 @@ def _measure(
             keep = np.repeat(finite, parts)
             one, two = one[keep], two[keep]
             bits = (bits[0][keep], bits[1][keep])
-        tally.ours, tally.theirs, tally.product = _dot(one, one), _dot(two, two), _dot(one, two)
+            tally.ours, tally.theirs = _dot(one, one), _dot(two, two)
+        tally.product = _dot(one, two)
         tally.max_ulp = farthest(ours[0], *bits) if same_type else None
         apart = np.subtract(two, one, out=one)
         tally.change = _dot(apart, apart)
@@ -176,16 +178,18 @@ def _unchanged(dtype: DType, bits: Array, parts: int) -> Tally:
     one, _ = _scratch(wide_type(dtype), bits.size)
     with np.errstate(all="ignore"):
         values(dtype, bits, out=one)
-        return _sums_of_equals(dtype, one, parts)
+        return _sums_of_equals(one, parts)
 
 
-def _sums_of_equals(dtype: DType, one: Array, parts: int) -> Tally:
+def _sums_of_equals(one: Array, parts: int) -> Tally:
     import numpy as np
 
     tally = Tally(one.size // parts)
-    if not _all_finite(dtype, one):
+    total = _dot(one, one)
+    if not np.isfinite(total):
         one = one[np.repeat(_count_special(tally, one, one, parts), parts)]
-    tally.ours = tally.theirs = tally.product = _dot(one, one)
+        total = _dot(one, one)
+    tally.ours = tally.theirs = tally.product = total
     return tally
 
 
@@ -196,13 +200,6 @@ def _scratch(kind: np.dtype[Any], count: int) -> tuple[Array, Array]:
     nbytes = count * kind.itemsize
     one, two = (np.frombuffer(buffer(nbytes, slot), kind) for slot in (_OURS_SLOT, _THEIRS_SLOT))
     return one, two
-
-
-def _all_finite(dtype: DType, wide: Array) -> bool:
-    import numpy as np
-
-    # A sum is finite where every term is: these values are far from the largest wide one.
-    return part_of(dtype).family != "float" or bool(np.isfinite(wide.sum()))
 
 
 def _count_special(tally: Tally, one: Array, two: Array, parts: int) -> Array:
@@ -221,9 +218,14 @@ def _count_special(tally: Tally, one: Array, two: Array, parts: int) -> Array:
 
 
 def _dot(one: Array, two: Array) -> Any:
-    """Return the sum of the products, in blocks that BLAS does alone."""
+    """Return the sum of the products, in blocks that BLAS does alone.
+
+    Of values that are finite it is finite: their squares are far from the largest wide number.
+    """
     import numpy as np
 
+    if one.dtype != np.float64:  # there is no BLAS for long doubles
+        return np.dot(one, two)
     whole = one.size - one.size % _DOT
     total = np.dot(one[whole:], two[whole:])
     if whole:

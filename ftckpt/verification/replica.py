@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-from ftckpt.buffers import buffer, size_for
+from ftckpt.buffers import buffer, same, size_for
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digest import BLOCK, block_count, block_length
 from ftckpt.engine import run
@@ -178,8 +178,6 @@ def compare_or_fail(pair: Pair) -> Compared:
 
 
 def _compare(pair: Pair, ours: Reader, theirs: Reader) -> tuple[int | None, int | None]:
-    import xxhash
-
     first: int | None = None
     last: int | None = None
     size = max(map(size_for, pair.stores))
@@ -191,8 +189,7 @@ def _compare(pair: Pair, ours: Reader, theirs: Reader) -> tuple[int | None, int 
             pair.limiter.take(2 * length)
         ours.readinto(offset, a)
         theirs.readinto(offset, b)
-        # Comparing two buffers directly is byte by byte in the interpreter; hashing them is not.
-        if xxhash.xxh3_128_digest(a) == xxhash.xxh3_128_digest(b):
+        if same(a, b):
             continue
         low, high = _narrow(bytes(a), bytes(b))
         first = offset + low if first is None else first
