@@ -41,10 +41,17 @@ def _latent(args: Arguments, held: Iterable[Local]) -> dict[str, int]:
     """Return whether the projections down to latent attention's ranks are cut.
 
     With Transformer Engine each rank holds all of them, in Megatron's own layers a part; their rows
-    show which (`MLASelfAttention` in megatron/core/transformer/multi_latent_attention.py).
+    show which (`MLASelfAttention` in megatron/core/transformer/multi_latent_attention.py). One
+    tensor rank has all rows either way: there the arguments show which layers the job has, or
+    nothing does.
     """
     rows = args.count("kv_lora_rank") + args.count("qk_pos_emb_head_dim")
+    alone = args.count("tensor_model_parallel_size") == 1
+    make = {"transformer_engine": "latent_whole", "local": "latent_cut"}
     for local in held:
         if local.name.endswith(".linear_kv_down_proj.weight") and rows and local.ref.shape:
+            if alone:
+                known = make.get(str(args.get("transformer_impl")))
+                return {known: 1} if known else {}
             return {"latent_whole" if local.ref.shape[0] == rows else "latent_cut": 1}
     return {}

@@ -263,6 +263,30 @@ class TestVocabulary:
             laid(source, true_vocab_size=65)
 
 
+@pytest.mark.parametrize("make", ["local", "transformer_engine", None])
+def test_latent_attention_of_one_tensor_rank(make: str | None, tmp_path: Path) -> None:
+    """One rank has all rows of the projections down, whether or not several would share them."""
+    import torch
+
+    recorded = (("kv_lora_rank", 6), ("qk_pos_emb_head_dim", 2), ("transformer_impl", make))
+    source = write(tmp_path / "a", Job(layers=1, recorded=recorded)).path
+    name = "decoder.layers.0.self_attention.linear_kv_down_proj.weight"
+    file = source / "mp_rank_00" / "model_optim_rng.pt"
+    state = torch.load(file, weights_only=False)
+    state["model"][name] = torch.randn(8, 12)
+    torch.save(state, file)
+    if make is None:
+        with pytest.raises(UnsupportedError, match="linear_kv_down_proj"):
+            laid(source, tp=2)
+        return
+    made = reshard(source, tmp_path / "b", tp=2)
+    for rank in range(2):
+        part = torch.load(made / f"mp_rank_{rank:02d}/model_optim_rng.pt", weights_only=False)
+        own = state["model"][name]
+        expected = own.chunk(2)[rank] if make == "local" else own
+        assert torch.equal(part["model"][name], expected)
+
+
 class TestStateOfRanks:
     def test_streams_stay_with_their_ranks_or_are_left_out(self, tmp_path: Path) -> None:
         source = write(tmp_path / "a", Job(tp=2, pp=2, dp=2, optimizer="distributed"))
