@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ftckpt.errors import UnavailableError
 from ftckpt.store import Upload
 
 from . import writeback
@@ -29,43 +30,69 @@ class LocalUpload(Upload):
     def __init__(self, path: str, key: str, size: int) -> None:
         self._path = path
         self._key = key
-        self._fd = -1
+        self._file: _Descriptor | None = None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             make_directories(os.path.dirname(path) or ".")
-            self._fd = os.open(path, flags, 0o666)
-            os.ftruncate(self._fd, size)
+            self._file = _Descriptor(os.open(path, flags, 0o666))
+            os.ftruncate(self._file.number, size)
         except OSError as error:
             self.close()
             raise translate(error, path, "write", key) from error
 
-    def __del__(self) -> None:
-        self.close()
-
     def write(self, offset: int, view: memoryview) -> None:
         """Write bytes at `offset`."""
+        file = self._file
+        if file is None:
+            raise UnavailableError(f"writing {self._path} was given up", file=self._key)
         rest = view.cast("B")
         at = offset
         try:
             while rest:
-                done = os.pwrite(self._fd, rest, at)
+                done = os.pwrite(file.number, rest, at)
                 rest, at = rest[done:], at + done
-            writeback.begin(self._fd, offset, at - offset)
+            writeback.begin(file.number, offset, at - offset)
         except OSError as error:
             raise translate(error, self._path, "write", self._key) from error
 
     def finish(self) -> None:
-        """Flush the file and its name to the disk, and close it."""
+        """Flush the file and its name to the disk, and close it.
+
+        A file whose flush failed is removed: the system forgets what it could not write and holds
+        the pages for clean, so that a run that resumes would find them right and the disk not.
+        """
+        file, self._file = self._file, None
+        assert file is not None
         try:
-            os.fsync(self._fd)
+            try:
+                os.fsync(file.number)
+                file.close()  # reports what a network filesystem could not write back
+            except OSError:
+                os.unlink(self._path)
+                raise
             sync_directory(os.path.dirname(self._path) or ".")
-            fd, self._fd = self._fd, -1
-            os.close(fd)  # reports what a network filesystem could not write back
         except OSError as error:
             raise translate(error, self._path, "write", self._key) from error
 
     def close(self) -> None:
         """Let go; the bytes stay for a run that resumes."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._file = None
+
+
+class _Descriptor:
+    """An open file's number; closed when the last who writes through it lets go.
+
+    A worker that is left behind may be about to write when its upload is given up. Were the number
+    closed then, the next file that is opened anywhere would have it, and get the bytes.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def close(self) -> None:
+        number, self.number = self.number, -1
+        os.close(number)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from ftckpt.digest import BLOCK
-from ftckpt.errors import FtckptError, UnavailableError, UnsupportedError
+from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
 from ftckpt.store import Upload
 
 from .s3client import S3Client
@@ -77,15 +79,21 @@ class S3Upload(Upload):
             self._client.run(put_object(self._client, self._at, self._whole))
             return
         parts = sorted(self._parts.items())
-        self._call(
-            "complete_multipart_upload",
-            "finish",
-            UploadId=self._upload_id(),
-            MultipartUpload={
-                "Parts": [{"PartNumber": number, "ETag": etag} for number, (etag, _) in parts]
-            },
-        )
+        # Asked again after a lost answer, many services no longer know the upload that they have
+        # finished; whether it was ours, the object itself says.
+        with suppress(NotFoundError):
+            self._call(
+                "complete_multipart_upload",
+                "finish",
+                UploadId=self._upload_id(),
+                MultipartUpload={
+                    "Parts": [{"PartNumber": number, "ETag": etag} for number, (etag, _) in parts]
+                },
+            )
+        self._require_stored(parts)
         self._id = ""
+
+    def _require_stored(self, parts: Sequence[tuple[int, tuple[str, bytes]]]) -> None:
         head = self._call("head_object", "look up")
         # The service's own rule for the ETag of several parts: the MD5 of their MD5s, and how many.
         md5s = b"".join(md5 for _, (_, md5) in parts)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from ftckpt.engine import run
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnsupportedError
 from ftckpt.manifest import FOLDER, NAME, TRANSFER, Manifest, read
 from ftckpt.source import Source
-from ftckpt.store import Entry, Store
+from ftckpt.store import Entry, EntryKind, Store
 from ftckpt.stores.overlay import OverlayStore
 
 from .blocks import BlockMade
@@ -47,6 +48,7 @@ class RemoteStaging(Staging):
         self._plan = ""
         self._touched = True
         self._entries: dict[str, Entry] = {}
+        self._made: dict[str, str | None] = {}
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Put the marker, or find our own; see `Staging.begin`."""
@@ -59,6 +61,7 @@ class RemoteStaging(Staging):
         if TRANSFER not in self._entries:
             if self._entries:
                 raise self._exists()
+            self._require_absent([NAME, *files])
             self._store.create(TRANSFER, marker)
             self._touched = False
             return False
@@ -68,8 +71,9 @@ class RemoteStaging(Staging):
             if NAME in self._entries:  # killed between the last act and the sweeping up
                 self._sweep()
                 return True
-            return False
-        if NAME in self._entries or not restart:
+            if not restart:
+                return False
+        elif NAME in self._entries or not restart:
             raise RefusedError(
                 f"{self._store.url} holds what another transfer has built so far",
                 hint="run that one again to finish it, or --restart to forget it",
@@ -81,12 +85,12 @@ class RemoteStaging(Staging):
     def open(self, file: OutputFile) -> StagedFile:
         """Begin an upload, unless a receipt says that the very object is there."""
         self._touched = True
-        receipt = self._receipt(file)
+        receipt = self._receipt(file.path)
         entry = self._entries.get(file.path)
         if receipt in self._entries and entry is not None and entry.size == file.size:
             data = self._store.read(receipt)
-            head = json.loads(data.partition(b"\n")[0])
-            if read_plan(data) == self._plan and head.get("etag") == entry.etag:
+            if entry.etag is not None and self._is_receipt(data, entry.etag):
+                self._made[file.path] = entry.etag
                 return StagedFile(None, {made.number: made for made in read_blocks(data)})
         return StagedFile(self._store.upload(file.path, file.size), {})
 
@@ -99,13 +103,10 @@ class RemoteStaging(Staging):
 
     def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
         """Put the receipt of a file."""
-        head = {
-            "schema": SCHEMA,
-            "transfer": self._plan,
-            "etag": self._store.stat(file.path).etag,
-        }
+        etag = self._made[file.path] = self._store.stat(file.path).etag
+        head = {"schema": SCHEMA, "transfer": self._plan, "etag": etag}
         rows = [json.dumps(head).encode() + b"\n", *(line(made) for made in blocks)]
-        self._store.put(self._receipt(file), b"".join(rows))
+        self._store.put(self._receipt(file.path), b"".join(rows))
 
     def source(self, commit: Mapping[str, bytes]) -> Source:
         """List the prefix, with the last small files over it."""
@@ -115,6 +116,7 @@ class RemoteStaging(Staging):
 
     def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
         """Put the small files in order, then the manifest, then remove the marker."""
+        self._require_ours()
         for path, data in commit.items():
             self._store.put(path, data)
         try:
@@ -130,6 +132,55 @@ class RemoteStaging(Staging):
         """Take the marker away where nothing has been built yet."""
         if not self._touched:
             self._store.delete([TRANSFER])
+
+    def _require_absent(self, paths: Sequence[str]) -> None:
+        """Ask for every name that is to be written: an empty listing may be a stale one.
+
+        Raises:
+            ExistsError: one of them is there.
+        """
+        for found in run(paths, self._is_there, jobs=self._store.traits.parallel):
+            if found:
+                raise self._exists()
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            return self._store.stat(path).kind is EntryKind.FILE
+        except NotFoundError:
+            return False
+
+    def _require_ours(self) -> None:
+        """Look whether what was proven still stands here, and nobody else is writing over it.
+
+        Raises:
+            RefusedError: another transfer has begun here since.
+        """
+        try:
+            ours = read_plan(self._store.read(TRANSFER)) == self._plan
+        except NotFoundError:
+            if self._is_there(NAME):  # by another run of this transfer: the manifests are compared
+                return
+            ours = False
+        standing = {entry.path: entry.etag for entry in self._store.walk("")}
+        other = [path for path, etag in self._made.items() if standing.get(path) != etag]
+        if not ours or not all(self._vouched(path, standing.get(path)) for path in other):
+            raise RefusedError(
+                f"another transfer has written to {self._store.url} meanwhile",
+                hint="one at a time: run this one again when the other has ended",
+            )
+
+    def _vouched(self, path: str, etag: str | None) -> bool:
+        """Say whether a run of this transfer has put a receipt for this version of a file."""
+        try:
+            data = self._store.read(self._receipt(path))
+        except NotFoundError:
+            return False
+        return etag is not None and self._is_receipt(data, etag)
+
+    def _is_receipt(self, data: bytes, etag: str | None) -> bool:
+        if read_plan(data) != self._plan:
+            return False
+        return bool(json.loads(data.partition(b"\n")[0]).get("etag") == etag)
 
     def _sweep(self) -> None:
         """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""
@@ -157,10 +208,10 @@ class RemoteStaging(Staging):
                     raise outcome
         self._entries = {}
 
-    def _receipt(self, file: OutputFile) -> str:
+    def _receipt(self, path: str) -> str:
         import xxhash
 
-        return f"{_RECEIPTS}/{xxhash.xxh3_128_hexdigest(file.path.encode())}"
+        return f"{_RECEIPTS}/{xxhash.xxh3_128_hexdigest(path.encode())}"
 
     def _exists(self) -> ExistsError:
         return ExistsError(

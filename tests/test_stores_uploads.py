@@ -1,0 +1,94 @@
+"""Large writes that are given up, fail, or whose answers are lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.errors import UnavailableError
+from ftckpt.stores import StoreOptions, open_store
+from ftckpt.stores.local import LocalStore
+from tests.servers.faults import Fault, fault_proxy
+from tests.servers.s3 import S3Service
+
+
+def test_bytes_of_an_upload_that_was_given_up_go_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = LocalStore(str(tmp_path)).upload("ours", 4)
+    real = os.pwrite
+
+    def pwrite(number: int, *more: Any) -> int:
+        # A worker came as far as this when the upload is given up and the next file is opened.
+        monkeypatch.setattr(os, "pwrite", real)
+        upload.close()
+        with open(tmp_path / "theirs", "wb"):
+            return real(number, *more)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    upload.write(0, memoryview(b"ours"))
+    assert (tmp_path / "theirs").read_bytes() == b""
+    with pytest.raises(UnavailableError, match="was given up"):
+        upload.write(0, memoryview(b"more"))
+
+
+def test_descriptors_are_closed_when_all_have_let_go(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        upload = LocalStore(str(tmp_path)).upload(f"file{number}", 4)
+        upload.write(0, memoryview(b"data"))
+        upload.finish() if number else upload.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_could_not_be_flushed_is_not_there_for_a_run_that_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = LocalStore(str(tmp_path)).upload("ours", 4)
+    upload.write(0, memoryview(b"ours"))
+
+    def fsync(number: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(UnavailableError, match="cannot write"):
+        upload.finish()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.s3
+def test_an_upload_whose_end_was_not_answered_is_whole(
+    swift: S3Service, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fault_proxy(swift.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(s3_url, StoreOptions(retry_seconds=20))
+        size = (64 << 20) + 5
+        upload = store.upload("large", size)
+        lost = Fault("^POST .*uploadId", cut="lose")
+        proxy.faults = [Fault("^PUT .*partNumber=2", status=503), lost]
+        upload.write(0, memoryview(bytes(64 << 20)))
+        upload.write(64 << 20, memoryview(b"tail."))
+        upload.finish()
+        upload.close()
+        assert [fault.times for fault in proxy.faults] == [0, 0]
+        assert store.read("large", 64 << 20, 5) == b"tail."
+
+
+@pytest.mark.s3
+def test_an_upload_that_is_given_up_is_aborted(
+    swift: S3Service, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fault_proxy(swift.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(s3_url, StoreOptions(retry_seconds=1))
+        upload = store.upload("large", 65 << 20)
+        proxy.faults = [Fault("^PUT .*partNumber=1", 1000, status=403, code="AccessDenied")]
+        with pytest.raises(Exception, match="AccessDenied"):
+            upload.write(0, memoryview(bytes(64 << 20)))
+        upload.close()
+        assert proxy.seen("^DELETE .*uploadId") == 1
