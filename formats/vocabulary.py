@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.comparison import Vocabulary
+from ftckpt.errors import FtckptError
 from ftckpt.rules import Rules
 
 from .family_facts import arguments_of
@@ -33,3 +35,19 @@ def recorded_rows(checkpoint: Checkpoint) -> int | None:
     args = arguments_of(checkpoint)
     true, padded = args.count("vocab_size"), args.count("padded_vocab_size")
     return true if 0 < true < padded and not args.count("vocab_extra_ids") else None
+
+
+def vocabulary_of(ours: Checkpoint, theirs: Checkpoint, rows: int | None = None) -> Vocabulary:
+    """Return what is known of the vocabulary that two checkpoints share.
+
+    Args:
+        ours: one of them.
+        theirs: the other.
+        rows: that are no padding, where the user says so; else what either recorded.
+    """
+    for checkpoint in (ours, theirs):
+        try:
+            rows = rows or recorded_rows(checkpoint)
+        except FtckptError:
+            continue  # the state that holds it is damaged, and is reported as that
+    return Vocabulary(is_vocabulary, rows)

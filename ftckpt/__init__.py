@@ -13,10 +13,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import convert, inspect, latest, open_checkpoint, seal, verify
+    from .api import convert, diff, inspect, latest, open_checkpoint, seal, verify
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "convert", "inspect", "latest", "open_checkpoint", "seal", "verify"]
+__all__ = [
+    "__version__",
+    "convert",
+    "diff",
+    "inspect",
+    "latest",
+    "open_checkpoint",
+    "seal",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,9 +12,13 @@ from . import inspection, opening, sealing
 from . import verification as _verification
 from .candidates import child_of_step, newest_child
 from .checkpoint import Checkpoint
+from .comparison import Choice, DiffReport, Reading
+from .comparison import compare as _compare
 from .errors import ExitCode, UsageError
 from .formats.catalog import FORMATS, format_and_writer
 from .formats.same_object import SameObject
+from .formats.state_fields import state_fields
+from .formats.vocabulary import vocabulary_of
 from .inspection import Inspection
 from .manifest import PassedCheck
 from .progress import NULL, Counter
@@ -30,6 +34,8 @@ from .waiting import select_waiting
 _STORES = StoreOptions()
 _WISHES = Wishes()
 _OPTIONS = TransferOptions()
+_READING = Reading()
+_EVERYTHING = Choice()
 
 
 def open_checkpoint(path: str, stores: StoreOptions = _STORES) -> Checkpoint:
@@ -170,6 +176,45 @@ def convert(
         options=options,
         store_options=stores,
         check=check if options.proof else None,
+        counter=counter,
+    )
+
+
+def diff(
+    a: Checkpoint | str,
+    b: Checkpoint | str,
+    reading: Reading = _READING,
+    choice: Choice = _EVERYTHING,
+    *,
+    derive: Callable[[Content], Content] = lambda content: content,
+    true_vocab_size: int | None = None,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> DiffReport:
+    """Compare two checkpoints; see `ftckpt.comparison.compare`.
+
+    Args:
+        a: the first, opened, or a path as `open_checkpoint` takes it.
+        b: the second, of any format and topology.
+        reading: tolerances, what is read, limits; bits, where nothing is said.
+        choice: which part; all, where nothing is said.
+        derive: gives the tensors of `a` the names that they have in `b`.
+        true_vocab_size: rows of the vocabulary that are no padding.
+        stores: how to reach object stores.
+        counter: is told of the bytes of one side.
+
+    Raises:
+        NotFoundError, UsageError: a path names no checkpoint, or nothing is of the choice.
+        UnavailableError, DeniedError, NoResourceError: they could not be compared.
+    """
+    ours, theirs = _opened(a, stores), _opened(b, stores)
+    return _compare(
+        derive(Content.of(ours)),
+        Content.of(theirs),
+        reading,
+        fields=state_fields,
+        vocabulary=vocabulary_of(ours, theirs, true_vocab_size),
+        choice=choice,
         counter=counter,
     )
 

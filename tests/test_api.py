@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import ftckpt
+from ftckpt.comparison import Choice, Reading
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.transfer.renaming import parse_renames, rename
 from ftckpt.verification import Level, VerifyOptions
 from tests.checkpoints import flip, save_dcp
 
@@ -49,6 +51,20 @@ def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
     assert Path(sealed.url).exists()
     found = ftckpt.latest(str(root), VerifyOptions(Level.CONTENT))
     assert (found.code, found.path, found.step) == (ExitCode.OK, f"{root}/step-7", 7)
+
+
+def test_diff(root: Path, tmp_path: Path) -> None:
+    save_dcp(tmp_path / "step-7")
+    same = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7")
+    assert (same.code, same.total.tensors, same.evidence) == (ExitCode.OK, 4, {"crc32": 4})
+    file = tmp_path / "step-7" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", Reading(full=True, jobs=2))
+    assert (report.code, report.total.changed) == (ExitCode.DIFFERENT, 1)
+    model = Choice(components=["model"])
+    renamed = ftckpt.diff(f"{root}/step-7", f"{root}/step-7", choice=model, derive=lambda c: rename(
+        c, parse_renames('[[rename]]\nfrom = "layers.*"\nto = "h.*"', "here")))  # fmt: skip
+    assert renamed.total.counts == {"missing": 4, "added": 4}
 
 
 def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ftckpt.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.comparison import DiffReport, Tolerance, Vocabulary
+    from ftckpt.comparison import DiffReport, Tolerance
 
 EXAMPLES = (
     ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
@@ -97,6 +97,7 @@ def command(
     """
     from ftckpt.comparison import Choice, Reading, compare
     from ftckpt.formats.state_fields import state_fields
+    from ftckpt.formats.vocabulary import vocabulary_of
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.renaming import parse_renames
     from ftckpt.transfer.renaming import rename as renamed
@@ -122,7 +123,7 @@ def command(
         Content.of(second),
         reading,
         fields=state_fields,
-        vocabulary=_vocabulary(first, second, true_vocab_size),
+        vocabulary=vocabulary_of(first, second, true_vocab_size),
         choice=Choice(tuple(component or ()), tuple(tensor or ())),
         counter=invocation.counter,
     )
@@ -158,20 +159,6 @@ def _tolerance(rtol: float | None, atol: float | None) -> Tolerance | None:
     if not all(value < float("inf") for value in given):
         raise UsageError("--rtol and --atol are finite numbers")
     return given
-
-
-def _vocabulary(first: Checkpoint, second: Checkpoint, rows: int | None) -> Vocabulary:
-    """Return what is known of padding: what the user says, else what either recorded."""
-    from ftckpt.comparison import Vocabulary
-    from ftckpt.errors import FtckptError
-    from ftckpt.formats.vocabulary import is_vocabulary, recorded_rows
-
-    for checkpoint in (first, second):
-        try:
-            rows = rows or recorded_rows(checkpoint)
-        except FtckptError:
-            continue  # the state that holds it is damaged, and is reported as that
-    return Vocabulary(is_vocabulary, rows)
 
 
 def _report_sides(invocation: Invocation, first: Checkpoint, second: Checkpoint) -> None:

@@ -8,10 +8,11 @@ only where they are asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.engine import run
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.progress import NULL, Counter
@@ -62,7 +63,7 @@ def compare(
     began = time.monotonic()
     keys = choice.keys(ours, theirs)
     small = [state_tensors(content) for content in (ours, theirs)]
-    aside = keys & (small[0].keys() | small[1].keys())
+    aside = keys & frozenset(_small_on_both(ours, theirs, small))
     pairs = align(ours, theirs, keys - aside, vocabulary, by_value=reading.tolerance is not None)
     done = compare_tensors(ours, theirs, list(pairs), reading, counter)
     findings = done.findings
@@ -71,7 +72,7 @@ def compare(
     for content, names, into in zip((ours, theirs), small, held, strict=True):
         wanted = {key: name for key, name in names.items() if key in aside}
         more = fields(content.checkpoint) if choice.state else ()
-        for found in chain(_small_tensors(content, wanted), more):
+        for found in chain(_small_tensors(content, wanted, reading), more):
             if isinstance(found, Field):
                 into.append(found)
             else:
@@ -97,21 +98,37 @@ def compare(
     )
 
 
-def _small_tensors(content: Content, names: dict[str, str]) -> Iterator[Field | FtckptError]:
-    """Yield the tensors that are compared as fields."""
-    gatherer = Gatherer(content.checkpoint)
+def _small_on_both(
+    ours: Content, theirs: Content, small: Sequence[Mapping[str, str]]
+) -> Iterator[str]:
+    """Yield the keys that are compared as fields wherever they are."""
+    for key in small[0].keys() | small[1].keys():
+        if all(key in own or key not in content.tensors
+               for own, content in zip(small, (ours, theirs), strict=True)):  # fmt: skip
+            yield key
+
+
+def _small_tensors(
+    content: Content, names: Mapping[str, str], reading: Reading
+) -> Iterator[Field | FtckptError]:
+    """Yield the tensors that are compared as fields, in order."""
+    gatherer = Gatherer(content.checkpoint, reading.limiter)
+
+    def read(key: str) -> tuple[str, Field | FtckptError]:
+        shard = content.whole(key)
+        data = bytearray(shard.nbytes)
+        try:
+            gatherer.fill(shard, 0, shard.numel, memoryview(data))
+        except FtckptError as error:
+            error.tensor = error.tensor or key
+            return key, error
+        return key, field_of(names[key], content.tensors[key], bytes(data))
+
     try:
-        for key, name in names.items():
-            shard = content.whole(key)
-            data = bytearray(shard.nbytes)
-            try:
-                gatherer.fill(shard, 0, shard.numel, memoryview(data))
-            except FtckptError as error:
-                yield error
-                continue
-            yield field_of(name, content.tensors[key], bytes(data))
+        found = dict(run(names, read, jobs=reading.jobs, executor=reading.executor))
     finally:
         gatherer.close()
+    yield from (found[key] for key in names)
 
 
 def _changed_meanwhile(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -72,6 +72,9 @@ _SETTINGS = re.compile(
 )
 
 
+_SMALL = 1 << 20  # a generator's state has a few thousand bytes
+
+
 def about(name: str) -> tuple[str, str]:
     """Return which part of the training state a field is: a stable key, and words for a person."""
     if _RATES.search(name):
@@ -96,8 +99,8 @@ def state_tensors(content: Content) -> dict[str, str]:
         if wanted.kind is not Kind.OTHER or wanted.component in ("model", "ema"):
             continue
         name = spoken(key, content.checkpoint.tensors[wanted.copies[0].key])
-        counter = all(n == 1 for n in wanted.shape)
-        if counter or (wanted.dtype.name == "uint8" and about(name)[0].startswith("rng")):
+        generator = wanted.dtype.name == "uint8" and about(name)[0].startswith("rng")
+        if wanted.nbytes <= _SMALL and (generator or all(n == 1 for n in wanted.shape)):
             found[key] = name
     return found
 

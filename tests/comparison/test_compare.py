@@ -282,3 +282,45 @@ def test_a_part_is_chosen_by_component_and_by_name() -> None:
     for choice in (Choice(components=["ema"]), Choice(tensors=["b*"])):
         with pytest.raises(NotFoundError):
             diff(one, two, choice=choice)
+
+
+def test_counters_are_fields_and_what_only_looks_like_one_is_a_tensor() -> None:
+    import numpy as np
+
+    def state(step: Any, shape: tuple[int, ...], rng: int) -> RawCheckpoint:
+        whole = made({"other:w.step": np.array(step, "f4"), "other:count": np.zeros(shape, "f4"),
+                      "rng": np.zeros(rng, "u1")})  # fmt: skip
+        infos = {info.key: info for info in (
+            whole.tensors["other:w.step"], whole.tensors["other:count"],
+            whole.tensors["rng"]._replace(
+                component="extra:rng", name="torch_rng_state", kind=Kind.OTHER),
+        )}  # fmt: skip
+        return replace(whole, tensors=infos)
+
+    report = diff(state(3, (1,), 5056), state(4, (1,), 5056))
+    assert report.total.tensors == 0
+    assert [(d.name, d.about, d.a, d.b) for d in report.state] == [
+        ("optimizer:w.step", "step", "3.0", "4.0")
+    ]
+    # A counter of another size on the other side is neither missing nor added.
+    report = diff(state(3, (1,), 2 << 20), state(3, (2,), 2 << 20))
+    assert report.state == []
+    assert {t.key: t.status for t in report.tensors} == {"optimizer:count": Status.OTHER_SHAPE}
+    assert report.total.counts["equal"] == 1  # a generator's state of megabytes is none
+
+
+def test_a_counter_that_cannot_be_read_is_a_finding_of_its_own() -> None:
+    import numpy as np
+
+    def state(size: int) -> RawCheckpoint:
+        whole = made({"other:w.step": np.array(3, "f4"), "w": np.ones(2, "f4")})
+        info = whole.tensors["other:w.step"]
+        piece = info.pieces[0]
+        torn = piece._replace(extent=piece.extent._replace(length=size))
+        infos = {i.key: i for i in (info._replace(pieces=[torn]), whole.tensors["w"])}
+        return replace(whole, tensors=infos)
+
+    report = diff(state(4), state(2))
+    assert [(f.kind, f.tensor) for f in report.findings] == [("size-mismatch", "optimizer:w.step")]
+    assert (report.state, report.code) == ([], ExitCode.CORRUPT)
+    assert report.total.counts == {"equal": 1}
