@@ -78,6 +78,9 @@ class StoreTests:
             ("b", 2, FILE),
         ]
         assert shape(place.store.children("a")) == [("a/b", 0, DIRECTORY), ("a/x", 2, FILE)]
+        assert list(place.store.names("a").items()) == [("b", DIRECTORY), ("x", FILE)]
+        with pytest.raises(NotFoundError):
+            place.store.names("absent")
 
     def test_a_name_that_starts_alike_is_not_below(self, place: Place) -> None:
         place.raw_put("step-10/x", b"1")

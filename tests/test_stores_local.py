@@ -360,3 +360,25 @@ class TestPageCache:
 def test_nothing_of_ours_outlives_the_main_thread(local_url: str) -> None:
     open_store(local_url).put("x", b"1")
     assert [t for t in threading.enumerate() if not t.daemon] == [threading.main_thread()]
+
+
+def test_names_have_the_kinds_of_what_they_lead_to(local_url: str) -> None:
+    root = Path(local_url)
+    (root / "d").mkdir()
+    (root / "f").write_text("12")
+    os.mkfifo(root / "p")
+    for link, target in (("to-d", "d"), ("to-f", "f"), ("to-nothing", "x"), ("to-p", "p")):
+        (root / link).symlink_to(target)
+    store = LocalStore(local_url)
+    assert store.names() == {e.path: e.kind for e in store.children()}
+    assert list(store.names()) == sorted(store.names())
+
+
+def test_a_file_of_several_names_says_so(local_url: str) -> None:
+    root = Path(local_url)
+    (root / "a").write_text("12")
+    assert LocalStore(local_url).stat("a").shared is None
+    os.link(root / "a", root / "b")
+    first, second = LocalStore(local_url).children()
+    status = (root / "a").stat()
+    assert first.shared == second.shared == (f"{status.st_dev}:{status.st_ino}", 2)

@@ -32,7 +32,7 @@ def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | 
         UnavailableError, DeniedError: the storage does not answer; that is no absence.
     """
     own = entry.path.rpartition("/")[2]
-    said = re.search(rf"(?:^|[-_]){re.escape(name)}=({_NUMBER})(?=$|[-_]|\.[a-z])", own)
+    said = re.search(rf"(?:^|-){re.escape(name)}=({_NUMBER})(?=$|-|\.[a-z])", own)
     if said is not None:
         return float(said[1])
     if entry.kind is not EntryKind.DIRECTORY:

@@ -256,7 +256,7 @@ class _Candidate:
 
     def _unfinished(self, why: str, child: Child | None) -> Found:
         self._list()
-        time = self._time()
+        time = self.contents.newest if self.contents is not None else None
         silent = time is not None and self.how.now - time >= GRACE
         kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
         return self._found(kind, why, child).now(time=time)

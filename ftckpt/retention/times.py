@@ -16,23 +16,29 @@ _DEPTH = 4
 
 
 def time_of_files(files: Sequence[Entry], base: str) -> float | None:
-    """Return the modification time of the newest file, those of ftckpt itself left out.
+    """Return when the files below a path were saved: the median of their modification times.
+
+    What is put beside them later, a seal or the results of an evaluation, makes no save younger.
 
     Args:
         files: all that lie below `base`.
-        base: path of the checkpoint; its seal, written later, is no part of the save.
+        base: path of the checkpoint.
     """
     skip = len(base) + 1
-    own = [f.mtime for f in files if f.mtime is not None and not is_own(f.path[skip:])]
-    return max(own, default=None)
+    return _median([f.mtime for f in files if f.mtime is not None and not is_own(f.path[skip:])])
 
 
 def time_of_listing(listing: Listing) -> float | None:
-    """Return the time of the newest of some files, evenly spread over the names.
+    """Return the same by some files, evenly spread over the names.
 
     Of directories the first and the last of each level are looked into.
     """
-    return max(_times(listing, _DEPTH), default=None)
+    return _median(list(_times(listing, _DEPTH)))
+
+
+def _median(times: Sequence[float]) -> float | None:
+    """Of two in the middle the lower: one late file beside one data file does not count."""
+    return sorted(times)[(len(times) - 1) // 2] if times else None
 
 
 def _times(listing: Listing, depth: int) -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -183,10 +184,10 @@ def any_policy(choose: Random) -> Policy:
 def one_more_rule(choose: Random, policy: Policy) -> Policy:
     """Return a policy with a rule more than this one has."""
     free = [r for r in sorted(_RULES) if getattr(policy, r) in (None, ())]
-    return replace(policy, **_RULES[choose.choice(free)](choose)) if free else policy
+    return replace(policy, **_RULES[choose.choice(free)](choose)) if free else policy  # type: ignore[arg-type]
 
 
-_RULES = {
+_RULES: dict[str, Callable[[Random], dict[str, object]]] = {
     "keep_last": lambda c: {"keep_last": c.choice((1, 2, 3, 5))},
     "keep_every": lambda c: {"keep_every": c.choice((1, 20, 33, 100, 1000))},
     "keep_hourly": lambda c: {"keep_hourly": c.choice((1, 3, 24))},

@@ -115,7 +115,7 @@ def entry(name: str, words: list[str]) -> RootEntry:
         verified="verified" in flags,
         named="named" in flags,
         pointers=_list(values, "pointer"),
-        pins=tuple(Pin(name, *p.split(":", 1), NOW) for p in _list(values, "pin")),
+        pins=tuple(Pin(name, *_pair(pin), NOW) for pin in _list(values, "pin")),
         leases=tuple(Lease(name, holder, NOW + 60) for holder in _list(values, "lease")),
         tags=_list(values, "tag"),
         bases=_list(values, "base"),
@@ -129,6 +129,11 @@ def _age(text: str) -> float:
 
 def _list(values: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(part for part in values.get(name, "").split(",") if part)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    first, _, second = text.partition(":")
+    return first, second
 
 
 def _contents(values: Mapping[str, str]) -> Contents | None:

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from ftckpt.errors import RefusedError
 from ftckpt.retention.deciding import decide
 from ftckpt.retention.entries import EntryClass, RootEntry
 from ftckpt.retention.plan import Plan
@@ -98,8 +99,8 @@ def check_survivors(plan: Plan, policy: Policy, now: float) -> None:
         counted = [e for e in everything if e.group == group and oracle.counts(e, now)]
         newest = max(counted, key=lambda e: e.age_order, default=None)
         verified = [e for e in counted if e.verified]
-        for entry in (newest, max(verified, key=lambda e: e.age_order, default=None)):
-            assert entry is None or entry.name in kept
+        best = max(verified, key=lambda e: e.age_order, default=None)
+        assert {e.name for e in (newest, best) if e is not None} <= kept
 
 
 def check_order(plan: Plan) -> None:
@@ -187,4 +188,7 @@ def test_a_policy_without_a_rule_keeps_all_and_is_refused() -> None:
     plan = decide(run.entries, Policy(), run.now)
     assert not plan.drop
     assert {b.floor for b in plan.broken} == {"--keep-last"}
-    assert dataclasses.replace(plan, broken=()).require() is None
+    with pytest.raises(RefusedError) as refused:
+        plan.require()
+    assert refused.value.hint == "--keep-last 3 --keep-every 1000"
+    dataclasses.replace(plan, broken=()).require()
