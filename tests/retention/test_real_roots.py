@@ -137,6 +137,5 @@ def test_object_storage_is_listed_once(s3_url: str) -> None:
     assert log.last_applied(root) == 1.0
     # One listing an entry; a few requests for pointers, pins, leases, tags and the log, and a few
     # to check each of the four that stay.
-    print("REQ", requests)
-    assert requests < 6 + 20 + 4 * 8
+    assert requests < 6 + 18 + 4 * 6
     assert s3_url.startswith(f"s3://{BUCKET}/")
