@@ -130,23 +130,19 @@ def distance(first: Stream, second: Stream) -> int | None:
         if known and first.seed == second.seed and None not in (first.position, second.position):
             return (second.position or 0) - (first.position or 0)
         return None
-    ahead, behind = _ahead(first, second), _ahead(second, first)
-    if ahead is not None and behind is not None:
-        return ahead if abs(ahead) <= abs(behind) else -behind
-    if ahead is not None:
-        return ahead
-    return None if behind is None else -behind
-
-
-def _ahead(first: Stream, second: Stream) -> int | None:
     import numpy as np
 
-    words = np.frombuffer(first.words, "<u4").copy()
-    aim = np.frombuffer(second.words, "<u4")
+    # Both are renewed in turn, so that the nearer direction is found without searching the other.
+    aims = [np.frombuffer(stream.words, "<u4") for stream in (first, second)]
+    moving = [aim.copy() for aim in aims]
+    apart = (second.position or 0) - (first.position or 0)
     for blocks in range(SEARCHED // WORDS + 1):
-        if np.array_equal(words, aim):
-            return blocks * WORDS + (second.position or 0) - (first.position or 0)
-        _renew(words)
+        if np.array_equal(moving[0], aims[1]):
+            return apart + blocks * WORDS
+        if np.array_equal(moving[1], aims[0]):
+            return apart - blocks * WORDS
+        for words in moving:
+            _renew(words)
     return None
 
 

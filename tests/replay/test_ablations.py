@@ -80,7 +80,7 @@ def test_a_restart_that_restores_everything_is_exact(runs: Callable[[str], Log])
     judgement = judged(runs, "none", "none-again")
     assert judgement.verdict is Verdict.EXACT, judgement.sentence
     assert judgement.sentence == "the restart is exact for 8 steps (5 to 12, 1 rank)"
-    assert not (judgement.causes or judgement.notes or judgement.problems)
+    assert [*judgement.causes, *judgement.notes, *judgement.problems] == []
     # Not for want of anything to compare.
     compared = {event for comparison in judgement.comparisons for _, event, _ in comparison.grid}
     assert {"params", "buffers", "optimizer", "ema", "scheduler", "lr", "scaler", "rng_start",
