@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.carrying import TransferReport
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Layout, Wishes
+    from ftckpt.transfer.planned import Planned
     from ftckpt.verification import VerifyReport
 
 SourceArgument = Annotated[
@@ -168,11 +169,14 @@ def carry_out(
     """
     from ftckpt.formats.catalog import format_and_writer
     from ftckpt.formats.same_object import SameObject
+    from ftckpt.stores import open_store
     from ftckpt.transfer.carrying import TransferOptions, require_place, transfer
+    from ftckpt.transfer.planned import affordable_jobs, planned
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
-    jobs = job_count(run.jobs)
+    local = open_store(destination, invocation.stores).traits.local
+    jobs = affordable_jobs(job_count(run.jobs), local=local)
     target, writer = format_and_writer(name, wishes.rules)
     layout = writer.layout(content, wishes)
     require_place(layout)
@@ -188,7 +192,8 @@ def carry_out(
     for note in layout.notes:
         invocation.say(f"note: {note.message}")
     if run.dry_run:
-        return _show_plan(invocation, layout, content, jobs, proof=not run.no_proof)
+        plan = planned(layout, checkpoint, jobs=jobs, proof=not run.no_proof, local=local)
+        return _show_plan(invocation, layout, checkpoint, plan)
     limiter = rate_limit(run.limit_rate)
 
     def check() -> VerifyReport:
@@ -255,13 +260,12 @@ def _show_report(invocation: Invocation, report: TransferReport) -> Result:
 
 
 def _show_plan(
-    invocation: Invocation, layout: Layout, content: Content, jobs: int, *, proof: bool
+    invocation: Invocation, layout: Layout, checkpoint: Checkpoint, plan: Planned
 ) -> Result:
     """Print every copy, the files, and the cost."""
-    from ftckpt.transfer.planned import box_copies, planned
+    from ftckpt.transfer.planned import box_copies
 
-    plan = planned(layout, content.checkpoint, jobs=jobs, proof=proof)
-    copies = list(box_copies(layout, content.checkpoint))
+    copies = list(box_copies(layout, checkpoint))
     for copy in copies:
         cast = f" as {copy.cast}" if copy.cast else ""
         invocation.print(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.digest import BLOCK
+from ftckpt.memory import budget, demand, held
 
 from .gathering import SPAN, Gatherer
 from .layout import Elements, Layout, OutputFile, Stored
@@ -76,7 +77,23 @@ def box_copies(layout: Layout, checkpoint: Checkpoint) -> Iterator[BoxCopy]:
         yield from _of_file(file, checkpoint)
 
 
-def planned(layout: Layout, checkpoint: Checkpoint, *, jobs: int, proof: bool) -> Planned:
+def affordable_jobs(jobs: int, *, local: bool) -> int:
+    """Return how many of `jobs` threads fit into the memory budget beside what is held already.
+
+    Args:
+        jobs: how many are wanted.
+        local: whether the destination is on this machine.
+
+    Raises:
+        NoResourceError: the budget is less than one thread needs.
+    """
+    demand(_BASE + _thread_memory(local), "a transfer by one thread")
+    return max(1, min(jobs, (budget() - held()) // _thread_memory(local)))
+
+
+def planned(
+    layout: Layout, checkpoint: Checkpoint, *, jobs: int, proof: bool, local: bool = True
+) -> Planned:
     """Say what carrying out a layout would make and cost.
 
     Args:
@@ -84,18 +101,25 @@ def planned(layout: Layout, checkpoint: Checkpoint, *, jobs: int, proof: bool) -
         checkpoint: the source; up to 64 MiB of its largest file are read for the estimate of time.
         jobs: number of threads.
         proof: whether the result would be read back.
+        local: whether the destination is on this machine.
     """
     files = [
         PlannedFile(file.path, file.size, sum(1 for _ in _of_file(file, checkpoint)))
         for file in (*layout.files, *layout.commit)
     ]
-    local = checkpoint.source.store.traits.local
-    each = Gatherer.chunk + 2 * SPAN + (0 if local else BLOCK)
     rate = _reading_rate(checkpoint)
     # Everything is read and written once, and read twice more where it is proven.
     passes = 4 if proof else 2
     seconds = None if rate is None else passes * layout.nbytes / rate / jobs
-    return Planned(files, layout.nbytes, _BASE + jobs * each, seconds)
+    return Planned(files, layout.nbytes, _BASE + jobs * _thread_memory(local), seconds)
+
+
+def _thread_memory(local: bool) -> int:
+    """Return what one thread holds at most: a chunk, a span and what is picked out and cast of it.
+
+    For an object store a block more, its copy as the part of an upload, and the request's own.
+    """
+    return Gatherer.chunk + 3 * SPAN + (0 if local else 3 * BLOCK)
 
 
 def _of_file(file: OutputFile, checkpoint: Checkpoint) -> Iterator[BoxCopy]:

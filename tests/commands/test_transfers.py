@@ -55,7 +55,7 @@ def test_reshard_for_more_ranks(here: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(here: Path) -> None:
-    done = ftckpt("reshard", STEP, "two", "--dp", "2", "--dry-run", cwd=here)
+    done = ftckpt("reshard", STEP, "two", "--dp", "2", "--dry-run", "-j", "2", cwd=here)
     check_golden("reshard-dry-run.txt", done)
     assert os.listdir(here) == ["run"]
 
