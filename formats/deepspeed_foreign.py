@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import UnsupportedError
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, counted, finding
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import OutputFile
 
@@ -25,7 +25,7 @@ from .inert import Ordered
 from .nested_state import NestedState
 from .state_objects import StateObjects
 from .state_paths import recorded_paths, with_aliases
-from .torch_tree import Tensor, pickled, save
+from .torch_tree import Carried, Tensor, pickled, save
 
 # The loader wants a version, and to be told of one that it knows.
 _VERSION = "0.19.8"
@@ -75,24 +75,49 @@ class Foreign:
                 " universal checkpoint",
                 hint="ftckpt convert --to torchsave or safetensors, and load the weights as such",
             )
-        self._frozen = sorted(set(own) - set(self.trained), key=own.index)
+        moving = set(self.trained)
+        self._frozen = [name for name in own if name not in moving]
         self._state = NestedState()
-        known = {*self.trained, *self._frozen}
-        self.unplaced += (k for n, keys in states.items() if n not in known for k in keys.values())
-        made = [self._placed(wanted, content) for wanted in tensors.values()]
-        bare = [w for w in weights if w.name in self.trained and w.name not in masters]
-        self.content = replace(
-            content.with_tensors([*made, *self._widened(bare)]), aliases=content.aliases
+        self.unplaced += (
+            key for name, keys in states.items() if name not in moving for key in keys.values()
         )
+        self.unplaced += (
+            tensor_key("optimizer", Kind.MASTER, name)
+            for name in masters - moving
+            if name not in self._tied
+        )
+        made = [self._placed(wanted, content) for wanted in tensors.values()]
+        bare = [w for w in weights if w.name in moving and w.name not in masters]
+        made += self._widened(bare)
+        self.content = self._shared(replace(content.with_tensors(made), aliases=content.aliases))
         self._put_objects(content)
         self._client = self._state.settled(lambda path: True)
         optimizer = self._client.pop("optimizer", {})
         self.optimizer: dict[Any, Any] = optimizer if isinstance(optimizer, dict) else {}
-        groups = self.optimizer.pop(_GROUPS, None)
-        self.base: dict[str, Any] = {} if groups is None else {_GROUPS: groups}
+        self.base = {_GROUPS: self._groups(self.optimizer.pop(_GROUPS, []))}
         if "lr_scheduler" not in self._client:
             what = "there is no lr_scheduler: load with load_lr_scheduler_states=False where one is"
             self.notes.append(finding("note", what))
+
+    def _groups(self, found: Any) -> Any:
+        """Return parameter groups, one for every parameter at least.
+
+        The loader takes as many as the job and the file both have, and leaves the state of the
+        job's further groups out without a word. A group of no settings changes none.
+        """
+        value = found.value if type(found) is Carried else found
+        if not isinstance(value, list):
+            self._client[_GROUPS] = found  # by parameter, as some trainers flatten them
+            value = []
+        if value:
+            what = (
+                f"the settings of {counted(len(value), 'parameter group')} are carried by number:"
+                " a job with other groups must set its own"
+            )
+            self.notes.append(finding("note", what))
+        more: list[dict[str, Any]] = [{"params": []} for _ in self.trained[len(value) :]]
+        groups = [*value, *more]
+        return Carried(groups, found.storages) if type(found) is Carried else groups
 
     def _placed(self, wanted: Wanted, content: Content) -> Wanted:
         """Return a tensor as the result names it; what is no model's is the client's state."""
@@ -111,6 +136,20 @@ class Foreign:
             what = f"{weights[0].name} has no master: its weights, widened, are the masters"
             more = f" (and {len(weights) - 1} more)" if len(weights) > 1 else ""
             self.notes.append(finding("note", what + more, tensor=weights[0].name))
+
+    def _shared(self, content: Content) -> Content:
+        """Return the content as the result's reader sees it.
+
+        The masters of tied weights are their owners', and there are more parameter groups.
+        """
+        tensors, aliases = dict(content.tensors), dict(content.aliases)
+        for name, owner in self._tied.items():
+            master = tensors.get(tensor_key("optimizer", Kind.MASTER, owner))
+            if master is not None:
+                own = master._replace(name=name)
+                tensors[own.key], aliases[own.key] = own, master.key
+        objects = {n: info for n, info in content.objects.items() if not n.endswith(_GROUPS)}
+        return replace(content, tensors=tensors, aliases=aliases, objects=objects)
 
     def _put_objects(self, content: Content) -> None:
         """Put what is no tensor into the client's state, an object as a whole or not at all."""

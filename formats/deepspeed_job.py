@@ -94,11 +94,13 @@ class Job:
             yield group
             return
         part: dict[str, Shape] = {}
+        size = 0
         for name, shape in group.items():
             part[name] = shape
-            if sum(held[n] for n in part) >= self.sub_group:
+            size += held[name]
+            if size >= self.sub_group:
                 yield part
-                part = {}
+                part, size = {}, 0
         if part:
             yield part
 

@@ -122,7 +122,7 @@ class Modules:
         """Return the module's state_dict; tied tensors share a storage."""
         state, made = self._models.states[mp], Ordered()
         known: dict[str, Tensor] = {}
-        frozen = self._frozen_names(mp)
+        frozen = set(self._frozen_names(mp))
         for name, ref in state.weights.items():
             key = self._key(name, mp)
             if self._job.stage == 3 and (name in self._models.trained or name in frozen):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ftckpt.checkpoint import TensorInfo
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content, Wanted
@@ -34,6 +35,7 @@ from .torch_values import StoredStorage, TensorRef
 # Tensors in other state are random states: small. More than this is not read to be compared.
 _COMPARED = 16 << 20
 _GROUPS = "param_groups"
+_OWN = "extra:rank"
 
 
 class Place(NamedTuple):
@@ -158,18 +160,21 @@ class RestOfRole:
             (info.extent.file, tuple(info.field)): name for name, info in checkpoint.objects.items()
         }
         self._inside: dict[tuple[str, str], list[str]] = {}
+        own: dict[str, list[TensorInfo]] = {}
+        for info in checkpoint.tensors.values():
+            if info.component.startswith(_OWN):
+                own.setdefault(info.pieces[0].extent.file, []).append(info)
         for state in self._states.values():
-            self._index(state)
+            self._index(state, own.get(state.path, ()))
         for state in self._states.values():
             self._leave_out(state)
 
-    def _index(self, state: State) -> None:
-        """Find which tensors of the checkpoint lie in which field."""
-        for key, info in self._checkpoint.tensors.items():
-            if info.component.startswith("extra:rank") and info.pieces[0].extent.file == state.path:
-                fits = [label for label in state.labels.values() if _below(info.name, label)]
-                if fits:
-                    self._inside.setdefault((state.path, max(fits, key=len)), []).append(key)
+    def _index(self, state: State, own: Sequence[TensorInfo]) -> None:
+        """Find which of a file's own tensors lie in which field."""
+        for info in own:
+            fits = [label for label in state.labels.values() if _below(info.name, label)]
+            if fits:
+                self._inside.setdefault((state.path, max(fits, key=len)), []).append(info.key)
 
     def _leave_out(self, state: State) -> None:
         """Forget fields of which something was dropped."""
@@ -289,4 +294,4 @@ def stored(content: Content, rests: Sequence[RestOfRole], *, renumbered: bool) -
 
 
 def _is_own(wanted: Wanted) -> bool:
-    return wanted.component.startswith("extra:rank")
+    return wanted.component.startswith(_OWN)

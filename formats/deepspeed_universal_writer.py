@@ -85,11 +85,14 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
     folders = _Folders(content, holdings, cuts, numbers)
     share = optimizer.deal(Place(0, 0), 0, first=True)
     optimizer.settle()
-    tree = folders.state_tree(share.inner, share.base, source.version)
+    # Without groups the loader would restore no state at all; one of no settings changes none.
+    bare: list[Any] = [{"params": [number]} for number in range(len(source.groups[0]))]
+    base: dict[str, Any] = {"param_groups": bare, **share.base}
+    tree = folders.state_tree(share.inner, base, source.version)
     state = _state_file(Carried(tree, share.storages))
     files = [*model.files(), *model.layer_files(), *folders.files(), state]
     rests = (model.rest, optimizer)
-    notes = [*_notes(share.base, cuts), *(note for rest in rests for note in rest.notes)]
+    notes = [*_notes(cuts), *(note for rest in rests for note in rest.notes)]
     return Layout(
         files=files,
         unplaced=unplaced(content, rests),
@@ -108,7 +111,7 @@ def _of_other(content: Content, wishes: Wishes) -> Layout:
     return Layout(
         files=files,
         unplaced=source.unplaced,
-        notes=[*_notes(source.base, cuts), *source.notes],
+        notes=[*_notes(cuts), *source.notes],
         content=source.content,
     )
 
@@ -176,7 +179,6 @@ class _Folders:
             base: the base optimizer's parameter groups.
             version: of DeepSpeed.
         """
-        found: dict[str, Any] = {"param_groups": [], **base}
         state: dict[int, Any] = {}
         first = next(iter(self._numbers), "")
         step = self._states.get(first, {}).get(_STEP)
@@ -184,7 +186,7 @@ class _Folders:
             state[0] = {_STEP: self._tensor(step)}
         elif _STEP in self._numbers.get(first, {}):
             state[0] = {_STEP: self._numbers[first][_STEP]}
-        return {"ds_version": version, **inner, **found, OPTIMIZER: {"state": state, **found}}
+        return {"ds_version": version, **inner, **base, OPTIMIZER: {"state": state, **base}}
 
 
 def _file(name: str, leaf: str, tree: Any) -> OutputFile:
@@ -204,7 +206,7 @@ def _unread(key: str, what: str) -> UnsupportedError:
     )
 
 
-def _notes(base: Mapping[str, Any], cuts: Cuts) -> Iterator[Finding]:
+def _notes(cuts: Cuts) -> Iterator[Finding]:
     yield finding(
         "note",
         "DeepSpeed finds a universal checkpoint by the file `latest_universal` in the directory"
@@ -215,9 +217,6 @@ def _notes(base: Mapping[str, Any], cuts: Cuts) -> Iterator[Finding]:
         "DeepSpeed restores what its optimizer trains from a universal checkpoint: buffers and"
         " frozen parameters stay as the job that loads it has made them",
     )
-    if not base.get("param_groups"):
-        what = "the source has no param_groups: learning rates are those of the job that loads it"
-        yield finding("note", what)
     if not cuts.known:
         what = (
             "nothing says how parameters are cut over tensor slices: jobs of more than one would"

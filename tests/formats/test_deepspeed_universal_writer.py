@@ -89,6 +89,12 @@ def test_a_flat_source_of_stage_3_gets_its_shapes_and_steps(tmp_path: Path) -> N
     assert state["ds_version"] == "0.19.8"
 
 
+def test_the_elastic_form_has_no_settings_and_keeps_its_groups(tmp_path: Path) -> None:
+    result = written(opened("z2"), tmp_path / "universal")
+    state = result.tree("zero/optimizer_state.pt")
+    assert state["param_groups"] == [{"params": [0]}, {"params": [1]}]
+
+
 def test_a_pipeline_keeps_the_files_of_its_layers(tmp_path: Path) -> None:
     source = opened("pipe")
     result = written(source, tmp_path / "universal")
@@ -148,7 +154,9 @@ def test_a_plain_trainers_file(tmp_path: Path) -> None:
             found = torch.load(out / "zero" / name / f"{leaf}.pt")
             assert torch.equal(found if leaf == "step" else found["param"], value)
     state = torch.load(out / "zero" / "optimizer_state.pt")
-    assert state["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert state["param_groups"][:1] == optimizer.state_dict()["param_groups"]
+    # The loader leaves the state of groups out that the file does not have.
+    assert state["param_groups"][1:] == [{"params": []}] * 2
     engine = torch.load(out / "mp_rank_00_model_states.pt", weights_only=False)
     assert engine["lr_scheduler"] == {"last_epoch": 2}
     assert engine["global_steps"] == engine["step"] == 2
@@ -161,6 +169,18 @@ def test_a_plain_trainers_file(tmp_path: Path) -> None:
     said = [note.message for note in layout(source).notes]
     assert any("widened, are the masters" in what for what in said)
     assert any("no wish" in what or "--rules" in what for what in said)
+
+
+def test_a_tied_weight_is_one_parameter(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.randn(2, 3))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(2, 3)
+    optimizer.step()
+    state = {"model": {"embed": weight.data, "head": weight.data}, "step": 1}
+    torch.save(state | {"optimizer": optimizer.state_dict()}, tmp_path / "tied.pt")
+    result = written(open_checkpoint(tmp_path / "tied.pt"), tmp_path / "universal")
+    assert result.aliases == {"head": "embed", "master:head": "master:embed"}
+    assert not (tmp_path / "universal" / "zero" / "head").exists()
 
 
 def test_rules_say_how_jobs_cut_a_parameter(tmp_path: Path) -> None:

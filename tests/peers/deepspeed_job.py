@@ -1,0 +1,79 @@
+"""Train with DeepSpeed from a checkpoint, and say what it loaded: `python deepspeed_job.py SPEC`.
+
+Runs in DeepSpeed's own environment and knows nothing of ftckpt. SPEC is JSON:
+
+    world, zero, bf16        ranks, `zero_optimization`, whether weights are bf16
+    load, universal          a checkpoint or null, and whether it is a universal one
+    steps                    [first, last) step to train
+    save, to                 the step before which to save, or null, and the directory
+    out                      file for the answer: losses of each rank, steps, the client's note; and
+                             `<out>.safetensors`: what memory held after loading or at saving
+    port                     where the ranks meet
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "deepspeed"))
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+kept: Any = importlib.import_module("make_deepspeed")
+
+
+def job(rank: int, spec: dict[str, Any]) -> None:
+    import deepspeed
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(spec["world"]),
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(spec["port"]))  # fmt: skip
+    deepspeed.init_distributed("gloo")
+    torch.manual_seed(7)
+    model = kept.Tiny()
+    config = kept.config_of({"zero": spec["zero"], **(kept.BF16 if spec["bf16"] else {})})
+    if spec["universal"]:
+        config["checkpoint"] = {"load_universal": True}
+    optimizer = kept.optimizer_of(model, "job")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    client = {}
+    held = None
+    if spec["load"]:
+        path = Path(spec["load"])
+        found, client = engine.load_checkpoint(str(path.parent), tag=path.name)
+        assert found, f"DeepSpeed loads nothing from {path}"
+        held = kept.gather(engine, spec["zero"]["stage"], spec["world"])
+    losses = []
+    for step in range(*spec["steps"]):
+        if step == spec["save"]:
+            held = kept.gather(engine, spec["zero"]["stage"], spec["world"])
+            state = {"note": "ours", "rng": {"cpu": torch.arange(6, dtype=torch.uint8)}}
+            engine.save_checkpoint(spec["to"], tag=f"global_step{step}", client_state=state)
+        loss = engine(torch.tensor([(rank + 3 * step) % 7, step % 7, 4]))
+        losses.append(float(loss).hex())
+        engine.backward(loss)
+        engine.step()
+    every: list[Any] = [None] * spec["world"]
+    dist.all_gather_object(every, (losses, held))
+    if rank == 0:
+        from safetensors.torch import save_file
+
+        whole = kept.joined([mine for _, mine in every])
+        memory = {key: value.contiguous().clone() for key, value in whole.items()}
+        save_file(memory, spec["out"] + ".safetensors")
+        answer = {"losses": [mine for mine, _ in every], "step": engine.global_steps}
+        Path(spec["out"]).write_text(json.dumps(answer | {"note": client.get("note")}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    spec = json.loads(sys.argv[1])
+    start_processes(  # type: ignore[no-untyped-call]
+        job, (spec,), nprocs=spec["world"], start_method="spawn"
+    )

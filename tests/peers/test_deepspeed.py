@@ -1,0 +1,171 @@
+"""DeepSpeed loads what was written for it, holds every bit of it, and trains on.
+
+`FTCKPT_PEER_DEEPSPEED` names the Python of an environment that has it; `deepspeed.sh` makes one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ftckpt.assembly import read_tensor
+from tests.checkpoints import open_checkpoint
+from tests.formats.deepspeed_sets import opened, tensors_of
+
+PYTHON = os.environ.get("FTCKPT_PEER_DEEPSPEED", "")
+JOB = Path(__file__).with_name("deepspeed_job.py")
+ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
+SAVED, LAST = 3, 6
+# DeepSpeed's script, without what only its command line needs.
+MERGE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from safetensors.torch import save_file
+state = get_fp32_state_dict_from_zero_checkpoint(sys.argv[2], sys.argv[3])
+save_file({name: value.clone() for name, value in state.items()}, sys.argv[4])
+"""
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(not PYTHON, reason="FTCKPT_PEER_DEEPSPEED names no Python with DeepSpeed"),
+]
+
+
+class Answer(NamedTuple):
+    """What a job says: losses of each rank, steps, the client's note, and its memory."""
+
+    losses: list[list[str]]
+    step: int
+    note: str | None
+    held: dict[str, Any]
+
+
+def run(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [PYTHON, *arguments], env=os.environ | ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+_numbers = count()
+
+
+def train(root: Path, stage: int, world: int, *, bf16: bool = True, **given: Any) -> Answer:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    out = root / f"answer{next(_numbers)}.json"
+    spec = {"world": world, "zero": {"stage": stage}, "bf16": bf16, "load": None,
+            "universal": False, "steps": [SAVED, LAST], "save": None, "to": str(root / "run"),
+            "out": str(out), "port": port} | given  # fmt: skip
+    run([str(JOB), json.dumps(spec)])
+    held = tensors_of(Path(f"{out}.safetensors"))
+    return Answer(**json.loads(out.read_text()), held=held)
+
+
+def ftckpt(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "ftckpt", *arguments], check=True, capture_output=True)
+
+
+def of_optimizer(held: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in held.items() if ":" in key}
+
+
+class Whole(NamedTuple):
+    """A job that nothing interrupted; the checkpoint that it made on the way."""
+
+    stage: int
+    bf16: bool
+    answer: Answer
+    checkpoint: Path
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    root = tmp_path_factory.mktemp("whole")
+    stage, bf16 = request.param, request.param < 3
+    answer = train(root, stage, 4, bf16=bf16, steps=[0, LAST], save=SAVED)
+    return Whole(stage, bf16, answer, root / "run" / f"global_step{SAVED}")
+
+
+def test_fewer_ranks_hold_every_bit_and_train_on(whole: Whole, tmp_path: Path) -> None:
+    """And back on as many they go on as if nothing had happened."""
+    two, four = tmp_path / "two", tmp_path / "four"
+    ftckpt("reshard", str(whole.checkpoint), str(two), "--dp", "2")
+    answer = train(tmp_path, whole.stage, 2, bf16=whole.bf16, load=str(two))
+    assert answer.held == whole.answer.held
+    assert (answer.step, answer.note) == (LAST, "ours")
+    losses = [float.fromhex(loss) for rank in answer.losses for loss in rank]
+    assert len(losses) == 2 * (LAST - SAVED)
+    assert all(math.isfinite(loss) for loss in losses)
+    ftckpt("reshard", str(two), str(four), "--dp", "4")
+    answer = train(tmp_path, whole.stage, 4, bf16=whole.bf16, load=str(four))
+    assert answer.held == whole.answer.held
+    assert answer.losses == [rank[SAVED:] for rank in whole.answer.losses]
+
+
+def test_its_own_consolidation_is_ours(whole: Whole, tmp_path: Path) -> None:
+    place = tmp_path / "root" / "global_step3"
+    place.parent.mkdir()
+    ftckpt("reshard", str(whole.checkpoint), str(place), "--dp", "3")
+    out = tmp_path / "merged.safetensors"
+    run(["-c", MERGE, str(whole.checkpoint.parent), str(place.parent), place.name, str(out)])
+    theirs = tensors_of(out)
+    masters = {k: v for k, v in whole.answer.held.items() if k.startswith("master:")}
+    assert {f"master:{name}": theirs[name] for name in theirs if f"master:{name}" in masters} == (
+        masters
+    )
+    assert opened(place).tensors.keys() >= masters.keys()
+
+
+def test_a_universal_checkpoint_loads_on_any_ranks(whole: Whole, tmp_path: Path) -> None:
+    place = tmp_path / "step3_universal"
+    ftckpt("convert", str(whole.checkpoint), str(place), "--to", "deepspeed-universal")
+    answer = train(tmp_path, whole.stage, 3, bf16=whole.bf16, load=str(place), universal=True)
+    assert of_optimizer(answer.held) == of_optimizer(whole.answer.held)
+    assert (answer.step, answer.note) == (LAST, "ours")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_another_stage_holds_the_same(stage: int, whole: Whole, tmp_path: Path) -> None:
+    if stage == whole.stage:
+        pytest.skip("the same stage")
+    place = tmp_path / "other"
+    ftckpt("reshard", str(whole.checkpoint), str(place), "--dp", "2", "--zero-stage", str(stage))
+    answer = train(tmp_path, stage, 2, bf16=whole.bf16, load=str(place))
+    assert of_optimizer(answer.held) == of_optimizer(whole.answer.held)
+    weights = whole.answer.held.keys() & answer.held.keys()
+    assert {k: answer.held[k] for k in weights} == {k: whole.answer.held[k] for k in weights}
+    assert answer.step == LAST
+
+
+def test_a_plain_trainers_file_becomes_a_job(tmp_path: Path) -> None:
+    """The same network, trained without DeepSpeed."""
+    program = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1]); import make_deepspeed as kept\n"
+        "torch.manual_seed(3); model = kept.Tiny(); optimizer = kept.optimizer_of(model, 'off')\n"
+        "for step in range(2):\n"
+        "    optimizer.zero_grad(); model(torch.tensor([1, step, 4])).backward()\n"
+        "    optimizer.step()\n"
+        "state = {'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': 2}\n"
+        "torch.save(state, sys.argv[2])\n"
+    )
+    file, place = tmp_path / "step2.pt", tmp_path / "universal"
+    data = JOB.parents[1] / "data" / "deepspeed"
+    subprocess.run([sys.executable, "-c", program, str(data), str(file)], check=True)
+    ftckpt("convert", str(file), str(place), "--to", "deepspeed-universal")
+    answer = train(tmp_path, 2, 2, bf16=False, load=str(place), universal=True, steps=[2, 4])
+    assert answer.step == 4
+    universal = open_checkpoint(place)
+    for key, value in of_optimizer(answer.held).items():
+        assert read_tensor(universal, key) == value.data, key
