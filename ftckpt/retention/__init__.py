@@ -10,7 +10,7 @@ from .deciding import decide
 from .entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
 from .plan import BrokenFloor, Decision, Plan, Reason
 from .policy import DeleteLimit, Metric, Policy
-from .preparing import Prepared, prepare
+from .preparing import Prepared, prepare, remember
 
 __all__ = [
     "BrokenFloor",
@@ -29,4 +29,5 @@ __all__ = [
     "SharedFile",
     "decide",
     "prepare",
+    "remember",
 ]

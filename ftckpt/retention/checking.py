@@ -24,6 +24,7 @@ from ftckpt.verification import check_structure
 
 from .contents import list_entry, sum_up
 from .entries import EntryClass
+from .passed import Passed
 from .policy import GRACE
 from .reading import Found
 
@@ -31,15 +32,30 @@ _HEAD = 4096
 _CONTENT = frozenset({"content", "values"})
 
 
-def checked(found: Found, now: float) -> Found | None:
-    """Check the structure of a committed checkpoint; return what it is then.
+def checked(found: Found, now: float, passed: Passed | None) -> Found | None:
+    """Check the structure of a committed checkpoint; return what it is then, its files listed.
 
     A damaged one is CORRUPT; a young one whose format has no commit marker may still be being
     written and is STAGING. None where it has been removed since.
 
+    Args:
+        found: the checkpoint.
+        now: seconds since the epoch.
+        passed: when its files were as this says it passed; None where that is not known.
+
     Raises:
         UnavailableError, DeniedError, NoResourceError: that could not be found out.
     """
+    listed = surveyed(found)
+    if listed is None:
+        return None
+    contents = listed.entry.contents
+    if passed is not None and contents is not None and contents.fingerprint == passed.fingerprint:
+        return listed.now(checked=True, step=passed.step)
+    return _opened(listed, now)
+
+
+def _opened(found: Found, now: float) -> Found | None:
     assert found.child is not None
     try:
         opened = open_child(found.root, found.child)
@@ -90,7 +106,9 @@ def newest_verified(members: Sequence[Found]) -> Found | None:
 
 
 def surveyed(found: Found) -> Found | None:
-    """List the files of an entry and sum them up; None where it has been removed since."""
+    """Return an entry with its files summed up; None where it has been removed since."""
+    if found.entry.contents is not None:
+        return found
     try:
         return found.now(contents=sum_up(list_entry(found.root.store, found.place)))
     except NotFoundError:
@@ -132,8 +150,7 @@ def _unfinished(found: Found, why: str, now: float) -> Found:
 
 
 def _newest(found: Found) -> float | None:
-    known = found if found.entry.contents is not None else surveyed(found)
-    return None if known is None or known.entry.contents is None else known.entry.contents.newest
+    return None if found.entry.contents is None else found.entry.contents.newest
 
 
 def _is_verified(found: Found) -> bool:

@@ -14,12 +14,13 @@ from ftckpt.errors import NotFoundError
 from ftckpt.opening import Place, open_runs
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
-from ftckpt.roots import Root, concurrently
+from ftckpt.roots import Root, concurrently, join
 
 from . import log
 from .checking import checked, newest_verified, step_by_content, surveyed
 from .deciding import decide
 from .entries import EntryClass
+from .passed import Passed, read_passed, write_passed
 from .plan import Decision, Plan
 from .policy import Policy
 from .reading import Bases, Found, Reading, no_bases, read_entries
@@ -63,7 +64,7 @@ def prepare(
         policy: what to keep.
         now: seconds since the epoch.
         bases: returns what a checkpoint is a delta upon (see `Reading`).
-        sizes: list the files of what stays too; of what goes they always are.
+        sizes: list the files of everything; of what goes and of what is checked they always are.
         counter: is told of the work.
 
     Raises:
@@ -76,6 +77,16 @@ def prepare(
     # How much is freed decides where a wish for space ends, so the files are listed before that.
     work.survey(d.entry.name for d in plan.decisions if sizes or not d.keep)
     return Prepared(work.decide(policy), work.found, {r.base: r for r in work.roots})
+
+
+def remember(prepared: Prepared) -> None:
+    """Remember in each root which checkpoints passed, so that the next plan need not open them.
+
+    Raises:
+        NoResourceError, DeniedError, UnavailableError: it could not be written; the plan stands.
+    """
+    for group, root in prepared.roots.items():
+        write_passed(root, (f for f in prepared.found.values() if f.entry.group == group))
 
 
 class _Work:
@@ -92,6 +103,7 @@ class _Work:
         self.found: dict[str, Found] = {}
         self.notes: list[str] = []
         self.last_run: dict[str, float] = {}
+        self.passed: dict[str, Passed] = {}
 
     def read(self, how: Reading) -> None:
         """Read every root; find the newest verified checkpoint of each."""
@@ -101,6 +113,8 @@ class _Work:
             verified = newest_verified(members)
             if verified is not None:
                 self.found[verified.entry.name] = verified
+            for name, passed in read_passed(root).items():
+                self.passed[join(root.base, name)] = passed
             time = log.last_applied(root)
             if time is not None:
                 self.last_run[root.base] = time
@@ -154,7 +168,10 @@ class _Work:
         self._each(waiting, surveyed, "listing")
 
     def _check(self, names: Sequence[str]) -> None:
-        self._each(names, lambda found: checked(found, self.now), "checking")
+        def one(found: Found) -> Found | None:
+            return checked(found, self.now, self.passed.get(found.entry.name))
+
+        self._each(names, one, "checking")
 
     def _read_steps(self, group: str) -> None:
         names = [

@@ -19,7 +19,7 @@ from ftckpt.registry import Listing, Recognition
 from ftckpt.retention import leases, pins, tags
 from ftckpt.retention.entries import EntryClass, RootEntry
 from ftckpt.retention.policy import Metric, Policy
-from ftckpt.retention.preparing import Prepared, prepare
+from ftckpt.retention.preparing import Prepared, prepare, remember
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 from ftckpt.stores.local import LocalStore
@@ -150,6 +150,34 @@ def test_only_what_is_kept_is_opened(tmp_path: Path) -> None:
     small = JudgedFormat()
     plan_of(tmp_path, Policy(keep_last=2, keep_every=10), small)
     assert sorted(small.opened) == ["step-10", "step-20", "step-29", "step-30"]
+
+
+def test_what_has_passed_is_not_opened_again(tmp_path: Path) -> None:
+    for step in range(1, 7):
+        save(tmp_path, f"checkpoint-{step}", step * 100, (10 - step) * HOUR)
+    policy = Policy(keep_last=3)
+    first = plan_of(tmp_path, policy)
+    remember(first)
+    small = JudgedFormat()
+    again = plan_of(tmp_path, policy, small)
+    assert small.opened.count("checkpoint-6") == 0
+    assert again.plan.keep == first.plan.keep
+    assert dropped(again) == dropped(first)
+    # A file that was touched is checked again; a cache that cannot be read costs time alone.
+    os.utime(tmp_path / "checkpoint-6" / MARKER, (NOW - 60, NOW - 60))
+    (tmp_path / "checkpoint-5" / MARKER).write_text("{")
+    small = JudgedFormat()
+    changed = plan_of(tmp_path, policy, small)
+    assert small.opened.count("checkpoint-6") == 1
+    assert changed.found["checkpoint-5"].entry.entry_class is EntryClass.CORRUPT
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"schema": "ftckpt.passed/1", "passed": {"checkpoint-4": [1, 2]}}',
+    ):
+        (tmp_path / ".ftckpt/passed.json").write_text(text)
+        assert kept(plan_of(tmp_path, policy)) == kept(changed)
 
 
 def test_files_are_asked_about_only_where_that_says_something(
@@ -352,7 +380,6 @@ def test_what_goes_is_identified_by_every_file(tmp_path: Path) -> None:
     assert (first.nbytes, first.unshared) == (size, 0)
     # The linked file is freed once, with the second of its names.
     assert [d.frees for d in prepared.plan.drop] == [0, 2 * size]
-    assert prepared.found["step-4"].entry.contents is None
     os.utime(tmp_path / "step-1" / MARKER, (NOW - 7, NOW - 7))
     (tmp_path / "step-2" / "more").touch()
     again = plan_of(tmp_path, sizes=True)
