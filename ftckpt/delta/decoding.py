@@ -54,6 +54,8 @@ class DeltaDecoder:
             raise UsageError(f"the delta stands upon {index.base.path}, which was not given")
         self.index = index
         self._numbers = {tensor.key: number for number, tensor in enumerate(index.tensors)}
+        # Blocks that predict others are kept: who reads a parameter's tensors decodes each once.
+        self._predicts = {number for tensor in index.tensors for number in tensor.helpers}
         self._read = read
         self._base = base
         self._limit = cache
@@ -80,7 +82,7 @@ class DeltaDecoder:
             block, skip = divmod(offset + done, size)
             length = min(size, tensor.nbytes - block * size)
             part = view[done : done + length - skip]
-            if len(part) == length:
+            if len(part) == length and number not in self._predicts:
                 self._decode(number, block, as_words(part, words_of(tensor.dtype).size))
             else:
                 part[:] = self._whole(number, block).view("u1")[skip : skip + len(part)].data

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.buffers import buffer
 
 from .entropy import Coder, compress, damaged, decompress
-from .words import PAYLOAD, PLANE, WORDS, as_words, scratch
+from .words import PAYLOAD, PLANE, SHIFTED, WORDS, as_words, scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,15 +59,16 @@ def pack(count: int, size: int, words: Callable[[int, int, Array], Array], plane
         start = number * CHUNK
         stop = min(count, start + CHUNK)
         chunk = words(start, stop, scratch(stop - start, size, WORDS))
-        columns = chunk.view("u1").reshape(-1, size)
         if planes.joined:
-            at = _join(chunk, planes.joined, payload, at)
+            end = at + chunk.size * planes.joined
+            _cut(chunk, 0, as_words(payload[at:end], planes.joined))
+            at = end
         top = int(chunk.max())
         lengths = []
         for plane in separate:
             length = 0
             if top >> 8 * plane:
-                length = _put(columns[:, plane], plane, planes, payload, at)
+                length = _put(chunk, plane, planes, payload, at)
             lengths.append(length)
             at += length
         table.pack_into(payload, 1 + number * table.size, *lengths)
@@ -102,49 +103,70 @@ def unpack(
         start = number * CHUNK
         stop = min(count, start + CHUNK)
         chunk = out[start:stop]
-        columns = chunk.view("u1").reshape(-1, size)
+        parts: list[Array | None] = []
         if joined:
             low = _take(payload, at, (stop - start) * joined)
             at += len(low)
-            chunk.view(f"<u{joined}").reshape(stop - start, -1)[:, 0] = as_words(low, joined)
-        for plane, length in zip(
-            separate, table.unpack_from(payload, 1 + number * table.size), strict=True
-        ):
-            if length == 0:
-                columns[:, plane] = 0
-                continue
+            parts.append(as_words(low, joined))
+        for length in table.unpack_from(payload, 1 + number * table.size):
             if length > stop - start:
                 raise damaged("a plane is longer than its words")
             stored = _take(payload, at, length)
             at += length
-            data = stored if length == stop - start else decompress(stored, stop - start)
-            columns[:, plane] = as_words(data, 1)
+            if length in (0, stop - start):
+                parts.append(as_words(stored, 1) if length else None)
+            else:
+                parts.append(as_words(decompress(stored, stop - start), 1))
+        _gather(parts, chunk)
         finish(start, stop)
     if at != len(payload):
         raise damaged("bytes follow its last plane")
 
 
-def _join(chunk: Array, joined: int, payload: memoryview, at: int) -> int:
-    end = at + chunk.size * joined
-    low = chunk.view(f"<u{joined}").reshape(chunk.size, -1)
-    as_words(payload[at:end], joined)[...] = low[:, 0]
-    return end
+def _cut(chunk: Array, plane: int, out: Array) -> None:
+    """Put the bytes of each word from a place on into `out`; shift and cast beat strided copies."""
+    import numpy as np
+
+    shifted = chunk
+    if plane:
+        shifted = scratch(chunk.size, chunk.itemsize, SHIFTED)
+        np.right_shift(chunk, chunk.dtype.type(8 * plane), out=shifted)
+    np.copyto(out, shifted, casting="unsafe")
 
 
-def _put(column: Array, plane: int, planes: Planes, payload: memoryview, at: int) -> int:
+def _gather(parts: list[Array | None], out: Array) -> None:
+    """Undo `_cut`: put words together from their parts, the lowest first; None is a part of 0."""
+    import numpy as np
+
+    wide = scratch(out.size, out.itemsize, SHIFTED)
+    begun = False
+    for part in reversed(parts):
+        if begun:
+            np.left_shift(out, out.dtype.type(8 * (1 if part is None else part.itemsize)), out=out)
+        if part is None:
+            continue
+        if begun:
+            np.copyto(wide, part)
+            np.bitwise_or(out, wide, out=out)
+        else:
+            np.copyto(out, part)
+            begun = True
+    if not begun:
+        out[...] = out.dtype.type(0)
+
+
+def _put(chunk: Array, plane: int, planes: Planes, payload: memoryview, at: int) -> int:
     """Store one plane at `at`, as a frame or plain; return its length."""
-    size = column.size
+    size = chunk.size
+    stored = as_words(payload[at : at + size], 1)
     if plane in planes.plain:
-        as_words(payload[at : at + size], 1)[...] = column
+        _cut(chunk, plane, stored)
         return size
-    dense = column
-    if column.strides != (1,):
-        dense = scratch(size, 1, PLANE)
-        dense[...] = column
-    coder = planes.coders[plane] if planes.coders else Coder.HUFFMAN
-    frame = compress(dense, coder)
+    dense = scratch(size, 1, PLANE)
+    _cut(chunk, plane, dense)
+    frame = compress(dense, planes.coders[plane] if planes.coders else Coder.HUFFMAN)
     if len(frame) >= WORTH * size:
-        as_words(payload[at : at + size], 1)[...] = dense
+        stored[...] = dense
         return size
     payload[at : at + len(frame)] = frame
     return len(frame)

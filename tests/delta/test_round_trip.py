@@ -180,6 +180,21 @@ def test_bytes_of_any_range() -> None:
     assert sorted(asked) == sorted((b.offset, b.length) for b in wanted if b.length)
 
 
+def test_what_predicts_others_is_decoded_once() -> None:
+    base, target = trained()
+    packed = reparsed(pack(target, base, settings=SETTINGS))
+    asked: list[int] = []
+
+    def read(name: str, offset: int, length: int) -> bytes:
+        asked.append(offset)
+        return packed.read(name, offset, length)
+
+    decoder = DeltaDecoder(packed.index, read, base.fill)
+    for key in ("exp_avg:w", "exp_avg_sq:w", "master:w", "w"):
+        decoder.fill(key, 0, memoryview(bytearray(len(target.data[key]))))
+    assert sorted(asked) == sorted(set(asked))
+
+
 def test_no_bytes_behind_the_end() -> None:
     _, target = trained()
     decoder = pack(target).decoder()

@@ -1,0 +1,248 @@
+"""Deltas of a real training state, side by side with zstd, XOR and byte planes, and ZipNN.
+
+    python benchmarks/delta.py [--states DIR] [--width 256] [--layers 6] [--steps 100] [--rounds 3]
+                               [--zipnn PYTHON] [--json]
+
+A small GPT is trained first (delta_data.py), some minutes on two cores; `--states DIR` keeps its
+states and takes them from there the next time. `--zipnn PYTHON` names an interpreter that has zipnn
+0.5. Speeds are bytes of the state a second of processor time, best of the rounds, on one thread;
+the elements are in memory, the blocks' digests count, and the choice by a sample is told apart.
+Every decoding is compared with the original.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from delta_peers import Peer, Result, patch_from, xor_planes, zipnn, zstd
+from delta_states import DISTANCES, State, load, make, part_of_step, weights
+from side_by_side import machine, workplace
+
+from ftckpt.checkpoint import Topology
+from ftckpt.delta import (
+    EFFORTS,
+    BaseName,
+    DataFile,
+    DeltaDecoder,
+    DeltaEncoder,
+    DeltaIndex,
+    Rows,
+    pair,
+)
+
+NO_DIGEST = "0" * 32  # what a tensor's digest costs is measured elsewhere
+
+
+class Delta:
+    """One pair of states, planned once, encoded and decoded as often as asked."""
+
+    def __init__(self, target: State, base: State | None, effort: int) -> None:
+        pairs = pair(target.infos.values(), {} if base is None else base.infos)
+        settings = target.settings
+        if base is not None:
+            apart = (settings.step or 0) - (base.settings.step or 0)
+            settings = settings._replace(distance=apart)
+        self.target, self.base = target, base
+        fill = None if base is None else base.fill
+        self.encoder = DeltaEncoder(pairs, target.fill, fill, lambda _: settings, EFFORTS[effort])
+        begin = time.thread_time()
+        self.plans = [self.encoder.plan(number) for number in range(len(pairs))]
+        self.planning = time.thread_time() - begin
+        self.tasks = [(n, b) for n in range(len(pairs)) for b in range(self.encoder.blocks(n))]
+
+        self.rows = Rows([self.encoder.blocks(number) for number in range(len(pairs))])
+        self.file = bytearray(target.nbytes)  # warm: the memory of a file is not the subject
+
+    def encode(self, part: slice = slice(None), at: int = 0) -> None:
+        """Encode blocks and write them from a place of the file on."""
+        for number, block in self.tasks[part]:
+            made = self.encoder.encode(number, block, self.plans[number])
+            self.rows.put(number, block, made.at(0, at))
+            self.file[at : at + len(made.payload)] = made.payload
+            at += len(made.payload)
+
+    def count(self) -> dict[str, int]:
+        """Return the bytes stored, by class."""
+        sizes: dict[str, int] = {}
+        index = self.index()
+        for tensor in index.tensors:
+            stored = sum(block.length for block in index.blocks_of(tensor))
+            sizes[tensor.kind.value] = sizes.get(tensor.kind.value, 0) + stored
+        return sizes
+
+    def index(self) -> DeltaIndex:
+        count = len(self.encoder.pairs)
+        return DeltaIndex(
+            step=None,
+            source_format="",
+            topology=Topology(),
+            base=None if self.base is None else BaseName("", None, NO_DIGEST),
+            files=[DataFile("0", len(self.file))],
+            tensors=[
+                self.encoder.tensor(n, self.plans[n], self.rows.first[n], NO_DIGEST, NO_DIGEST)
+                for n in range(count)
+            ],
+            objects=[],
+            aliases={},
+            rows=self.rows.dump(),
+        )
+
+    def decoder(self) -> DeltaDecoder:
+        payload = memoryview(self.file)
+        return DeltaDecoder(
+            DeltaIndex.parse(self.index().dump()),
+            lambda _, offset, length: payload[offset : offset + length],
+            None if self.base is None else self.base.fill,
+            cache=256 << 20,
+        )
+
+
+def ours(effort: int, rounds: int) -> Callable[[State, State | None], tuple[Result, float]]:
+    """Return our own contestant; it also says what choosing took."""
+
+    def run(target: State, base: State | None) -> tuple[Result, float]:
+        delta = Delta(target, base, effort)
+        out = {key: memoryview(bytearray(len(data))) for key, data in target.data.items()}
+        encoding = decoding = inf
+        for _ in range(rounds):
+            begin = time.thread_time()
+            delta.encode()
+            encoding = min(encoding, time.thread_time() - begin)
+            decoder = delta.decoder()
+            begin = time.thread_time()
+            # A parameter's tensors together, in the order in which they predict each other.
+            for info in by_parameter(target):
+                decoder.fill(info, 0, out[info])
+            decoding = min(decoding, time.thread_time() - begin)
+        assert all(out[key] == data for key, data in target.data.items())
+        return Result(delta.count(), encoding, decoding), delta.planning
+
+    return run
+
+
+def by_parameter(state: State) -> list[str]:
+    order = ["exp_avg", "exp_avg_sq", "master", "param"]
+    infos = state.infos
+    return sorted(infos, key=lambda key: (infos[key].name, order.index(infos[key].kind.value)))
+
+
+def scaling(target: State, base: State | None, rounds: int) -> float:
+    """Return the wall time of encoding with one thread over that with two."""
+    delta = Delta(target, base, 2)
+    best = [inf, inf]
+    for _ in range(rounds):
+        for count in (1, 2):
+            half = len(delta.file) // 2
+            threads = [
+                threading.Thread(target=delta.encode, args=(slice(n, None, count), n * half))
+                for n in range(count)
+            ]
+            begin = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            best[count - 1] = min(best[count - 1], time.perf_counter() - begin)
+    return best[0] / best[1]
+
+
+def pairs_of_states(place: Path) -> Iterator[tuple[str, State, State | None]]:
+    """Yield states, alone and upon their base; what is left of `tune` when only weights are kept."""
+    yield "alone", load(place / "high-1.safetensors"), None
+    for regime, distances in DISTANCES.items():
+        for distance in distances:
+            path = place / f"{regime}-{distance}.safetensors"
+            target, base = load(path), load(place / f"{regime}-0.safetensors")
+            yield f"{regime}, {distance}", target, base
+            if regime == "tune" and distance == 1:
+                yield "bf16, 1", weights(target), weights(base)
+                yield "bf16, 0.1", part_of_step(target, base, 0.1), weights(base)
+
+
+def compare(options: argparse.Namespace, place: Path) -> Iterator[dict[str, Any]]:
+    peers: dict[str, Peer | Callable[[State, State | None], Result | None]] = {
+        "zstd -3": zstd,
+        "zstd --patch-from": patch_from,
+        "xor + planes + zstd -1": xor_planes,
+    }
+    if options.zipnn:
+        peers["ZipNN"] = zipnn(options.zipnn)
+    for name, target, base in pairs_of_states(place):
+        for effort in (2, 1):
+            result, planning = ours(effort, options.rounds)(target, base)
+            yield row(name, f"ftckpt, level {effort}", target, result, planning=planning)
+        for peer, run in peers.items():
+            made = run(target, base)
+            if made is not None:
+                yield row(name, peer, target, made)
+        if options.scaling:
+            yield {"state": name, "two threads": round(scaling(target, base, options.rounds), 2)}
+
+
+def row(state: str, who: str, target: State, result: Result, **more: float) -> dict[str, Any]:
+    whole: dict[str, int] = {}
+    for info in target.infos.values():
+        whole[info.kind.value] = whole.get(info.kind.value, 0) + info.nbytes
+    ratios = {
+        kind: round(whole[kind] / max(size, 1), 3) for kind, size in result.sizes.items() if kind
+    }
+    return {
+        "state": state,
+        "who": who,
+        "ratio": round(target.nbytes / sum(result.sizes.values()), 3),
+        "classes": ratios,
+        "encode": round(target.nbytes / result.encode / 1e9, 2),
+        "decode": round(target.nbytes / result.decode / 1e9, 2),
+        **{key: round(value, 3) for key, value in more.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--states", type=Path, help="directory that keeps the trained states")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=100, help="before the first regime is saved")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--zipnn", help="a Python interpreter that has zipnn")
+    parser.add_argument("--scaling", action="store_true", help="also two threads against one")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    with workplace(None) if options.states is None else nullcontext(options.states) as place:
+        make(place, options.width, options.layers, options.steps)
+        rows = []
+        if not options.json:
+            print(f"deltas of a training state  ({machine()})")
+            print(f"{'state':10}{'':24}{'ratio':>8}{'encode':>8}{'decode':>8}  GB/s; by class")
+        for made in compare(options, place):
+            rows.append(made)
+            if not options.json:
+                show(made)
+    if options.json:
+        json.dump({"machine": machine(), "zipnn": bool(options.zipnn), "rows": rows}, sys.stdout)
+    elif not options.zipnn:
+        print("ZipNN was left out: --zipnn PYTHON names an interpreter that has it")
+
+
+def show(made: dict[str, Any]) -> None:
+    if "who" not in made:
+        print(f"{made['state']:10}two threads are {made['two threads']} times one")
+        return
+    classes = ", ".join(f"{kind} {ratio:g}" for kind, ratio in made["classes"].items())
+    print(
+        f"{made['state']:10}{made['who']:24}{made['ratio']:8.3f}"
+        f"{made['encode']:8.2f}{made['decode']:8.2f}  {classes}"
+    )
+
+
+if __name__ == "__main__":
+    main()

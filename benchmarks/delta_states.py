@@ -1,0 +1,90 @@
+"""The states that delta_data.py makes, in memory, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftckpt.checkpoint import Kind, TensorInfo
+from ftckpt.delta import Settings
+from ftckpt.dtypes import BY_SAFETENSORS
+
+# Regime -> how many steps after its base it is saved.
+DISTANCES = {"high": (1, 10, 100), "late": (1, 10), "tune": (1, 10)}
+
+
+@dataclass(frozen=True)
+class State:
+    """One state.
+
+    Attributes:
+        infos: its tensors by key.
+        data: their bytes by key.
+        settings: of its optimizer; the distance is not known.
+    """
+
+    infos: dict[str, TensorInfo]
+    data: dict[str, memoryview]
+    settings: Settings
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.data.values()))
+
+    def fill(self, key: str, offset: int, view: memoryview) -> None:
+        view[:] = self.data[key][offset : offset + len(view)]
+
+
+def load(path: Path) -> State:
+    """Read one state; a tensor is called `<kind>.<name>` in the file."""
+    whole = memoryview(path.read_bytes())
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(bytes(whole[8:start]))
+    said = {key: float(value) for key, value in header.pop("__metadata__").items()}
+    infos, data = {}, {}
+    for stored, row in header.items():
+        kind, _, name = stored.partition(".")
+        component = "model" if kind == "param" else "optimizer"
+        dtype = BY_SAFETENSORS[row["dtype"]]
+        info = TensorInfo(component, name, Kind(kind), tuple(row["shape"]), dtype, ())
+        begin, end = row["data_offsets"]
+        infos[info.key] = info
+        data[info.key] = whole[start + begin : start + end]
+    settings = Settings(
+        said["beta1"], said["beta2"], said["eps"], said["lr"], said["weight_decay"],
+        int(said["step"]),
+    )  # fmt: skip
+    return State(infos, data, settings)
+
+
+def weights(state: State) -> State:
+    """Return the bf16 weights alone, as they are sent to those who only use them."""
+    infos = {key: info for key, info in state.infos.items() if info.kind is Kind.PARAM}
+    return State(infos, {key: state.data[key] for key in infos}, state.settings)
+
+
+def part_of_step(target: State, base: State, share: float) -> State:
+    """Return the target's bf16 weights as a learning rate of `share` times its own makes them."""
+    import numpy as np
+
+    data = {}
+    for info in weights(target).infos.values():
+        master = info._replace(component="optimizer", kind=Kind.MASTER).key
+        now, before = (np.frombuffer(state.data[master], "<f4") for state in (target, base))
+        moved = (before + np.float32(share) * (now - before)).view("<u4")
+        rounded = (moved + np.uint32(0x7FFF) + ((moved >> 16) & 1)) >> 16
+        data[info.key] = memoryview(rounded.astype("<u2").tobytes())
+    return State(weights(target).infos, data, target.settings)
+
+
+def make(place: Path, width: int, layers: int, steps: int) -> None:
+    """Train in a process of its own, unless the states are there already."""
+    if (place / "tune-10.safetensors").exists():
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    script = Path(__file__).with_name("delta_data.py")
+    sizes = ("--width", str(width), "--layers", str(layers), "--steps", str(steps))
+    subprocess.run([sys.executable, script, place, *sizes], check=True, stdout=sys.stderr)
