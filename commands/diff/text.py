@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -127,8 +128,18 @@ def _equal(counts: Mapping[str, int]) -> int:
 def _bar(value: float, most: float) -> str:
     """Return a bar; its length is linear in the value."""
     share = min(1.0, value / most) if most else 0.0
+    if not _draws_blocks():
+        return "#" * round(share * _BAR)
     eighths = round(share * _BAR * 8)
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _draws_blocks() -> bool:
+    try:
+        "█".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _tensor(one: TensorDifference) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ of a tensor needs of such blocks is read once more at the end, and only of tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from ftckpt.transfer.gathering import Gatherer
 from .arithmetic import Tally, Tolerance, measure, unchanged
 
 _TASK = 32 << 20  # bytes of a tensor compared by one task
+_BATCH, _TOGETHER = 2 << 20, 256  # bytes and number of small tensors compared by one task
 _OURS_SLOT, _THEIRS_SLOT = 4, 5
 
 
@@ -53,11 +54,15 @@ class Found:
     equal: list[tuple[int, int]] = field(default_factory=list)
 
 
-class _Task(NamedTuple):
+class _Part(NamedTuple):
     work: Work
     start: int
     stop: int
-    measured: bool  # whether it is only the norm that is wanted
+    equal: bool  # whether it is known to be equal, and only its norm is wanted
+
+    @property
+    def nbytes(self) -> int:
+        return self.work.ours[1].dtype.nbytes(self.stop - self.start)
 
 
 class _Done(NamedTuple):
@@ -102,30 +107,34 @@ class Readers:
         """
         found = {name: Found() for name in works}
 
-        def carry_out(tasks: Iterator[_Task], do: Callable[[_Task], _Done]) -> None:
-            for done in run(tasks, do, jobs=jobs, executor=executor):
-                result = found[done.name]
-                result.tally.add(done.tally)
-                result.equal += done.equal
-                result.error = result.error or done.error
-                counter.add(done.nbytes)
+        def do(task: list[_Part]) -> list[_Done]:
+            return [self._try(part, tolerance) for part in task]
 
-        def wanted() -> Iterator[_Task]:
+        def carry_out(parts: Iterator[_Part]) -> None:
+            for task in run(_batched(parts), do, jobs=jobs, executor=executor):
+                for done in task:
+                    result = found[done.name]
+                    result.tally.add(done.tally)
+                    result.equal += done.equal
+                    result.error = result.error or done.error
+                    counter.add(done.nbytes)
+
+        def wanted() -> Iterator[_Part]:
             for work in works.values():
                 for start, stop in _cut(work.ours[1], 0, work.ours[1].numel, _TASK):
                     if found[work.name].error is None:
-                        yield _Task(work, start, stop, False)
+                        yield _Part(work, start, stop, False)
 
-        def owed() -> Iterator[_Task]:
+        def owed() -> Iterator[_Part]:
             for name, result in found.items():
                 equal, result.equal = result.equal, []
                 if result.tally.changed and result.error is None:
                     for start, stop in equal:
-                        for part in _cut(works[name].ours[1], start, stop, _TASK):
-                            yield _Task(works[name], *part, True)
+                        for place in _cut(works[name].ours[1], start, stop, _TASK):
+                            yield _Part(works[name], *place, True)
 
-        carry_out(wanted(), lambda task: self._try(task, tolerance))
-        carry_out(owed(), lambda task: self._try(task, tolerance))
+        carry_out(wanted())
+        carry_out(owed())
         return found
 
     def close(self) -> None:
@@ -133,18 +142,17 @@ class Readers:
         for side in self._sides:
             side.close()
 
-    def _try(self, task: _Task, tolerance: Tolerance | None) -> _Done:
-        do = self._norm if task.measured else self._compare
+    def _try(self, part: _Part, tolerance: Tolerance | None) -> _Done:
         try:
-            return do(task, tolerance)
+            return self._norm(part) if part.equal else self._compare(part, tolerance)
         except FtckptError as error:
-            return _Done(task.work.name, Tally(), 0, [], error)
+            return _Done(part.work.name, Tally(), 0, [], error)
 
-    def _compare(self, task: _Task, tolerance: Tolerance | None) -> _Done:
-        (one, ours), (two, theirs) = task.work.ours, task.work.theirs
+    def _compare(self, part: _Part, tolerance: Tolerance | None) -> _Done:
+        (one, ours), (two, theirs) = part.work.ours, part.work.theirs
         tally = Tally()
         equal: list[tuple[int, int]] = []
-        for start, stop in _cut(ours, task.start, task.stop, self._block):
+        for start, stop in _cut(ours, part.start, part.stop, self._block):
             count = stop - start
             mine = buffer(ours.dtype.nbytes(count), _OURS_SLOT)
             other = buffer(theirs.dtype.nbytes(count), _THEIRS_SLOT)
@@ -157,17 +165,30 @@ class Readers:
                     equal.append((start, stop))
                 continue
             tally.add(measure((ours.dtype, mine), (theirs.dtype, other), count, tolerance))
-        nbytes = ours.dtype.nbytes(task.stop - task.start)
-        return _Done(task.work.name, tally, nbytes, equal)
+        return _Done(part.work.name, tally, part.nbytes, equal)
 
-    def _norm(self, task: _Task, _: Tolerance | None) -> _Done:
-        one, ours = task.work.ours
+    def _norm(self, part: _Part) -> _Done:
+        one, ours = part.work.ours
         tally = Tally()
-        for start, stop in _cut(ours, task.start, task.stop, self._block):
+        for start, stop in _cut(ours, part.start, part.stop, self._block):
             data = buffer(ours.dtype.nbytes(stop - start), _OURS_SLOT)
             self._sides[one].fill(ours, start, stop, data)
             tally.add(unchanged(ours.dtype, data, stop - start))
-        return _Done(task.work.name, tally, 0, [])
+        return _Done(part.work.name, tally, 0, [])
+
+
+def _batched(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+    """Put small parts together: handing a task over costs as much as comparing kilobytes."""
+    task: list[_Part] = []
+    nbytes = 0
+    for part in parts:
+        task.append(part)
+        nbytes += part.nbytes
+        if nbytes >= _BATCH or len(task) == _TOGETHER:
+            yield task
+            task, nbytes = [], 0
+    if task:
+        yield task
 
 
 def _cut(shard: Shard, start: int, stop: int, nbytes: int) -> Iterator[tuple[int, int]]:
