@@ -133,7 +133,8 @@ class _Evidence:
         return cls(_pointed(root), pinned, leased, tags.tags(root))
 
     def added_to(self, found: Found) -> Found:
-        name = found.place.path[len(join(found.root.base, "x")) - 1 :]
+        base = found.root.base
+        name = found.place.path.removeprefix(f"{base}/" if base else "")
         return found.now(
             pointers=tuple(self.pointers.get(name, ())),
             pins=tuple(self.pins.get(name, ())),
