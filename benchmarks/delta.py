@@ -156,7 +156,7 @@ def scaling(target: State, base: State | None, rounds: int) -> float:
 
 
 def pairs_of_states(place: Path) -> Iterator[tuple[str, State, State | None]]:
-    """Yield states, alone and upon their base; what is left of `tune` when only weights are kept."""
+    """Yield states alone and upon their base, and the bf16 weights of the last regime alone."""
     yield "alone", load(place / "high-1.safetensors"), None
     for regime, distances in DISTANCES.items():
         for distance in distances:
