@@ -66,7 +66,9 @@ def test_bash_completes() -> None:
         check=True,
     )
     assert shown.stdout == "complete -o bashdefault -o default -F _ftckpt ftckpt\n"
-    assert bash("ftckpt", "") == [verb for verb in verbs.VERBS if " " not in verb]
+    assert bash("ftckpt", "") == list(dict.fromkeys(verb.split()[0] for verb in verbs.VERBS))
+    assert bash("ftckpt", "replay", "") == ["run", "compare", "audit"]
+    assert bash("ftckpt", "replay", "run", "--ti") == ["--timeout"]
     assert bash("ftckpt", "la") == ["latest"]
     assert bash("ftckpt", "--ver") == ["--version"]
     assert bash("ftckpt", "latest", "--not") == ["--not-newer-than"]

@@ -83,7 +83,6 @@ def instrument(torch: Any, recorder: Recorder) -> None:
     _scaling(torch.amp.GradScaler, recorder)
     _loader(torch.utils.data.dataloader._BaseDataLoaderIter, recorder)
     _saving(torch, ("save",), recorder)
-    _loading(torch, recorder)
     _seeding(torch, "manual_seed", "torch", recorder)
 
 
@@ -165,17 +164,6 @@ def _saved(run: Any, recorder: Recorder) -> Any:
 
 def _is_path(value: Any) -> bool:
     return hasattr(value, "__fspath__")
-
-
-def _loading(torch: Any, recorder: Recorder) -> None:
-    run = torch.load
-
-    @wraps(run)
-    def load(f: Any, *arguments: Any, **named: Any) -> Any:
-        recorder.note(f"loaded {f}" if isinstance(f, str) or _is_path(f) else "loaded a stream")
-        return run(f, *arguments, **named)
-
-    torch.load = load
 
 
 def _seeding(module: Any, name: str, who: str, recorder: Recorder) -> None:

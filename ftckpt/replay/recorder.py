@@ -105,7 +105,7 @@ class Recorder:
             known.append(thing)
 
     def note(self, text: str) -> None:
-        """Remember in words what happened: a load, a save, a seed."""
+        """Remember in words what happened: a save, a seed."""
         if os.getpid() == self.pid and len(self._notes) < 100:
             self._notes.append(text)
 
@@ -223,7 +223,8 @@ class Recorder:
             if self._file is not None and self.broken and os.getpid() == self.pid:
                 self._write(partial=True)
             return
-        self._close()
+        if "torch" in sys.modules:  # else it is no training, and at its end nothing may be imported
+            self._close()
 
     @_guarded
     def _close(self) -> None:

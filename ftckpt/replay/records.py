@@ -37,7 +37,7 @@ class Record:
         step: its number; the first step of a training is 1.
         rank: of the process in its job.
         events: by `events.Event.key`, each a mapping of items to values.
-        notes: what else happened before or in it: loads, saves, seeds.
+        notes: what else happened before or in it: saves, seeds.
         partial: whether only its beginning was recorded.
     """
 

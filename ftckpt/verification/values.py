@@ -118,7 +118,7 @@ def check_values(
                 yield from _check_master(checkpoint, key, info, limiter)
         except FtckptError as error:
             yield from_error(error, tensor=key)
-    yield from _check_rng(checkpoint)
+    yield from check_rng(checkpoint)
 
 
 def _check_numbers(
@@ -268,7 +268,7 @@ def _cast(master: Array, dtype: DType) -> Array | None:
     return None
 
 
-def _check_rng(checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_rng(checkpoint: Checkpoint) -> Iterator[Finding]:
     """RNG states of different ranks that hold the same bytes, where they are tensors."""
     states: dict[str, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     for key, info in checkpoint.tensors.items():

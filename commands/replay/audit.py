@@ -1,0 +1,78 @@
+"""`ftckpt replay audit`: what a restart would lack, seen from the checkpoint alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from ftckpt.commands.bounds import MemoryOption, bound_memory
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.render import pairs, table
+from ftckpt.commands.target import PathArgument, open_checkpoint, open_other
+from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
+from ftckpt.replay.audit import Weight, audit
+from ftckpt.resume import Presence
+
+EXAMPLES = (
+    ("ftckpt replay audit /ckpt/run7/step-1000", "what it lacks, and where it contradicts itself"),
+    (
+        "ftckpt replay audit /ckpt/run7@1000 --against /ckpt/run7@1100",
+        "and whether the next save wrote anything new",
+    ),
+    ("ftckpt replay audit /ckpt/run7@1000 --strict", "absent components too make it exit 3"),
+)
+CODES = {
+    ExitCode.OK: "nothing contradicts an exact restart; absent components are listed",
+    ExitCode.DIFFERENT: "the checkpoint contradicts itself, or --strict and something is absent",
+    ExitCode.CORRUPT: "the checkpoint is damaged",
+    ExitCode.INCOMPLETE: "not committed, or still being written",
+    ExitCode.UNSAFE: "its headers or metadata are hostile or ambiguous; nothing was executed",
+    ExitCode.NOT_FOUND: "no checkpoint there",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "the metadata needs more than --max-memory",
+    ExitCode.UNSUPPORTED: "",
+}
+
+
+def command(
+    ctx: typer.Context,
+    path: PathArgument,
+    against: Annotated[
+        str, typer.Option(metavar="NEXT", help="The next checkpoint of the same run.")
+    ] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="An absent component is a verdict too.")
+    ] = False,
+    max_memory: MemoryOption = "1GiB",
+) -> Result:
+    """Say what a restart from a checkpoint would lack, without running it.
+
+    Presence of each component, random streams against ranks, optimizer and schedule against the
+    step, the environment of this shell, and with --against whether the next save was stale. Absence
+    is told by names alone, so it is a warning; `ftckpt replay run` is the proof.
+    """
+    invocation = invoked(ctx)
+    bound_memory(max_memory)
+    checkpoint = open_checkpoint(invocation, path)
+    following = open_other(invocation, against) if against else None
+    done = audit(checkpoint, following, os.environ, invocation.counter)
+    absent = [i for i in done.resume if i.presence is Presence.ABSENT and i.needed]
+    contradictions = [r for r in done.remarks if r.weight is Weight.CONTRADICTION]
+    invocation.report(step=checkpoint.step, resume=done.resume, remarks=done.remarks)
+    rows = [[item.title, item.presence, item.reason] for item in done.resume]
+    invocation.print(table(["component", "is", "because"], rows))
+    if done.remarks:
+        invocation.print()
+        invocation.print(pairs([(r.weight, r.message) for r in done.remarks]))
+    for item in absent:
+        invocation.say(f"warning: {item.title} is absent: {item.consequence}")
+    said = f"{counted(len(absent), 'component')} absent, " + (
+        contradictions[0].message if contradictions else "no contradiction"
+    )
+    if contradictions or (strict and absent):
+        return Result(ExitCode.DIFFERENT, said, "docs/replay.md says what each needs")
+    return Result(ExitCode.OK, said)

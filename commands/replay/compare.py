@@ -1,0 +1,99 @@
+"""`ftckpt replay compare`: the logs of runs that were made before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.errors import ExitCode, UnverifiedError
+from ftckpt.replay.foreign import read_any
+from ftckpt.replay.judging import judge
+from ftckpt.replay.records import Log
+
+from .answer import record, result, text
+from .page import write_page
+
+STORAGE = False
+EXAMPLES = (
+    (
+        "ftckpt replay compare ftckpt-replay-1/baseline-1/log ftckpt-replay-1/restart-1/log",
+        "logs that ftckpt.hook or replay run left, bit by bit",
+    ),
+    (
+        "ftckpt replay compare restart-a.log restart-b.log --reference run7.log",
+        "what a console printed, to the digits that it printed",
+    ),
+    (
+        r"ftckpt replay compare a.txt b.txt --pattern 'it=(?P<step>\d+) l=(?P<loss>\S+)'",
+        "lines of your own form: a group for the step, and one for each number",
+    ),
+)
+CODES = {
+    ExitCode.OK: "the logs are equal, as far as they can show it",
+    ExitCode.DIFFERENT: "they differ; the first event that does is named",
+    ExitCode.CORRUPT: "a log of ftckpt's is damaged",
+    ExitCode.UNVERIFIED: "they have no steps in common, lack some, or log NaN",
+    ExitCode.NOT_FOUND: "there is no such log",
+    ExitCode.UNSUPPORTED: "no line of a log shows a step",
+}
+
+
+def command(
+    ctx: typer.Context,
+    log_a: Annotated[str, typer.Argument(metavar="LOG_A", help="Directory, JSON lines, or text.")],
+    log_b: Annotated[str, typer.Argument(metavar="LOG_B", help="The same of another run.")],
+    reference: Annotated[
+        str,
+        typer.Option(metavar="LOG", help="The uninterrupted run; A and B are restarts of it."),
+    ] = "",
+    pattern: Annotated[
+        str, typer.Option(metavar="REGEX", help="How a line of text shows step and numbers.")
+    ] = "",
+    first: Annotated[
+        int, typer.Option("--from", metavar="STEP", min=0, help="First step to compare.")
+    ] = 0,
+    last: Annotated[
+        int, typer.Option("--to", metavar="STEP", min=0, help="Last step to compare.")
+    ] = 0,
+    html: Annotated[str, typer.Option(metavar="FILE", help="Write the timeline as a page.")] = "",
+) -> Result:
+    """Compare the logs of runs, and name the first event that differs.
+
+    Without --reference, A is taken for the uninterrupted run and B for the restart. Logs of other
+    programs hold rounded numbers and no state: what they cannot show is said.
+    """
+    invocation = invoked(ctx)
+    invocation.report(target=log_a)
+    a = read_any(Path(log_a), pattern, log_a)
+    b = read_any(Path(log_b), pattern, log_b)
+    u = read_any(Path(reference), pattern, reference) if reference else None
+    logs = [a, b] if u is None else [u, a, b]
+    begin, end = _common(logs)
+    judgement = (
+        judge([a], [b], first or begin, last or end)
+        if u is None
+        else judge([u], [a, b], first or begin, last or end)
+    )
+    invocation.report(**record(judgement))
+    invocation.print(text(judgement))
+    if html:
+        write_page(html, judgement)
+        invocation.report(html=html)
+    return result(judgement)
+
+
+def _common(logs: list[Log]) -> tuple[int, int]:
+    """Return the first and the last step of the span that all logs cover.
+
+    Raises:
+        UnverifiedError: there is none.
+    """
+    spans = [log.finished() for log in logs]
+    begin = max((span[0] for span in spans if span), default=0)
+    end = min((span[-1] for span in spans if span), default=-1)
+    if not all(spans) or begin > end:
+        raise UnverifiedError("the logs have no finished step in common")
+    return begin, end

@@ -1,0 +1,149 @@
+"""`ftckpt replay run`: run a training and its restart, and say whether they are the same."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ftckpt.commands.invocation import Invocation, Result, invoked
+from ftckpt.commands.target import open_checkpoint
+from ftckpt.commands.units import parse_duration
+from ftckpt.errors import ExitCode, UnsupportedError
+from ftckpt.replay.running import PINNED
+from ftckpt.replay.trial import Trial, carry_out
+
+from .answer import record, result, text
+from .page import write_page
+
+STORAGE = False
+EXAMPLES = (
+    (
+        "ftckpt replay run -- python train.py",
+        "a script that saves and resumes by itself: run, killed after its first save, restarted",
+    ),
+    (
+        "ftckpt replay run --at 100 --steps 50 -- torchrun --nproc-per-node 2 train.py "
+        "--ckpt {checkpoint} --steps {steps}",
+        "two ranks, killed after step 100, 50 steps compared",
+    ),
+    (
+        "ftckpt replay run --checkpoint /ckpt/run7/step-1000 --reference logs/run7 "
+        "-- ./train.sh --resume {checkpoint}",
+        "restarts from a checkpoint of a real run, against the log that the run left",
+    ),
+)
+CODES = {
+    ExitCode.OK: "the restart is exact for the steps that were compared",
+    ExitCode.DIFFERENT: "it is not, or the training does not repeat itself; the verdict says which",
+    ExitCode.CORRUPT: "a log is damaged",
+    ExitCode.UNVERIFIED: "nothing could be compared: a run crashed, hung, or logged too little",
+    ExitCode.REFUSED: "--dir holds something else",
+    ExitCode.NOT_FOUND: "the command, the checkpoint or the log is not there",
+}
+
+
+def command(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND...",
+            help="The training; {checkpoint}, {steps}, {log} are filled in.",
+        ),
+    ],
+    steps: Annotated[
+        int, typer.Option(metavar="K", min=1, help="Steps to compare after the checkpoint.")
+    ] = 20,
+    at: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Steps that the checkpoint has; else after the first save."
+        ),
+    ] = 0,
+    runs: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How often each is run; 1 proves less.")
+    ] = 2,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="DIR", help="Restart from this one instead of making one.")
+    ] = "",
+    baseline: Annotated[
+        str, typer.Option(metavar="COMMAND", help="With --checkpoint: the uninterrupted training.")
+    ] = "",
+    baseline_at: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Steps that --baseline begins with.")
+    ] = 0,
+    reference: Annotated[
+        str, typer.Option(metavar="LOG", help="Instead of --baseline: the log of such a run.")
+    ] = "",
+    every: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Read whole tensors every N steps.")
+    ] = 1,
+    timeout: Annotated[
+        str, typer.Option(metavar="T", help="Time for each run; then it hangs.")
+    ] = "1h",
+    directory: Annotated[
+        str,
+        typer.Option(
+            "--dir", metavar="DIR", help="Keep logs and output here; goes on with what is there."
+        ),
+    ] = "",
+    html: Annotated[str, typer.Option(metavar="FILE", help="Write the timeline as a page.")] = "",
+) -> Result:
+    """Run a training and its restart, and say whether they are the same.
+
+    Runs the command without interruption, again, and twice from a checkpoint, each in fresh
+    processes with the same environment, and compares state, batches, losses and gradients bit by
+    bit. Nothing in the training has to change: torch is instrumented as Python starts.
+    """
+    invocation = invoked(ctx)
+    if checkpoint and not at:
+        at = _step_of(invocation, checkpoint)
+    folder = Path(directory or f"ftckpt-replay-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    trial = Trial(
+        command=tuple(words),
+        directory=folder,
+        steps=steps,
+        at=at,
+        checkpoint=str(Path(checkpoint).absolute()) if checkpoint else "",
+        baseline=tuple(shlex.split(baseline)),
+        baseline_at=baseline_at,
+        reference=reference,
+        runs=runs,
+        every=every,
+        timeout=parse_duration(timeout, "--timeout"),
+    )
+    tried = carry_out(trial, invocation.say)
+    judgement = tried.judgement
+    invocation.report(
+        target=str(folder),
+        directory=str(folder.absolute()),
+        at=tried.at,
+        pinned={name: os.environ.get(name, value) for name, value in PINNED.items()},
+        runs=[{"name": name, **asdict(outcome)} for name, outcome in tried.outcomes.items()],
+        **record(judgement),
+    )
+    invocation.print(text(judgement))
+    invocation.print(f"\nlogs and output: {folder}")
+    if html:
+        write_page(html, judgement)
+        invocation.report(html=html)
+    return result(judgement)
+
+
+def _step_of(invocation: Invocation, checkpoint: str) -> int:
+    """Return the step that the user's checkpoint shows; 0 where it shows none.
+
+    Raises:
+        NotFoundError: there is no such checkpoint.
+    """
+    try:
+        step = open_checkpoint(invocation, checkpoint, newest=False).step
+    except UnsupportedError:
+        step = None
+    return step or 0

@@ -1,0 +1,249 @@
+"""`ftckpt replay` as a user runs it; the trainings here write their logs themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.replay.records import SCHEMA, Record, line
+from tests.checkpoints import save_dcp
+from tests.commands.golden import RUN, ftckpt
+from tests.json_run import ftckpt_json
+from tests.replay.made import events
+from tests.test_docs import validate
+
+# A training that says what it computes, saves after step 3 and resumes; FAULT makes it go wrong.
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+env = lambda name: int(os.environ["FTCKPT_REPLAY_" + name])
+log, state = Path(os.environ["FTCKPT_REPLAY_LOG"]), Path(sys.argv[1] if sys.argv[1:] else ".")
+fault = os.environ.get("FAULT", "")
+resumed = (state / "saved").exists()
+done = int((state / "saved").read_text()) if resumed else 0
+assert done == env("AT"), (done, env("AT"))
+with (log / "rank-0.jsonl").open("w") as out:
+    def put(body):
+        out.write(json.dumps(body) + chr(10))
+        out.flush()
+    put({"log": "ftckpt.replay/1", "rank": 0, "world_size": 1})
+    while True:
+        done += 1
+        if done == 5 and fault == "crash":
+            sys.exit("out of memory")
+        if done == 5 and fault == "hang":
+            time.sleep(600)
+        if done == 5 and fault == "short":
+            sys.exit(0)
+        value = done + (1 if fault == "forgets" and resumed and done > 4 else 0)
+        value += time.time_ns() if fault == "noise" else 0
+        loss = "nan" if fault == "nan" and done > 4 else float(value).hex()
+        put({"step": done, "rank": 0, "events": {"loss": {"0": "float64 " + loss}}})
+        print("step", done, flush=True)
+        if done == 3 and not resumed and fault != "unsaved":
+            (state / "saved").write_text("3")
+            if env("STOP_AFTER_SAVE"):
+                (log / "stopped").write_text("3")
+                time.sleep(600)
+        if done == 8 and fault == "unsaved":
+            sys.exit(0)
+        if done == env("LAST"):
+            (log / "rank-0.done").touch()
+            time.sleep(600)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    return file
+
+
+def replay(script: Path, *arguments: str, fault: str = "") -> dict[str, Any]:
+    """Run the trial of a script; its place stands in the command, so the work goes on here."""
+    done = ftckpt(
+        "replay", "run", "--dir", script.parent / "trial", "--steps", "4", "--json", *arguments,
+        "--", sys.executable, script, "{checkpoint}", FAULT=fault,
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    validate(document)
+    assert document["result"]["code"] == done.returncode
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_restart_that_is_exact(script: Path) -> None:
+    answer = replay(script)
+    assert answer["result"]["code"] == 0, answer["result"]
+    assert answer["result"]["message"] == "the restart is exact for 4 steps (4 to 7, 1 rank)"
+    assert answer["at"] == 3
+    ends = {run["name"]: run["end"] for run in answer["runs"]}
+    recorded = "recorded all that was asked for"
+    assert ends == {
+        "interrupted": "stopped where it was to be", "baseline-1": recorded,
+        "baseline-2": recorded, "restart-1": recorded, "restart-2": recorded,
+    }  # fmt: skip
+    printed = (script.parent / "trial" / "restart-1" / "output.txt").read_text()
+    assert printed == "step 4\nstep 5\nstep 6\nstep 7\n"
+
+
+def test_a_restart_that_forgets_something(script: Path) -> None:
+    page = script.parent / "page.html"
+    answer = replay(script, "--html", str(page), fault="forgets")
+    assert answer["result"]["code"] == 3
+    assert answer["verdict"] == "state"
+    assert [(c["component"], c["step"]) for c in answer["causes"]] == [("computation", 5)]
+    text = page.read_text()
+    assert text.count("class='differs first'") == 1
+    assert text.count("class=equal") == 3 + 4 + 4 + 1  # interrupted, U', B, and step 4 of A
+    assert "<script" not in text
+    assert "http" not in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "verdict", "said"),
+    [
+        ("noise", 3, "framework", "two uninterrupted runs differ"),
+        ("nan", 6, "not_compared", "NaN at step 5"),
+        ("short", 6, "not_compared", "step 5 is the first that is missing"),
+        ("crash", 6, "not_compared", "with code 1 after step 4; it last printed: out of memory"),
+        ("hang", 6, "not_compared", "timed out after step 4; it last printed: step 4"),
+        ("unsaved", 6, "not_compared", "before it had saved anything"),
+    ],
+)
+def test_what_goes_wrong_is_never_a_pass(
+    script: Path, fault: str, code: int, verdict: str, said: str
+) -> None:
+    timeout = "3s" if fault == "hang" else "60s"
+    answer = replay(script, "--timeout", timeout, fault=fault)
+    assert (answer["result"]["code"], answer["verdict"]) == (code, verdict), answer["result"]
+    assert said in answer["result"]["message"]
+
+
+def test_a_working_directory_of_its_own(script: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train.py").write_text(script.read_text())
+    arguments = ("--steps", "2", "--runs", "1", "--dir", "trial", "--", sys.executable, "train.py")
+    done = ftckpt("replay", "run", *arguments, cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert "the restart is exact for 2 steps" in done.stdout
+    assert "was not repeated" in done.stdout
+    assert sorted(p.name for p in elsewhere.iterdir()) == ["train.py", "trial"]
+
+
+def test_an_interrupted_trial_goes_on(script: Path) -> None:
+    trial = script.parent / "trial"
+    command = [
+        sys.executable, "-m", "ftckpt", "replay", "run", "--dir", str(trial), "--steps", "4",
+        "--", sys.executable, str(script), "{checkpoint}",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, env=os.environ | {"FAULT": ""}, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    while not (trial / "baseline-1" / "outcome.json").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    kept = (trial / "baseline-1" / "outcome.json").stat().st_mtime_ns
+    assert replay(script)["result"]["code"] == 0
+    assert (trial / "baseline-1" / "outcome.json").stat().st_mtime_ns == kept
+    # All of it is there now, so nothing runs; and another script is another trial.
+    assert replay(script, fault="crash")["result"]["code"] == 0
+    script.write_text(script.read_text() + "# changed\n")
+    answer = replay(script)
+    assert answer["result"]["code"] == 8
+    assert "files that changed" in answer["result"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--checkpoint", "x", "--at", "3"], "does not show the uninterrupted run"),
+        (["--reference", "x"], "belong to --checkpoint"),
+        (["--timeout", "soon"], "no duration"),
+    ],
+)
+def test_a_trial_that_makes_no_sense(script: Path, arguments: list[str], said: str) -> None:
+    answer = replay(script, *arguments)
+    assert answer["result"]["code"] == 2
+    assert said in answer["result"]["message"]
+    assert not (script.parent / "trial").exists()
+
+
+def test_a_checkpoint_of_ones_own_against_a_log(script: Path, tmp_path: Path) -> None:
+    assert replay(script)["result"]["code"] == 0
+    trial = tmp_path / "trial"
+    done = ftckpt(
+        "replay", "run", "--dir", tmp_path / "second", "--steps", "4", "--runs", "1", "--at", "3",
+        "--checkpoint", trial / "interrupted" / "state",
+        "--reference", trial / "baseline-1" / "log",
+        "--", sys.executable, script, "{checkpoint}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "exact for 4 steps" in done.stdout
+
+
+def save_log(folder: Path, steps: range, shift: int = 0) -> str:
+    folder.mkdir()
+    head = json.dumps({"log": SCHEMA, "rank": 0, "world_size": 1})
+    rows = [line(Record(step, 0, events(step + shift, 0))) for step in steps]
+    (folder / "rank-0.jsonl").write_text("\n".join([head, *rows]) + "\n")
+    return str(folder)
+
+
+def test_logs_are_compared(tmp_path: Path) -> None:
+    u, a = save_log(tmp_path / "u", range(1, 9)), save_log(tmp_path / "a", range(5, 9))
+    same = ftckpt_json("replay", "compare", a, a, "--reference", u)
+    validate(same)
+    assert (same["result"]["code"], same["compared"]) == (0, {"first": 5, "last": 8})
+    late = save_log(tmp_path / "late", range(5, 9), shift=-1)
+    differ = ftckpt_json("replay", "compare", u, late)
+    validate(differ)
+    assert (differ["result"]["code"], differ["causes"][0]["component"]) == (3, "checkpoint")
+    apart = ftckpt_json("replay", "compare", a, save_log(tmp_path / "b", range(9, 12)))
+    validate(apart)
+    assert apart["result"]["code"] == 6
+    assert ftckpt_json("replay", "compare", a, str(tmp_path / "absent"))["result"]["code"] == 9
+
+
+def test_logs_of_other_programs_are_compared(tmp_path: Path) -> None:
+    for name, loss in (("a", "2.30"), ("b", "2.31")):
+        (tmp_path / name).write_text(f"step 1 loss 2.50\nstep 2 loss {loss}\n")
+    done = ftckpt("replay", "compare", tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 3
+    assert "2.31 instead of 2.30" in done.stdout
+    assert "3 digits at the most; no state" in done.stdout
+
+
+def test_an_audit_lists_what_is_absent(tmp_path: Path) -> None:
+    for step in (7, 8):
+        save_dcp(tmp_path / f"step-{step}")
+    path = str(tmp_path / "step-7")
+    answer = ftckpt_json("replay", "audit", path)
+    validate(answer)
+    absent = {item["key"] for item in answer["resume"] if item["presence"] == "absent"}
+    assert "rng-torch" in absent
+    assert {r["topic"] for r in answer["remarks"] if r["weight"] == "contradiction"} == set()
+    assert answer["result"]["code"] == 0
+    assert ftckpt_json("replay", "audit", path, "--strict")["result"]["code"] == 3
+    stale = ftckpt_json("replay", "audit", path, "--against", str(tmp_path / "step-8"))
+    validate(stale)
+    assert stale["result"]["code"] == 3
+    assert "bit for bit those of the next checkpoint" in stale["result"]["message"]
+
+
+def test_an_audit_of_real_saves(tmp_path: Path) -> None:
+    first, second = (str(RUN / name) for name in ("step-1", "step-2"))
+    answer = ftckpt_json("replay", "audit", first, "--against", second)
+    validate(answer)
+    assert [r for r in answer["remarks"] if r["topic"] == "stale"] == []
