@@ -152,7 +152,6 @@ class DeltaDecoder:
             return None
         size = words_of(tensor.dtype).size
         if reference is Reference.BASE:
-            # A prediction that this block serves may be waiting with a base of its own.
             return self._base_words(tensor, block, count)
         assert tensor.fit is not None
         rule = tensor.fit.rule
@@ -174,6 +173,7 @@ class DeltaDecoder:
         assert self._base is not None
         assert tensor.base is not None
         size = words_of(tensor.dtype).size
+        # Memory of its own, not the thread's: the base may be a decoder that works in this thread.
         words = np.empty(count, f"<u{size}")
         self._base(tensor.base.key, block * tensor.block_words * size, words.view("u1").data)
         return words
