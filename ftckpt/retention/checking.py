@@ -24,9 +24,9 @@ from ftckpt.verification import check_structure
 
 from .contents import list_entry, sum_up
 from .entries import EntryClass
+from .found import Found
 from .passed import Passed
 from .policy import GRACE
-from .reading import Found
 
 _HEAD = 4096
 _CONTENT = frozenset({"content", "values"})

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.roots import Root
 
-from .reading import Found
+from .found import Found
 from .records import own_folder
 
 _NAME = "passed.json"

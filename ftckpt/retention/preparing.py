@@ -20,10 +20,11 @@ from . import log
 from .checking import checked, newest_verified, step_by_content, surveyed
 from .deciding import decide
 from .entries import EntryClass
+from .found import Bases, Found, Reading, no_bases
 from .passed import Passed, read_passed, write_passed
 from .plan import Decision, Plan
 from .policy import Policy
-from .reading import Bases, Found, Reading, no_bases, read_entries
+from .reading import read_entries
 
 _Look = Callable[[Found], Found | None]
 

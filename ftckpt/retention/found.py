@@ -1,0 +1,60 @@
+"""An entry together with where it was found, and how a root is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ftckpt.registry import Format
+from ftckpt.roots import Child, Root
+from ftckpt.store import Entry
+
+from .entries import RootEntry
+from .policy import Metric
+
+Bases = Callable[[Root, Child], Sequence[str]]
+
+
+def no_bases(root: Root, child: Child) -> Sequence[str]:
+    """Say that a checkpoint is whole by itself."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry, and where it was found.
+
+    Attributes:
+        entry: what is known of it.
+        root: of its run.
+        place: its directory or file.
+        child: as the formats recognise it; None where none does.
+        sealed: whether a manifest stands with it, or may, in one of several parts.
+    """
+
+    entry: RootEntry
+    root: Root
+    place: Entry
+    child: Child | None = None
+    sealed: bool = False
+
+    def now(self, **known: object) -> Found:
+        """Return it with more known of the entry."""
+        return replace(self, entry=replace(self.entry, **known))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a root is read.
+
+    Attributes:
+        formats: in asking order.
+        now: seconds since the epoch.
+        metric: to look up; None for none.
+        bases: returns the paths, in the store, of what a checkpoint is a delta upon.
+    """
+
+    formats: Sequence[Format]
+    now: float
+    metric: Metric | None = None
+    bases: Bases = no_bases
