@@ -170,7 +170,12 @@ def carry_out(
     from ftckpt.formats.catalog import format_and_writer
     from ftckpt.formats.same_object import SameObject
     from ftckpt.stores import open_store
-    from ftckpt.transfer.carrying import TransferOptions, require_place, transfer
+    from ftckpt.transfer.carrying import (
+        TransferOptions,
+        blaming_changes,
+        require_place,
+        transfer,
+    )
     from ftckpt.transfer.planned import affordable_jobs, planned
     from ftckpt.verification import VerifyOptions, verify
 
@@ -178,7 +183,8 @@ def carry_out(
     local = open_store(destination, invocation.stores).traits.local
     jobs = affordable_jobs(job_count(run.jobs), local=local)
     target, writer = format_and_writer(name, wishes.rules)
-    layout = writer.layout(content, wishes)
+    with blaming_changes(checkpoint):
+        layout = writer.layout(content, wishes)
     require_place(layout)
     invocation.report(
         destination=destination,

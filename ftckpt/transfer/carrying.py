@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from posixpath import basename
 
@@ -145,19 +146,21 @@ def transfer(
             return TransferReport(
                 destination, target.name, count, layout.nbytes, layout.nbytes, already_there=True
             )
-        if check is not None:
-            _require_sound(check())
-        built = build(
-            layout,
-            gathering,
-            staging,
-            jobs=options.jobs,
-            executor=options.executor,
-            counter=counter,
-        )
+        with blaming_changes(source):
+            if check is not None:
+                _require_sound(check())
+            built = build(
+                layout,
+                gathering,
+                staging,
+                jobs=options.jobs,
+                executor=options.executor,
+                counter=counter,
+            )
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
-        result, proof = _prove(held, staging, commit, target, same_objects, options, counter)
+        with blaming_changes(source):
+            result, proof = _prove(held, staging, commit, target, same_objects, options, counter)
         _require_unchanged(source)
         manifest = _manifest(result, built, commit, proof)
         staging.publish(commit, manifest.dump())
@@ -226,14 +229,42 @@ def _prove(
     return result, proof
 
 
-def _require_unchanged(source: Checkpoint) -> None:
-    for name in source.source.changed(sorted(source.members())):
+@contextmanager
+def blaming_changes(source: Checkpoint) -> Iterator[None]:
+    """Say of a failure that the source is still being written, where it has changed meanwhile.
+
+    Raises:
+        IncompleteError: it has; whatever else was found in it is not known to be so.
+    """
+    try:
+        yield
+    except IncompleteError:
+        raise
+    except FtckptError as error:
+        _require_unchanged(source, error)
+        raise
+
+
+def _require_unchanged(source: Checkpoint, because: FtckptError | None = None) -> None:
+    """Raise IncompleteError where the source is another than it was when it was opened.
+
+    Args:
+        source: as it was opened.
+        because: what failed; it stands where the source cannot even be listed.
+    """
+    try:
+        changed = source.source.changed(sorted(source.members()))
+    except FtckptError:
+        if because is None:
+            raise
+        return
+    for name in changed:
         raise IncompleteError(
             f"{name} changed while it was being read: the source is still being written",
             hint="run it again when the save has finished",
             kind="changed-file",
             file=name,
-        )
+        ) from because
 
 
 def _manifest(

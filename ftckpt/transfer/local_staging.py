@@ -86,6 +86,7 @@ class LocalStaging(Staging):
                 for made in read_blocks(journal):
                     self._earlier.setdefault(made.file, {})[made.number] = made
             make_directory(self._state)
+            self._tidy(files)
             if self._single:
                 self._require_links()
             self._require_room(sum(files.values()))
@@ -186,6 +187,17 @@ class LocalStaging(Staging):
             )
         if self._single and self._shown is None and os.path.lexists(self._path + SUFFIX):
             raise self._exists(SUFFIX)
+
+    def _tidy(self, files: Mapping[str, int]) -> None:
+        """Remove what is no file of the result: it would be shown with it.
+
+        A run that was killed as it wrote a small file leaves its temporary name.
+        """
+        for folder, _, names in os.walk(self._state):
+            for name in names:
+                path = os.path.join(folder, name)
+                if os.path.relpath(path, self._state) not in files:
+                    os.unlink(path)
 
     def _require_links(self) -> None:
         """Try a hard link, by which one file is shown: known now and not after all the work."""

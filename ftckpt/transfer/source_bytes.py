@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ftckpt.store import Reader
 
 _OPEN_FILES = 128
+_SHARE = (
+    8  # of the files that the process may open, as a divisor: source and result are read at once
+)
 _KNOWN_TENSORS = 1024
 
 
@@ -32,6 +35,7 @@ class SourceBytes:
         self.checkpoint = checkpoint
         self._limiter = limiter
         self._lock = threading.Lock()
+        self._most = most_open_files()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._places: OrderedDict[str, tuple[Held, ...]] = OrderedDict()
         self._undone = UndoneStreams(checkpoint.source, limiter)
@@ -105,7 +109,18 @@ class SourceBytes:
             reader = self._readers.get(file)
             if reader is None:
                 reader = self._readers[file] = self.checkpoint.source.open(file)
-                if len(self._readers) > _OPEN_FILES:
+                if len(self._readers) > self._most:
                     # Another thread may still read from it: the last reference closes it.
                     self._readers.popitem(last=False)
             return reader
+
+
+def most_open_files() -> int:
+    """Return how many files one side of a transfer keeps open."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except (ImportError, OSError):
+        return _OPEN_FILES
+    return _OPEN_FILES if soft < 0 else max(1, min(_OPEN_FILES, soft // _SHARE))

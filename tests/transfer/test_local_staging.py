@@ -253,3 +253,14 @@ def test_a_transfer_is_of_one_place(tmp_path: Path) -> None:
         os.utime(path / "model.safetensors", (1, 1))  # as an archive that keeps seconds leaves it
         plans.add(fingerprint(open_checkpoint(str(path)), Layout(files=[_file(single=False)])))
     assert len(plans) == 2
+
+
+def test_what_a_killed_write_has_left_is_not_shown(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _built(out).close()
+    left = tmp_path / ".out.ftckpt-staging" / "state" / "deep" / ".ftckpt-tmp-0123"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    _finish(out)
+    assert not list(out.rglob(".ftckpt-tmp-*"))
+    assert (out / "data").read_bytes() == DATA
