@@ -66,7 +66,7 @@ def step(
 
     Args:
         step: the training's own count of this step; the first is 1.
-        loss: one loss, or several.
+        loss: one loss as a tensor or float, or several.
         batch: the samples, or their numbers.
         params: weights, as the step leaves them.
         buffers: as the step leaves them.

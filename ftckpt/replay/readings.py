@@ -123,13 +123,17 @@ def _hash(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def scalar(tensor: torch.Tensor) -> str:
-    """Return a loss as it stands in a record: its type and its bits."""
-    if hasattr(tensor, "full_tensor"):
-        tensor = tensor.full_tensor()
-    if tensor.numel() != 1:
-        return tensor_digest(tensor)
-    return written(float(tensor.detach()), str(tensor.dtype).removeprefix("torch."))
+def scalar(loss: Any) -> Any:
+    """Return a loss as it stands in a record: its type and its bits; what is no scalar as it is."""
+    import torch
+
+    if not isinstance(loss, torch.Tensor):
+        return loss
+    if hasattr(loss, "full_tensor"):
+        loss = loss.full_tensor()
+    if loss.numel() != 1:
+        return loss
+    return written(float(loss.detach()), str(loss.dtype).removeprefix("torch."))
 
 
 def learning_rates(optimizers: list[Any]) -> dict[str, str]:

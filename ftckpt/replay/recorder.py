@@ -75,6 +75,7 @@ class Recorder:
         self._more = 0
         self._backward = False
         self._updated = False
+        self._told_ends = False
         self._saved = False
         self._rank: int | None = None
         self._file: IO[str] | None = None
@@ -180,7 +181,7 @@ class Recorder:
             self._stop_where_asked()
         self._backward = True
         of = self._events.setdefault("loss", {})
-        of[str(len(of))] = readings.scalar(loss)
+        of |= readings.value_items(readings.scalar(loss), str(len(of)))
 
     @_guarded
     def gradients(self, optimizer: Any) -> None:
@@ -203,14 +204,18 @@ class Recorder:
     @_guarded
     def told(self, step: int | None, events: Mapping[str, Any]) -> None:
         """Record what the training says of itself; see `ftckpt.hook.step`."""
+        if self._told_ends:
+            self._begin()
+            self._captured.add(-1)
+            self._stop_where_asked()
         for key, value in events.items():
             event = "told" if key in TOLD else key
             prefix = f"{key}." if key in TOLD else ""
-            items = readings.value_items(value)
+            items = readings.value_items(readings.scalar(value) if key == "loss" else value)
             self._events.setdefault(event, {}).update({prefix + n: v for n, v in items.items()})
         if not self._updated and not self._backward:  # nothing else shows where a step ends
             self._events.setdefault("rng", readings.random_streams(whole=self.dense))
-            self._updated = True
+            self._told_ends = self._updated = True
         if step is not None and step != self.step:
             if self._file is None:
                 self.step = step

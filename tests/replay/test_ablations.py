@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftckpt.replay.judging import Judgement, Verdict, judge
 from ftckpt.replay.records import Log, read_log
 from ftckpt.replay.settings import Settings
+from tests.replay.trainings import run_lists, training
 
-HERE = Path(__file__).parent
 AT, LAST = 4, 12
 
 # What is left out at the restart: the component that must be named, and the event that shows it.
@@ -40,34 +36,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Log]:
     """Run the training once for each ablation, all from one checkpoint; returns their logs."""
     root = tmp_path_factory.mktemp("runs")
 
-    def training(name: str, steps: int, drop: str = "", save: str = "", at: int = 0) -> object:
-        settings = Settings(log=str(root / name), at=at, dense_from=1)
-        place = root / f"{name}-state" if save else root / (
-            "stale-made-state" if drop == "stale" else "made-state"
-        )  # fmt: skip
-        arguments = ["--dir", str(place), "--steps", str(steps), "--drop", drop]
-        arguments += ["--save-at", save or "100000"]
-        return {"arguments": arguments, "environment": settings.environment()}
+    def run(name: str, steps: int, drop: str = "", save_at: int = 0, at: int = 0) -> dict[str, Any]:
+        settings = Settings(log=str(root / name), at=at)
+        made = "made" if at else name
+        place = root / ("stale-state" if drop == "stale" else f"{made}-state")
+        return training(settings, place, steps, save_at=save_at, drop=drop)
 
-    def restart(name: str, drop: str) -> object:
-        return training(name, LAST, drop=drop, at=AT)
-
-    first = [
-        [training("made", AT, save=str(AT)), training("stale-made", AT, "stale", str(AT))],
-        [training("u", LAST, save="99999"), training("u2", LAST, save="99999")],
-        [training("noise", LAST, "noise", "99999")],
-    ]
+    run_lists(
+        root,
+        [run("made", AT, save_at=AT), run("stale-made", AT, "stale", save_at=AT)],
+        [run("u", LAST), run("u2", LAST), run("noise", LAST, "noise")],
+    )
     names = [*ABLATIONS, "none", "none-again", "unseeded", "unseeded-again"]
-    restarts = [restart(name, name.removesuffix("-again").replace("none", "")) for name in names]
-    for lists in (first, [restarts[::2], restarts[1::2]]):
-        file = root / "lists.json"
-        file.write_text(json.dumps(lists))
-        done = subprocess.run(
-            [sys.executable, HERE / "forks.py", file],
-            capture_output=True, text=True, timeout=300, check=False,
-            env=os.environ | {"PYTHONPATH": str(HERE.parents[1]), "PYTHONHASHSEED": "0"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    restarts = [
+        run(name, LAST, name.removesuffix("-again").replace("none", ""), at=AT) for name in names
+    ]
+    run_lists(root, restarts[::2], restarts[1::2])
     return lambda name: read_log(root / name, name)
 
 

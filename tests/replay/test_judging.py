@@ -1,0 +1,168 @@
+"""The matrix of verdicts, attribution, and that nothing incomplete ever passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftckpt.replay.comparing import compare
+from ftckpt.replay.events import EVENTS, ORDER
+from ftckpt.replay.floats import written
+from ftckpt.replay.judging import Judgement, Verdict, judge
+from ftckpt.replay.records import Log, Record
+from tests.replay.made import Change, events, log, stream
+
+U = log(range(1, 9), "U")
+
+
+def judged(change: Change | None = None, *, again: Change | None = None) -> Judgement:
+    a = log(range(5, 9), "A", change=change)
+    b = log(range(5, 9), "B", change=again or change)
+    return judge([U, log(range(1, 9), "U'")], [a, b], 5, 8)
+
+
+def setting(event: str, item: str, value: Any, step: int = 5) -> Change:
+    def change(now: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        if now >= step:
+            of[event][item] = value
+
+    return change
+
+
+def test_the_matrix() -> None:
+    other = setting("loss", "0", written(2.0, "float32"))
+    assert judged().verdict is Verdict.EXACT
+    assert judged(other).verdict is Verdict.STATE
+    assert judged(again=other).verdict is Verdict.UNSEEDED
+    noisy = log(range(1, 9), "U'", change=other)
+    everything = judge([U, noisy], [log(range(5, 9), change=other)] * 2, 5, 8)
+    assert everything.verdict is Verdict.FRAMEWORK
+    assert everything.causes == ()
+
+
+@given(st.integers(5, 8), st.sampled_from(["params", "optimizer", "lr", "batch", "loss", "grad"]))
+def test_the_first_difference_is_found_where_it_is(step: int, event: str) -> None:
+    name = next(iter(events(step, 0)[event]))
+    found = judged(setting(event, name, f"float32[2]:{'f' * 32}", step))
+    assert found.verdict is Verdict.STATE
+    assert (found.causes[0].step, found.causes[0].event) == (step, event)
+
+
+def test_differences_come_in_causal_order() -> None:
+    def everything(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        for items in of.values():
+            for name in items:
+                items[name] = "x"
+
+    a = log(range(5, 9), "A", ranks=2, change=everything)
+    found = compare(log(range(1, 9), "U", ranks=2), a, 5, 8).differences
+    places = [(d.step, ORDER[d.event], d.rank) for d in found]
+    assert places == sorted(places)
+    assert len(places) == 4 * 7 * 2
+
+
+def test_a_state_of_another_step_is_a_stale_or_a_torn_checkpoint() -> None:
+    def stale(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of |= {k: v for k, v in events(step - 1, rank).items() if k in ("params", "optimizer")}
+
+    def torn(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["params"] = events(step - 1, rank)["params"]
+
+    assert judged(stale).causes[0].reason.startswith("stale: it holds the state after step 3")
+    cause = judged(torn).causes[0]
+    assert cause.component == "checkpoint"
+    assert cause.reason == "torn: model weights of step 3, optimizer state of step 4"
+
+
+def test_the_schedule_off_by_one_shows_at_the_boundary() -> None:
+    found = judged(setting("lr", "0.0", written(0.05), step=7))
+    assert [(c.component, c.step) for c in found.causes] == [("scheduler", 7)]
+
+
+def test_a_batch_that_was_seen_before_is_named() -> None:
+    def again(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["batch"] = events(step - 4, rank)["batch"]
+
+    found = judged(again)
+    assert found.causes[0].component == "data"
+    assert found.causes[0].reason == "another batch: the batch of step 1"
+
+
+def test_extra_draws_and_a_stream_not_restored_are_told_apart() -> None:
+    def drawn(extra: int) -> Judgement:
+        return judged(lambda step, rank, of: of.update(
+            rng_start={"python": stream(2 * step + extra)}
+        ))  # fmt: skip
+
+    assert drawn(2).causes[0].component == "rng-draw"
+    assert drawn(-8).causes[0].component == "rng-python"
+    assert drawn(5000).causes[0].component == "rng-python"
+
+
+def test_reductions_are_told_from_what_they_reduce() -> None:
+    def local(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["grad_local"] = of["grad"]
+
+    def reduced(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["grad_local"] = dict(of["grad"])
+        of["grad"] = {"w": "float32[2]:0"}
+
+    u = log(range(1, 9), "U", change=local)
+    found = judge([u, u], [log(range(5, 9), "A", change=reduced)] * 2, 5, 8)
+    assert found.causes[0].component == "collective"
+    assert judged(setting("grad", "w", "float32[2]:0")).causes[0].component == "computation"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_never_a_pass(bad: float) -> None:
+    change = setting("loss", "0", written(bad, "float32"), step=7)
+    u = log(range(1, 9), "U", change=change)
+    found = judge([u, u], [log(range(5, 9), "A", change=change)] * 2, 5, 8)
+    assert found.verdict is Verdict.NOT_COMPARED
+    assert "at step 7" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("restart", "said"),
+    [
+        (log(range(5, 8), "A"), "A logged 3 of the 4 steps; step 8 is the first that is missing"),
+        (log((5, 7, 8), "A"), "step 6 is the first that is missing"),
+        (Log("A", {}, None), "A has no log of rank 0"),
+        (Log("A", log(range(5, 9), "A").steps, 2), "A has no log of rank 1"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_never_a_pass(restart: Log, said: str) -> None:
+    found = judge([U, U], [restart, restart], 5, 8)
+    assert found.verdict is Verdict.NOT_COMPARED
+    assert any(said in problem for problem in found.problems)
+
+
+def test_logs_without_a_common_event_show_nothing() -> None:
+    empty = Log("A", {0: {step: Record(step, 0, {}) for step in range(5, 9)}}, 1)
+    none = Log("U", {0: {step: Record(step, 0, {}) for step in range(1, 9)}}, 1)
+    assert judge([none, none], [empty, empty], 5, 8).verdict is Verdict.NOT_COMPARED
+
+
+def test_tensors_that_were_read_in_one_run_alone_are_not_compared() -> None:
+    def sparse(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        if step % 2 == 0:
+            for event in EVENTS:
+                if event.heavy:
+                    of.pop(event.key, None)
+
+    found = judged(sparse)
+    assert found.verdict is Verdict.EXACT
+    assert (6, "params", 0) not in found.comparisons[-1].grid
+    assert (7, "params", 0) in found.comparisons[-1].grid
+
+
+def test_rounded_numbers_are_compared_by_value() -> None:
+    a = Log("a", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.50"}})}})
+    b = Log("b", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.5"}})}})
+    c = Log("c", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.4"}})}})
+    assert compare(a, b, 1, 1).equal
+    assert compare(a, c, 1, 1).differences[0].words == "loss (2.4 instead of 2.50)"

@@ -1,0 +1,138 @@
+"""Recording: digests wherever a tensor lies, the injected hook, and the one-line hook."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftckpt.checkpoint import Box
+from ftckpt.dtypes import DTYPES
+from ftckpt.replay.comparing import compare
+from ftckpt.replay.device_sums import device_sums
+from ftckpt.replay.readings import tensor_digest, value_items
+from ftckpt.replay.records import Log, read_log
+from ftckpt.replay.running import environment
+from ftckpt.replay.settings import Settings, read_settings
+from ftckpt.tensor_digest import TensorDigest
+from tests.commands.golden import ftckpt
+
+TRAIN = Path(__file__).parent / "train.py"
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "bfloat16", "float16", "float64", "int64", "int8", "uint8", "bool", "complex64",
+     "complex128", "float8_e4m3fn"],
+)  # fmt: skip
+def test_sums_on_a_device_are_the_tensor_digest(dtype: str) -> None:
+    tensor = (torch.randn(5, 7) * 9).to(getattr(torch, dtype))
+    digest = TensorDigest(DTYPES[dtype], tensor.shape)
+    digest.update(Box.whole((5, 7)), tensor.reshape(-1).view(torch.uint8).numpy())
+    assert device_sums(tensor) == digest.sums
+    shown = "".join(f"{part:016x}" for part in digest.sums)
+    assert tensor_digest(tensor) == f"{dtype}[5,7]:{shown}"
+    assert tensor_digest(tensor.t().contiguous().t()) == tensor_digest(tensor)
+
+
+def test_what_cannot_be_read_is_told_by_its_shape() -> None:
+    assert tensor_digest(torch.zeros(3, device="meta")) == "float32[3]:not read"
+    assert tensor_digest(torch.eye(3).to_sparse()) == "float32[3,3]:not read"
+
+
+def test_nested_state_becomes_items() -> None:
+    items = value_items({"a": [1, 2.0, None], "b": {"c": "text", "d": True}, "e": object()})
+    assert items == {
+        "a.0": "1", "a.1": "float64 0x1.0000000000000p+1", "a.2": "None", "b.c": "text",
+        "b.d": "True", "e": "object: not read",
+    }  # fmt: skip
+
+
+def test_settings_pass_through_the_environment() -> None:
+    settings = Settings("/log", 10, 30, 8, 5, 2, True)
+    assert read_settings(settings.environment()) == settings
+    assert read_settings({}) == Settings()
+    assert [n for n in range(1, 33) if Settings(at=10, last=30, dense_from=11, every=10)
+            .reads_tensors(n)] == [1, 11, 21, 31, 32]  # fmt: skip
+
+
+def test_an_unmodified_script_that_forgets_its_rng(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.read_text())
+    done = ftckpt(
+        "replay", "run", "--steps", "3", "--runs", "1", "--dir", "trial", "--json", "--",
+        sys.executable, "train.py", "--drop", "torch", cwd=tmp_path,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert done.returncode == 3, answer["result"]
+    said = answer["result"]["message"]
+    assert said.startswith("restart is not exact: torch RNG not restored: ")
+    assert "first seen at step 5 as the step begins; batch equal, loss differs by " in said
+    assert [(c["component"], c["step"]) for c in answer["causes"]] == [("rng-torch", 5)]
+
+
+def test_loader_workers_write_no_log_and_run_ahead_of_a_global_generator(tmp_path: Path) -> None:
+    def run(log: str, workers: str) -> Log:
+        settings = Settings(log=str(tmp_path / log), every=0)
+        subprocess.run(
+            [sys.executable, TRAIN, "--steps", "3", "--workers", workers, "--dir", tmp_path / log],
+            env=environment(settings), timeout=120, check=True,
+        )  # fmt: skip
+        names = sorted(path.name for path in (tmp_path / log).iterdir())
+        assert names == ["rank-0.done", "rank-0.jsonl"]
+        return read_log(tmp_path / log)
+
+    # The sampler draws from NumPy's global generator, and workers make it run ahead.
+    first = compare(run("none", "0"), run("one", "1"), 1, 3).differences[0]
+    assert (first.step, first.event) == (1, "rng_start")
+    assert first.items[0].name == "numpy"
+
+
+def run_python(code: str, log: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    variables = environment(Settings(log=str(log)), {"PYTHONPATH": path})
+    return subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+
+
+def test_the_injected_module_hands_over_to_the_one_it_hides(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine')")
+    done = run_python("import sys; print('torch' in sys.modules)", tmp_path / "log", str(tmp_path))
+    assert (done.stdout, done.stderr) == ("mine\nFalse\n", "")
+    assert not (tmp_path / "log").exists()  # no training, no log
+
+
+HOOKED = """
+import torch
+from ftckpt import hook
+weight = torch.zeros(2)
+for n in range(1, 4):
+    weight += n
+    hook.step(step=n, loss=weight.sum(), cursor={"sample": 4 * n}, params={"w": weight})
+"""
+
+
+def test_the_one_line_hook_records_a_training_without_a_torch_optimizer(tmp_path: Path) -> None:
+    done = run_python(HOOKED, tmp_path / "log")
+    assert done.returncode == 0, done.stderr
+    log = read_log(tmp_path / "log")
+    assert log.finished() == (1, 2, 3)
+    events = log.steps[0][3].events
+    assert events["loss"]["0"] == written(12.0, "float32")
+    assert events["told"]["cursor.sample"] == "12"
+    assert events["told"]["params.w"] == tensor_digest(torch.full((2,), 6.0))
+
+
+def test_the_one_line_hook_does_nothing_elsewhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from ftckpt import hook; hook.step(loss=object()); hook.install();"
+         "import sys; print('torch' in sys.modules)"],
+        capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout == "False\n"
+    assert list(tmp_path.iterdir()) == []
