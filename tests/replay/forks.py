@@ -7,6 +7,7 @@ The lists run side by side, the runs of a list one after the other.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -35,7 +36,8 @@ def main() -> None:
                 hook.install()
                 sys.argv[1:] = run["arguments"]
                 train.main()
-                return  # the interpreter ends, and the recorder with it
+                atexit._run_exitfuncs()  # the recorder's; taking torch apart would take a second
+                os._exit(0)
             if os.waitpid(inner, 0)[1]:
                 os._exit(1)
         os._exit(0)

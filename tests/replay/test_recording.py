@@ -14,6 +14,7 @@ from ftckpt.checkpoint import Box
 from ftckpt.dtypes import DTYPES
 from ftckpt.replay.comparing import compare
 from ftckpt.replay.device_sums import device_sums
+from ftckpt.replay.floats import written
 from ftckpt.replay.readings import tensor_digest, value_items
 from ftckpt.replay.records import Log, read_log
 from ftckpt.replay.running import environment
