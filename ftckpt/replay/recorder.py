@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -148,6 +148,7 @@ class Recorder:
         if place is None:
             place = len(self._roots)
             self._roots.append(module)
+            self._listen(module, place)
             self._inside |= {id(inner): -1 for inner in module.modules()} | {id(module): place}
         if place < 0:
             return
@@ -288,6 +289,24 @@ class Recorder:
         for key in ("lr", "scheduler", "scaler", "ema"):
             if not self._events.get(key):
                 self._events.pop(key, None)
+
+    def _listen(self, root: Any, place: int) -> None:
+        """Ask to be told the gradients that a rank computes before they are reduced over ranks."""
+        import torch
+
+        if isinstance(root, torch.nn.parallel.DistributedDataParallel):
+            for name, parameter in root.named_parameters():
+                if parameter.requires_grad:
+                    hear = partial(self.local_gradient, self._named(place, name))
+                    parameter.register_hook(hear)  # type: ignore[no-untyped-call]
+
+    @_guarded
+    def local_gradient(self, name: str, gradient: Any) -> None:
+        """Record one gradient of one backward pass, before its reduction."""
+        if self.dense:
+            of = self._events.setdefault("grad_local", {})
+            earlier = sum(1 for key in of if key.partition("+")[0] == name) if name in of else 0
+            of[f"{name}+{earlier}" if earlier else name] = readings.tensor_digest(gradient)
 
     def _model(self, place: int) -> None:
         if not self.dense:

@@ -23,6 +23,7 @@ from ftckpt.errors import RefusedError, UsageError
 from ftckpt.findings import counted
 
 from .comparing import compare
+from .events import BY_KEY
 from .judging import Judgement, Verdict, judge
 from .records import Log, read_log
 from .running import End, Outcome, run
@@ -141,7 +142,34 @@ def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> T
     if not trial.checkpoint:
         before.append(compare(baselines[0], runner.logs["interrupted"], 1, at))
     judgement = judge(baselines, restarts, first, last, before=before)
+    if judgement.verdict is Verdict.STATE and trial.every > 1 and not trial.reference:
+        judgement = _closer(runner, judgement, at)
     return Tried(judgement, at, runner.outcomes, runner.logs)
+
+
+def _closer(runner: _Runner, judgement: Judgement, at: int) -> Judgement:
+    """Run once more with every step's tensors read, from the last equal step to the first unlike.
+
+    What tensors show may have begun between two steps at which they were read.
+    """
+    across = judgement.comparisons[-1]
+    step = across.differences[0].step
+    equal = [s for s, event, _ in across.grid if BY_KEY[event].heavy and s < step]
+    if step == at + 1 or (equal and max(equal) == step - 1):
+        return judgement
+    since = max(equal, default=at + 1)
+    try:
+        logs = runner.closer(at, since, step)
+    except FailedRunError as failure:
+        return replace(judgement, notes=(*judgement.notes, f"not looked at closer: {failure}"))
+    closer = judge(logs[:1], logs[1:], at + 1, step)
+    if closer.verdict is not Verdict.STATE:
+        note = "the run that looked closer did not show the difference again"
+        return replace(judgement, notes=(*judgement.notes, note))
+    return replace(
+        judgement, sentence=closer.sentence, causes=closer.causes,
+        comparisons=(*judgement.comparisons[:-1], *closer.comparisons, across),
+    )  # fmt: skip
 
 
 def _enter(trial: Trial) -> None:
@@ -207,6 +235,16 @@ class _Runner:
         name = f"restart {chr(ord('A') + number)}"
         self._finished(folder, trial.command, settings, name, at)
         return self.logs[folder]
+
+    def closer(self, at: int, since: int, last: int) -> list[Log]:
+        """Run baseline and restart up to a step, with tensors read in each from `since` on."""
+        trial = self.trial
+        dense = Settings(at=trial.baseline_at, last=last, every=1, dense_from=since)
+        command = trial.baseline or trial.command
+        self._finished("baseline-closer", command, dense, "the uninterrupted run, closer", at)
+        again = replace(dense, at=at)
+        self._finished("restart-closer", trial.command, again, "the restart, closer", at)
+        return [self.logs["baseline-closer"], self.logs["restart-closer"]]
 
     def _finished(
         self, folder: str, command: Sequence[str], settings: Settings, name: str, at: int

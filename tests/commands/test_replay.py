@@ -44,9 +44,15 @@ with (log / "rank-0.jsonl").open("w") as out:
         if done == 5 and fault == "short":
             sys.exit(0)
         value = done + (1 if fault == "forgets" and resumed and done > 4 else 0)
+        wrong = 1 if fault == "drifts" and resumed and done > 5 else 0
+        events = {"params": {"w": f"float32[1]:{done + wrong}"}}
         value += time.time_ns() if fault == "noise" else 0
         loss = "nan" if fault == "nan" and done > 4 else float(value).hex()
-        put({"step": done, "rank": 0, "events": {"loss": {"0": "float64 " + loss}}})
+        events["loss"] = {"0": "float64 " + loss}
+        every, since = env("EVERY"), env("DENSE_FROM")
+        if not every or done < since or (done - since) % every:
+            del events["params"]
+        put({"step": done, "rank": 0, "events": events})
         print("step", done, flush=True)
         if done == 3 and not resumed and fault != "unsaved":
             (state / "saved").write_text("3")
@@ -104,9 +110,21 @@ def test_a_restart_that_forgets_something(script: Path) -> None:
     assert [(c["component"], c["step"]) for c in answer["causes"]] == [("computation", 5)]
     text = page.read_text()
     assert text.count("class='differs first'") == 1
-    assert text.count("class=equal") == 3 + 4 + 4 + 1  # interrupted, U', B, and step 4 of A
+    # Losses of the interrupted run; losses and weights of U' and B; of A the first loss alone.
+    assert text.count("class=equal") == 3 + 2 * 4 + 2 * 4 + (1 + 4)
     assert "<script" not in text
     assert "http" not in text
+
+
+def test_what_began_between_two_readings_is_looked_at_closer(script: Path) -> None:
+    answer = replay(script, "--every", "4", "--steps", "8", fault="drifts")
+    assert answer["verdict"] == "state"
+    # Tensors were read before steps 4 and 8; the weights differ from step 6 on.
+    across, closer = answer["comparisons"][-1], answer["comparisons"][-2]
+    assert across["first"][0]["step"] == 8
+    assert closer["first"][0]["step"] == 6
+    assert [(c["component"], c["step"]) for c in answer["causes"]] == [("weights", 6)]
+    assert [run["name"] for run in answer["runs"]][-2:] == ["baseline-closer", "restart-closer"]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,18 @@ def test_two_ranks_restart_exactly(runs: Callable[[str], Log]) -> None:
     assert first["batch"] != second["batch"]
 
 
+def test_gradients_are_recorded_before_and_after_their_reduction(
+    runs: Callable[[str], Log],
+) -> None:
+    for step in range(1, LAST + 1):
+        first, second = (runs("u").steps[rank][step].events for rank in (0, 1))
+        assert first["grad_local"].keys() == first["grad"].keys()
+        assert all(
+            first["grad_local"][name] != second["grad_local"][name] for name in first["grad"]
+        )
+        assert first["grad"] == second["grad"]
+
+
 def test_the_rank_that_forgets_is_named(runs: Callable[[str], Log]) -> None:
     judgement = judge([runs("u")], [runs("forgets")], AT + 1, LAST)
     assert [(c.component, c.step, c.ranks) for c in judgement.causes] == [
