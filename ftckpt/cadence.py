@@ -48,7 +48,7 @@ class Save:
 
     @property
     def write_s(self) -> float | None:
-        """Seconds from the first file to the last: the save took at least this; None of one file."""
+        """Seconds from the first file to the last: at least what the save took; None of one."""
         if self.began is None or self.finished is None or self.files < 2:
             return None
         return self.finished - self.began
