@@ -233,12 +233,12 @@ class Merging:
             tensors.append(
                 TensorInfo(
                     where.component,
-                    owner + where.name,
+                    where.name,
                     where.kind,
                     held.shape,
                     held.dtype,
                     tuple(boxes.pieces),
-                    "" if stored == owner + where.name else stored,
+                    "" if stored == where.name else stored,
                 )
             )
         return tensors
