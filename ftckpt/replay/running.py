@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -86,23 +87,29 @@ def run(
         NotFoundError: the program is not there.
     """
     start = time.monotonic()
-    with output.open("wb") as sink:
+    with output.open("wb") as sink, ThreadPoolExecutor(1) as starter:
+        # In a thread of its own: a signal that comes while the process starts is raised here, and
+        # must not lose the process.
+        started = starter.submit(
+            subprocess.Popen,
+            command,
+            cwd=cwd,
+            env=environment(settings),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=environment(settings),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except (FileNotFoundError, PermissionError) as error:
+            process = started.result()
+            end = _wait(process, Path(settings.log), start + timeout)
+        except OSError as error:
+            if started.exception() is not error:
+                raise
             raise NotFoundError(f"cannot run {command[0]}: {error.strerror}") from error
-    try:
-        end = _wait(process, Path(settings.log), start + timeout)
-    finally:
-        _end_tree(process)
+        finally:
+            if started.exception() is None:
+                _end_tree(started.result())
     code = process.returncode if end in (End.FINISHED, End.CRASHED) else None
     marker = stopped_marker(Path(settings.log))
     stopped_at = int(marker.read_text()) if end is End.STOPPED else None
