@@ -22,8 +22,9 @@ import side_by_side
 from reshard_data import save_dcp_with_optimizer, save_hugging_face, save_megatron
 from side_by_side import Contestant, compare, ftckpt_command, peak_memory, warm, workplace
 
-from ftckpt.formats.catalog import FORMATS, WRITERS
+from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.writers import WRITERS
 from ftckpt.limits import jobs, parse_bytes
 from ftckpt.opening import open_target
 from ftckpt.stores import StoreOptions

@@ -87,8 +87,8 @@ def command(
     State that the target has no place for is named, and refused unless `--drop` names it. The
     result is read back and compared with the source before DST becomes visible.
     """
-    from ftckpt.formats.catalog import format_and_writer
     from ftckpt.formats.families import to_hugging_face, to_megatron
+    from ftckpt.formats.writers import format_and_writer
     from ftckpt.limits import parse_bytes
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Wishes

@@ -167,8 +167,8 @@ def carry_out(
         destination: where it goes.
         run: how it is done.
     """
-    from ftckpt.formats.catalog import format_and_writer
     from ftckpt.formats.same_object import SameObject
+    from ftckpt.formats.writers import format_and_writer
     from ftckpt.stores import open_store
     from ftckpt.transfer.carrying import (
         TransferOptions,

@@ -15,8 +15,7 @@ from .checkpoint import Checkpoint
 from .comparison import Choice, DiffReport, Reading
 from .comparison import compare as _compare
 from .errors import ExitCode, UsageError
-from .formats.catalog import FORMATS, format_and_writer
-from .formats.same_object import SameObject
+from .formats.catalog import FORMATS
 from .formats.state_fields import state_fields
 from .formats.vocabulary import vocabulary_of
 from .inspection import Inspection
@@ -158,6 +157,9 @@ def convert(
         ExistsError: something stands at the destination.
         CorruptError: the source is damaged, or the proof failed; nothing is visible.
     """
+    from .formats.same_object import SameObject
+    from .formats.writers import format_and_writer
+
     opened = _opened(checkpoint, stores)
     target, writer = format_and_writer(to or opened.format, wishes.rules)
     content = derive(Content.of(opened))

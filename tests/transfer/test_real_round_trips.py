@@ -12,8 +12,9 @@ import pytest
 
 from ftckpt.candidates import newest_child
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.formats.catalog import FORMATS, WRITERS
+from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.writers import WRITERS
 from ftckpt.opening import open_part, open_target
 from ftckpt.stores import StoreOptions
 from ftckpt.tensor_digest import digest_tensor
