@@ -14,12 +14,12 @@ from .transfers import (
 )
 from .transfers import (
     DestinationArgument,
+    LayoutOptions,
     PartOptions,
     RunOptions,
     SourceArgument,
     carry_out,
     narrowed,
-    read_rules,
     read_text,
 )
 
@@ -33,9 +33,7 @@ EXAMPLES = (
     ("ftckpt convert hf/ start/step-0 --to dcp --dp 64", "weights for an FSDP2 job of 64 ranks"),
     ("ftckpt convert run/step-1000 one.pt --to torchsave", "one file for torch.load"),
 )
-OPTIONS = (PartOptions, RunOptions)
-
-_Ranks = int | None
+OPTIONS = (PartOptions, LayoutOptions, RunOptions)
 
 
 class DTypeChoice(StrEnum):
@@ -71,16 +69,6 @@ def command(
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
     ] = "",
-    max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest file, where the format lets us choose.")
-    ] = "",
-    tp: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Tensor-parallel ranks.")] = None,
-    pp: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Pipeline stages.")] = None,
-    dp: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Data-parallel ranks.")] = None,
-    ep: Annotated[_Ranks, typer.Option(metavar="N", min=1, help="Expert-parallel ranks.")] = None,
-    zero_stage: Annotated[
-        _Ranks, typer.Option(metavar="N", min=1, max=3, help="DeepSpeed's ZeRO stage.")
-    ] = None,
 ) -> Result:
     """Write a checkpoint in another format: whole, or the part that is asked for.
 
@@ -89,25 +77,14 @@ def command(
     """
     from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.formats.writers import format_and_writer
-    from ftckpt.limits import parse_bytes
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import Wishes
     from ftckpt.transfer.renaming import parse_renames
     from ftckpt.transfer.renaming import rename as renamed
     from ftckpt.transfer.retyping import retype
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
-    wishes = Wishes(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        ep=ep,
-        zero_stage=zero_stage,
-        max_shard_size=parse_bytes(max_shard_size) if max_shard_size else None,
-        rules=read_rules(part.rules),
-        true_vocab_size=part.true_vocab_size,
-    )
+    wishes = invocation.options(LayoutOptions).wishes(part)
     renames = parse_renames(read_text(rename), rename) if rename else ()
     format_and_writer(to)  # a format that cannot be written is known before the source is opened
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)

@@ -76,6 +76,55 @@ class PartOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """For which job, and in files of which size."""
+
+    TITLE: ClassVar[str] = "For whom it is laid out"
+
+    tp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tensor-parallel ranks.")] = (
+        None
+    )
+    pp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Pipeline stages.")] = None
+    vp: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Virtual stages of each pipeline stage."),
+    ] = None
+    dp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Data-parallel (ZeRO, FSDP) ranks.")
+    ] = None
+    ep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Expert-parallel ranks.")] = (
+        None
+    )
+    zero_stage: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=3, help="DeepSpeed's ZeRO stage.")
+    ] = None
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest file, where the format lets us choose.")
+    ] = ""
+
+    def wishes(self, part: PartOptions) -> Wishes:
+        """Return what is asked of the layout.
+
+        Raises:
+            UsageError: a size is none, or the table of rules cannot be read.
+        """
+        from ftckpt.limits import parse_bytes
+        from ftckpt.transfer.layout import Wishes
+
+        return Wishes(
+            tp=self.tp,
+            pp=self.pp,
+            vp=self.vp,
+            dp=self.dp,
+            ep=self.ep,
+            zero_stage=self.zero_stage,
+            max_shard_size=parse_bytes(self.max_shard_size) if self.max_shard_size else None,
+            rules=_read_rules(part.rules),
+            true_vocab_size=part.true_vocab_size,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """How it is carried out."""
 
@@ -104,7 +153,7 @@ class RunOptions:
     )
 
 
-def read_rules(path: str) -> Rules | None:
+def _read_rules(path: str) -> Rules | None:
     """Return the user's table of split rules, or None where none was given.
 
     Raises:
