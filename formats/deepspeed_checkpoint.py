@@ -14,6 +14,7 @@ from ftckpt.dtypes import DType, decode_scalar
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.progress import NULL, Counter
+from ftckpt.steps import Allowance
 
 from .deepspeed_geometry import Grid, Placed
 from .deepspeed_partition import Shape
@@ -140,15 +141,13 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the counters in the non-tensor state, then the optimizer's, one a group."""
-        given: dict[str, int] = defaultdict(int)
+        allowance = Allowance(limit)
         for scalar in self.counters:
-            if given[scalar.file] < limit:
-                given[scalar.file] += 1
+            if allowance.take(scalar.file):
                 yield scalar
         wanted = []
         for copy in self.steps:
-            if given[copy.extent.file] < limit:
-                given[copy.extent.file] += 1
+            if allowance.take(copy.extent.file):
                 wanted.append(copy)
         for copy, value in self._step_values(wanted):
             name = f"optimizer.state.{copy.group}.step"

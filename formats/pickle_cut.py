@@ -12,6 +12,7 @@ anew, because the values of runs are not there: what the rest takes from a run i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ def push(index: int) -> bytes:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Table:
+class Table(ABC):
     """Rows in the order of the file.
 
     Attributes:
@@ -103,9 +104,9 @@ class Table:
         self.base[first:last] = ends - self.memos[first:last]
         return int(ends[-1])
 
+    @abstractmethod
     def texts(self) -> list[tuple[Column, Ints]]:
         """Return the columns of texts, and the `base` of each value in them."""
-        raise NotImplementedError
 
     def shapes(self) -> list[tuple[Column, Ints]]:
         """Return the columns of sizes and offsets, and the `base` of each value in them."""

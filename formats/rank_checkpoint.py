@@ -21,6 +21,7 @@ from ftckpt.checkpoint import (
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding
 from ftckpt.progress import NULL, Counter
+from ftckpt.steps import Allowance
 
 from .inert_tree import at
 from .rank_reading import read_stream
@@ -96,10 +97,9 @@ class RanksCheckpoint(Checkpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the counters in the non-tensor state, then the optimizer's `step` tensors."""
-        given: dict[str, int] = defaultdict(int)
+        allowance = Allowance(limit)
         for scalar in self.counters:
-            if given[scalar.file] < limit:
-                given[scalar.file] += 1
+            if allowance.take(scalar.file):
                 yield scalar
         wanted: list[tuple[TensorInfo, Piece]] = []
         for tensor in self.tensors.values():
@@ -107,8 +107,7 @@ class RanksCheckpoint(Checkpoint):
             if not is_step or tensor.numel != 1 or tensor.dtype.name not in _NUMBERS:
                 continue
             for piece in tensor.pieces:
-                if given[piece.extent.file] < limit:
-                    given[piece.extent.file] += 1
+                if allowance.take(piece.extent.file):
                     wanted.append((tensor, piece))
         blocks = self.source.read_many([piece.extent for _, piece in wanted])
         for (tensor, piece), block in zip(wanted, blocks, strict=True):

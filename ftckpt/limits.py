@@ -8,9 +8,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
-from .errors import NoResourceError, UsageError
+from .errors import UsageError
 
 DEFAULT_MEMORY = 1 << 30
 
@@ -167,38 +166,3 @@ class RateLimit:
             delay = self._free - nbytes / self.rate - now
         if delay > 0:
             time.sleep(delay)
-
-
-class MemoryBudget:
-    """A number of bytes that threads borrow from and give back.
-
-    Args:
-        nbytes: the whole budget.
-    """
-
-    def __init__(self, nbytes: int = DEFAULT_MEMORY) -> None:
-        self.nbytes = nbytes
-        self._left = nbytes
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def reserve(self, nbytes: int) -> Iterator[None]:
-        """Hold `nbytes` inside the block; waits until others have given enough back.
-
-        Raises:
-            NoResourceError: the whole budget is smaller.
-        """
-        if nbytes > self.nbytes:
-            raise NoResourceError(
-                f"one step needs {nbytes} bytes of memory and the budget is {self.nbytes}",
-                hint=f"--max-memory {-(-nbytes // (1 << 20))}MiB",
-            )
-        with self._changed:
-            self._changed.wait_for(lambda: self._left >= nbytes)
-            self._left -= nbytes
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._left += nbytes
-                self._changed.notify_all()

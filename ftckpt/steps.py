@@ -36,6 +36,23 @@ class Scalar(NamedTuple):
 # How many counters a file are read: enough for two to be independent, few enough to be cheap.
 SCALARS_A_FILE = 8
 
+class Allowance:
+    """Counters of each file that may still be read.
+
+    Args:
+        limit: of one file.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: Counter[str] = Counter()
+
+    def take(self, file: str) -> bool:
+        """Take one of a file; False where its share is used up."""
+        self._taken[file] += 1
+        return self._taken[file] <= self._limit
+
+
 _ITERATION = re.compile(
     r"(?:^|[./:])(?:global_steps?|iteration|iter_num|current_step|num_updates)$"
     r"|(?:^|[./:])(?:train_state|trainer_state|train_status|state|progress)[./:]step$"

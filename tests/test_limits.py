@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from pathlib import Path
 
 import pytest
 
 from ftckpt import limits
-from ftckpt.errors import NoResourceError, UsageError
+from ftckpt.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -178,35 +177,3 @@ def test_idle_time_is_not_saved_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pickled_rate_limit_keeps_its_rate() -> None:
     assert pickle.loads(pickle.dumps(limits.RateLimit(7.0))).rate == 7.0
-
-
-def test_a_budget_is_shared() -> None:
-    budget = limits.MemoryBudget(100)
-    entered, leave, second = threading.Event(), threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with budget.reserve(60):
-            entered.set()
-            leave.wait(30)
-
-    def want() -> None:
-        with budget.reserve(60):
-            second.set()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert entered.wait(30)
-    wanter = threading.Thread(target=want)
-    wanter.start()
-    with budget.reserve(40):
-        assert not second.is_set()
-    leave.set()
-    assert second.wait(30)
-    holder.join()
-    wanter.join()
-
-
-def test_a_budget_that_can_never_be_met_is_refused() -> None:
-    with pytest.raises(NoResourceError) as caught, limits.MemoryBudget(1 << 20).reserve(3 << 20):
-        pass
-    assert caught.value.hint == "--max-memory 3MiB"

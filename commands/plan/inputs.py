@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ftckpt import quantities
 from ftckpt.errors import UsageError
+from ftckpt.interval.storage import staging_bytes
 from ftckpt.planning import Limits, Question
 
 from .costs import read_model, read_nbytes
@@ -76,7 +77,7 @@ def _limits(
     """Return what must hold; `together` is how many ranks share a host."""
     staged = None
     if nbytes is not None and ranks is not None:
-        staged = nbytes / ranks * together * bounds.buffers
+        staged = float(staging_bytes(nbytes, ranks, bounds.buffers)) * together
     if bounds.host_ram and staged is None:
         raise UsageError(
             "--host-ram needs the size of a checkpoint and the ranks that hold it",

@@ -186,9 +186,9 @@ def _compare_objects(content: Content, result: Checkpoint, same_objects: SameObj
     names for the same state, and what was put under other names is not compared here.
     """
     shared = [name for name in content.objects if name in result.objects]
-    same = same_objects(content.checkpoint, result)
+    equal = same_objects(content.checkpoint, result)
     for name in shared:
-        if not same(name):
+        if not equal(name):
             raise _failed(f"{name} in the result is not what the source holds", name)
     return len(shared)
 
