@@ -128,8 +128,11 @@ class Upload(ABC):
         """Write bytes at `offset`; from any thread, in any order, each place once or again."""
 
     @abstractmethod
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         """Make it whole and durable; every byte must have been written.
+
+        Args:
+            size: bytes that it has, where those are fewer than were announced.
 
         Raises:
             UnavailableError: the store does not hold what was written.

@@ -75,11 +75,11 @@ class TensorDigest:
         Args:
             box: where in the tensor.
             data: their bytes, dense and little-endian; a whole number of elements.
-            start: the first one's index inside the box.
+            start: the first one's index inside the box; at the beginning of a byte.
 
         Raises:
             ValueError: more elements than the box holds from `start` on.
-            UnsupportedError: a part of a tensor whose elements are smaller than a byte.
+            UnsupportedError: a box of a tensor whose elements are smaller than a byte.
         """
         import numpy as np
 
@@ -98,6 +98,12 @@ class TensorDigest:
             shape, offsets, sizes, start = (*shape, 2), (*offsets, 0), (*sizes, 2), 2 * start
         self._walk(shape, offsets, sizes, words, start)
 
+    def add(self, elements: int, s1: int, s2: int) -> None:
+        """Add so many elements by their sums, as `sums` gave them."""
+        self.elements += elements
+        self._s1 = (self._s1 + s1) & _MASK
+        self._s2 = (self._s2 + s2) & _MASK
+
     def merge(self, other: TensorDigest) -> None:
         """Add the elements that `other` was given.
 
@@ -106,9 +112,7 @@ class TensorDigest:
         """
         if (other.dtype, other.shape) != (self.dtype, self.shape):
             raise ValueError("digests of different tensors cannot be merged")
-        self.elements += other.elements
-        self._s1 = (self._s1 + other._s1) & _MASK
-        self._s2 = (self._s2 + other._s2) & _MASK
+        self.add(other.elements, *other.sums)
 
     def hexdigest(self) -> str:
         """Return the digest of what was given so far: 32 hexadecimal digits."""
@@ -120,14 +124,15 @@ class TensorDigest:
         return digest
 
     def _update_packed(self, box: Box, raw: Array, start: int) -> None:
-        nbytes = self.dtype.nbytes(prod(self.shape))
-        if box != Box.whole(self.shape) or start or raw.size != nbytes:
+        numel, bits = prod(self.shape), self.dtype.bits
+        nbytes, (first, cut) = self.dtype.nbytes(numel), divmod(start * bits, 8)
+        if box != Box.whole(self.shape) or cut or first + raw.size > nbytes:
             raise UnsupportedError(
-                f"a tensor of {self.dtype.name} can only be digested whole: its elements are "
-                "smaller than a byte"
+                f"a tensor of {self.dtype.name} is digested in whole bytes of all of it: its "
+                "elements are smaller than a byte"
             )
-        self.elements += prod(self.shape)
-        self._walk((nbytes,), (0,), (nbytes,), raw, 0)
+        self.elements += min(raw.size * 8 // bits, numel - start)
+        self._walk((nbytes,), (0,), (nbytes,), raw, first)
 
     def _walk(
         self,

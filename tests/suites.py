@@ -206,6 +206,17 @@ class StoreTests:
         assert place.store.stat("big/object").size == size
         assert place.raw_get("big/object") == data
 
+    @pytest.mark.parametrize("size", [0, 7, 64 << 20])
+    def test_an_upload_may_end_before_what_was_announced(self, place: Place, size: int) -> None:
+        data = (BLOB * (size // len(BLOB) + 1))[:size]
+        upload = place.store.upload("big/object", (128 << 20) + 7)
+        if size:
+            upload.write(0, memoryview(data))
+        upload.finish(size)
+        upload.close()
+        assert place.store.stat("big/object").size == size
+        assert place.raw_get("big/object") == data
+
     def test_an_upload_that_is_given_up_leaves_nothing_whole(self, place: Place) -> None:
         size = (64 << 20) + 7
         upload = place.store.upload("big/object", size)

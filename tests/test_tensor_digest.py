@@ -165,5 +165,18 @@ def test_what_does_not_fit_is_refused() -> None:
         digest.update(Box((0,), (3,)), b"abc", 1)
     with pytest.raises(ValueError, match="different"):
         digest.merge(TensorDigest(DTYPES["uint8"], (5,)))
-    with pytest.raises(UnsupportedError):
-        TensorDigest(DTYPES["float4_e2m1"], (4,)).update(Box((0,), (2,)), b"a")
+    packed = TensorDigest(DTYPES["float4_e2m1"], (4,))
+    for box, data, start in (((2,), b"a", 0), ((4,), b"a", 1), ((4,), b"ab", 2)):
+        with pytest.raises(UnsupportedError):
+            packed.update(Box((0,), box), data, start)
+
+
+def test_packed_elements_are_digested_by_whole_bytes_in_any_order() -> None:
+    dtype, data = DTYPES["float4_e2m1"], bytes.fromhex("21 43 05")
+    whole, parts = TensorDigest(dtype, (5,)), TensorDigest(dtype, (5,))
+    whole.update(Box((0,), (5,)), data)
+    parts.update(Box((0,), (5,)), data[1:], 2)
+    assert not parts.complete
+    parts.update(Box((0,), (5,)), data[:1])
+    assert parts.complete
+    assert parts.hexdigest() == whole.hexdigest()

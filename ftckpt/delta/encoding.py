@@ -6,7 +6,7 @@ own, in any order and from many threads. Who writes the payloads, and where, is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,8 +69,8 @@ class DeltaEncoder:
         base: gives the base's bytes, by the base's keys; None where there is no base.
         settings: of the optimizer, as far as known, for a tensor's pair; guesses otherwise.
         effort: how much is tried.
-        digests: whether blocks carry tensor digests. They cost more than the encoding; ask for
-            them where nobody knows them yet. Types smaller than a byte never carry them.
+        digests: of which sides blocks carry tensor digests. They cost as much as the encoding; ask
+            for them where nobody knows them yet.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DeltaEncoder:
         base: Fill | None = None,
         settings: Callable[[Pair], Settings] = lambda pair: Settings(),
         effort: Effort = EFFORTS[2],
-        digests: bool = False,
+        digests: Container[Side] = (),
     ) -> None:
         self.pairs = pairs
         self._target = target
@@ -142,7 +142,7 @@ class DeltaEncoder:
         read = partial(_words, start=start, count=count)
         values = read(self._target, pair.info.key, words.size, OWN)
         base = None
-        wanted = plan.reference is Reference.BASE or self._digests
+        wanted = plan.reference is Reference.BASE or Side.BASE in self._digests
         if wanted and self._base is not None and pair.base is not None:
             base = read(self._base, pair.base, words.size, AGAINST)
         kind, reference = plan.reference, base
@@ -161,7 +161,6 @@ class DeltaEncoder:
         form, payload = encode_block(values, reference, plan.choice)
         if form in ALONE:
             kind = Reference.NOTHING
-        elements = slice(start // words.each, (start + count) // words.each)
         return EncodedBlock(
             number,
             block,
@@ -171,8 +170,8 @@ class DeltaEncoder:
             values.nbytes,
             xxhash.xxh3_64_digest(payload),
             xxhash.xxh3_128_digest(values.data),
-            self._digest(pair, values, elements),
-            None if base is None else self._digest(pair, base, elements),
+            self._digest(Side.TARGET, pair, values, start),
+            None if base is None else self._digest(Side.BASE, pair, base, start),
         )
 
     def tensor(
@@ -232,11 +231,12 @@ class DeltaEncoder:
         assert owner.base is not None
         return self._base, owner.base
 
-    def _digest(self, pair: Pair, words: Array, elements: slice) -> TensorDigest | None:
-        if not self._digests or not pair.info.dtype.itemsize:
+    def _digest(self, side: Side, pair: Pair, words: Array, start: int) -> TensorDigest | None:
+        if side not in self._digests:
             return None
-        digest = TensorDigest(pair.info.dtype, pair.info.shape)
-        digest.update(Box.whole(pair.info.shape), words, elements.start)
+        dtype, shape = pair.info.dtype, pair.info.shape
+        digest = TensorDigest(dtype, shape)
+        digest.update(Box.whole(shape), words, start * words.itemsize * 8 // dtype.bits)
         return digest
 
 

@@ -209,7 +209,8 @@ class DeltaIndex:
 
     def content(self) -> str:
         """Return the digest of the target's content: what a delta upon it names as its base."""
-        return content_digest({tensor.key: tensor.digest for tensor in self.tensors})
+        aliases = self.aliases
+        return content_digest({t.key: t.digest for t in self.tensors if t.key not in aliases})
 
     def dump(self) -> bytes:
         """Return the index's bytes; equal indexes give equal bytes.

@@ -55,7 +55,7 @@ class LocalUpload(Upload):
         except OSError as error:
             raise translate(error, self._path, "write", self._key) from error
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         """Flush the file and its name to the disk, and close it.
 
         A file whose flush failed is removed: the system forgets what it could not write and holds
@@ -65,6 +65,8 @@ class LocalUpload(Upload):
         assert file is not None
         try:
             try:
+                if size is not None:
+                    os.ftruncate(file.number, size)
                 os.fsync(file.number)
                 file.close()  # reports what a network filesystem could not write back
             except OSError:

@@ -89,9 +89,9 @@ class MemoryUpload(Upload):
         """Write bytes at `offset`."""
         self._data[offset : offset + view.nbytes] = view.cast("B")
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         """Show it."""
-        self._store.put(self._path, bytes(self._data))
+        self._store.put(self._path, bytes(self._data[:size]))
 
     def close(self) -> None:
         """Let go; nothing is kept."""

@@ -47,8 +47,9 @@ class FsspecUpload(Upload):
             self._at = offset + len(view)
             self._turn.notify_all()
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         """Close the object and compare its size."""
+        self._size = self._size if size is None else size
         try:
             self._file.close()
         except Exception as error:

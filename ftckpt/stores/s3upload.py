@@ -73,9 +73,10 @@ class S3Upload(Upload):
         with self._lock:
             self._parts[number] = (str(answer["ETag"]), md5)
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         """Put the parts together and compare size and ETag of what is stored."""
-        if self._count == 1:
+        self._size = self._size if size is None else size
+        if self._count == 1 or not self._size:
             self._client.run(put_object(self._client, self._at, self._whole))
             return
         parts = sorted(self._parts.items())
@@ -97,7 +98,7 @@ class S3Upload(Upload):
         head = self._call("head_object", "look up")
         # The service's own rule for the ETag of several parts: the MD5 of their MD5s, and how many.
         md5s = b"".join(md5 for _, (_, md5) in parts)
-        whole = f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{self._count}"
+        whole = f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{len(parts)}"
         if head["ContentLength"] != self._size or differs(head, whole):
             raise UnavailableError(
                 f"{self._at.url} does not hold what was written to it", file=self._at.path

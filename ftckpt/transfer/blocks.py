@@ -40,12 +40,14 @@ class BlockMade(NamedTuple):
         number: which block, from 0.
         digest: XXH3-128, 16 bytes.
         sums: of the parts of covered ranges that lie in the block, in order.
+        note: what else the maker of the file wants to know when it takes it over.
     """
 
     file: str
     number: int
     digest: bytes
-    sums: tuple[Sum, ...]
+    sums: tuple[Sum, ...] = ()
+    note: str = ""
 
 
 class Sink(Protocol):

@@ -59,14 +59,13 @@ def header(plan: str) -> bytes:
 
 def line(made: BlockMade) -> bytes:
     """Return the line of one block."""
-    return _line(
-        {
-            "file": made.file,
-            "block": made.number,
-            "digest": made.digest.hex(),
-            "sums": [list(part) for part in made.sums],
-        }
-    )
+    row = {
+        "file": made.file,
+        "block": made.number,
+        "digest": made.digest.hex(),
+        "sums": [list(part) for part in made.sums],
+    }
+    return _line(row | ({"note": made.note} if made.note else {}))
 
 
 def shown_line(inode: int) -> bytes:
@@ -100,7 +99,8 @@ def read_blocks(data: bytes) -> Iterable[BlockMade]:
         try:
             row = json.loads(text)
             sums = tuple(Sum(int(a), int(b), int(c)) for a, b, c in row["sums"])
-            yield BlockMade(str(row["file"]), int(row["block"]), bytes.fromhex(row["digest"]), sums)
+            digest, note = bytes.fromhex(row["digest"]), str(row.get("note", ""))
+            yield BlockMade(str(row["file"]), int(row["block"]), digest, sums, note)
         except (ValueError, TypeError, KeyError, FtckptError):
             continue
 

@@ -96,7 +96,7 @@ class LocalStaging(Staging):
             raise translate(error, error.filename or self._path, "write") from error
         return False
 
-    def open(self, file: OutputFile) -> StagedFile:
+    def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Open a file in the staging directory; its bytes are from earlier, or zero."""
         return StagedFile(
             self._store.upload(file.path, file.size), self._earlier.get(file.path, {})

@@ -82,12 +82,13 @@ class RemoteStaging(Staging):
         self._store.create(TRANSFER, marker)
         return False
 
-    def open(self, file: OutputFile) -> StagedFile:
+    def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Begin an upload, unless a receipt says that the very object is there."""
         self._touched = True
         receipt = self._receipt(file.path)
         entry = self._entries.get(file.path)
-        if receipt in self._entries and entry is not None and entry.size == file.size:
+        fits = entry is not None and (at_most or entry.size == file.size)
+        if receipt in self._entries and entry is not None and fits:
             data = self._store.read(receipt)
             if entry.etag is not None and self._is_receipt(data, entry.etag):
                 self._made[file.path] = entry.etag

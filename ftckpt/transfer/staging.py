@@ -69,8 +69,13 @@ class Staging(ABC):
         """
 
     @abstractmethod
-    def open(self, file: OutputFile) -> StagedFile:
-        """Begin or go on with one file."""
+    def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
+        """Begin or go on with one file.
+
+        Args:
+            file: which.
+            at_most: whether its size is not known yet, and `file.size` is the most it can be.
+        """
 
     @abstractmethod
     def holds(self, file: OutputFile, made: BlockMade) -> bool:

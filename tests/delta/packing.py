@@ -25,6 +25,7 @@ from ftckpt.delta import (
     content_digest,
     pair,
 )
+from ftckpt.delta.predictions import Side
 from ftckpt.dtypes import DTYPES
 from ftckpt.tensor_digest import TensorDigest
 
@@ -102,7 +103,7 @@ def pack(
     pairs = pair(target.infos.values(), {} if base is None else base.infos)
     fill = base_fill or (None if base is None else base.fill)
     encoder = DeltaEncoder(
-        pairs, target.fill, fill, lambda pair: settings, EFFORTS[effort], digests
+        pairs, target.fill, fill, lambda pair: settings, EFFORTS[effort], Side if digests else ()
     )
     rows = Rows([encoder.blocks(number) for number in range(len(pairs))])
     data = bytearray()
@@ -122,7 +123,7 @@ def pack(
         entry = encoder.tensor(
             number, plan, rows.first[number], target.digest(each.info.key), base_digest
         )
-        if digests and each.info.dtype.itemsize:
+        if digests:
             assert sums[0].hexdigest() == entry.digest
             assert entry.base is None or sums[1].hexdigest() == entry.base.digest
         tensors.append(entry)

@@ -79,7 +79,7 @@ class MemoryUpload(Upload):
             assert len(view) == min(self.unit, len(self.data) - offset)
         self.data[offset : offset + len(view)] = view
 
-    def finish(self) -> None:
+    def finish(self, size: int | None = None) -> None:
         self.is_finished = True
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class MemoryStaging(Staging):
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         return False
 
-    def open(self, file: OutputFile) -> StagedFile:
+    def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         upload = self.uploads.get(file.path) or MemoryUpload(file.size, self.unit)
         self.uploads[file.path] = upload
         return StagedFile(upload, {m.number: m for m in self.made if m.file == file.path})
