@@ -10,7 +10,7 @@ What every store promises (`tests/suites.py` holds each to it):
 - `put` is all or nothing, and durable when it returns. `create` never replaces: if the key exists
   it raises ExistsError, also when two writers race, or the store says by `Traits.conditional_put`
   that it cannot hold this.
-- `delete` answers for each key on its own.
+- `delete` and `erase` answer for each key on its own; `erase` touches nothing that was replaced.
 - Errors are ftckpt's: NotFoundError, DeniedError, UnavailableError after retries, NoResourceError,
   UnsupportedError (an archived object among others). No other exception leaves a store.
 - Every method may be called from many threads.
@@ -23,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
+from .errors import FtckptError, NotFoundError, RefusedError
+from .stores.options import StoreOptions
+
 if TYPE_CHECKING:
-    from .errors import FtckptError
     from .extents import Extent
 
 
@@ -49,6 +51,7 @@ class Entry(NamedTuple):
         archived: whether it must be restored from an archive tier before it can be read.
         shared: where a local file has several names (hard links): what they have in common,
             `device:inode`, and how many there are.
+        version: in a history of versions, the store's name of this one.
     """
 
     path: str
@@ -59,6 +62,27 @@ class Entry(NamedTuple):
     etag: str | None = None
     archived: bool = False
     shared: tuple[str, int] | None = None
+    version: str | None = None
+
+    def same_object(self, other: Entry) -> bool:
+        """Say whether both are one object with one content, as far as the store can tell."""
+        if self.etag is not None and other.etag is not None:
+            return (self.path, self.size, self.etag) == (other.path, other.size, other.etag)
+        return (self.path, self.size, self.mtime) == (other.path, other.size, other.mtime)
+
+
+class Unfinished(NamedTuple):
+    """A large object that somebody has begun to upload: it costs storage, and no listing shows it.
+
+    Attributes:
+        path: its key.
+        id: the store's name of the upload.
+        started: seconds since the epoch.
+    """
+
+    path: str
+    id: str
+    started: float
 
 
 class Traits(NamedTuple):
@@ -144,10 +168,17 @@ class Upload(ABC):
 
 
 class Store(ABC):
-    """A flat space of keys below one URL (see the module's docstring for its promises)."""
+    """A flat space of keys below one URL (see the module's docstring for its promises).
+
+    Attributes:
+        url: as it was given.
+        traits: what it can do.
+        options: how it was reached; what lies elsewhere and is named here is reached the same way.
+    """
 
     url: str
     traits: Traits
+    options: StoreOptions = StoreOptions()
 
     @abstractmethod
     def stat(self, path: str) -> Entry:
@@ -222,6 +253,48 @@ class Store(ABC):
     @abstractmethod
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys; for each, None when it is gone or the error that kept it."""
+
+    def erase(self, entries: Sequence[Entry]) -> list[FtckptError | None]:
+        """Delete what was listed, as long as it is still that; nothing of it can be had back.
+
+        Args:
+            entries: as a listing or `history` gave them; a version is deleted without regard to
+                what the key shows now.
+
+        Returns:
+            For each entry, in order, None when it is gone, or the error that kept it: RefusedError
+            where the key holds something else by now. Where the store knows no conditions, that is
+            looked at just before.
+        """
+        result: list[FtckptError | None] = []
+        for entry in entries:
+            try:
+                if not self.stat(entry.path).same_object(entry):
+                    message = f"{self.describe(entry.path)} was replaced since it was listed"
+                    raise RefusedError(message, kind="changed-file", file=entry.path)
+            except NotFoundError:
+                result.append(None)
+            except FtckptError as error:
+                result.append(error)
+            else:
+                result.append(self.delete([entry.path])[entry.path])
+        return result
+
+    def history(self, files: Sequence[Entry]) -> list[Entry]:
+        """Return every version of some files, deletions included; nothing where none are kept.
+
+        Args:
+            files: as one listing of a directory, or of a file, gave them.
+        """
+        return []
+
+    def unfinished(self, path: str = "") -> list[Unfinished]:
+        """Return the uploads below `path` that nobody has finished, sorted."""
+        return []
+
+    def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
+        """Forget unfinished uploads; for each, in order, None when it is gone."""
+        return [None] * len(uploads)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes at `offset` (to the end where None)."""

@@ -15,7 +15,14 @@ from typing import NamedTuple
 import pytest
 
 from ftckpt.checkpoint import Extent
-from ftckpt.errors import ExistsError, FtckptError, NotFoundError, TruncatedError, UnsafeError
+from ftckpt.errors import (
+    ExistsError,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    TruncatedError,
+    UnsafeError,
+)
 from ftckpt.store import Entry, EntryKind, Store
 from ftckpt.stores import is_leftover
 
@@ -265,6 +272,37 @@ class StoreTests:
         assert place.raw_get("a/x") is None
         assert place.raw_get("a/y") == b"2"
         assert place.store.delete([]) == {}
+
+    def test_erase_takes_what_was_listed_and_nothing_that_replaced_it(self, place: Place) -> None:
+        for path in ("e/kept", "e/gone", "e/replaced", "e/x/deep"):
+            place.raw_put(path, b"1")
+        listed = {e.path: e for e in place.store.walk("e")}
+        place.raw_put("e/replaced", b"another size")
+        place.store.delete(["e/gone"])
+        asked = [listed[path] for path in ("e/gone", "e/replaced", "e/x/deep")]
+        gone, replaced, deep = place.store.erase(asked)
+        assert (gone, deep) == (None, None)
+        assert isinstance(replaced, RefusedError)
+        assert [e.path for e in place.store.walk("e")] == ["e/kept", "e/replaced"]
+        assert place.raw_get("e/replaced") == b"another size"
+        assert place.store.erase([]) == []
+        assert not any(is_leftover(e.path) for e in place.store.walk())
+
+    def test_no_history_where_no_versions_are_kept(self, place: Place) -> None:
+        place.raw_put("h/x", b"1")
+        place.store.put("h/x", b"2")
+        assert place.store.history(place.store.walk("h")) == []
+
+    def test_an_upload_that_is_not_finished_can_be_found_and_forgotten(self, place: Place) -> None:
+        size = (64 << 20) + 7
+        upload = place.store.upload("u/big", size)
+        upload.write(0, memoryview(bytes(upload.unit if upload.unit > 1 else 5)))
+        begun = place.store.unfinished("u")
+        assert {e.path for e in begun} <= {"u/big"}
+        assert place.store.unfinished() == begun
+        assert place.store.abort(begun) == [None] * len(begun)
+        assert place.store.unfinished() == []
+        upload.close()
 
     @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "a/.."])
     def test_keys_cannot_climb(self, place: Place, path: str) -> None:

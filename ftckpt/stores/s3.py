@@ -6,16 +6,19 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UsageError
-from ftckpt.store import Entry, EntryKind, Store, Traits, Usage
+from ftckpt.manifest import FOLDER
+from ftckpt.store import Entry, EntryKind, Store, Traits, Unfinished, Usage
 
 from .keys import safe_key
 from .options import StoreOptions
 from .ranges import Run, plan_runs
 from .s3client import PARALLEL, S3Client, gather
+from .s3delete import Doomed, delete_objects, honours_conditions, still_there
 from .s3errors import archived
+from .s3hidden import abort_uploads, list_unfinished, list_versions
 from .s3read import S3Object, S3Reader, Version, read_bytes
 from .s3upload import S3Upload
-from .s3write import create_object, delete_objects, put_object, supports_conditions
+from .s3write import create_object, put_object, supports_conditions
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -47,6 +50,7 @@ class S3Store(Store):
         self.traits = Traits(local=False, conditional_put=None, gap=1 << 20, parallel=PARALLEL)
         # Keys that a listing of this store showed; opening them needs no request of its own.
         self._seen: dict[str, bool] = {}
+        self._conditional_delete: bool | None = None
 
     def __reduce__(self) -> tuple[type[S3Store], tuple[str, StoreOptions]]:
         """Travel to another process as URL and options; connections stay here."""
@@ -130,8 +134,45 @@ class S3Store(Store):
                 targets.append(self.at(path))
             except FtckptError as error:
                 result[path] = error
-        result |= self.client.run(delete_objects(self.client, targets))
+        answers = self.client.run(delete_objects(self.client, [Doomed(at) for at in targets]))
+        result |= {at.path: answer for at, answer in zip(targets, answers, strict=True)}
         return {path: result[path] for path in paths}
+
+    def erase(self, entries: Sequence[Entry]) -> list[FtckptError | None]:
+        """Delete what was listed: a version by its name, anything else by its ETag.
+
+        A service that does not delete by ETag is found out with two probe keys; each key is then
+        looked up just before it is deleted.
+        """
+        return self.client.run(self._erase(entries))
+
+    def history(self, files: Sequence[Entry]) -> list[Entry]:
+        """Return every version of some files, deletions included; nothing where none are kept."""
+        found = [self.at(e.path) for e in files]
+        return self.client.run(list_versions(self.client, found)) if found else []
+
+    def unfinished(self, path: str = "") -> list[Unfinished]:
+        """Return the multipart uploads below `path` that nobody has finished."""
+        return self.client.run(list_unfinished(self.client, self.at(path)))
+
+    def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
+        """Abort multipart uploads; for each, in order, None when it is gone."""
+        found = [(self.at(upload.path), upload.id) for upload in uploads]
+        return self.client.run(abort_uploads(self.client, found))
+
+    async def _erase(self, entries: Sequence[Entry]) -> list[FtckptError | None]:
+        doomed = [Doomed(self.at(e.path), e.version or "", _quoted(e)) for e in entries]
+        if self._conditional_delete is None and any(target.etag for target in doomed):
+            probe = self.at(FOLDER)
+            self._conditional_delete = await honours_conditions(self.client, probe)
+        if self._conditional_delete:
+            return await delete_objects(self.client, doomed)
+        plain = [target for target in doomed if target.etag]
+        looked = await gather(*(still_there(self.client, target) for target in plain))
+        kept = {target: error for target, error in zip(plain, looked, strict=True) if error}
+        going = [target._replace(etag="") for target in doomed if target not in kept]
+        answers = iter(await delete_objects(self.client, going))
+        return [kept[target] if target in kept else next(answers) for target in doomed]
 
     async def _stat(self, path: str) -> Entry:
         if self.at(path).key:
@@ -219,6 +260,11 @@ def _listed(item: dict[str, Any], path: str) -> Entry:
         etag=_bare(item.get("ETag")),
         archived=cold and not restored,
     )
+
+
+def _quoted(entry: Entry) -> str:
+    """Return the ETag that a key must still show; a version needs none."""
+    return f'"{entry.etag}"' if entry.etag and not entry.version else ""
 
 
 def _bare(etag: str | None) -> str | None:

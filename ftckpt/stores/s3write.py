@@ -1,4 +1,4 @@
-"""Write and delete S3 objects, and believe only what is read back."""
+"""Write S3 objects, and believe only what is read back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import asyncio
 import base64
 import hashlib
 import secrets
-from collections.abc import Sequence
 from typing import Any
 
 from ftckpt.errors import (
     ExistsError,
-    FtckptError,
     NotFoundError,
     UnavailableError,
     UnsupportedError,
@@ -19,13 +17,13 @@ from ftckpt.errors import (
 from ftckpt.retry import Backoff
 
 from .atomic import TEMPORARY
-from .s3client import S3Client, gather
+from .s3client import S3Client
+from .s3delete import Doomed, delete_objects
 from .s3errors import is_transient, status_of, translate
 from .s3read import S3Object
 
 _TOKEN = "ftckpt-token"
 _LARGEST = 5 << 30
-_BATCH = 1000
 
 
 def _request(at: S3Object, data: bytes) -> tuple[dict[str, Any], str]:
@@ -83,7 +81,7 @@ async def supports_conditions(client: S3Client, beside: S3Object) -> bool:
             return True
         return False
     finally:
-        await delete_objects(client, [at])
+        await delete_objects(client, [Doomed(at)])
 
 
 async def create_object(client: S3Client, at: S3Object, data: bytes, conditional: bool) -> None:
@@ -143,63 +141,3 @@ async def _stored_token(client: S3Client, at: S3Object) -> str | None:
     # Services differ in the case in which they give metadata names back.
     metadata = {k.lower(): v for k, v in head.get("Metadata", {}).items()}
     return str(metadata.get(_TOKEN, ""))
-
-
-async def delete_objects(
-    client: S3Client, targets: Sequence[S3Object]
-) -> dict[str, FtckptError | None]:
-    """Delete objects and return, for the path of each, None or the error that kept it."""
-    batches = [targets[i : i + _BATCH] for i in range(0, len(targets), _BATCH)]
-    result: dict[str, FtckptError | None] = {}
-    for answers in await gather(*(_delete_batch(client, batch) for batch in batches)):
-        result |= answers
-    return result
-
-
-async def _delete_batch(
-    client: S3Client, batch: Sequence[S3Object]
-) -> dict[str, FtckptError | None]:
-    first = batch[0]
-    try:
-        answer = await client.call(
-            "delete_objects",
-            url=first.url,
-            file=first.path,
-            doing="delete",
-            Bucket=first.bucket,
-            Delete={"Objects": [{"Key": at.key} for at in batch], "Quiet": False},
-        )
-    except UnsupportedError:
-        return dict(await gather(*(_delete_one(client, at) for at in batch)))
-    except FtckptError as error:
-        return {at.path: error for at in batch}
-    gone = {item["Key"] for item in answer.get("Deleted", ())}
-    errors = {item["Key"]: item for item in answer.get("Errors", ())}
-    return {at.path: _outcome(at, at.key in gone, errors.get(at.key)) for at in batch}
-
-
-def _outcome(at: S3Object, gone: bool, refusal: dict[str, Any] | None) -> FtckptError | None:
-    if refusal is None:
-        if gone:
-            return None
-        return UnavailableError(f"the service did not say whether {at.url} is gone", file=at.path)
-    code = refusal.get("Code", "")
-    if code == "NoSuchKey":
-        return None
-    from botocore.exceptions import ClientError
-
-    status = {"AccessDenied": 403, "MethodNotAllowed": 405, "NotImplemented": 501}.get(code, 500)
-    response: Any = {"Error": refusal, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return translate(ClientError(response, "DeleteObjects"), at.url, at.path, "delete")
-
-
-async def _delete_one(client: S3Client, at: S3Object) -> tuple[str, FtckptError | None]:
-    try:
-        await client.call(
-            "delete_object", url=at.url, file=at.path, doing="delete", Bucket=at.bucket, Key=at.key
-        )
-    except NotFoundError:
-        return at.path, None
-    except FtckptError as error:
-        return at.path, error
-    return at.path, None
