@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     line = scan(words)
-    invocation = Invocation(verb=line.verb, json=line.json, debug=line.debug)
+    invocation = Invocation(verb=line.verb, words=words, json=line.json, debug=line.debug)
     printed: list[bool] = []
 
     def print_document(result: Result) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -47,6 +47,7 @@ class Invocation:
 
     Attributes:
         verb: its name; "" before it is known.
+        words: the whole command line, without the program.
         json: print one JSON document and no text on stdout.
         quiet: no progress and no remarks on stderr, errors only.
         debug: show tracebacks.
@@ -58,6 +59,7 @@ class Invocation:
     """
 
     verb: str = ""
+    words: Sequence[str] = ()
     json: bool = False
     quiet: bool = False
     debug: bool = False

@@ -30,6 +30,12 @@ VERBS: dict[str, str] = {
     "reshard": "Write a checkpoint for another number of ranks, optimizer included",
     "convert": "Write a checkpoint in another format: whole, or the part that is asked for",
     "diff": "Show what changed between two checkpoints, of any formats and topologies",
+    "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
+    "pin": "Keep a checkpoint until it is unpinned, whatever the rules of gc say",
+    "unpin": "Take the pin of a checkpoint away; the rules of gc say then whether it stays",
+    "pins": "List the pins and tags of a root",
+    "tag": "Put tags on a checkpoint, for gc --keep-tag to ask for",
+    "untag": "Take tags off a checkpoint; the rules of gc say then whether it stays",
     "plan": "Say how often to save, what it costs, and what to improve first",
     "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
     "plan elastic": "Say what batch, accumulation and learning rate become on fewer or more GPUs",
@@ -47,6 +53,7 @@ VERBS: dict[str, str] = {
 NO_ENVIRONMENT = frozenset(
     {"apply", "force", "overwrite", "purge_now", "skip_unsafe", "skip_unverified", "yes"}
     | {"no_proof", "proof"}
+    | {"delete_corrupt", "free", "max_delete", "min_survivors", "policy", "trash_ttl"}
 )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
@@ -16,6 +17,11 @@ from .plan import BrokenFloor, Decision, Plan, Reason
 from .policy import DeleteLimit, Metric, Policy
 
 SCHEMA = "ftckpt.gc-plan/1"
+
+# Where Python puts the bytes of a name that are no UTF-8; what is half of a pair is no text either.
+_RAW = 0xDC00
+_ODD = re.compile("[\ud800-\udfff\\\\]")
+_ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2})|u([0-9a-f]{4}))")
 
 
 class Row(NamedTuple):
@@ -46,21 +52,25 @@ def rows(plan: Plan) -> list[Row]:
 
 
 def dump_plan(plan: Plan) -> dict[str, Any]:
-    """Return a plan as JSON values; equal plans give equal documents.
+    r"""Return a plan as JSON values; equal plans give equal documents.
 
     `plan` is the digest of everything else: it names the plan in the log, and shows that nobody has
-    edited the document by hand.
+    edited the document by hand. Text is valid Unicode whatever bytes a name is made of: a byte that
+    is no UTF-8 is written `\xNN`, and a backslash twice.
     """
-    body: dict[str, Any] = {
-        "schema": SCHEMA,
-        "url": plan.url,
-        "now": plan.now,
-        "policy": _policy(plan.policy),
-        "decisions": [_decision(d) for d in plan.decisions],
-        "order": list(plan.order),
-        "broken": [b._asdict() for b in plan.broken],
-        "notes": list(plan.notes),
-    }
+    body: dict[str, Any] = _every_text(
+        _escaped,
+        {
+            "schema": SCHEMA,
+            "url": plan.url,
+            "now": plan.now,
+            "policy": _policy(plan.policy),
+            "decisions": [_decision(d) for d in plan.decisions],
+            "order": list(plan.order),
+            "broken": [b._asdict() for b in plan.broken],
+            "notes": list(plan.notes),
+        },
+    )
     return {**body, "plan": _digest(body)}
 
 
@@ -90,10 +100,42 @@ def load_plan(data: bytes, file: str) -> Plan:
         said = document.pop("plan", None)
         if said != _digest(document):
             raise ValueError("it was changed since it was made")
-        return _plan(document)
+        return _plan(_every_text(_unescaped, document))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         hint = "make a new one: ftckpt gc ROOT … --json"
         raise UsageError(f"{file} is no plan of this version: {error}", hint=hint) from None
+
+
+def _every_text(change: Callable[[str], str], value: Any) -> Any:
+    """Return JSON values with every text in them changed, keys left as they are."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _every_text(change, one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_every_text(change, one) for one in value]
+    return value
+
+
+def _escaped(text: str) -> str:
+    return _ODD.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code == ord("\\"):
+        return "\\\\"
+    return f"\\x{code - _RAW:02x}" if _RAW + 0x80 <= code <= _RAW + 0xFF else f"\\u{code:04x}"
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(_unescape, text)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    if match[1]:
+        return chr(_RAW + int(match[1], 16))
+    return chr(int(match[2], 16)) if match[2] else "\\"
 
 
 def _digest(body: Mapping[str, Any]) -> str:

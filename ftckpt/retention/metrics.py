@@ -34,7 +34,7 @@ def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | 
     own = entry.path.rpartition("/")[2]
     said = re.search(rf"(?:^|-){re.escape(name)}=({_NUMBER})(?=$|-|\.[a-z])", own)
     if said is not None:
-        return float(said[1])
+        return _number(float(said[1]))
     if entry.kind is not EntryKind.DIRECTORY:
         return None
     flat = _json(root, f"{entry.path}/metrics.json")

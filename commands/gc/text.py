@@ -1,0 +1,61 @@
+"""A plan as text: for every entry what becomes of it and why, and what that comes to."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ftckpt.commands.render import human_bytes, table
+from ftckpt.retention.document import Row, rows
+from ftckpt.retention.plan import Plan
+
+_HEAD = ["step>", "name", "age>", "size>", "class", "plan", "why"]
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a table a run: each entry with its step, age, size, class, verdict and reasons.
+
+    The newest of each run come first, and of several reasons the strongest: what is held by no rule
+    of the policy before what a rule keeps.
+    """
+    by_group: dict[str, list[Row]] = defaultdict(list)
+    for decision, row in zip(plan.decisions, rows(plan), strict=True):
+        by_group[decision.entry.group].append(row)
+    parts = []
+    for group, members in by_group.items():
+        head = f"{plan.url.rstrip('/')}/{group}:\n" if len(by_group) > 1 else ""
+        skip = len(group) + 1 if group and len(by_group) > 1 else 0
+        parts.append(head + table(_HEAD, [_cells(row, skip) for row in members]))
+    return "\n\n".join(parts)
+
+
+def _cells(row: Row, skip: int) -> list[str]:
+    size = "-" if row.nbytes is None else human_bytes(row.nbytes)
+    name = row.name[skip:]
+    return [row.step, name, row.age, size, row.entry_class, row.verdict, row.reason]
+
+
+def summary(plan: Plan) -> str:
+    """Return one sentence: what the plan keeps, drops and frees."""
+    if not plan.order:
+        return f"nothing to drop, {len(plan.keep)} kept"
+    return f"keeps {len(plan.keep)}, drops {len(plan.drop)}, frees {human_bytes(plan.frees)}"
+
+
+def short_of(plan: Plan) -> str:
+    """Say by how much the plan frees less than `--free` asks for; "" where it frees enough."""
+    wanted = plan.policy.reclaim
+    if wanted is None or plan.frees >= wanted:
+        return ""
+    return (
+        f"only {human_bytes(plan.frees)} of the {human_bytes(wanted)} of --free can be freed: "
+        "the policy keeps the rest"
+    )
+
+
+def command_to_apply(words: Sequence[str]) -> str:
+    """Return the command line that carries out what this one has planned."""
+    own = [word for word in words if word not in ("--json", "--quiet", "-q")]
+    end = own.index("--") if "--" in own else len(own)
+    return shlex.join(["ftckpt", *own[:end], "--apply", *own[end:]])

@@ -1,0 +1,54 @@
+"""`ftckpt pin`: keep a checkpoint, whatever the rules say."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from ftckpt.errors import ExitCode
+
+from .invocation import Result, invoked
+from .marking import CODES as MARKING
+from .marking import RootArgument, StepArgument, login_name, open_roots, record
+
+EXAMPLES = (
+    ('ftckpt pin /ckpt/run7 120000 --reason "paper, figure 3"', "gc keeps it until it is unpinned"),
+    ("ftckpt pin s3://run7/ckpt latest --reason release --owner team-x", "for somebody else"),
+)
+CODES = {ExitCode.OK: "pinned", **MARKING}
+
+
+def command(
+    ctx: typer.Context,
+    root: RootArgument,
+    step: StepArgument,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why: whoever finds a full disk will ask.")
+    ],
+    owner: Annotated[
+        str, typer.Option(metavar="NAME", help="Who wants it kept; by default the login name.")
+    ] = "",
+) -> Result:
+    """Keep a checkpoint until it is unpinned, whatever the rules of gc say.
+
+    Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
+    built upon is kept with it.
+    """
+    from ftckpt.retention import pins
+    from ftckpt.retention.choosing import choose_entries
+
+    invocation = invoked(ctx)
+    chosen = choose_entries(open_roots(invocation, root), step)
+    who = owner or login_name()
+    made = [
+        pins.pin(c.root, c.name, owner=who, reason=reason, now=time.time())._asdict()
+        | {"path": c.url}
+        for c in chosen
+    ]
+    record(chosen, "pinned", owner=who, reason=reason, by=login_name())
+    invocation.report(pins=made)
+    for one in chosen:
+        invocation.print(f"pinned for {who}: {one.url}")
+    return Result(ExitCode.OK, f"pinned for {who}")

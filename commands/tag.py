@@ -1,0 +1,46 @@
+"""`ftckpt tag`: put words on a checkpoint that `gc --keep-tag` asks for."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from ftckpt.errors import ExitCode
+
+from .invocation import Result, invoked
+from .marking import CODES as MARKING
+from .marking import RootArgument, StepArgument, login_name, open_roots, record
+
+EXAMPLES = (
+    ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
+    ("ftckpt tag s3://run7/ckpt latest before-annealing released", "several at once"),
+)
+CODES = {ExitCode.OK: "tagged", **MARKING}
+
+
+def command(
+    ctx: typer.Context,
+    root: RootArgument,
+    step: StepArgument,
+    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="The words.")],
+) -> Result:
+    """Put tags on a checkpoint, for gc --keep-tag to ask for.
+
+    A pin keeps a checkpoint whatever the policy says. A tag keeps it where a policy asks for it, so
+    that one tier can keep its milestones and another need not.
+    """
+    from ftckpt.retention import tags
+    from ftckpt.retention.choosing import choose_entries
+
+    invocation = invoked(ctx)
+    chosen = choose_entries(open_roots(invocation, root), step)
+    who = login_name()
+    for one in chosen:
+        for word in words:
+            tags.tag(one.root, one.name, word, owner=who, now=time.time())
+            record([one], "tagged", tag=word, by=who)
+        invocation.print(f"tagged {', '.join(words)}: {one.url}")
+    invocation.report(tags=[{"entry": c.name, "path": c.url, "tags": words} for c in chosen])
+    return Result(ExitCode.OK, f"tagged {', '.join(words)}")

@@ -1,0 +1,145 @@
+"""`ftckpt pin`, `unpin`, `pins`, `tag` and `untag`: who keeps what, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.golden import check_golden, ftckpt
+from tests.json_run import ftckpt_json
+from tests.test_docs import validate
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+def answer(root: Path, verb: str, *words: str) -> dict[str, Any]:
+    """Return the JSON answer of a verb about a root, held to its schema."""
+    document = ftckpt_json(verb, str(root), *words)
+    validate(document)
+    return document
+
+
+def events(root: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (root / ".ftckpt/log.jsonl").read_text().splitlines()]
+
+
+def test_a_pin_holds_a_checkpoint_until_it_is_taken_away(here: Path) -> None:
+    root = here / "run"
+    gc = ("--keep-last", "1", "--min-survivors", "1")
+    assert answer(root, "gc", *gc)["drops"] == 1
+    made = answer(root, "pin", "1", "--reason", "paper", "--owner", "alice")["pins"]
+    assert [(p["entry"], p["owner"], p["path"]) for p in made] == [
+        ("step-1", "alice", f"{root}/step-1")
+    ]
+    document = answer(root, "gc", *gc)
+    assert document["drops"] == 0
+    (row,) = [d for d in document["plan"]["decisions"] if d["name"] == "step-1"]
+    assert row["reasons"] == [{"rule": "pinned", "detail": "by alice: paper"}]
+    assert answer(root, "unpin", "1", "--owner", "alice")["pins"][0]["reason"] == "paper"
+    assert answer(root, "gc", *gc)["drops"] == 1
+    said = [(e["event"], e["entry"], e["owner"], e["by"]) for e in events(root)]
+    assert said == [("pinned", "step-1", "alice", ME), ("unpinned", "step-1", "alice", ME)]
+
+
+def test_pins_and_tags_are_listed_with_what_they_are_about(here: Path) -> None:
+    root = here / "run"
+    check_golden("pins-none.txt", ftckpt("pins", "run", cwd=here))
+    ftckpt("pin", "run", "1", "--reason", "figure 3", "--owner", "alice", cwd=here)
+    ftckpt("pin", "run", "step-1", "--reason", "restart", "--owner", "bob", cwd=here)
+    ftckpt("tag", "run", "latest", "milestone", "released", cwd=here)
+    (root / "step-1").rename(here / "elsewhere")
+    done = ftckpt("pins", "run", cwd=here)
+    for line in done.stdout.splitlines():
+        assert line == line.rstrip()
+    document = answer(root, "pins")
+    assert [(p["owner"], p["reason"], p["present"]) for p in document["pins"]] == [
+        ("alice", "figure 3", False),
+        ("bob", "restart", False),
+    ]
+    assert [(t["entry"], t["tags"], t["present"]) for t in document["tags"]] == [
+        ("step-2", ["milestone", "released"], True)
+    ]
+    assert "run/step-1  no" in done.stdout
+    assert "run/step-2  yes    milestone, released" in done.stdout
+    # What marks a checkpoint that is gone can still be taken away, by its step.
+    assert answer(root, "unpin", "1", "--everybody")["result"]["code"] == 0
+    assert answer(root, "pins")["pins"] == []
+
+
+def test_nobody_takes_away_the_pin_of_another_by_accident(here: Path) -> None:
+    root = here / "run"
+    answer(root, "pin", "1", "--reason", "paper", "--owner", "alice")
+    result = answer(root, "unpin", "1")["result"]
+    assert (result["code"], result["hint"]) == (9, "pinned by alice: --owner says whose")
+    answer(root, "pin", "1", "--reason", "mine")
+    assert [p["owner"] for p in answer(root, "unpin", "1")["pins"]] == [ME]
+    assert [p["owner"] for p in answer(root, "pins")["pins"]] == ["alice"]
+
+
+def test_a_tag_keeps_where_a_rule_asks_for_it(here: Path) -> None:
+    root = here / "run"
+    gc = ("--keep-last", "1", "--min-survivors", "1")
+    assert answer(root, "tag", "1", "milestone")["tags"] == [
+        {"entry": "step-1", "path": f"{root}/step-1", "tags": ["milestone"]}
+    ]
+    assert answer(root, "gc", *gc)["drops"] == 1
+    assert answer(root, "gc", *gc, "--keep-tag", "milestone")["drops"] == 0
+    assert answer(root, "untag", "1", "other")["result"]["code"] == 9
+    assert answer(root, "untag", "1", "milestone")["result"]["code"] == 0
+    assert answer(root, "gc", *gc, "--keep-tag", "milestone")["drops"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("pin ROOT 1", 2),
+        ("pin ROOT 1 --reason=", 2),
+        ("pin ROOT 9 --reason x", 9),
+        ("pin ROOT step-9 --reason x", 9),
+        ("pin ROOT latest --reason x", 0),
+        ("pin ROOT ROOT/step-1 --reason x", 0),
+        ("pin ROOT@1 1 --reason x", 2),
+        ("pin ROOT/absent 1 --reason x", 9),
+        ("pin ROOT/step-1 1 --reason x", 2),
+        ("unpin ROOT 1", 9),
+        ("unpin ROOT 9", 9),
+        ("unpin ROOT 1 --owner x --everybody", 2),
+        ("tag ROOT 1", 2),
+        ("tag ROOT 1 a b", 0),
+        ("untag ROOT 1 a", 9),
+        ("pins ROOT", 0),
+        ("pins ROOT/absent", 9),
+    ],
+)
+def test_what_each_ends_with(here: Path, words: str, code: int) -> None:
+    document = ftckpt_json(*words.replace("ROOT", str(here / "run")).split())
+    validate(document)
+    assert document["result"]["code"] == code, document["result"]
+
+
+def test_a_step_of_several_runs_must_be_named(here: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(here / "run/step-1", here / "both" / name / "step-1")
+    result = answer(here / "both", "pin", "1", "--reason", "x")["result"]
+    assert (result["code"], result["hint"]) == (2, "name one of: a/step-1, b/step-1")
+    made = answer(here / "both", "pin", "b/step-1", "--reason", "x")["pins"]
+    assert [p["path"] for p in made] == [f"{here}/both/b/step-1"]
+    assert (here / "both/b/.ftckpt/pins/step-1" / f"{ME}.json").exists()
+
+
+@pytest.mark.s3
+def test_pins_on_a_bucket(here: Path, s3_url: str) -> None:
+    from ftckpt.stores import open_store
+
+    store = open_store(s3_url)
+    for file in sorted((here / "run").rglob("*")):
+        if file.is_file():
+            store.put(file.relative_to(here / "run").as_posix(), file.read_bytes())
+    assert ftckpt_json("pin", s3_url, "1", "--reason", "x")["result"]["code"] == 0
+    assert [p["path"] for p in ftckpt_json("pins", s3_url)["pins"]] == [f"{s3_url}/step-1"]
