@@ -221,6 +221,15 @@ def read_runs(
     return [r for r in found if r.holds_checkpoints()] or [root]
 
 
+def read_again(root: Root) -> Root:
+    """Return a root as it is now: its names and its pointers are listed again.
+
+    Raises:
+        NotFoundError: it is not there any more.
+    """
+    return _read_level(root.store, root.base, root.ask)
+
+
 def _read_level(store: Store, base: str, ask: Callable[[Entry], Part | None]) -> Root:
     skip = len(base) + 1 if base else 0
     entries = {e.path[skip:]: e for e in store.children(base)}

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from ftckpt.errors import CorruptError, NotFoundError, UnavailableError
+from ftckpt.errors import CorruptError, NoResourceError, NotFoundError, UnavailableError
 from ftckpt.roots import Root
 from ftckpt.stores.atomic import make_directories
 from ftckpt.stores.oserror import translate
@@ -21,7 +21,7 @@ from .records import own_folder
 
 _FILE, _FOLDER = "log.jsonl", "log"
 SCHEMA = "ftckpt.log/1"
-APPLIED = "applied"
+APPLYING, APPLIED, PURGED, UNDELETED = "applying", "applied", "purged", "undeleted"
 
 
 def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> None:
@@ -29,7 +29,7 @@ def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> 
 
     Args:
         root: of the run.
-        event: a word: `applied`, `purged`, `undeleted`, `pinned`.
+        event: a word: `applying`, `applied`, `purged`, `undeleted`.
         now: seconds since the epoch.
         fields: what else there is to say; JSON.
 
@@ -46,6 +46,18 @@ def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> 
         return
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     root.store.put(f"{folder}/{_FOLDER}/{stamp}-{secrets.token_hex(4)}.json", line)
+
+
+def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, object]) -> bool:
+    """Add one event (see `append`); return False where there is no room for it.
+
+    A full disk is when most is dropped, and that must not wait for a line in the log.
+    """
+    try:
+        append(root, event, now, fields)
+    except NoResourceError:
+        return False
+    return True
 
 
 def read(root: Root) -> list[dict[str, object]]:
@@ -73,14 +85,22 @@ def last_applied(root: Root) -> float | None:
     return max((_time(e) for e in read(root) if e.get("event") == APPLIED), default=None)
 
 
+def last_time(root: Root) -> float | None:
+    """Return when anything was done here last, in seconds since the epoch; None if never."""
+    return max(map(_time, read(root)), default=None)
+
+
 def _append(path: str, line: bytes) -> None:
     """Append a line in one write, which no other appender can come between."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         make_directories(os.path.dirname(path))
         fd = os.open(path, flags, 0o666)
         try:
-            rest = memoryview(line)
+            size = os.fstat(fd).st_size
+            # A line that a kill or a full disk has cut off must not spoil this one.
+            torn = size and os.pread(fd, 1, size - 1) != b"\n"
+            rest = memoryview(b"\n" + line if torn else line)
             while rest:
                 rest = rest[os.write(fd, rest) :]
             os.fsync(fd)

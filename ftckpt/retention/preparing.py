@@ -55,6 +55,7 @@ def prepare(
     *,
     bases: Bases = no_bases,
     sizes: bool = False,
+    known: Plan | None = None,
     counter: Counter = NULL,
 ) -> Prepared:
     """Read a root, or a directory of several, and plan what to keep; nothing is written.
@@ -66,6 +67,7 @@ def prepare(
         now: seconds since the epoch.
         bases: returns what a checkpoint is a delta upon (see `Reading`).
         sizes: list the files of everything; of what goes and of what is checked they always are.
+        known: an earlier plan: what it checked and has not changed since is not opened again.
         counter: is told of the work.
 
     Raises:
@@ -74,6 +76,8 @@ def prepare(
     """
     work = _Work(place, open_runs(place, formats), policy, now, counter)
     work.read(Reading(formats, now, policy.metric, bases))
+    if known is not None:
+        work.recall(known)
     plan = work.settle()
     # How much is freed decides where a wish for space ends, so the files are listed before that.
     work.survey(d.entry.name for d in plan.decisions if sizes or not d.keep)
@@ -126,6 +130,12 @@ class _Work:
             ]
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
             raise NotFoundError(f"{self.place.url} holds no checkpoint of any known format")
+
+    def recall(self, plan: Plan) -> None:
+        """Take over what an earlier plan has checked."""
+        for entry in (d.entry for d in plan.decisions):
+            if entry.checked and entry.contents is not None:
+                self.passed[entry.name] = Passed(entry.contents.fingerprint, entry.step)
 
     def decide(self, policy: Policy) -> Plan:
         """Decide by what is known now."""

@@ -115,13 +115,19 @@ def sync_directory(directory: str) -> None:
     """Flush a directory's names to the disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        sync_open_directory(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_open_directory(fd: int) -> None:
+    """Flush an open directory's names to the disk."""
+    try:
         os.fsync(fd)
     except OSError as error:
         # Some network filesystems cannot flush a directory; their rename is durable by itself.
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
-    finally:
-        os.close(fd)
 
 
 def _remove(path: str) -> None:

@@ -1,0 +1,89 @@
+"""Who holds which entry of a root: pointers, pins, leases and tags."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ftckpt.errors import NotFoundError, UnavailableError, UnsafeError, UnsupportedError
+from ftckpt.roots import Root, join
+
+from . import leases, pins, tags
+from .entries import Lease, Pin
+from .found import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What holds the entries of one root, each by the entry's name there.
+
+    Attributes:
+        pointers: names of the pointers that mean it.
+        pins: who wants it kept.
+        leases: who reads it.
+        tags: its tags.
+    """
+
+    pointers: Mapping[str, Sequence[str]]
+    pins: Mapping[str, Sequence[Pin]]
+    leases: Mapping[str, Sequence[Lease]]
+    tags: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, root: Root, now: float) -> Evidence:
+        """Read what holds the entries of a root; its pointers are as they were when it was read.
+
+        Raises:
+            UnavailableError, DeniedError: that could not be read; nothing is concluded then.
+            UnsafeError: the root's `.ftckpt` is a link.
+        """
+        pinned: dict[str, list[Pin]] = defaultdict(list)
+        leased: dict[str, list[Lease]] = defaultdict(list)
+        for pin in pins.pins(root):
+            pinned[pin.entry].append(pin)
+        for lease in leases.live(root, now):
+            leased[lease.entry].append(lease)
+        return cls(_pointed(root), pinned, leased, tags.tags(root))
+
+    def added_to(self, found: Found) -> Found:
+        """Return an entry with what holds it, and nothing of what held it before."""
+        base = found.root.base
+        name = found.place.path.removeprefix(f"{base}/" if base else "")
+        return found.now(
+            pointers=tuple(self.pointers.get(name, ())),
+            pins=tuple(self.pins.get(name, ())),
+            leases=tuple(self.leases.get(name, ())),
+            tags=tuple(self.tags.get(name, ())),
+        )
+
+
+def _pointed(root: Root) -> dict[str, list[str]]:
+    """Return the pointers that mean each candidate; a step means every candidate of that step.
+
+    Raises:
+        UnavailableError: one names a checkpoint that is there and was not listed.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for pointer in root.pointers:
+        for candidate in root.candidates:
+            same = candidate.step is not None and candidate.step == pointer.step
+            if candidate.path == pointer.target or same:
+                found[candidate.path].append(pointer.name)
+        if pointer.target is None:
+            _require_absent(root, pointer.says.rstrip("/").rpartition("/")[2])
+    return found
+
+
+def _require_absent(root: Root, name: str) -> None:
+    if not name or name in root.foreign:
+        return
+    try:
+        root.store.stat(join(root.base, name))
+    except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+        return
+    raise UnavailableError(
+        f"the listing of {root.url} does not show {name}, which is there",
+        hint="the listing is behind: try again",
+        file=name,
+    )

@@ -1,0 +1,52 @@
+"""Hold roots while something is changed there: locked, and by a clock that can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+
+from ftckpt.errors import RefusedError
+from ftckpt.roots import Root
+
+from . import log
+from .trash import Trash, open_trash
+
+# Clocks of a cluster differ by so many seconds, and ages are of hours.
+SKEW = 300.0
+
+
+@contextmanager
+def hold(roots: Iterable[Root], actor: str, now: float) -> Iterator[Mapping[str, Trash]]:
+    """Lock roots, and give the trash of each by its group.
+
+    Args:
+        roots: of a place; each is locked, in one order, so that two who want several never wait
+            for each other.
+        actor: who.
+        now: seconds since the epoch.
+
+    Raises:
+        RefusedError: another gc holds one, or something was done there later than now.
+        UnsupportedError: a store can keep nobody away.
+        UnsafeError: a link stands where a root's own files belong.
+    """
+    with ExitStack() as held:
+        trashes: dict[str, Trash] = {}
+        for root in sorted(roots, key=lambda r: r.base):
+            trash = open_trash(root)
+            held.enter_context(trash.lock(actor, now))
+            _require_clock(root, now)
+            trashes[root.base] = trash
+        yield trashes
+
+
+def _require_clock(root: Root, now: float) -> None:
+    """Refuse a clock that goes back: by it, ages would be reckoned wrong."""
+    last = log.last_time(root)
+    if last is not None and last > now + SKEW:
+        then, here = (datetime.fromtimestamp(t, UTC).isoformat(" ", "seconds") for t in (last, now))
+        raise RefusedError(
+            f"it is {here} by this machine, and the log of {root.url} goes to {then}",
+            hint="set the clock; if the log was written by a wrong one, move it away",
+        )

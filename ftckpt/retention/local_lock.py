@@ -1,0 +1,94 @@
+"""Who may change a local root: the one gc that holds it locked.
+
+The locks are the system's own and end with the process, so a killed gc leaves nothing to break.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from ftckpt.errors import RefusedError, UnsupportedError
+from ftckpt.manifest import FOLDER
+from ftckpt.stores.folders import opened
+
+NAME = "gc.lock"
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
+
+
+@contextmanager
+def locked(folder: int, url: str, actor: str) -> Iterator[None]:
+    """Lock a root: its directory, for which no room is needed, and `.ftckpt/gc.lock`.
+
+    Of a network filesystem other machines see the lock of the file alone. Where there is no room
+    for one, the directory's has to do.
+
+    Args:
+        folder: the root's open directory.
+        url: the root, for messages.
+        actor: who; whoever finds it locked is told.
+
+    Raises:
+        RefusedError: another has it.
+        UnsupportedError: the filesystem has no locks.
+        UnsafeError: `.ftckpt` is a link.
+        OSError: the system refused.
+    """
+    with ExitStack() as held:
+        with suppress(UnsupportedError):
+            _claim(folder, folder, url)
+        with suppress(_NoRoom):
+            file = _lock_file(folder)
+            held.callback(os.close, file)
+            _claim(file, folder, url)
+            with suppress(OSError):  # there may be room for the file and none for its text
+                os.ftruncate(file, 0)
+                os.pwrite(file, actor.encode(errors="replace") + b"\n", 0)
+        yield
+
+
+class _NoRoom(Exception):
+    pass
+
+
+def _lock_file(folder: int) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with opened(FOLDER, folder, make=True) as own:
+            return os.open(NAME, flags, 0o666, dir_fd=own)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise _NoRoom from error
+        raise
+
+
+def _claim(file: int, folder: int, url: str) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RefusedError(
+            f"another gc is at work on {url}{_holder(folder)}", hint="wait for it, or stop it"
+        ) from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS | {errno.EBADF}:
+            raise
+        raise UnsupportedError(
+            f"the filesystem of {url} has no locks, so two runs would not see another",
+            hint="mount it with them (Lustre: -o flock)",
+        ) from error
+
+
+def _holder(folder: int) -> str:
+    try:
+        with opened(FOLDER, folder) as own:
+            file = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=own)
+        with open(file, encoding="utf-8", errors="replace") as text:
+            holder = text.read(200).strip()
+    except OSError:
+        return ""
+    return f": {holder}" if holder else ""

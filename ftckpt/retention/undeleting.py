@@ -1,0 +1,96 @@
+"""Have back what was dropped, until it is reclaimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ftckpt.errors import FtckptError, NotFoundError, UsageError
+from ftckpt.opening import Place, open_runs
+from ftckpt.registry import Format
+
+from . import log
+from .holding import hold
+from .outcome import Undeleted
+from .trash import Trashed, open_trash
+
+
+def trashed(place: Place, formats: Sequence[Format]) -> list[Trashed]:
+    """Return what lies in the trash of every root of a place, the earliest first.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be listed.
+        UnsupportedError: the store keeps no trash.
+    """
+    found = [t for root in open_runs(place, formats) for t in open_trash(root).listed()]
+    return sorted(found, key=lambda t: (t.time, t.entry))
+
+
+def undelete(
+    place: Place,
+    formats: Sequence[Format],
+    names: Sequence[str],
+    *,
+    actor: str,
+    now: Callable[[], float],
+) -> Undeleted:
+    """Give things of the trash their old names again.
+
+    Of several of one name the one that was dropped last comes back. What stands there now is never
+    replaced.
+
+    Args:
+        place: a root, or a directory of several.
+        formats: in asking order.
+        names: each a name that a plan showed, the last part of one, a step, or a `Trashed.id`.
+        actor: who, for the log.
+        now: returns seconds since the epoch.
+
+    Raises:
+        UsageError: a name means things of several runs.
+        RefusedError: another gc is at work, or the clock has gone back.
+        UnavailableError, DeniedError: the trash could not be listed.
+        UnsupportedError: the store keeps no trash.
+    """
+    roots = {root.base: root for root in open_runs(place, formats)}
+    filled = [root for root in roots.values() if open_trash(root).listed()]
+    restored: list[Trashed] = []
+    failed: dict[str, FtckptError] = {}
+    with hold(filled, actor, now()) as trashes:
+        things = [t for trash in trashes.values() for t in trash.listed()]
+        meant = {name: _meant(name, things) for name in names}
+        for name, thing in meant.items():
+            try:
+                if thing is None:
+                    raise NotFoundError(f"the trash of {place.url} holds no {name}")
+                trashes[thing.group].restore(thing)
+                restored.append(thing)
+            except FtckptError as error:
+                failed[name] = error
+        for group in trashes:
+            ids = [t.id for t in restored if t.group == group]
+            if ids:
+                fields = {"actor": actor, "restored": ids}
+                log.append_if_room(roots[group], log.UNDELETED, now(), fields)
+    notes = ("the next gc by the same rules drops it again: pin it",) if restored else ()
+    return Undeleted(restored=tuple(restored), failed=failed, notes=notes)
+
+
+def _meant(name: str, things: Sequence[Trashed]) -> Trashed | None:
+    """Return the thing that a name means; None where it means none.
+
+    Raises:
+        UsageError: it means things of several runs.
+    """
+    for same in (
+        [t for t in things if name in (t.id, t.entry)],
+        [t for t in things if t.name == name],
+        [t for t in things if name.isascii() and name.isdecimal() and t.step == int(name)],
+    ):
+        if len({t.group for t in same}) > 1:
+            raise UsageError(
+                f"{name} was dropped from several runs",
+                hint="name one: " + ", ".join(sorted({t.entry for t in same})),
+            )
+        if same:
+            return max(same, key=lambda t: (not t.erasing, t.time))
+    return None

@@ -1,0 +1,59 @@
+"""Open local directories by their names in an open one, and never through a link."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ftckpt.errors import UnsafeError
+
+FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@contextmanager
+def opened(name: str, folder: int, *, make: bool = False) -> Iterator[int]:
+    """Open a directory that lies in an open one, for as long as it is needed.
+
+    Args:
+        name: of the directory.
+        folder: the number of the open one.
+        make: make it first where it is absent.
+
+    Raises:
+        UnsafeError: it is a link, or no directory.
+        OSError: the system refused.
+    """
+    if make and status(name, folder) is None:
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+    try:
+        fd = os.open(name, FLAGS, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise UnsafeError(
+            f"{name} is a link or no directory: nothing is changed behind it",
+            kind="special-file",
+            file=name,
+        ) from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def status(name: str, folder: int) -> os.stat_result | None:
+    """Return what a name in an open directory is, a link itself; None where it is absent."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def is_file(name: str, folder: int) -> bool:
+    """Say whether a name in an open directory is a regular file, and no link to one."""
+    found = status(name, folder)
+    return found is not None and stat.S_ISREG(found.st_mode)

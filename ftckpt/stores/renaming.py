@@ -1,0 +1,64 @@
+"""Rename a local name onto one that is free: what stands there is never replaced.
+
+`rename` replaces a file, and a directory that is empty, which may be a save that has just begun.
+Linux 3.15 and later can be asked to refuse; where the kernel or the filesystem cannot (NFS), the
+name is looked at first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+from .folders import status
+
+if TYPE_CHECKING:
+    import ctypes
+
+_NO_REPLACE = 1
+_CANNOT = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
+
+
+def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) -> None:
+    """Rename a name of one open directory to a free name of another.
+
+    Raises:
+        FileExistsError: something stands there, be it an empty directory or a dangling link.
+        OSError: the system refused.
+    """
+    code = _renameat2(source_dir, source, target_dir, target)
+    if code in _CANNOT:
+        if status(target, target_dir) is not None:
+            code = errno.EEXIST
+        else:
+            os.rename(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir)
+            return
+    if code:
+        raise OSError(code, os.strerror(code), source, None, target)
+
+
+def _renameat2(source_dir: int, source: str, target_dir: int, target: str) -> int:
+    """Return 0, or the number of the error."""
+    import ctypes
+
+    call = _system_call()
+    if call is None:
+        return errno.ENOSYS
+    names = os.fsencode(source), os.fsencode(target)
+    failed = call(source_dir, names[0], target_dir, names[1], _NO_REPLACE)
+    return ctypes.get_errno() if failed else 0
+
+
+@cache
+def _system_call() -> ctypes._NamedFuncPointer | None:
+    import ctypes
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is not None:
+        call.argtypes = (
+            *(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p),
+            ctypes.c_uint,
+        )
+    return call
