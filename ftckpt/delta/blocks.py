@@ -15,6 +15,7 @@ from .entropy import damaged
 from .planes import Planes
 
 if TYPE_CHECKING:
+    from .device import Device
     from .words import Array
 
 BLOCK = 1 << 20  # elements
@@ -69,13 +70,17 @@ class Encoded(NamedTuple):
     payload: bytes
 
 
-def encode_block(values: Array, reference: Array | None, choice: Choice) -> Encoded:
+def encode_block(
+    values: Array, reference: Array | None, choice: Choice, device: Device | None = None
+) -> Encoded:
     """Encode the words of one block.
 
     Args:
         values: the block's words.
         reference: as many, which the reader will have; None for nothing.
         choice: how. Where nothing is saved that way, the block is stored plain.
+        device: where words are transformed and cut into planes; None for the processor. The
+            result is the same.
     """
     if reference is not None and _equal(values, reference):
         return Encoded(Form.EXACT, b"")
@@ -87,7 +92,12 @@ def encode_block(values: Array, reference: Array | None, choice: Choice) -> Enco
         assert reference is not None
         payload = pack_changes(values, reference, gaps=form is Form.GAPS)
     elif form not in (Form.EXACT, Form.PLAIN):
-        payload = _pack_planes(values, reference, form, choice.planes)
+        cutter = (
+            _cutter(values, reference, form)
+            if device is None
+            else device.cutter(values, reference, form, choice.planes.joined)
+        )
+        payload = planes.pack(values.size, values.itemsize, cutter, choice.planes)
     if not payload or len(payload) >= values.nbytes:
         return Encoded(Form.PLAIN, values.tobytes())
     return Encoded(form, payload)
@@ -123,7 +133,7 @@ def decode_block(form: Form, payload: memoryview, reference: Array | None, out: 
         _unpack_planes(form, payload, reference, out)
 
 
-def _pack_planes(values: Array, reference: Array | None, form: Form, how: Planes) -> bytes:
+def _cutter(values: Array, reference: Array | None, form: Form) -> planes.WordCutter:
     import numpy as np
 
     def part(start: int, stop: int, out: Array) -> Array:
@@ -138,7 +148,7 @@ def _pack_planes(values: Array, reference: Array | None, form: Form, how: Planes
             return out
         return words.difference(given, reference[start:stop], out)
 
-    return planes.pack(values.size, values.itemsize, part, how)
+    return planes.WordCutter(values.itemsize, part)
 
 
 def _unpack_planes(form: Form, payload: memoryview, reference: Array | None, out: Array) -> None:

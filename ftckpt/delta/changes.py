@@ -10,7 +10,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from .entropy import compress, damaged, decompress
-from .planes import WORTH, Planes, pack, unpack
+from .planes import WORTH, Planes, WordCutter, pack, unpack
 from .words import as_words, difference, undo_difference
 
 if TYPE_CHECKING:
@@ -38,13 +38,8 @@ def pack_changes(words: Array, reference: Array, *, gaps: bool) -> bytes:
         coded = plain.tobytes()
     apart = np.empty(places.size, words.dtype)
     difference(words[places], reference[places], apart)
-    size = words.itemsize
-
-    def part(start: int, stop: int, out: Array) -> Array:
-        out[...] = apart[start:stop]
-        return out
-
-    values = pack(apart.size, size, part, Planes())
+    cutter = WordCutter(words.itemsize, lambda start, stop, _: apart[start:stop])
+    values = pack(apart.size, words.itemsize, cutter, Planes())
     return _HEAD.pack(places.size, plain.size, len(coded)) + coded + values
 
 

@@ -22,7 +22,6 @@ from .words import difference, rotate, words_of
 if TYPE_CHECKING:
     from .words import Array
 
-_NOISE = 7.93  # bits of a byte whose plane is not worth an attempt
 _TINY = 1024  # bytes of a tensor that is not worth a choice
 _RUNS, _SHARE, _LEAST, _MOST = 8, 32, 4096, 32768
 _GAPS_FROM = 0.8  # share of unchanged words from which gaps beat a mask
@@ -35,16 +34,19 @@ class Effort(NamedTuple):
     Attributes:
         predictions: whether the optimizer's rule is tried.
         coders: which coders are tried on each plane.
+        price: bits of a byte that a plane must save to be coded, which takes several times as long
+            as to copy it.
     """
 
     predictions: bool
     coders: tuple[Coder, ...]
+    price: float
 
 
 EFFORTS: Mapping[int, Effort] = {
-    1: Effort(False, (Coder.HUFFMAN,)),
-    2: Effort(True, (Coder.HUFFMAN, Coder.MATCHES)),
-    3: Effort(True, (Coder.HUFFMAN, Coder.MATCHES, Coder.THOROUGH)),
+    1: Effort(False, (Coder.HUFFMAN,), 0.25),
+    2: Effort(True, (Coder.HUFFMAN, Coder.MATCHES), 0.12),
+    3: Effort(True, (Coder.HUFFMAN, Coder.MATCHES, Coder.THOROUGH), 0.07),
 }
 
 
@@ -55,7 +57,7 @@ class Plan(NamedTuple):
         reference: against what.
         fit: the rule of a prediction, with its coefficients; else None.
         choice: the form of choice.
-        bits: estimated bits of an element.
+        bits: estimated bits of a word, and the price of the work.
     """
 
     reference: Reference
@@ -113,15 +115,17 @@ def choose(
 
 
 def _alone(dtype: DType, values: Array, effort: Effort) -> Iterator[Plan]:
+    import numpy as np
+
     size = values.itemsize
     yield Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 8.0 * size)
     if values.nbytes <= _TINY:
         return
-    form, seen = Form.PLANES, values
+    planes, bits = _planes(values, effort)
+    yield Plan(Reference.NOTHING, None, Choice(Form.PLANES, planes), bits)
     if words_of(dtype).rotates:
-        form, seen = Form.ROTATED, rotate(values, values.copy())
-    planes, bits = _planes(seen, effort)
-    yield Plan(Reference.NOTHING, None, Choice(form, planes), bits)
+        planes, bits = _planes(rotate(values, np.empty_like(values)), effort)
+        yield Plan(Reference.NOTHING, None, Choice(Form.ROTATED, planes), bits)
 
 
 def _against(
@@ -154,7 +158,7 @@ def _planes(words: Array, effort: Effort) -> tuple[Planes, float]:
     """Return how to store the byte planes of sampled words, and the estimated bits of a word."""
     columns = words.view("u1").reshape(-1, words.itemsize)
     entropies = [_entropy(columns[:, plane]) for plane in range(words.itemsize)]
-    plain = [plane for plane, bits in enumerate(entropies) if bits > _NOISE]
+    plain = [plane for plane, bits in enumerate(entropies) if bits > 8 - effort.price]
     noisy = next((p for p in range(words.itemsize) if p not in plain), words.itemsize)
     joined = max(count for count in JOINED if count <= noisy and count < max(words.itemsize, 2))
     bits = [8.0 if plane in plain else entropy for plane, entropy in enumerate(entropies)]
@@ -167,7 +171,8 @@ def _planes(words: Array, effort: Effort) -> tuple[Planes, float]:
             if sizes[best] < 0.97 * sizes[Coder.HUFFMAN]:  # the slower must be worth it
                 coders[plane] = best
                 bits[plane] = min(bits[plane], 8 * sizes[best] / len(dense))
-    return Planes(joined, frozenset(plain), tuple(coders)), sum(bits)
+    coded = sum(0 < entropy < 8 for entropy in bits)
+    return Planes(joined, frozenset(plain), tuple(coders)), sum(bits) + coded * effort.price
 
 
 def _entropy(plane: Array) -> float:

@@ -24,6 +24,7 @@ from .words import AGAINST, EXPECTED, NEEDED, OWN, as_words, scratch, word_count
 
 if TYPE_CHECKING:
     from .decoding import Fill
+    from .device import Device
     from .words import Array
 
 
@@ -71,6 +72,8 @@ class DeltaEncoder:
         effort: how much is tried.
         digests: of which sides blocks carry tensor digests. They cost as much as the encoding; ask
             for them where nobody knows them yet.
+        device: where words are transformed and cut (`ftckpt.delta.device.device_named`); None for
+            the processor. What is encoded is the same.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class DeltaEncoder:
         settings: Callable[[Pair], Settings] = lambda pair: Settings(),
         effort: Effort = EFFORTS[2],
         digests: Container[Side] = (),
+        device: Device | None = None,
     ) -> None:
         self.pairs = pairs
         self._target = target
@@ -88,6 +92,7 @@ class DeltaEncoder:
         self._settings = settings
         self._effort = effort
         self._digests = digests
+        self._device = device
 
     def blocks(self, number: int) -> int:
         """Return how many blocks the tensor at a place in the list of pairs has."""
@@ -158,7 +163,7 @@ class DeltaEncoder:
                 kind = Reference.NOTHING
         if kind is Reference.NOTHING:
             reference = None
-        form, payload = encode_block(values, reference, plan.choice)
+        form, payload = encode_block(values, reference, plan.choice, self._device)
         if form in ALONE:
             kind = Reference.NOTHING
         return EncodedBlock(

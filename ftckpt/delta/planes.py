@@ -7,7 +7,7 @@ processor's cache. `docs/delta-format.md` has the layout.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftckpt.buffers import buffer
 
@@ -39,13 +39,50 @@ class Planes(NamedTuple):
     coders: tuple[Coder, ...] = ()
 
 
-def pack(count: int, size: int, words: Callable[[int, int, Array], Array], planes: Planes) -> bytes:
+class Cutter(Protocol):
+    """Words that are cut into their bytes, chunk by chunk."""
+
+    def turn_to(self, start: int, stop: int) -> None:
+        """Make words `start` to `stop` those that are cut."""
+
+    def cut(self, place: int, out: Array) -> None:
+        """Put the bytes of each of these words from a place on into its word of `out`."""
+
+
+class WordCutter:
+    """Cuts words on the processor, while they are in its cache.
+
+    Args:
+        size: bytes of a word.
+        words: returns words `start` to `stop`, in the given array or their own.
+    """
+
+    def __init__(self, size: int, words: Callable[[int, int, Array], Array]) -> None:
+        self._size = size
+        self._words = words
+
+    def turn_to(self, start: int, stop: int) -> None:
+        """Make words `start` to `stop` those that are cut."""
+        self._chunk = self._words(start, stop, scratch(stop - start, self._size, WORDS))
+
+    def cut(self, place: int, out: Array) -> None:
+        """Put the bytes of each of these words from a place on into its word of `out`."""
+        import numpy as np
+
+        shifted = self._chunk
+        if place:  # shift and cast beat strided copies
+            shifted = scratch(out.size, self._size, SHIFTED)
+            np.right_shift(self._chunk, self._chunk.dtype.type(8 * place), out=shifted)
+        np.copyto(out, shifted, casting="unsafe")
+
+
+def pack(count: int, size: int, words: Cutter, planes: Planes) -> bytes:
     """Return the payload that holds `count` words.
 
     Args:
         count: of words.
         size: bytes of a word.
-        words: puts words `start` to `stop` into an array of this thread's memory.
+        words: gives their bytes.
         planes: how they are stored.
     """
     separate = range(planes.joined, size)
@@ -58,17 +95,14 @@ def pack(count: int, size: int, words: Callable[[int, int, Array], Array], plane
     for number in range(chunks):
         start = number * CHUNK
         stop = min(count, start + CHUNK)
-        chunk = words(start, stop, scratch(stop - start, size, WORDS))
+        words.turn_to(start, stop)
         if planes.joined:
-            end = at + chunk.size * planes.joined
-            _cut(chunk, 0, as_words(payload[at:end], planes.joined))
+            end = at + (stop - start) * planes.joined
+            words.cut(0, as_words(payload[at:end], planes.joined))
             at = end
-        top = int(chunk.max())
         lengths = []
         for plane in separate:
-            length = 0
-            if top >> 8 * plane:
-                length = _put(chunk, plane, planes, payload, at)
+            length = _put(words, plane, planes, payload[at : at + stop - start])
             lengths.append(length)
             at += length
         table.pack_into(payload, 1 + number * table.size, *lengths)
@@ -123,19 +157,8 @@ def unpack(
         raise damaged("bytes follow its last plane")
 
 
-def _cut(chunk: Array, plane: int, out: Array) -> None:
-    """Put the bytes of each word from a place on into `out`; shift and cast beat strided copies."""
-    import numpy as np
-
-    shifted = chunk
-    if plane:
-        shifted = scratch(chunk.size, chunk.itemsize, SHIFTED)
-        np.right_shift(chunk, chunk.dtype.type(8 * plane), out=shifted)
-    np.copyto(out, shifted, casting="unsafe")
-
-
 def _gather(parts: list[Array | None], out: Array) -> None:
-    """Undo `_cut`: put words together from their parts, the lowest first; None is a part of 0."""
+    """Put words together from their parts, the lowest first; None is a part of 0."""
     import numpy as np
 
     wide = scratch(out.size, out.itemsize, SHIFTED)
@@ -155,21 +178,21 @@ def _gather(parts: list[Array | None], out: Array) -> None:
         out[...] = out.dtype.type(0)
 
 
-def _put(chunk: Array, plane: int, planes: Planes, payload: memoryview, at: int) -> int:
-    """Store one plane at `at`, as a frame or plain; return its length."""
-    size = chunk.size
-    stored = as_words(payload[at : at + size], 1)
-    if plane in planes.plain:
-        _cut(chunk, plane, stored)
-        return size
-    dense = scratch(size, 1, PLANE)
-    _cut(chunk, plane, dense)
-    frame = compress(dense, planes.coders[plane] if planes.coders else Coder.HUFFMAN)
-    if len(frame) >= WORTH * size:
+def _put(words: Cutter, plane: int, planes: Planes, room: memoryview) -> int:
+    """Store one plane, as a frame or plain, in room for it as it is; return its length."""
+    stored = as_words(room, 1)
+    coded = plane not in planes.plain
+    dense = scratch(stored.size, 1, PLANE) if coded else stored
+    words.cut(plane, dense)
+    if not dense.max():
+        return 0
+    if coded:
+        frame = compress(dense, planes.coders[plane] if planes.coders else Coder.HUFFMAN)
+        if len(frame) < WORTH * stored.size:
+            room[: len(frame)] = frame
+            return len(frame)
         stored[...] = dense
-        return size
-    payload[at : at + len(frame)] = frame
-    return len(frame)
+    return len(room)
 
 
 def _take(payload: memoryview, at: int, length: int) -> memoryview:
