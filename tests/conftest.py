@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.moto import moto_server
+from tests.servers.rclone import rclone_server
+from tests.servers.rgw import radosgw_server
 from tests.servers.s3 import BUCKET, S3Service
 from tests.servers.swift import swift_server
 
@@ -47,6 +50,35 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def swift() -> Iterator[S3Service]:
     """A real S3 service, started once."""
     with swift_server() as service:
+        service.client.create_bucket(Bucket=BUCKET)
+        yield service
+        service.client.close()
+
+
+@pytest.fixture(scope="session")
+def radosgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
+    """A real S3 service whose conditions hold under a race; skips where it is not installed."""
+    with radosgw_server(tmp_path_factory.mktemp("rgw")) as service:
+        if service is None:
+            pytest.skip("radosgw, ceph-mon and ceph-osd are not installed")
+        service.client.create_bucket(Bucket=BUCKET)
+        yield service
+        service.client.close()
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
+    """A lookalike of S3 that ignores conditions."""
+    with rclone_server(tmp_path_factory.mktemp("rclone")) as service:
+        service.client.create_bucket(Bucket=BUCKET)
+        yield service
+        service.client.close()
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3Service]:
+    """A mock of S3, for what no server here can be made to show."""
+    with moto_server() as service:
         service.client.create_bucket(Bucket=BUCKET)
         yield service
         service.client.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -21,9 +20,6 @@ from ftckpt.errors import (
 from ftckpt.stores import is_leftover
 from ftckpt.stores.s3 import S3Store
 from tests.s3_places import QUICK, key_of, place_on
-from tests.servers.moto import moto_server
-from tests.servers.rclone import rclone_server
-from tests.servers.rgw import radosgw_server
 from tests.servers.s3 import BUCKET, S3Service
 from tests.suites import Place, StoreTests
 
@@ -36,29 +32,11 @@ def new_url() -> str:
     return f"s3://{BUCKET}/place-{next(_numbers)}"
 
 
-@pytest.fixture(scope="module")
-def radosgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
-    with radosgw_server(tmp_path_factory.mktemp("rgw")) as service:
-        if service is None:
-            pytest.skip("radosgw, ceph-mon and ceph-osd are not installed")
-        service.client.create_bucket(Bucket=BUCKET)
-        yield service
-        service.client.close()
-
-
 class TestRadosGateway(StoreTests):
     @pytest.fixture
     def place(self, radosgw: S3Service, monkeypatch: pytest.MonkeyPatch) -> Place:
         radosgw.enter(monkeypatch)
         return place_on(radosgw, new_url())
-
-
-@pytest.fixture(scope="module")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Service]:
-    with rclone_server(tmp_path_factory.mktemp("rclone")) as service:
-        service.client.create_bucket(Bucket=BUCKET)
-        yield service
-        service.client.close()
 
 
 class TestLookalike:
@@ -91,14 +69,6 @@ class TestLookalike:
         assert place.raw_get("d/x") == b"1"
         assert place.store.delete(["d/x"]) == {"d/x": None}
         assert place.raw_get("d/x") is None
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[S3Service]:
-    with moto_server() as service:
-        service.client.create_bucket(Bucket=BUCKET)
-        yield service
-        service.client.close()
 
 
 class TestArchive:
