@@ -41,6 +41,7 @@ VERBS: dict[str, str] = {
     "plan elastic": "Say what batch, accumulation and learning rate become on fewer or more GPUs",
     "plan compress": "Say whether compressing a checkpoint makes the save shorter",
     "plan risk": "Say how likely a run is to fail, and how long it takes without checkpoints",
+    "status": "Say how a root is doing: newest saves, age, cadence, bytes, and what needs a look",
     "replay run": "Run a training and its restart, and say whether they are the same",
     "replay compare": "Compare the logs of runs, and name the first event that differs",
     "replay audit": "Say what a restart from a checkpoint would lack, without running it",

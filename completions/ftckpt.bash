@@ -43,6 +43,7 @@ _ftckpt() {
         "plan elastic --from-gpus"|"plan elastic --to-gpus"|"plan elastic --batch"|"plan elastic --lr"|"plan elastic --accumulation"|"plan elastic --reshard") return ;;
         "plan compress --size"|"plan compress --ratio"|"plan compress --codec-bw"|"plan compress --storage-bw") return ;;
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart") return ;;
+        "status --expect-interval"|"status --late"|"status --slower"|"status --tier"|"status --policy"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds") return ;;
         "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --checkpoint"|"replay run --baseline"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html") return ;;
         "replay audit --against"|"replay audit --max-memory"|"replay audit --endpoint"|"replay audit --profile"|"replay audit --region"|"replay audit --retry-seconds") return ;;
@@ -69,6 +70,7 @@ _ftckpt() {
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --debug --help" ;;
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --debug --help" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --debug --help" ;;
+            "status") words="--expect-interval --late --slower --tier --policy --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "replay") words="--help" ;;
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --debug --help" ;;
             "replay compare") words="--reference --pattern --from --to --html --json --quiet -q --debug --help" ;;
@@ -79,11 +81,11 @@ _ftckpt() {
         esac
     elif [[ -z $words ]]; then
         case $verb in
-            "") words="inspect verify seal latest reshard convert diff gc pin unpin pins tag untag plan replay demo completions help" ;;
+            "") words="inspect verify seal latest reshard convert diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "help") words="exit-codes environment inspect verify seal latest reshard convert diff gc pin unpin pins tag untag plan replay demo completions help" ;;
+            "help") words="exit-codes environment inspect verify seal latest reshard convert diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
         esac
     fi
     # No words: the shell completes file names (-o default).

@@ -13,7 +13,7 @@ from ftckpt.opening import open_target
 from ftckpt.stores import StoreOptions
 
 
-def save_dcp(path: Path, *, compressed: bool = False) -> Path:
+def save_dcp(path: Path, *, compressed: bool = False, step: int = 7) -> Path:
     """Let torch save a DCP checkpoint of a few tensors and objects, by one process."""
     import torch
     from torch.distributed.checkpoint._extension import ZStandard
@@ -23,7 +23,7 @@ def save_dcp(path: Path, *, compressed: bool = False) -> Path:
     torch.manual_seed(0)
     state = {
         "model": {f"layers.{i}.weight": torch.randn(64, 33) for i in range(4)},
-        "step": 7,
+        "step": step,
         "notes": "x" * 1000,
     }
     extensions: Any = [ZStandard()] if compressed else []

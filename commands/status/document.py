@@ -1,0 +1,72 @@
+"""The answer of `status` for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftckpt.status import Health, Held, Status
+
+
+def document(found: Status, kept: Mapping[str, bool] | None) -> dict[str, Any]:
+    """Return the fields of the JSON document.
+
+    Args:
+        found: the status.
+        kept: by name, whether a policy keeps it; None where none was named.
+    """
+    return {
+        "now": found.now,
+        "runs": [_run(run, kept) for run in found.runs],
+        "alerts": [alert._asdict() for alert in found.alerts],
+    }
+
+
+def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
+    durable = run.durable
+    return {
+        "root": run.survey.url,
+        "newest": _held(run.newest),
+        "last": _held(run.last),
+        "age_s": run.age_s,
+        "verified": _held(run.survey.verified),
+        "verified_age_s": run.verified_age_s,
+        "interval": run.rhythm,
+        "writing": run.writing,
+        "growth_bytes_per_day": run.growth,
+        "bytes": run.nbytes,
+        "counts": run.counts,
+        "free": run.survey.free,
+        "tier": None
+        if durable is None
+        else {
+            "root": durable.url,
+            "newest": _held(durable.newest),
+            "missing": [held.entry.name for held in durable.missing],
+            "unfinished": [held.entry.name for held in durable.unfinished],
+        },
+        "alerts": [alert._asdict() for alert in run.alerts],
+        "notes": run.notes,
+        "saves": [
+            (_held(held) or {}) | ({} if kept is None else {"keep": kept.get(held.entry.name)})
+            for held in run.survey.held
+        ],
+    }
+
+
+def _held(held: Held | None) -> dict[str, Any] | None:
+    if held is None:
+        return None
+    contents = held.entry.contents
+    return {
+        "name": held.entry.name,
+        "step": held.entry.step,
+        "class": held.entry.entry_class,
+        "format": held.entry.format,
+        "bytes": None if contents is None else contents.nbytes,
+        "files": None if contents is None else contents.files,
+        "began": held.began,
+        "finished": held.finished,
+        "pinned": bool(held.entry.pins),
+    }

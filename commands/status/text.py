@@ -1,0 +1,134 @@
+"""The answer of `status` for a person."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.render import brief_duration, human_bytes, pairs, terminal_width
+from ftckpt.findings import counted
+from ftckpt.retention.entries import EntryClass
+
+if TYPE_CHECKING:
+    from ftckpt.status import Health, Held, Status
+
+_BARS = "▁▂▃▄▅▆▇█"
+_NEWEST = 40  # saves in the line of write latencies
+_NAMED = 5
+
+
+def show(invocation: Invocation, found: Status, kept: Mapping[str, bool] | None) -> None:
+    """Print what was found, run by run, alerts last: they are what was asked for."""
+    for number, run in enumerate(found.runs):
+        if number:
+            invocation.print()
+        if len(found.runs) > 1:
+            invocation.print(run.survey.url)
+        invocation.print(pairs(list(_rows(run, kept))))
+        for note in run.notes:
+            invocation.print(f"note: {note}")
+        for alert in run.alerts:
+            invocation.print(f"{alert.kind}: {alert.message}")
+            invocation.print(f"  {alert.hint}")
+    if not found.alerts:
+        invocation.print("ok: nothing to look at")
+
+
+def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, object]]:
+    yield "newest", _save(run.newest, run.age_s if run.newest is run.last else None)
+    if run.last is not run.newest:
+        yield "last written", _save(run.last, run.age_s)
+    verified = run.survey.verified
+    yield (
+        "verified",
+        "none was sealed after a check of its content"
+        if verified is None
+        else _save(verified, run.verified_age_s),
+    )
+    yield "interval", _interval(run)
+    yield "writing", _writing(run)
+    if run.growth is not None:
+        yield "growth", f"{human_bytes(int(run.growth))} a day, where nothing is dropped"
+    for entry_class, count in run.counts.items():
+        yield entry_class.lower(), _amount(entry_class, count, run)
+    if run.survey.free is not None:
+        yield "free", human_bytes(run.survey.free)
+    if kept is not None:
+        names = [held.entry.name for held in run.survey.held]
+        stay = sum(kept.get(name) is True for name in names)
+        go = sum(kept.get(name) is False for name in names)
+        yield "policy", f"keeps {stay}, drops {go}"
+    if run.durable is not None:
+        yield "second tier", _durable(run)
+
+
+def _save(held: Held | None, age: float | None) -> str:
+    if held is None:
+        return "none"
+    step = "" if held.entry.step is None else f"step {held.entry.step}"
+    parts = [step, held.entry.name]
+    if held.entry.contents is not None:
+        parts.append(human_bytes(held.entry.contents.nbytes))
+    if age is not None:
+        parts.append(f"{brief_duration(round(age))} old")
+    return ", ".join(part for part in parts if part)
+
+
+def _interval(run: Health) -> str:
+    rhythm = run.rhythm
+    said = []
+    if rhythm.median_s is None:
+        said.append(f"not known: {rhythm.reason}")
+    else:
+        said.append(f"{brief_duration(round(rhythm.median_s))} in the middle")
+    if rhythm.last_s is not None and rhythm.jitter_s is not None:
+        said.append(f"the last {brief_duration(round(rhythm.last_s))}")
+        said.append(f"jitter {brief_duration(round(rhythm.jitter_s, 1))}")
+    if rhythm.every_steps is not None:
+        said.append(f"{rhythm.every_steps:g} steps")
+    if rhythm.expected_s is not None:
+        said.append(f"expected {brief_duration(rhythm.expected_s)}")
+    return ", ".join(said)
+
+
+def _writing(run: Health) -> str:
+    writing = run.writing
+    if writing.last_s is None or writing.now_s is None:
+        return "not known: a save is one file, or has no times"
+    said = f"{brief_duration(writing.last_s)} the last, {brief_duration(writing.now_s)} these days"
+    if writing.before_s is not None:
+        said += f", {brief_duration(writing.before_s)} before"
+    held = [h.save for h in run.survey.of(EntryClass.COMMITTED)]
+    took = [save.write_s for save in held if save is not None and save.write_s is not None]
+    return f"{said}  {_line(took[-_NEWEST:])}".rstrip()
+
+
+def _line(values: Sequence[float]) -> str:
+    """Return one bar a value, the highest full; nothing where a terminal cannot show it."""
+    top = max(values, default=0.0)
+    if len(values) < 2 or top <= 0 or terminal_width() is None:
+        return ""
+    try:
+        _BARS.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return ""
+    return "".join(_BARS[round(value / top * (len(_BARS) - 1))] for value in values)
+
+
+def _amount(entry_class: EntryClass, count: int, run: Health) -> str:
+    if entry_class not in run.nbytes:
+        return str(count)
+    return f"{count}, {human_bytes(run.nbytes[entry_class])}"
+
+
+def _durable(run: Health) -> str:
+    assert run.durable is not None
+    missing = [held.entry.name for held in run.durable.missing]
+    said = f"newest there: {_save(run.durable.newest, None)}"
+    if not missing:
+        return f"{said}; it holds every save"
+    names = ", ".join(missing[-_NAMED:])
+    more = f" and {counted(len(missing) - _NAMED, 'older one')}" if len(missing) > _NAMED else ""
+    return f"{said}\n{counted(len(missing), 'save')} not there: {names}{more}"

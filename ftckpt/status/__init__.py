@@ -1,0 +1,17 @@
+"""How a root is doing: what was saved, when, how fast, and what somebody should look at.
+
+`survey` reads a root by its listings, `health` is what follows from that, `alerts` what of it is
+worth waking somebody for, and `prometheus` the same for a monitor.
+"""
+
+from __future__ import annotations
+
+from .alerts import AlertKind as AlertKind
+from .durable import Durable as Durable
+from .health import Health as Health
+from .health import Status as Status
+from .health import Thresholds as Thresholds
+from .health import status as status
+from .prometheus import metrics as metrics
+from .survey import Held as Held
+from .survey import Survey as Survey

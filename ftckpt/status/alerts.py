@@ -1,0 +1,195 @@
+"""What of a run's state somebody should look at, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from ftckpt.quantities import shown_duration
+
+from .durable import Durable
+from .survey import Held
+
+# A save that takes longer than usual by less than this is not worth a look, whatever the ratio.
+_SLOWER_S = 1.0
+_PILE = 2
+_ABANDONED = 3
+
+
+class AlertKind(StrEnum):
+    """What is wrong. Each is a word that scripts and monitors may match."""
+
+    EMPTY = "empty"
+    STALE = "stale"
+    CORRUPT = "corrupt"
+    UNFINISHED = "unfinished"
+    NOT_DURABLE = "not-durable"
+    SLOW = "slow"
+    POINTER = "pointer"
+    SPACE = "space"
+
+
+class Alert(NamedTuple):
+    """One thing to look at.
+
+    Attributes:
+        kind: what it is.
+        message: one sentence.
+        hint: what to do.
+    """
+
+    kind: AlertKind
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What is worth an alert.
+
+    Attributes:
+        expected_s: seconds between saves; None for what is measured.
+        late: how many intervals the newest save may be old.
+        slower: how many times as long as usual a save may take.
+    """
+
+    expected_s: float | None = None
+    late: float = 2.0
+    slower: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What alerts are made of (see `ftckpt.status.health.Health`).
+
+    Attributes:
+        last: the save that was finished last.
+        age_s: seconds since.
+        interval_s: seconds between saves, as expected or measured.
+        writing_now_s: how long the newest saves took.
+        writing_before_s: how long those before took; None where there are too few.
+        unfinished: saves that were begun after `last` and not finished.
+        abandoned: saves that nobody will finish.
+        corrupt: damaged entries.
+        dangling: pointers to nothing.
+        durable: what the second tier holds.
+        durable_age_s: age of the newest save that both tiers hold.
+        free: bytes that the filesystem has left.
+        next_bytes: what the next save will take, by the newest.
+    """
+
+    last: Held | None
+    age_s: float | None
+    interval_s: float | None
+    writing_now_s: float | None
+    writing_before_s: float | None
+    unfinished: Sequence[Held]
+    abandoned: Sequence[Held]
+    corrupt: Sequence[Held]
+    dangling: Sequence[tuple[str, str]]
+    durable: Durable | None
+    durable_age_s: float | None
+    free: int | None
+    next_bytes: int | None
+
+
+def alerts(facts: Facts, wanted: Thresholds) -> tuple[Alert, ...]:
+    """Return what somebody should look at, in the order of `AlertKind`."""
+    found = list(_alerts(facts, wanted))
+    order = list(AlertKind)
+    return tuple(sorted(found, key=lambda alert: order.index(alert.kind)))
+
+
+def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
+    if facts.last is None:
+        yield Alert(
+            AlertKind.EMPTY, "no save is finished", "ftckpt inspect ROOT says what lies there"
+        )
+    yield from _late(facts, wanted)
+    if facts.corrupt:
+        names = _names(facts.corrupt)
+        yield Alert(AlertKind.CORRUPT, f"damaged: {names}", "ftckpt verify says where")
+    if len(facts.unfinished) >= _PILE:
+        yield Alert(
+            AlertKind.UNFINISHED,
+            f"{len(facts.unfinished)} saves were begun since the last one was finished: "
+            f"{_names(facts.unfinished)}",
+            "the trainer fails while it saves: its log says why",
+        )
+    elif len(facts.abandoned) >= _ABANDONED:
+        yield Alert(
+            AlertKind.UNFINISHED,
+            f"{len(facts.abandoned)} abandoned saves pile up: {_names(facts.abandoned)}",
+            "ftckpt gc ROOT drops them",
+        )
+    yield from _not_durable(facts, wanted)
+    yield from _slow(facts, wanted)
+    for name, says in facts.dangling:
+        yield Alert(
+            AlertKind.POINTER,
+            f"{name} says {says!r}, which is not there",
+            "a trainer that follows it starts afresh or fails: ftckpt latest ROOT names the newest",
+        )
+    if facts.free is not None and facts.next_bytes and facts.free < 2 * facts.next_bytes:
+        left = "the next save does not fit" if facts.free < facts.next_bytes else "one save fits"
+        yield Alert(
+            AlertKind.SPACE,
+            f"{left}: {_gib(facts.free)} are free, and a save takes {_gib(facts.next_bytes)}",
+            "ftckpt gc ROOT --free SIZE",
+        )
+
+
+def _late(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
+    if facts.age_s is None or facts.interval_s is None:
+        return
+    if facts.age_s > wanted.late * facts.interval_s:
+        yield Alert(
+            AlertKind.STALE,
+            f"the last save is {shown_duration(facts.age_s)} old, and one is made every "
+            f"{shown_duration(facts.interval_s)}",
+            "is the job running? its log, and squeue or kubectl, say so",
+        )
+
+
+def _not_durable(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
+    """A fresh save may still be on its way; what is late is late by the same measure as saves."""
+    held = facts.durable
+    if held is None or not held.missing or facts.last is None:
+        return
+    hint = f"ftckpt copy ROOT@latest {held.url}/"
+    if held.newest is None:
+        yield Alert(AlertKind.NOT_DURABLE, f"{held.url} holds none of the saves", hint)
+        return
+    if facts.durable_age_s is None or facts.interval_s is None:
+        return
+    newer = [h for h in held.missing if (h.entry.step or 0) > (held.newest.entry.step or 0)]
+    if newer and facts.durable_age_s > (wanted.late + 1) * facts.interval_s:
+        yield Alert(
+            AlertKind.NOT_DURABLE,
+            f"the newest save on {held.url} is {shown_duration(facts.durable_age_s)} old: "
+            f"{len(newer)} newer are not there",
+            hint,
+        )
+
+
+def _slow(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
+    now, before = facts.writing_now_s, facts.writing_before_s
+    if now is None or before is None:
+        return
+    if now > wanted.slower * before and now - before > _SLOWER_S:
+        yield Alert(
+            AlertKind.SLOW,
+            f"writing a save takes {shown_duration(now)}, and took {shown_duration(before)} before",
+            "storage is slower or shared with more: ftckpt plan says what it costs",
+        )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.3g} GiB"
+
+
+def _names(held: Sequence[Held]) -> str:
+    names = [h.entry.name for h in held]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,237 @@
+"""What follows from a survey: how old the newest save is, how regular and how slow saves are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ftckpt.cadence import Cadence, cadence
+from ftckpt.retention.entries import EntryClass
+
+from .alerts import Alert, Facts, alerts
+from .alerts import Thresholds as Thresholds
+from .durable import Durable, durable
+from .survey import Held, Survey
+
+# The newest saves that say how long writing takes now, and those before them that say what was
+# usual: few enough that a change shows within an hour or two, many enough that one slow save is
+# no change.
+_NOW = 5
+_BEFORE = 50
+
+# Clocks of a store and of this machine differ by so much without anybody noticing.
+_SKEW_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How regularly a run is saved; None where the times do not say.
+
+    Attributes:
+        median_s: seconds between neighbouring saves, of the middle one.
+        last_s: between the last two.
+        jitter_s: median distance of the intervals from `median_s`.
+        every_steps: median steps between neighbours.
+        expected_s: what the user expects.
+        reason: why times say nothing, where they do not.
+    """
+
+    median_s: float | None
+    last_s: float | None
+    jitter_s: float | None
+    every_steps: float | None
+    expected_s: float | None
+    reason: str
+
+    @property
+    def interval_s(self) -> float | None:
+        """What the age of the newest save is held against."""
+        return self.median_s if self.expected_s is None else self.expected_s
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Seconds from the first file of a save to its last; None where it is not known.
+
+    Attributes:
+        last_s: of the newest save.
+        now_s: median of the newest few.
+        before_s: median of those before them.
+    """
+
+    last_s: float | None
+    now_s: float | None
+    before_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One run.
+
+    Attributes:
+        survey: what lies there.
+        newest: the committed save of the highest step; None where there is none.
+        last: the committed save that was written last: another one after a restart from an earlier
+            step.
+        age_s: seconds since `last` was written; None where the store keeps no times, or where they
+            lie in the future.
+        verified_age_s: seconds since the newest verified save was written.
+        rhythm: how regular saves are.
+        writing: how long they take.
+        growth: bytes a day that saves add while none is dropped; None where it is not known.
+        nbytes: bytes by class.
+        counts: entries by class.
+        durable: what a second tier holds; None where none was named.
+        alerts: what somebody should look at, the worst first.
+        notes: what the reader should know.
+    """
+
+    survey: Survey
+    newest: Held | None
+    last: Held | None
+    age_s: float | None
+    verified_age_s: float | None
+    rhythm: Rhythm
+    writing: Writing
+    growth: float | None
+    nbytes: Mapping[EntryClass, int]
+    counts: Mapping[EntryClass, int]
+    durable: Durable | None
+    alerts: tuple[Alert, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A place of one run or several.
+
+    Attributes:
+        url: as the user typed it.
+        now: when it was looked at, in seconds since the epoch.
+        runs: one a run.
+    """
+
+    url: str
+    now: float
+    runs: tuple[Health, ...]
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """Return the alerts of all runs."""
+        return tuple(alert for run in self.runs for alert in run.alerts)
+
+
+def status(
+    url: str,
+    surveys: Sequence[Survey],
+    now: float,
+    thresholds: Thresholds,
+    tiers: Mapping[str, Survey] | None = None,
+) -> Status:
+    """Say how the runs of a place are doing; pure.
+
+    Args:
+        url: of the place.
+        surveys: one a run.
+        now: seconds since the epoch.
+        thresholds: what is worth an alert.
+        tiers: the second tier of a run, by the run's URL.
+    """
+    tiers = tiers or {}
+    runs = tuple(_health(one, now, thresholds, tiers.get(one.url)) for one in surveys)
+    return Status(url, now, runs)
+
+
+def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | None) -> Health:
+    committed = survey.of(EntryClass.COMMITTED)
+    stepped = [h for h in committed if h.entry.step is not None]
+    newest = max(stepped, key=lambda h: h.entry.age_order, default=None)
+    timed = [h for h in committed if h.finished is not None]
+    last = max(timed, key=_finished, default=newest)
+    notes: list[str] = []
+    age = _age(last, now)
+    if last is not None and last.finished is not None and age is None:
+        notes.append("the newest save lies in the future: the clock here or there is wrong")
+    rhythm, growth = _rhythm(survey, committed, wanted.expected_s)
+    held = None if second is None else durable(survey, second)
+    writing = _writing(timed)
+    facts = Facts(
+        last=last,
+        age_s=age,
+        interval_s=rhythm.interval_s,
+        writing_now_s=writing.now_s,
+        writing_before_s=writing.before_s,
+        unfinished=_after(survey, last),
+        abandoned=survey.of(EntryClass.ABANDONED),
+        corrupt=survey.of(EntryClass.CORRUPT),
+        dangling=survey.dangling,
+        durable=held,
+        durable_age_s=_age(held.newest, now) if held is not None else None,
+        free=survey.free,
+        next_bytes=newest.entry.contents.nbytes if newest and newest.entry.contents else None,
+    )
+    return Health(
+        survey,
+        newest,
+        last,
+        age,
+        _age(survey.verified, now),
+        rhythm,
+        writing,
+        growth,
+        survey.nbytes(),
+        {c: len(survey.of(c)) for c in EntryClass if survey.of(c)},
+        held,
+        alerts(facts, wanted),
+        tuple(notes),
+    )
+
+
+def _finished(held: Held) -> float:
+    assert held.finished is not None
+    return held.finished
+
+
+def _age(held: Held | None, now: float) -> float | None:
+    if held is None or held.finished is None or held.finished > now + _SKEW_S:
+        return None
+    return max(0.0, now - held.finished)
+
+
+def _rhythm(
+    survey: Survey, committed: Sequence[Held], expected: float | None
+) -> tuple[Rhythm, float | None]:
+    """Return how regular saves are, and how many bytes a day they add."""
+    saves = [save for save in (h.save for h in committed) if save is not None]
+    if not saves:
+        return Rhythm(None, None, None, None, expected, "no save is finished"), None
+    known: Cadence = cadence(saves, survey.url)
+    if known.every_s is None:
+        return Rhythm(None, None, None, known.every_steps, expected, known.reason), None
+    times = [save.finished for save in known.saves if save.finished is not None]
+    gaps = [b - a for a, b in pairwise(times)]
+    jitter = median(abs(gap - known.every_s) for gap in gaps)
+    size = median(save.nbytes for save in known.saves)
+    rhythm = Rhythm(known.every_s, gaps[-1], jitter, known.every_steps, expected, "")
+    return rhythm, size * 86400 / known.every_s
+
+
+def _writing(timed: Sequence[Held]) -> Writing:
+    saves = [h.save for h in sorted(timed, key=_finished)]
+    took = [s.write_s for s in saves if s is not None and s.write_s is not None]
+    now, before = took[-_NOW:], took[:-_NOW][-_BEFORE:]
+    return Writing(
+        took[-1] if took else None,
+        median(now) if now else None,
+        median(before) if len(before) >= _NOW else None,
+    )
+
+
+def _after(survey: Survey, last: Held | None) -> tuple[Held, ...]:
+    """Return what was begun after the last save that was finished, and was not finished."""
+    begun = survey.of(EntryClass.STAGING, EntryClass.ABANDONED)
+    if last is None or last.finished is None:
+        return begun
+    return tuple(h for h in begun if h.finished is not None and h.finished > last.finished)

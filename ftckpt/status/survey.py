@@ -1,0 +1,148 @@
+"""What lies in one run of a root, each entry with its bytes and times; nothing is opened for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ftckpt.cadence import Save
+from ftckpt.errors import NotFoundError
+from ftckpt.manifest import SUFFIX, is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.retention.checking import newest_verified
+from ftckpt.retention.contents import list_entry, sum_up
+from ftckpt.retention.entries import Contents, EntryClass, RootEntry
+from ftckpt.retention.found import Found, Reading
+from ftckpt.retention.reading import read_entries
+from ftckpt.roots import Root, concurrently
+from ftckpt.store import Entry
+from ftckpt.stores.oserror import translate
+
+# What nobody here wrote may be a data set of any size: it is counted and not listed.
+_NOT_LISTED = frozenset({EntryClass.FOREIGN})
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One entry of a run.
+
+    Attributes:
+        entry: what it is (`ftckpt.retention.entries`), its contents listed unless it is FOREIGN.
+        url: its path or URL.
+        began: modification time of its first file in seconds since the epoch; None where the store
+            keeps none. What ftckpt wrote beside the data does not count in times.
+        finished: modification time of its last file.
+    """
+
+    entry: RootEntry
+    url: str
+    began: float | None = None
+    finished: float | None = None
+
+    @property
+    def save(self) -> Save | None:
+        """The entry as a save of a step (`ftckpt.cadence`); None without a step or contents."""
+        held = self.entry.contents
+        if self.entry.step is None or held is None:
+            return None
+        return Save(self.url, self.entry.step, held.nbytes, held.files, self.began, self.finished)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """One run, as it was listed.
+
+    Attributes:
+        url: of the run's root.
+        held: every entry, by ascending step.
+        verified: the newest whose content was checked when it was sealed; None where there is none.
+        dangling: pointers that name nothing: the pointer, and what it says.
+        free: bytes that the filesystem has left; None on object stores.
+    """
+
+    url: str
+    held: tuple[Held, ...]
+    verified: Held | None
+    dangling: tuple[tuple[str, str], ...]
+    free: int | None
+
+    def of(self, *classes: EntryClass) -> tuple[Held, ...]:
+        """Return the entries of some classes."""
+        return tuple(one for one in self.held if one.entry.entry_class in classes)
+
+    def nbytes(self) -> Mapping[EntryClass, int]:
+        """Return the bytes of each class that was listed.
+
+        A file of several names counts once, in the first class of `EntryClass` that has it.
+        """
+        seen: set[str] = set()
+        totals: dict[EntryClass, int] = {}
+        for entry_class in EntryClass:
+            members = [h.entry.contents for h in self.of(entry_class)]
+            known = [contents for contents in members if contents is not None]
+            if known:
+                totals[entry_class] = sum(_counted(contents, seen) for contents in known)
+        return totals
+
+
+def survey(root: Root, how: Reading, *, counter: Counter = NULL) -> Survey:
+    """List one run.
+
+    Raises:
+        UnavailableError, DeniedError: something could not be listed; nothing is concluded then.
+        UnsafeError: the root's `.ftckpt` is a link.
+    """
+    found = read_entries(root, how, counter=counter)
+    counter.start("listing", len(found), "entries")
+
+    def one(each: Found) -> Held | None:
+        listed = _listed(root, each)
+        counter.add(1)
+        return listed
+
+    held = [each for each in concurrently(root.store, one, found) if each is not None]
+    held.sort(key=lambda each: each.entry.age_order)
+    newest = newest_verified(found)
+    verified = next((h for h in held if newest and h.entry.name == newest.entry.name), None)
+    dangling = tuple((p.name, p.says) for p in root.pointers if p.dangling)
+    return Survey(root.url, tuple(held), verified, dangling, _free(root))
+
+
+def _listed(root: Root, found: Found) -> Held | None:
+    """Return an entry with its files summed up; None where it was removed meanwhile."""
+    url = root.store.describe(found.place.path)
+    if found.entry.entry_class in _NOT_LISTED:
+        return Held(found.entry, url)
+    try:
+        files = list_entry(root.store, found.place)
+    except NotFoundError:
+        return None
+    times = _times(files, found.place.path)
+    entry = found.now(contents=sum_up(files)).entry
+    return Held(entry, url, min(times, default=None), max(times, default=None))
+
+
+def _times(files: Sequence[Entry], base: str) -> list[float]:
+    """Return when the data files were written; empty where that of one is not known."""
+    own = base + SUFFIX  # beside a checkpoint that is one file
+    data = [f for f in files if f.path != own and not is_own(f.path[len(base) + 1 :])]
+    times = [f.mtime for f in data if f.mtime is not None]
+    return times if len(times) == len(data) else []
+
+
+def _counted(contents: Contents, seen: set[str]) -> int:
+    new = [file for file in contents.shared if file.inode not in seen]
+    seen.update(file.inode for file in new)
+    return contents.unshared + sum(file.size for file in new)
+
+
+def _free(root: Root) -> int | None:
+    path = root.store.local_path(root.base)
+    if path is None:
+        return None
+    try:
+        held = os.statvfs(path)
+    except OSError as error:
+        raise translate(error, path, "look at") from error
+    return held.f_bavail * held.f_frsize

@@ -1,0 +1,142 @@
+"""The pieces in docs/jobs do what they say: their own lines are run, on real checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import flip, save_dcp
+
+JOBS = Path(__file__).parent.parent / "docs" / "jobs"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "run 7"
+    for step in (10, 20, 30, 40, 50):
+        save_dcp(path / f"step-{step}", step=step)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A PATH with ftckpt, and with a scheduler and a launcher that say how they were called."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "ftckpt").write_text(f'#!/bin/sh\nexec {sys.executable} -m ftckpt "$@"\n')
+    for name in ("srun", "scontrol"):
+        (bin_ / name).write_text(f'#!/bin/sh\nprintf "%s|" {name} "$@"\nexit ${{TRAINING:-0}}\n')
+    for each in bin_.iterdir():
+        each.chmod(0o755)
+    return f"{bin_}:{os.environ['PATH']}"
+
+
+def run(command: Sequence[str], path: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"PATH": path, "SLURM_JOB_ID": "77", "SLURM_NNODES": "2"} | environment,
+        timeout=120,
+        check=False,
+    )
+
+
+def train(path: str, root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(["bash", str(JOBS / "train.sbatch")], path, ROOT=str(root), **environment)
+
+
+def test_a_job_restarts_from_the_newest_that_passes(root: Path, path: str) -> None:
+    file = root / "step-50" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    done = train(path, root)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        f"srun|torchrun|--nnodes=2|--nproc-per-node=gpu|train.py|--resume|{root}/step-40|"
+    )
+    assert "step-50" in done.stderr
+
+
+def test_a_job_without_a_checkpoint_starts_afresh(tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = train(path, tmp_path / "empty")
+    assert done.stdout == "srun|torchrun|--nnodes=2|--nproc-per-node=gpu|train.py|"
+
+
+def test_a_job_ends_as_its_training_ends(root: Path, path: str) -> None:
+    assert train(path, root, TRAINING="17").returncode == 17
+
+
+def test_a_job_never_starts_afresh_upon_damage(root: Path, path: str) -> None:
+    for step in root.iterdir():
+        flip(step / "__0_0.distcp", (step / "__0_0.distcp").stat().st_size // 2)
+    done = train(path, root)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_job_is_requeued_while_storage_does_not_answer(path: str) -> None:
+    done = run(
+        ["bash", str(JOBS / "train.sbatch")],
+        path,
+        ROOT="s3://bucket/run7",
+        AWS_ENDPOINT_URL="http://127.0.0.1:9",
+        AWS_ACCESS_KEY_ID="a",
+        AWS_SECRET_ACCESS_KEY="b",
+        FTCKPT_LATEST_RETRY_SECONDS="0.1",
+    )
+    assert (done.returncode, done.stdout) == (0, "scontrol|requeue|77|")
+
+
+def cron_lines() -> list[str]:
+    text = (JOBS / "crontab").read_text()
+    return [line for line in text.splitlines() if re.match(r"[*\d]", line)]
+
+
+def test_the_lines_of_the_crontab(root: Path, path: str, tmp_path: Path) -> None:
+    metrics = tmp_path / "ftckpt.prom"
+    lines = cron_lines()
+    assert len(lines) == 3
+    for line in lines:
+        times, command = line.split(None, 5)[:5], line.split(None, 5)[5]
+        assert all(re.fullmatch(r"[\d*/]+", each) for each in times)
+        assert "%" not in command, "cron takes it for an end of line"
+        command = command.replace("/var/lib/node_exporter/ftckpt.prom", str(metrics))
+        done = run(["sh", "-c", command], path, ROOT=str(root))
+        assert (done.returncode, done.stderr) == (0, ""), line
+    kept = sorted(one.name for one in root.iterdir() if one.name.startswith("step"))
+    assert kept == ["step-30", "step-40", "step-50"]
+    assert "ftckpt_status_up" in metrics.read_text()
+
+
+def test_the_units_of_systemd(root: Path, path: str) -> None:
+    text = (JOBS / "ftckpt-gc.service").read_text()
+    (line,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    command = [str(root) if word == "${ROOT}" else word for word in shlex.split(line)]
+    command[0] = Path(command[0]).name
+    done = run(command, path)
+    assert done.returncode == 0, done.stderr
+    if shutil.which("systemd-analyze"):
+        checked = run(["systemd-analyze", "verify", str(JOBS / "ftckpt-gc.timer")], path)
+        assert "Unknown" not in checked.stderr
+
+
+def test_the_cron_job_of_kubernetes(root: Path, path: str, tmp_path: Path) -> None:
+    text = (JOBS / "gc-cronjob.yaml").read_text()
+    (line,) = re.findall(r"^ +command: (\[.*\])$", text, re.MULTILINE)
+    policy = tmp_path / "retention.toml"
+    policy.write_text('[[tier]]\nname = "all"\nroots = ["*"]\nkeep-last = 2\n')
+    places = {"s3://bucket/run7": str(root), "/etc/ftckpt/retention.toml": str(policy)}
+    command = [places.get(word, word) for word in re.findall(r'"([^"]*)"', line)]
+    assert set(places.values()) <= set(command)
+    done = run(command, path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in root.iterdir() if p.name[0] == "s") == ["step-40", "step-50"]
