@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.invocation import Result
@@ -36,6 +37,7 @@ def record(judgement: Judgement) -> dict[str, Any]:
             for cause in judgement.causes
         ],
         "comparisons": [_comparison(one) for one in judgement.comparisons],
+        "closeups": [asdict(one) for one in judgement.closeups],
         "notes": judgement.notes,
         "problems": judgement.problems,
     }
@@ -86,6 +88,7 @@ def text(judgement: Judgement) -> str:
     rows.append(("", judgement.sentence))
     rows += [("why", f"{c.title}: {consequence(c.component)}") for c in judgement.causes
              if consequence(c.component)]  # fmt: skip
+    rows += [("where", one.words) for one in judgement.closeups]
     rows += [("note", note) for note in judgement.notes]
     rows += [("problem", problem) for problem in judgement.problems]
     parts = [pairs(rows)]

@@ -1,6 +1,6 @@
 """Instruments: what is wrapped in torch so that a training is recorded without changing it.
 
-Global optimizer-step hooks and the global forward pre-hook are torch's own; `autograd.backward`,
+Global optimizer-step hooks and the global forward hooks are torch's own; `autograd.backward`,
 the data loader's iterator, `torch.save` and the constructors of optimizers, schedules, scalers and
 averaged models are wrapped. What never calls these (a fused trainer without a torch optimizer, a
 loader written in C++) is not seen; `ftckpt.hook.step` says it instead.
@@ -103,7 +103,14 @@ def _forward(torch: Any, recorder: Recorder) -> None:
             return
         recorder.forward(module, arguments)
 
+    def after(module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        recorder.called(module, named)
+
     torch.nn.modules.module.register_module_forward_pre_hook(before)
+    # The global hook before a call is not shown keyword arguments; the one after it can be.
+    torch.nn.modules.module.register_module_forward_hook(after, with_kwargs=True)
 
 
 def _backward(autograd: Any, recorder: Recorder) -> None:

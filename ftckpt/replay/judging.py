@@ -19,6 +19,7 @@ from enum import StrEnum
 from ftckpt.findings import counted
 
 from .attribution import Cause, causes
+from .closeup import Closeup
 from .comparing import Comparison, compare
 from .events import BY_KEY, STATE
 from .records import Log
@@ -47,6 +48,7 @@ class Judgement:
         comparisons: in the order of the matrix.
         notes: what the verdict cannot say: repetitions that were not run, limits of the logs.
         problems: why nothing can be said, where the verdict is NOT_COMPARED.
+        closeups: where the tensors that differ first do, element by element.
     """
 
     verdict: Verdict
@@ -57,6 +59,7 @@ class Judgement:
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    closeups: tuple[Closeup, ...] = ()
 
 
 def judge(

@@ -1,60 +1,27 @@
-"""Reading the state of a running training: digests of tensors, random streams, small state.
+"""Reading the state of a running training: random streams, nested state, what optimizers keep.
 
-These run in the user's process, which has imported torch. Tensors are digested where they lie, with
-the sums of `ftckpt.tensor_digest`, whose integer additions no order of reduction can change; so two
-processes and two devices agree. Nothing that is read is changed, and no random number is drawn.
+These run in the user's process, which has imported torch. Nothing that is read is changed, and no
+random number is drawn.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftckpt.checkpoint import Box
-from ftckpt.dtypes import DTYPES
-from ftckpt.tensor_digest import TensorDigest
-
-from .device_sums import device_sums
 from .floats import written
 from .streams import device_stream, numpy_stream, python_stream, torch_stream
+from .tensors import tensor_digest
 
 if TYPE_CHECKING:
     import torch
 
 # How deep nested state is followed: a batch, a scheduler and a sampler are shallow.
 _DEEPEST = 12
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """Return `dtype[shape]:S1S2`, the sums in hexadecimal; of a distributed tensor, its local part.
-
-    A sparse or quantized tensor, and one without storage, is told by type and shape alone.
-    """
-    import torch
-
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    tensor = tensor.detach()
-    name = str(tensor.dtype).removeprefix("torch.")
-    head = f"{name}[{','.join(map(str, tensor.shape))}]"
-    dense = tensor.layout is torch.strided and not tensor.is_quantized
-    if not dense or tensor.device.type == "meta" or name not in DTYPES:
-        return f"{head}:not read"
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    tensor = tensor.contiguous()
-    if tensor.device.type == "cpu":
-        digest = TensorDigest(DTYPES[name], tensor.shape)
-        raw = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
-        digest.update(Box.whole(tuple(tensor.shape)), raw)
-        sums = digest.sums
-    else:
-        sums = device_sums(tensor)
-    return f"{head}:{sums[0]:016x}{sums[1]:016x}"
 
 
 def random_streams(*, whole: bool) -> dict[str, dict[str, Any]]:
@@ -77,21 +44,35 @@ def random_streams(*, whole: bool) -> dict[str, dict[str, Any]]:
     return {name: stream.record(whole=whole) for name, stream in streams.items()}
 
 
-def value_items(value: Any, name: str = "") -> dict[str, str]:
+def value_items(
+    value: Any, name: str = "", see: Callable[[str, torch.Tensor], None] | None = None
+) -> dict[str, str]:
     """Return nested state as items: floats as they are, tensors and the rest as digests.
 
     Args:
         value: lists, tuples and mappings of tensors, arrays, numbers and text.
         name: of the value; items inside are `name.key`, or their place.
+        see: shown each tensor with the name of its item.
     """
-    return dict(_walk(value, name, 0))
+    import torch
+
+    items = {}
+    for key, inner in _walk(value, name, 0):
+        if isinstance(inner, torch.Tensor):
+            if see is not None:
+                see(key, inner)
+            items[key] = tensor_digest(inner)
+        else:
+            items[key] = inner
+    return items
 
 
-def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
+def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield items by name; tensors as they are, all else as it stands in a record."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        yield name or "0", tensor_digest(value)
+        yield name or "0", value
     elif isinstance(value, bool) or value is None:
         yield name or "0", str(value)
     elif isinstance(value, float):
@@ -160,14 +141,28 @@ class ParameterState(NamedTuple):
     items: dict[str, str]
 
 
-def parameter_states(optimizers: list[Any]) -> Iterator[ParameterState]:
-    """Yield what optimizers keep, parameter by parameter, in the order of their groups."""
+def parameter_states(
+    optimizers: list[Any],
+    names: Mapping[int, str],
+    see: Callable[[str, torch.Tensor], None],
+) -> Iterator[ParameterState]:
+    """Yield what optimizers keep, parameter by parameter, in the order of their groups.
+
+    Args:
+        optimizers: of torch.
+        names: of the parameters, by their `id`, as far as they are known.
+        see: shown each tensor with the name of its item.
+    """
     for place, optimizer in enumerate(optimizers):
         ordered = chain.from_iterable(g["params"] for g in optimizer.param_groups)
         for number, parameter in enumerate(ordered):
             state = optimizer.state.get(parameter)
             if state:
-                yield ParameterState(id(parameter), f"{place}.{number}", value_items(state))
+                one = f"{place}.{number}"
+                name = names.get(id(parameter), one)
+                items = value_items(state, name, see)
+                keys = {key.removeprefix(f"{name}."): value for key, value in items.items()}
+                yield ParameterState(id(parameter), one, keys)
 
 
 def scheduler_items(schedulers: list[Any]) -> dict[str, str]:

@@ -11,19 +11,23 @@ that make no step (a launcher, the workers of a data loader) write nothing.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import readings
 from .events import TOLD
-from .records import SCHEMA, Record, line
-from .settings import Settings, done_marker, stopped_marker
+from .journal import Journal
+from .outermost import Outermost
+from .records import Record
+from .settings import Settings
+from .tensors import tensor_digest
+
+if TYPE_CHECKING:
+    import torch
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
@@ -62,8 +66,8 @@ class Recorder:
         self.broken = ""
         self._events: dict[str, dict[str, Any]] = {}
         self._notes: list[str] = []
-        self._roots: list[Any] = []
-        self._inside: dict[int, int] = {}
+        self._journal = Journal(settings)
+        self._roots = Outermost()
         self._captured: set[int] = set()
         self._averaged: list[Any] = []
         self._optimizers: list[Any] = []
@@ -77,21 +81,7 @@ class Recorder:
         self._updated = False
         self._told_ends = False
         self._saved = False
-        self._rank: int | None = None
-        self._file: IO[str] | None = None
         atexit.register(self.close)
-
-    @property
-    def rank(self) -> int:
-        """Of this process in its job, as it was known when the first record was written."""
-        if self._rank is None:
-            distributed = sys.modules.get("torch.distributed")
-            ready = distributed is not None and distributed.is_available()
-            if distributed is not None and ready and distributed.is_initialized():
-                self._rank = int(distributed.get_rank())
-            else:
-                self._rank = int(os.environ.get("RANK", "0") or 0)
-        return self._rank
 
     @property
     def dense(self) -> bool:
@@ -128,14 +118,14 @@ class Recorder:
         Batches that are drawn before the first backward pass of a step replace each other: skipped
         ones of a restart that runs forward to its place, and those of an evaluation.
         """
-        items = readings.value_items(batch)
+        see = partial(self._see, "batch")
         if not self._backward:
             self._events["rng_start"] = self._before
-            self._events["batch"] = items
+            self._events["batch"] = readings.value_items(batch, see=see)
             return
         self._more += 1
         self._events.setdefault("batch", {}).update(
-            {f"+{self._more}.{name}": value for name, value in items.items()}
+            readings.value_items(batch, f"+{self._more}", see)
         )
 
     @_guarded
@@ -144,13 +134,10 @@ class Recorder:
 
         A module that lies inside one that was called before is not outermost.
         """
-        place = self._inside.get(id(module))
+        if not self._roots.knows(module):
+            self._listen(module, self._roots.add(module))
+        place = self._roots.place(module)
         if place is None:
-            place = len(self._roots)
-            self._roots.append(module)
-            self._listen(module, place)
-            self._inside |= {id(inner): -1 for inner in module.modules()} | {id(module): place}
-        if place < 0:
             return
         self._begin()
         if not self._captured:
@@ -159,11 +146,24 @@ class Recorder:
             self._captured.add(place)
             self._model(place)
         self._stop_where_asked()
+        self._input(place, arguments)
+
+    def called(self, module: Any, named: Mapping[str, Any]) -> None:
+        """Record the keyword arguments of a call; torch shows them when the call is over."""
+        if named and os.getpid() == self.pid:
+            place = self._roots.place(module)
+            if place is not None:
+                self._keywords(place, named)
+
+    @_guarded
+    def _keywords(self, place: int, named: Mapping[str, Any]) -> None:
+        self._input(place, named)
+
+    def _input(self, place: int, arguments: Any) -> None:
         if arguments and not self._backward:
-            items = readings.value_items(arguments)
-            self._events.setdefault("input", {}).update(
-                {self._named(place, name): value for name, value in items.items()}
-            )
+            prefix = self._roots.named(place, "")
+            items = readings.value_items(arguments, see=partial(self._see, "input", prefix=prefix))
+            self._events.setdefault("input", {}).update({prefix + n: v for n, v in items.items()})
 
     def scaled(self, loss: Any, result: Any) -> None:
         """Remember which loss a scaler has scaled: the loss is recorded without its scale."""
@@ -189,13 +189,13 @@ class Recorder:
         """Record the gradients that an optimizer is about to use."""
         if not self.dense:
             return
-        names = self._names()
+        names = self._roots.parameter_names()
         grads = self._events.setdefault("grad", {})
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 name = names.get(id(parameter), str(len(grads)))
                 if parameter.grad is not None:
-                    grads[name] = readings.tensor_digest(parameter.grad)
+                    grads[name] = self._digest("grad", name, parameter.grad)
 
     def updated(self) -> None:
         """An optimizer has made its step."""
@@ -212,13 +212,14 @@ class Recorder:
         for key, value in events.items():
             event = "told" if key in TOLD else key
             prefix = f"{key}." if key in TOLD else ""
-            items = readings.value_items(readings.scalar(value) if key == "loss" else value)
+            value = readings.scalar(value) if key == "loss" else value
+            items = readings.value_items(value, see=partial(self._see, event, prefix=prefix))
             self._events.setdefault(event, {}).update({prefix + n: v for n, v in items.items()})
         if not self._updated and not self._backward:  # nothing else shows where a step ends
             self._events.setdefault("rng", readings.random_streams(whole=self.dense))
             self._told_ends = self._updated = True
         if step is not None and step != self.step:
-            if self._file is None:
+            if not self._journal.begun:
                 self.step = step
             else:
                 self.note(f"the training counts step {step}")
@@ -226,7 +227,7 @@ class Recorder:
     def close(self) -> None:
         """Write what is left; the state after the last step becomes a partial record."""
         if self.broken or os.getpid() != self.pid:
-            if self._file is not None and self.broken and os.getpid() == self.pid:
+            if self._journal.begun and self.broken and os.getpid() == self.pid:
                 self._write(partial=True)
             return
         if "torch" in sys.modules:  # else it is no training, and at its end nothing may be imported
@@ -235,14 +236,14 @@ class Recorder:
     @_guarded
     def _close(self) -> None:
         self._begin()
-        if self._file is None or not self._roots:
+        if not self._journal.begun or not self._roots:
             return
         self._captured = set(range(len(self._roots)))
         self._state("rng_start")
         for place in range(len(self._roots)):
             self._model(place)
         self._write(partial=True)
-        done_marker(Path(self.settings.log), self.rank).touch()
+        self._journal.done()
 
     def _begin(self) -> None:
         """Finish the step that an optimizer has ended, if one has."""
@@ -256,14 +257,14 @@ class Recorder:
         self._more = 0
         done = self.step - 1
         if done == self.settings.stop_at or (self.settings.stop_after_save and self._saved):
-            stopped_marker(Path(self.settings.log)).write_text(str(done))
+            self._journal.stopped(done)
             self._wait()
 
     def _stop_where_asked(self) -> None:
         last = self.settings.last
         if last and self.step > last and len(self._captured) >= max(1, len(self._roots)):
             self._write(partial=True)
-            done_marker(Path(self.settings.log), self.rank).touch()
+            self._journal.done()
             self._wait()
 
     def _wait(self) -> None:
@@ -281,10 +282,13 @@ class Recorder:
         self._events["scheduler"] = readings.scheduler_items(self._schedulers)
         self._events["scaler"] = readings.scaler_items(self._scalers)
         if whole:
-            self._moments = list(readings.parameter_states(self._optimizers))
+            names = self._roots.parameter_names()
+            see = partial(self._see, "optimizer")
+            self._moments = list(readings.parameter_states(self._optimizers, names, see))
             ema: dict[str, str] = {}
             for place, model in enumerate(self._averaged):
-                ema |= readings.value_items(model.state_dict(), str(place))
+                see = partial(self._see, "ema")
+                ema |= readings.value_items(model.state_dict(), str(place), see)
             self._events["ema"] = ema
         for key in ("lr", "scheduler", "scaler", "ema"):
             if not self._events.get(key):
@@ -297,7 +301,7 @@ class Recorder:
         if isinstance(root, torch.nn.parallel.DistributedDataParallel):
             for name, parameter in root.named_parameters():
                 if parameter.requires_grad:
-                    hear = partial(self.local_gradient, self._named(place, name))
+                    hear = partial(self.local_gradient, self._roots.named(place, name))
                     parameter.register_hook(hear)  # type: ignore[no-untyped-call]
 
     @_guarded
@@ -306,7 +310,8 @@ class Recorder:
         if self.dense:
             of = self._events.setdefault("grad_local", {})
             earlier = sum(1 for key in of if key.partition("+")[0] == name) if name in of else 0
-            of[f"{name}+{earlier}" if earlier else name] = readings.tensor_digest(gradient)
+            item = f"{name}+{earlier}" if earlier else name
+            of[item] = self._digest("grad_local", item, gradient)
 
     def _model(self, place: int) -> None:
         if not self.dense:
@@ -316,54 +321,26 @@ class Recorder:
             ("params", root.named_parameters()),
             ("buffers", root.named_buffers()),
         ):
-            items = {self._named(place, n): readings.tensor_digest(t) for n, t in tensors}
+            named = ((self._roots.named(place, name), tensor) for name, tensor in tensors)
+            items = {name: self._digest(key, name, tensor) for name, tensor in named}
             if items:
                 self._events.setdefault(key, {}).update(items)
 
-    def _named(self, place: int, name: str) -> str:
-        return name if place == 0 else f"{place}:{name}"
+    def _digest(self, event: str, item: str, tensor: torch.Tensor) -> str:
+        self._see(event, item, tensor)
+        return tensor_digest(tensor)
 
-    def _names(self) -> dict[int, str]:
-        return {
-            id(parameter): self._named(place, name)
-            for place, root in enumerate(self._roots)
-            for name, parameter in root.named_parameters()
-        }
+    def _see(self, event: str, item: str, tensor: torch.Tensor, *, prefix: str = "") -> None:
+        self._journal.keep(self.step, event, prefix + item, tensor)
 
     def _write(self, *, partial: bool = False) -> None:
         if self.dense and self._captured:
             # Parameters have names only now, when every module of the step has been called.
-            names = self._names()
+            names = self._roots.parameter_names()
             self._events["optimizer"] = {
                 f"{names.get(state.parameter, state.place)}.{key}": value
                 for state in self._moments
                 for key, value in state.items.items()
             }
-        rank = self.rank
-        if self._file is None:
-            folder = Path(self.settings.log)
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / f"rank-{rank}.jsonl").open("x", encoding="utf-8")
-            self._file.write(json.dumps(_header(rank)) + "\n")
-        record = Record(self.step, rank, self._events, tuple(self._notes), partial)
-        self._file.write(line(record) + "\n")
-        self._file.flush()
-
-
-def _header(rank: int) -> dict[str, Any]:
-    import torch
-
-    world = int(os.environ.get("WORLD_SIZE", "1") or 1)
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        world = distributed.get_world_size()
-    return {
-        "log": SCHEMA,
-        "rank": rank,
-        "world_size": world,
-        "torch": torch.__version__,
-        "python": sys.version.split()[0],
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-    }
+        record = Record(self.step, self._journal.rank, self._events, tuple(self._notes), partial)
+        self._journal.write(record)

@@ -22,6 +22,9 @@ class Settings:
         every: from there on, whole tensors are read every so many steps; 0: never.
         stop_at: end the process after this step, as a failure would; 0: never.
         stop_after_save: end it after the step in which it first saves.
+        look_step: step at which the values of tensors are kept; 0: none.
+        look_event: the event that they belong to.
+        look_items: their names, a line each.
     """
 
     log: str = ""
@@ -31,6 +34,9 @@ class Settings:
     every: int = 1
     stop_at: int = 0
     stop_after_save: bool = False
+    look_step: int = 0
+    look_event: str = ""
+    look_items: str = ""
 
     def environment(self) -> dict[str, str]:
         """Return the variables that `read_settings` understands."""
@@ -54,8 +60,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         text = environment.get(PREFIX + field.name.upper())
         if text is None:
             continue
-        if field.name == "log":
-            values["log"] = text
+        if isinstance(field.default, str):
+            values[field.name] = text
         elif text.isdecimal():
             values[field.name] = text != "0" if field.name == "stop_after_save" else int(text)
     return Settings(**values)  # type: ignore[arg-type]
@@ -69,3 +75,8 @@ def done_marker(folder: Path, rank: int) -> Path:
 def stopped_marker(folder: Path) -> Path:
     """Return the file by which a process says that it is where it was to be ended."""
     return folder / "stopped"
+
+
+def values_file(folder: Path, rank: int, number: int) -> Path:
+    """Return the file that holds the values of one tensor of `Settings.look_items`."""
+    return folder / "values" / f"rank-{rank}-{number}.bin"

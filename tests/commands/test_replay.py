@@ -22,7 +22,7 @@ from tests.test_docs import validate
 
 # A training that says what it computes, saves after step 3 and resumes; FAULT makes it go wrong.
 SCRIPT = """
-import json, os, sys, time
+import json, os, struct, sys, time
 from pathlib import Path
 env = lambda name: int(os.environ["FTCKPT_REPLAY_" + name])
 log, state = Path(os.environ["FTCKPT_REPLAY_LOG"]), Path(sys.argv[1] if sys.argv[1:] else ".")
@@ -53,6 +53,11 @@ with (log / "rank-0.jsonl").open("w") as out:
         if not every or done < since or (done - since) % every:
             del events["params"]
         put({"step": done, "rank": 0, "events": events})
+        if done == env("LOOK_STEP"):
+            (log / "values").mkdir()
+            head = json.dumps({"dtype": "float32", "shape": [1]}).encode()
+            kept = head + b"\\n" + struct.pack("<f", done + wrong)
+            (log / "values" / "rank-0-0.bin").write_bytes(kept)
         print("step", done, flush=True)
         if done == 3 and not resumed and fault != "unsaved":
             (state / "saved").write_text("3")
@@ -124,7 +129,15 @@ def test_what_began_between_two_readings_is_looked_at_closer(script: Path) -> No
     assert across["first"][0]["step"] == 8
     assert closer["first"][0]["step"] == 6
     assert [(c["component"], c["step"]) for c in answer["causes"]] == [("weights", 6)]
-    assert [run["name"] for run in answer["runs"]][-2:] == ["baseline-closer", "restart-closer"]
+    assert [run["name"] for run in answer["runs"]][-4:] == [
+        "baseline-closer", "restart-closer", "baseline-closeup", "restart-closeup",
+    ]  # fmt: skip
+    # 6.0 and 7.0 are a quarter of a power of two apart.
+    [shown] = answer["closeups"]
+    assert (shown["step"], shown["item"], shown["ulps"]) == (6, "w", 1 << 21)
+    assert (shown["reference"], shown["other"]) == (
+        "float32 0x1.8000000000000p+2", "float32 0x1.c000000000000p+2",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

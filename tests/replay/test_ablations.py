@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ftckpt.replay.closeup import look
+from ftckpt.replay.floats import value_of
 from ftckpt.replay.judging import Judgement, Verdict, judge
 from ftckpt.replay.records import Log, read_log
 from ftckpt.replay.settings import Settings
@@ -32,9 +36,13 @@ ABLATIONS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Log]:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> Callable[[str], Log]:
     """Run the training once for each ablation, all from one checkpoint; returns their logs."""
-    root = tmp_path_factory.mktemp("runs")
 
     def run(name: str, steps: int, drop: str = "", save_at: int = 0, at: int = 0) -> dict[str, Any]:
         settings = Settings(log=str(root / name), at=at)
@@ -51,6 +59,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Log]:
     restarts = [
         run(name, LAST, name.removesuffix("-again").replace("none", ""), at=AT) for name in names
     ]
+    for name, at, place, drop in (
+        ("u-close", 0, "u-state", ""),
+        ("nudge-close", AT, "made-state", "nudge"),
+    ):
+        settings = Settings(
+            log=str(root / name), at=at,
+            look_step=AT + 1, look_event="params", look_items="0.weight",
+        )  # fmt: skip
+        restarts.append(training(settings, root / place, AT + 1, drop=drop))
     run_lists(root, restarts[::2], restarts[1::2])
     return lambda name: read_log(root / name, name)
 
@@ -95,6 +112,18 @@ def test_what_a_restart_forgets_is_named(runs: Callable[[str], Log], ablation: s
 )
 def test_the_sentence_says_how(runs: Callable[[str], Log], ablation: str, words: str) -> None:
     assert words in judged(runs, ablation).sentence
+
+
+def test_an_element_that_differs_is_found(runs: Callable[[str], Log], root: Path) -> None:
+    judgement = judge([runs("u")], [runs("nudge-close")], AT + 1, AT + 1)
+    assert [(c.component, c.event, c.step) for c in judgement.causes] == [
+        ("weights", "params", AT + 1)
+    ]
+    logs = root / "u-close", root / "nudge-close"
+    [found] = look(*logs, AT + 1, 0, "params", ("0.weight",))
+    assert (found.shape, found.index, found.ulps, found.changed) == ((16, 8), (3, 5), 1, 1)
+    state = torch.load(root / "made-state" / "state-0.pt", weights_only=False)
+    assert value_of(found.reference) == state["model"]["0.weight"][3, 5]
 
 
 def test_restarts_that_differ_are_unseeded(runs: Callable[[str], Log]) -> None:

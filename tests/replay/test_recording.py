@@ -15,10 +15,11 @@ from ftckpt.dtypes import DTYPES
 from ftckpt.replay.comparing import compare
 from ftckpt.replay.device_sums import device_sums
 from ftckpt.replay.floats import written
-from ftckpt.replay.readings import tensor_digest, value_items
+from ftckpt.replay.readings import value_items
 from ftckpt.replay.records import Log, read_log
 from ftckpt.replay.running import environment
 from ftckpt.replay.settings import Settings, read_settings
+from ftckpt.replay.tensors import tensor_digest
 from ftckpt.tensor_digest import TensorDigest
 from tests.commands.golden import ftckpt
 
@@ -106,6 +107,36 @@ def test_the_injected_module_hands_over_to_the_one_it_hides(tmp_path: Path) -> N
     done = run_python("import sys; print('torch' in sys.modules)", tmp_path / "log", str(tmp_path))
     assert (done.stdout, done.stderr) == ("mine\nFalse\n", "")
     assert not (tmp_path / "log").exists()  # no training, no log
+
+
+CALLED = """
+import torch
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 1)
+    def forward(self, first, *, second, mask=None):
+        return self.inner(input=first + second)
+model = Pair()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for n in range(1, 3):
+    with torch.no_grad():
+        model(torch.zeros(2), second=torch.zeros(2))  # an evaluation
+    model(torch.full((2,), float(n)), second=torch.ones(2), mask={"at": n}).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_keyword_arguments_of_the_model_are_recorded(tmp_path: Path) -> None:
+    done = run_python(CALLED, tmp_path / "log")
+    assert (done.returncode, done.stderr) == (0, "")
+    steps = read_log(tmp_path / "log").steps[0]
+    for n in (1, 2):
+        assert steps[n].events["input"] == {
+            "0": tensor_digest(torch.full((2,), float(n))),
+            "second": tensor_digest(torch.ones(2)),
+            "mask.at": str(n),
+        }
 
 
 HOOKED = """
