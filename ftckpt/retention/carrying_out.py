@@ -74,7 +74,9 @@ def apply(
     concerned = {d.entry.group for d in plan.drop}
     wanted = [r for r in roots if r.base in concerned or trash_ttl is not None]
     with hold(wanted, actor, now()) as trashes:
-        going, absent, fresh = _still_right(plan, place, formats, now(), bases, counter)
+        going, absent, fresh = _still_right(
+            plan, place, formats, now(), set(trashes), bases, counter
+        )
         known = [r for r in roots if r.base in {d.entry.group for d in plan.decisions}]
         told = [r.base for r in known if going and _tell(r, plan, going, actor, now())]
         how = Reading(formats, now(), plan.policy.metric, bases)
@@ -103,6 +105,7 @@ def _still_right(
     place: Place,
     formats: Sequence[Format],
     now: float,
+    held: set[str],
     bases: Bases,
     counter: Counter,
 ) -> tuple[list[Decision], list[str], Prepared | None]:
@@ -120,8 +123,10 @@ def _still_right(
         raise RefusedError(
             f"nothing of the plan is at {place.url}", hint=f"it was made for {plan.url}"
         )
-    absent = [d.entry.name for d in plan.drop if d.entry.name not in fresh.found]
-    going = [d for d in plan.drop if d.entry.name in fresh.found]
+    # What lies in a run that is not held was not there when the runs were read.
+    there = {name for name, found in fresh.found.items() if found.entry.group in held}
+    absent = [d.entry.name for d in plan.drop if d.entry.name not in there]
+    going = [d for d in plan.drop if d.entry.name in there]
     stale = list(_stale(going, fresh))
     if stale:
         more = f" (and {len(stale) - 1} more)" if len(stale) > 1 else ""
@@ -198,15 +203,15 @@ class _Dropping:
             self._drop(decision)
         except NotFoundError:
             self.absent.append(name)
+            del self.found[name]
         except FtckptError as error:
             self.failed[name] = error
-            return
-        del self.found[name]
 
     def _drop(self, decision: Decision) -> None:
         found = self._looked_at_again(decision)
         trash = self.trashes[found.entry.group]
         thing = trash.discard(found, decision, actor=self.actor, now=self.now())
+        del self.found[decision.entry.name]
         self.dropped.append(decision)
         if not self.purge_now:
             self.trashed.append(thing)

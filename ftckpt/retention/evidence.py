@@ -62,7 +62,7 @@ def _pointed(root: Root) -> dict[str, list[str]]:
     """Return the pointers that mean each candidate; a step means every candidate of that step.
 
     Raises:
-        UnavailableError: one names a checkpoint that is there and was not listed.
+        UnavailableError: one names a checkpoint that is there, and no listing shows it.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for pointer in root.pointers:
@@ -71,16 +71,20 @@ def _pointed(root: Root) -> dict[str, list[str]]:
             if candidate.path == pointer.target or same:
                 found[candidate.path].append(pointer.name)
         if pointer.target is None:
-            _require_absent(root, pointer.says.rstrip("/").rpartition("/")[2])
+            _require_listed(root, pointer.says.rstrip("/").rpartition("/")[2])
     return found
 
 
-def _require_absent(root: Root, name: str) -> None:
+def _require_listed(root: Root, name: str) -> None:
+    """Refuse a listing that does not show what is there, unless it has come since then."""
     if not name or name in root.foreign:
         return
+    path = join(root.base, name)
     try:
-        root.store.stat(join(root.base, name))
+        root.store.stat(path)
     except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+        return
+    if any(entry.path == path for entry in root.store.children(root.base)):
         return
     raise UnavailableError(
         f"the listing of {root.url} does not show {name}, which is there",

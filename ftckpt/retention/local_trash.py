@@ -31,10 +31,7 @@ from .found import Found
 from .local_lock import locked
 from .plan import Decision
 from .records import own_folder
-from .trash import FOLDER, Erased, Trashed, parse_trash_name, trash_name
-
-# What the name of an entry in the trash begins with where it lies in the root itself.
-BESIDE = ".ftckpt-trash-"
+from .trash import BESIDE, FOLDER, Erased, Trashed, parse_trash_name, trash_name
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_TRASH = _NO_SPACE | {errno.EMLINK, errno.EXDEV}
@@ -191,7 +188,7 @@ class LocalTrash:
                 yield folder
 
     def _parsed(self, path: str) -> Trashed | None:
-        parsed = parse_trash_name(_last(path).removeprefix(BESIDE))
+        parsed = parse_trash_name(_last(path))
         return parsed and Trashed(parsed[0], parsed[1], self._root.base, path, parsed[2])
 
     def _url(self, name: str) -> str:

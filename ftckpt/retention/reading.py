@@ -8,11 +8,12 @@ store, where one listing shows everything, it is walked once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import FOLDER, is_own
+from ftckpt.manifest import FOLDER, SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.roots import Candidate, Root, concurrently, join
+from ftckpt.roots import Candidate, Root, concurrently, join, step_in_name
 from ftckpt.store import Entry
 
 from .classifying import classify
@@ -20,6 +21,7 @@ from .entries import EntryClass, RootEntry
 from .evidence import Evidence
 from .found import Found, Reading
 from .records import own_folder
+from .trash import BESIDE, parse_trash_name
 from .trash import FOLDER as TRASH
 
 
@@ -47,7 +49,7 @@ def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[F
 
 def _foreign(root: Root) -> Iterator[Found]:
     for name in root.foreign:
-        if not is_own(name):
+        if not is_own(name) and not name.startswith(BESIDE):
             place = Entry(join(root.base, name), 0)
             entry = RootEntry(
                 place.path, root.base, EntryClass.FOREIGN, why="its name is no checkpoint's"
@@ -56,14 +58,21 @@ def _foreign(root: Root) -> Iterator[Found]:
 
 
 def _trash(root: Root) -> Iterator[Found]:
-    if FOLDER not in root.foreign:
-        return
-    try:
-        below = root.store.children(f"{own_folder(root)}/{TRASH}")
-    except NotFoundError:
-        return
+    below = [Entry(join(root.base, n), 0) for n in root.foreign if n.startswith(BESIDE)]
+    if FOLDER in root.foreign:
+        with suppress(NotFoundError):
+            below += root.store.children(f"{own_folder(root)}/{TRASH}")
+    paths = {place.path for place in below}
     for place in below:
+        if place.path.removesuffix(SUFFIX) in paths - {place.path}:
+            continue  # the manifest of another one
+        was = parse_trash_name(place.path.rpartition("/")[2])
         entry = RootEntry(
-            place.path, root.base, EntryClass.TRASH, time=place.mtime, why="dropped before"
+            name=place.path,
+            group=root.base,
+            entry_class=EntryClass.TRASH,
+            step=was and step_in_name(was[0]),
+            time=was[1] if was else place.mtime,
+            why=f"dropped before; it was {was[0]}" if was else "dropped before",
         )
         yield Found(entry, root, place)

@@ -23,6 +23,9 @@ from .found import Found
 from .plan import Decision
 
 FOLDER = "trash"
+# What a name begins with that lies in the root itself, because no directory could be made.
+BESIDE = ".ftckpt-trash-"
+
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _NAME = re.compile(r"([0-9]{8}T[0-9]{6}\.[0-9]{6}Z)([~!])(.+)", re.DOTALL)
 
@@ -139,7 +142,7 @@ def trash_name(name: str, time: float, *, erasing: bool = False) -> str:
 
 def parse_trash_name(text: str) -> tuple[str, float, bool] | None:
     """Return name, time and whether it is being erased; None where `text` is no such name."""
-    match = _NAME.fullmatch(text)
+    match = _NAME.fullmatch(text.removeprefix(BESIDE))
     if match is None:
         return None
     try:

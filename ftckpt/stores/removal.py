@@ -16,6 +16,9 @@ from ftckpt.errors import FtckptError
 from .folders import opened
 from .oserror import translate
 
+# No checkpoint is as deep, and each level takes a descriptor.
+_DEEPEST = 100
+
 
 class Removal:
     """Removes trees, and goes on with the rest where something cannot be removed.
@@ -29,13 +32,14 @@ class Removal:
         self.freed = 0
         self.failed: dict[str, FtckptError] = {}
 
-    def remove(self, name: str, folder: int, path: str) -> None:
+    def remove(self, name: str, folder: int, path: str, depth: int = 0) -> None:
         """Remove a file, a link or a directory with all that lies in it; absent is removed.
 
         Args:
             name: what to remove.
             folder: the open directory that it lies in.
             path: what it is called to the user.
+            depth: how many directories lie above it in the tree.
         """
         before = len(self.failed)
         try:
@@ -47,9 +51,11 @@ class Removal:
                 return
             if found.st_dev != os.fstat(folder).st_dev:
                 raise OSError(errno.EXDEV, "another filesystem is mounted there")
+            if depth == _DEEPEST:
+                raise OSError(errno.ENAMETOOLONG, "it is nested too deeply")
             with opened(name, folder) as below:
                 for one in sorted(os.listdir(below)):
-                    self.remove(one, below, f"{path}/{one}")
+                    self.remove(one, below, f"{path}/{one}", depth + 1)
             os.rmdir(name, dir_fd=folder)
         except FileNotFoundError:
             return
