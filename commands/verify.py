@@ -227,7 +227,7 @@ def _verify_child(
 
 # What is said of several checkpoints must hold for each, so the weakest word is the word.
 _LEVELS = ("auto", "structure", "content", "values")
-_EVIDENCE = ("none", "crc32", "manifest", "replica")
+_EVIDENCE = ("none", "crc32", "digests", "manifest", "replica")
 
 
 def _whole(documents: list[dict[str, Any]]) -> dict[str, Any]:

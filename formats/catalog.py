@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ftckpt.registry import Format
@@ -11,6 +12,7 @@ from .bundle import Bundle
 from .dcp import Dcp
 from .deepspeed import DeepSpeed
 from .deepspeed_universal import DeepSpeedUniversal
+from .delta import Delta
 from .megatron import Megatron
 from .megatron_dist import MegatronDist
 from .ranks import Ranks
@@ -22,6 +24,7 @@ from .torchsave import TorchSave
 # A directory of several parts comes before the formats that would read one part of it.
 _PARTS: tuple[Format, ...] = (Dcp(), Safetensors(), TorchSave())
 FORMATS: tuple[Format, ...] = (
+    Delta(),
     MegatronDist(),  # a DCP store too
     Dcp(),
     Bundle(_PARTS),
@@ -35,17 +38,21 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-def formats(rules: Rules | None) -> tuple[Format, ...]:
-    """Return the formats in their order, with a user's table of how tensors are cut.
+def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...]:
+    """Return the formats in their order, with what the user says about reading.
 
     Args:
-        rules: asked before what a format knows itself; None for the formats as they are.
+        rules: a table of how tensors are cut, asked before what a format knows itself; or None.
+        bases: places where the bases of deltas may lie, asked before those that are recorded.
     """
-    if rules is None:
+    if rules is None and not bases:
         return FORMATS
-    return tuple(
-        replace(one, rules=rules)
-        if isinstance(one, (Megatron, DeepSpeed, DeepSpeedUniversal))
-        else one
-        for one in FORMATS
-    )
+    return tuple(_told(one, rules, bases) for one in FORMATS)
+
+
+def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
+    if isinstance(one, Delta):
+        return replace(one, rules=rules, bases=bases)
+    if rules is not None and isinstance(one, (Megatron, DeepSpeed, DeepSpeedUniversal)):
+        return replace(one, rules=rules)
+    return one

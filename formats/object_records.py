@@ -41,7 +41,7 @@ MAX_INDEX = 100_000_000  # bytes
 _SCHEMA = 1
 _ALIGNMENT = 64
 _PROBE = 16  # bytes that tell the forms apart
-_TORCH, _JSON, _BYTES = "torch", "json", "bytes"
+_TORCH, _JSON, _BYTES = FORMS = "torch", "json", "bytes"
 _ZIP, _ZSTD_MAGIC = b"PK\3\4", b"\x28\xb5\x2f\xfd"
 _INDEX_LIMITS = Limits(8, objects=1_000_000, keys=6_000_000, items=6_000_000, naturals=True)
 _JSON_LIMITS = Limits(32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
@@ -261,7 +261,7 @@ def _entry(name: str, entry: Any) -> tuple[ObjectInfo, Record]:
     form, transforms = said.get("form"), said.get("transforms", [])
     if type(offset) is not int or type(length) is not int or type(rank) not in (int, type(None)):
         raise _bad(f"does not say where {shown(name)} lies")
-    if form not in (_TORCH, _JSON, _BYTES) or not isinstance(transforms, list):
+    if form not in FORMS or not isinstance(transforms, list):
         raise _bad(f"does not say what {shown(name)} is")
     if not all(isinstance(t, str) for t in transforms) or not supported(transforms):
         raise _bad(f"names a transform of {shown(name)} that is not known")

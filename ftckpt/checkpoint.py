@@ -14,13 +14,14 @@ is built four times faster than a frozen dataclass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from .errors import FtckptError
 from .extents import Box as Box
 from .extents import Extent as Extent
 from .progress import NULL, Counter
@@ -177,6 +178,22 @@ class Record(NamedTuple):
     inner: tuple[int, int] | None = None
 
 
+class SelfCheck(NamedTuple):
+    """A read that fails where the bytes are not what was written: evidence of the format's own.
+
+    Attributes:
+        extent: the bytes that it covers.
+        owner: key of the tensor or name of the object; "" where it is no one's.
+        nbytes: how many bytes it gives: what progress counts.
+        read: reads them; raises CorruptError where they are damaged.
+    """
+
+    extent: Extent
+    owner: str
+    nbytes: int
+    read: Callable[[], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """What is known of the job that wrote the checkpoint; None means not recorded.
@@ -269,6 +286,34 @@ class Checkpoint(ABC):
     def records(self) -> Iterator[Record]:
         """Yield every record that carries a CRC-32; nothing where the format has none."""
         return iter(())
+
+    def self_checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
+        """Yield every read that checks itself; nothing where the format has none.
+
+        Args:
+            sealed: whether a manifest covers the files: then only what that does not cover (what
+                lies elsewhere and tensors are decoded upon) is worth the reading.
+        """
+        return iter(())
+
+    def require_bytes(self) -> None:  # noqa: B027 - most checkpoints depend on nothing else
+        """Open what the tensors' bytes depend on outside the checkpoint, before work begins.
+
+        Raises:
+            FtckptError: it is missing, or cannot be opened.
+        """
+
+    def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
+        """Yield bytes of files, and the key or name and the rank of what has its content there."""
+        for key, info in self.tensors.items():
+            try:
+                held = [(piece.extent, piece.rank) for piece in info.pieces]
+            except FtckptError:
+                continue  # a tensor without a place: the structure check reports it
+            for extent, rank in held:
+                yield extent, key, rank
+        for name, item in self.objects.items():
+            yield item.extent, name, item.rank
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step-like scalars, at most `limit` a file, by small reads."""

@@ -128,6 +128,8 @@ def state_of(path: Path) -> dict[str, tuple[int, int, str]]:
     }
 
 
+_HEAVY = frozenset({"torch", "numpy", "safetensors", "s3fs", "fsspec", "rich"})
+
 _made: dict[type, list[Made]] = {}
 
 
@@ -137,6 +139,8 @@ class FormatTests:
     format: Format
     # Python text that leaves the format in `form`, where a bare call of its class does not.
     construct = ""
+    # What opening may import all the same.
+    imports: frozenset[str] = frozenset()
     # Kinds of finding, one of which damage must lead to; all of them must end in exit 4.
     truncated = frozenset({"truncated-file"})
     missing = frozenset({"missing-file"})
@@ -213,8 +217,8 @@ class FormatTests:
             "    store = open_store(where)\n"
             "    one = name and Source.file(store, store.stat(name))\n"
             "    list(form.open(one or Source.directory(store)).check())\n"
-            "print(sorted({'torch', 'numpy', 'safetensors', 's3fs', 'fsspec', 'rich'}"
-            " & set(sys.modules)))\n"
+            f"heavy = {_HEAVY - self.imports!r}\n"
+            "print(sorted(heavy & set(sys.modules)))\n"
         )
         places: list[str] = []
         for path, _ in made:

@@ -94,7 +94,7 @@ class Parser:
             step=self._optional(members["step"], "step"),
             source_format=self._text(members["source_format"], "source_format"),
             topology=self._topology(members["topology"]),
-            base=None if base is None else self._base(base),
+            base=None if base is None else self.base(base),
             files=files,
             tensors=tensors,
             objects=[self._stored(row, files) for row in self._list(members["objects"], "objects")],
@@ -106,8 +106,6 @@ class Parser:
 
     def _sections(self, data: bytes) -> tuple[bytes, bytes]:
         """Check the frame of the file and return the header and the rows."""
-        import xxhash
-
         if len(data) > MAX_BYTES:
             self.bad(f"it has {len(data)} bytes and {MAX_BYTES} is most")
         if len(data) < HEAD.size + _DIGEST:
@@ -116,13 +114,19 @@ class Parser:
         magic, version, zero, size, count = HEAD.unpack_from(data)
         if magic != MAGIC:
             self.bad("it does not begin as one")
-        if xxhash.xxh3_128_digest(body) != data[-_DIGEST:]:
-            self.bad("its bytes do not match the digest at its end")
+        self.require_whole(data)
         if version != VERSION or zero:
             self.unknown(f"version {version} of the format")
         if HEAD.size + size + count * ROW.size != len(body):
             self.bad("its sections do not fill it")
         return bytes(body[HEAD.size : HEAD.size + size]), bytes(body[HEAD.size + size :])
+
+    def require_whole(self, data: bytes) -> None:
+        """Raise CorruptError where the bytes do not match the digest at their end."""
+        import xxhash
+
+        if xxhash.xxh3_128_digest(memoryview(data)[:-_DIGEST]) != data[-_DIGEST:]:
+            self.bad("its bytes do not match the digest at its end")
 
     def _json(self, header: bytes) -> object:
         import json
@@ -245,7 +249,8 @@ class Parser:
                 self.bad("an alias is of no tensor")
         return value
 
-    def _base(self, value: object) -> BaseName:
+    def base(self, value: object) -> BaseName:
+        """Return the base that a header's member `base` names."""
         members = self._object(value, BaseName._fields, "base")
         manifest = members["manifest"]
         return BaseName(

@@ -32,6 +32,12 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
         UsageError: the URL names no place, or chains filesystems.
         UnsupportedError: the package for this kind of URL is not installed.
     """
+    store = _opened(url, options)
+    store.options = options
+    return store
+
+
+def _opened(url: str, options: StoreOptions) -> Store:
     if not url:
         raise UsageError("an empty path names no checkpoint")
     match = _SCHEME.match(url)

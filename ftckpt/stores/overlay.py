@@ -23,6 +23,7 @@ class OverlayStore(Store):
     def __init__(self, below: Store, added: Mapping[str, bytes]) -> None:
         self.url = below.url
         self.traits = below.traits
+        self.options = below.options
         self._below = below
         self._added = dict(added)
 

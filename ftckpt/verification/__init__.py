@@ -27,6 +27,7 @@ from ftckpt.progress import NULL, Counter
 from .content import ContentResult, StopChecking, check_manifest, check_records
 from .owners import OwnerIndex
 from .replica import check_against, check_tensors_against
+from .selfchecks import check_itself
 from .structure import check_structure
 from .values import check_values
 
@@ -77,7 +78,7 @@ class VerifyReport:
 
     Attributes:
         level: what was done (never AUTO).
-        evidence: `manifest`, `crc32`, `replica` or `none`.
+        evidence: `manifest`, `digests`, `crc32`, `replica` or `none`.
         code: the exit code.
         message: the verdict in a sentence.
         hint: what to do next.
@@ -245,13 +246,26 @@ def _check_content(
             checkpoint, options.against, emit=collector.add, jobs=options.jobs,
             sample=options.sample, limiter=options.limiter, counter=counter,
         )  # fmt: skip
+
+    def itself() -> ContentResult:
+        return check_itself(
+            checkpoint, sealed=manifest is not None, emit=collector.add, jobs=options.jobs,
+            sample=options.sample, limiter=options.limiter, counter=counter,
+        )  # fmt: skip
+
     if manifest is not None:
         collector.evidence = "manifest"
-        return check_manifest(
+        result = check_manifest(
             checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
             jobs=options.jobs, sample=options.sample, limiter=options.limiter, counter=counter,
             owners=OwnerIndex(checkpoint),
         )  # fmt: skip
+        more = itself()
+        return replace(result, bytes_read=result.bytes_read + more.bytes_read,
+                       ok=result.ok and more.ok)  # fmt: skip
+    found = itself()
+    if found.evidence != "none":
+        return found
     collector.evidence = "crc32"
     return check_records(
         checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,
@@ -327,6 +341,7 @@ def _praise(
     share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"
     how = {
         "manifest": f"every block matches the manifest{share}",
+        "digests": f"every block decodes to what was written{share}",
         "crc32": f"every record matches its CRC-32{share}",
         "replica": f"every byte equals the replica{share}",
         "none": "the structure is whole; there is no evidence for the content",

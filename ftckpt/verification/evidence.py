@@ -30,7 +30,8 @@ class ContentResult:
     """What a content check did.
 
     Attributes:
-        evidence: what bytes were checked against: `manifest`, `crc32`, `replica` or `none`.
+        evidence: what bytes were checked against: `manifest`, `digests` (of the format's own),
+            `crc32`, `replica` or `none`.
         bytes_read: bytes of the checkpoint that were read.
         bytes_covered: bytes that evidence covers, sampled or not.
         bytes_uncovered: bytes of its files that no evidence covers.

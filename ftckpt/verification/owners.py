@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import FtckptError
 
 from .evidence import Owner
 
@@ -31,16 +30,8 @@ class OwnerIndex:
 
     def _build(self) -> dict[str, list[tuple[int, int, Owner]]]:
         files: dict[str, list[tuple[int, int, Owner]]] = defaultdict(list)
-        for key, info in self._checkpoint.tensors.items():
-            try:
-                for piece in info.pieces:
-                    place = piece.extent
-                    files[place.file].append((place.offset, place.end, (key, piece.rank)))
-            except FtckptError:
-                continue  # a tensor without a place: the structure check reports it
-        for name, held in self._checkpoint.objects.items():
-            place = held.extent
-            files[place.file].append((place.offset, place.end, (name, held.rank)))
+        for extent, name, rank in self._checkpoint.holdings():
+            files[extent.file].append((extent.offset, extent.end, (name, rank)))
         for owners in files.values():
             owners.sort(key=lambda item: item[:2])
         return files

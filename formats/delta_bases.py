@@ -1,0 +1,70 @@
+"""What the checkpoints of a root are built upon, for deciding which of them may go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from ftckpt.delta.index_head import read_base
+from ftckpt.delta.whereabouts import resolved
+from ftckpt.errors import NotFoundError
+from ftckpt.roots import Child, Part, Root
+from ftckpt.store import Store
+
+from .delta import Delta
+from .delta_chain import step_of
+
+
+def bases(root: Root, child: Child) -> Sequence[str]:
+    """Return the store's paths of all that a checkpoint of a root may be a delta upon.
+
+    Only the first bytes of its index are read. Where nothing stands where the base was, every
+    checkpoint of its step in the root counts, because a reader would look for it among them; a
+    base outside the store is nobody's here. What lies inside a checkpoint (one model of several)
+    is named together with all around it.
+
+    Raises:
+        CorruptError: the index is damaged (`bad-delta`).
+        UnsupportedError: it is of another version: what it is built upon cannot be known.
+        UnavailableError, DeniedError: it could not be read.
+    """
+    parts = (part for part in child.parts if part.format.name == Delta.name)
+    return tuple(dict.fromkeys(path for part in parts for path in _of_part(root, child, part)))
+
+
+def _of_part(root: Root, child: Child, part: Part) -> Iterator[str]:
+    base = read_base(root.store, part.entry.path)
+    if base is None:
+        return
+    place = _place(root.store, part.entry.path)
+    path = _inside(root.store, resolved(base.path, place))
+    if path is not None and _stands(root.store, path):
+        while path:
+            yield path
+            path = path.rpartition("/")[0]
+        return
+    step = step_of(base)
+    for candidate in root.candidates:
+        if candidate.step == step is not None and candidate != child.candidate:
+            yield candidate.entry.path
+
+
+def _place(store: Store, path: str) -> str:
+    local = store.local_path(path)
+    return store.describe(path) if local is None else os.path.realpath(local)
+
+
+def _inside(store: Store, place: str) -> str | None:
+    """Return the path in the store of an absolute path or URL; None where it lies elsewhere."""
+    root = _place(store, "").rstrip("/") + "/"
+    if store.traits.local:
+        place = os.path.realpath(place)
+    return place.removeprefix(root).rstrip("/") if place.startswith(root) else None
+
+
+def _stands(store: Store, path: str) -> bool:
+    try:
+        store.stat(path)
+    except NotFoundError:
+        return False
+    return True

@@ -1,0 +1,192 @@
+"""Find what a delta stands upon: by the recorded place, among its siblings, and by content.
+
+A path alone proves nothing. A base that is a delta says in its index which content it holds; a full
+one is known by its manifest, else only by the digests of the blocks that are decoded upon it. What
+can be told without reading tensors is told before anything is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from posixpath import basename
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.delta import NAME, BaseName
+from ftckpt.delta.whereabouts import resolved
+from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedError, UsageError
+from ftckpt.manifest import Manifest, find
+from ftckpt.opening import open_target
+from ftckpt.registry import Format
+from ftckpt.roots import step_in_name
+from ftckpt.transfer.places import place_of
+
+if TYPE_CHECKING:
+    from .delta_checkpoint import DeltaCheckpoint
+
+# Deltas upon one full checkpoint. Each costs a restore about as much as a checkpoint, and decoding
+# goes down through all of them at once, which the interpreter bounds.
+MOST_LINKS = 32
+
+
+def open_base(
+    delta: DeltaCheckpoint, base: BaseName, formats: Sequence[Format], given: Sequence[str]
+) -> Checkpoint:
+    """Open the checkpoint that a delta stands upon; headers are read, no tensors.
+
+    Args:
+        delta: that names it.
+        base: what it says of it.
+        formats: in asking order.
+        given: places where the user says that bases of the chain lie; asked first.
+
+    Raises:
+        NotFoundError: it is nowhere (`missing-base`).
+        CorruptError: what stands there holds other content (`wrong-base`), or is damaged.
+        FtckptError: what stands there cannot be opened.
+    """
+    wrong: CorruptError | None = None
+    for url in _places(delta, base, given):
+        try:
+            found = _open(url, formats, delta)
+        except NotFoundError:
+            continue
+        if found is None:
+            continue
+        why = _difference(delta, base, found)
+        if not why:
+            return found
+        wrong = wrong or CorruptError(
+            f"{found.source.url} is not the base of {delta.source.url}: {why}",
+            hint="find the checkpoint that it was packed upon; --base PATH says where it is",
+            kind="wrong-base",
+        )
+    if wrong is not None:
+        raise wrong
+    where = resolved(base.path, place_of(delta.source))
+    raise NotFoundError(
+        f"the base of {delta.source.url}, {_step(base)}, is not at {where}",
+        hint="bring it back, or say where it is: ftckpt delta unpack DELTA OUT --base PATH",
+        kind="missing-base",
+    )
+
+
+def chain(delta: DeltaCheckpoint) -> list[Checkpoint]:
+    """Return a delta, what it stands upon, and so on down to the full checkpoint.
+
+    Raises:
+        UnsupportedError: the chain is too long.
+        CorruptError: it comes back to where it was (`bad-delta`), or a base is wrong.
+        NotFoundError: a base is missing.
+    """
+    from .delta_checkpoint import DeltaCheckpoint
+
+    links: list[Checkpoint] = [delta]
+    seen = {place_of(delta.source)}
+    here: Checkpoint = delta
+    while isinstance(here, DeltaCheckpoint) and here.index.base is not None:
+        if len(links) > MOST_LINKS:
+            raise UnsupportedError(
+                f"{delta.source.url} stands upon more than {MOST_LINKS} deltas",
+                hint="ftckpt delta rebase makes one in the middle of the chain full",
+            )
+        base = here.base
+        assert base is not None
+        here, place = base, place_of(base.source)
+        if place in seen:
+            raise CorruptError(
+                f"{delta.source.url} stands upon itself: the chain comes back to {here.source.url}",
+                kind="bad-delta",
+                file=NAME,
+            )
+        seen.add(place)
+        links.append(here)
+    return links
+
+
+def step_of(base: BaseName) -> int | None:
+    """Return the step of a base: as its content showed it, else as its name said it."""
+    return step_in_name(basename(base.path.rstrip("/"))) if base.step is None else base.step
+
+
+def within(base: Checkpoint, file: str | None) -> str | None:
+    """Return a file of a base as its URL; what is one already as it is."""
+    if file is None or file.startswith("/") or "://" in file:
+        return file
+    return base.source.store.describe(base.source.path(file))
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """Return the digest that a delta records of its base's manifest: the one in its last line."""
+    return manifest.dump().rsplit(b'"', 2)[-2].decode()
+
+
+def _places(delta: DeltaCheckpoint, base: BaseName, given: Sequence[str]) -> Iterator[str]:
+    """Yield where the base may lie, the likeliest first; what lies elsewhere is listed last."""
+    yield from given
+    own = place_of(delta.source)
+    yield resolved(base.path, own)
+    # A root that was put together anew: the base may have another name beside the delta.
+    parent, _, name = own.rstrip("/").rpartition("/")
+    step = step_of(base)
+    if step is None or not parent:
+        return
+    try:
+        from ftckpt.stores import open_store
+
+        beside = open_store(parent, delta.source.store.options).names()
+    except FtckptError:
+        return
+    for other in beside:
+        if other != name and step_in_name(other) == step:
+            yield f"{parent}/{other}"
+
+
+def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkpoint | None:
+    """Open what lies at a place; None where it is no single checkpoint."""
+    try:
+        target = open_target(url, formats, delta.source.store.options)
+        return None if target.part is None else target.open()
+    except UsageError:
+        return None
+    except NotFoundError:
+        raise
+    except FtckptError as error:
+        error.message = f"the base of {delta.source.name} cannot be opened: {error.message}"
+        error.args = (error.message,)
+        if error.file is not None:
+            error.file = f"{url}/{error.file}"
+        raise
+
+
+def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint) -> str:
+    """Say why a checkpoint cannot be the base, as far as that can be told without its tensors."""
+    from .delta_checkpoint import DeltaCheckpoint
+
+    if isinstance(found, DeltaCheckpoint):
+        holds = found.index.content()
+        return "" if holds == base.content else f"its content is {holds}, not {base.content}"
+    if base.manifest and _manifest(found) == base.manifest:
+        return ""
+    for tensor in delta.index.tensors:
+        if tensor.base is None:
+            continue
+        info = found.tensors.get(tensor.base.key)
+        if info is None:
+            return f"it has no tensor {tensor.base.key}"
+        if (info.shape, info.dtype) != (tensor.shape, tensor.dtype):
+            return f"its {tensor.base.key} is {info.dtype.name}{list(info.shape)}"
+    return ""
+
+
+def _manifest(found: Checkpoint) -> str:
+    try:
+        manifest = find(found.source)
+    except FtckptError:  # a manifest that cannot be understood is no evidence; the verbs report it
+        return ""
+    return "" if manifest is None else manifest_digest(manifest)
+
+
+def _step(base: BaseName) -> str:
+    step = step_of(base)
+    return "whose step is not known" if step is None else f"step {step}"
