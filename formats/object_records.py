@@ -47,6 +47,32 @@ _INDEX_LIMITS = Limits(8, objects=1_000_000, keys=6_000_000, items=6_000_000, na
 _JSON_LIMITS = Limits(32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
 
 
+class Record(NamedTuple):
+    """How the bytes of one object are to be read.
+
+    Attributes:
+        form: `torch`, `json` or `bytes`.
+        transforms: to be undone first.
+    """
+
+    form: str
+    transforms: tuple[str, ...] = ()
+
+
+class Collected(NamedTuple):
+    """The records of a content's objects, one after the other.
+
+    Attributes:
+        segments: of the file that holds them.
+        records: each with its place in that file, in order.
+        unplaced: names of objects of which no record can be made.
+    """
+
+    segments: tuple[Segment, ...]
+    records: tuple[tuple[ObjectInfo, Record], ...]
+    unplaced: tuple[str, ...]
+
+
 class Laid(NamedTuple):
     """What a layout needs for the objects of its content.
 
@@ -71,18 +97,35 @@ def lay_out_objects(content: Content, step: int | None) -> Laid:
         content: whose objects.
         step: to be recorded beside them; None where it is not known.
     """
+    found = collect(content)
+    if not found.records and step is None:
+        return Laid((), (), found.unplaced)
+    index: dict[str, Any] = {"schema": _SCHEMA, "format": content.checkpoint.format}
+    if step is not None:
+        index["step"] = step
+    entries = {info.name: _said(info, record) for info, record in found.records}
+    text = json.dumps(index | {"objects": entries}, ensure_ascii=False, indent=1)
+    files = (OutputFile(RECORDS, found.segments),) if found.segments else ()
+    return Laid(files, (OutputFile(INDEX, [Literal(text.encode() + b"\n")]),), found.unplaced)
+
+
+def collect(content: Content) -> Collected:
+    """Return the records of all objects of `content`, one after the other (see the module).
+
+    Reads the first bytes of each record, and objects that are a part of a larger one.
+    """
     objects = objects_of(content)
     heads = _heads(content)
     segments: list[Segment] = []
-    entries: dict[str, dict[str, Any]] = {}
+    records: list[tuple[ObjectInfo, Record]] = []
     unplaced: list[str] = []
     end = 0
     for name, info in content.objects.items():
         begin = end + -end % _ALIGNMENT
-        said: dict[str, Any] = {"form": _TORCH}
+        kind = Record(_TORCH)
         record: list[Segment] = [Stored(info.extent)]
         if name in heads:
-            said = _form(content, info, heads[name])
+            kind = _form(content, info, heads[name])
         else:
             try:
                 record = save(object_tree(content, objects, name), base=begin)
@@ -90,19 +133,19 @@ def lay_out_objects(content: Content, step: int | None) -> Laid:
                 unplaced.append(name)
                 continue
         length = sum(segment.nbytes for segment in record)
-        if info.rank is not None:
-            said["rank"] = info.rank
-        entries[name] = {"offset": begin, "length": length, **said}
+        records.append((ObjectInfo(name, Extent(RECORDS, begin, length), info.rank), kind))
         segments += [Zeros(begin - end), *record] if begin > end else record
         end = begin + length
-    if not entries and step is None:
-        return Laid((), (), tuple(unplaced))
-    index: dict[str, Any] = {"schema": _SCHEMA, "format": content.checkpoint.format}
-    if step is not None:
-        index["step"] = step
-    text = json.dumps(index | {"objects": entries}, ensure_ascii=False, indent=1)
-    files = (OutputFile(RECORDS, segments),) if segments else ()
-    return Laid(files, (OutputFile(INDEX, [Literal(text.encode() + b"\n")]),), tuple(unplaced))
+    return Collected(tuple(segments), tuple(records), tuple(unplaced))
+
+
+def _said(info: ObjectInfo, record: Record) -> dict[str, Any]:
+    """Return what the index says of one object."""
+    said: dict[str, Any] = {"offset": info.extent.offset, "length": info.extent.length}
+    said["form"] = record.form
+    if record.transforms:
+        said["transforms"] = list(record.transforms)
+    return said if info.rank is None else said | {"rank": info.rank}
 
 
 def _heads(content: Content) -> dict[str, bytes]:
@@ -113,30 +156,15 @@ def _heads(content: Content) -> dict[str, bytes]:
     return dict(zip([info.name for info in own], found, strict=True))
 
 
-def _form(content: Content, info: ObjectInfo, head: bytes) -> dict[str, Any]:
+def _form(content: Content, info: ObjectInfo, head: bytes) -> Record:
     stored = getattr(content.checkpoint, "stored", None)
     if isinstance(stored, StoredObjects):  # what was recorded once is not guessed again
-        record = stored.records[info.name]
-        return {"form": record.form} | (
-            {"transforms": list(record.transforms)} if record.transforms else {}
-        )
+        return stored.records[info.name]
     if head.startswith((_ZIP, MAGIC)):
-        return {"form": _TORCH}
+        return Record(_TORCH)
     if head.startswith(_ZSTD_MAGIC):  # an item of DCP; what it unfolds to is a torch stream
-        return {"form": _TORCH, "transforms": [ZSTD]}
-    return {"form": _JSON if info.extent.file.endswith(".json") else _BYTES}
-
-
-class Record(NamedTuple):
-    """How the bytes of one object are to be read.
-
-    Attributes:
-        form: `torch`, `json` or `bytes`.
-        transforms: to be undone first.
-    """
-
-    form: str
-    transforms: tuple[str, ...] = ()
+        return Record(_TORCH, (ZSTD,))
+    return Record(_JSON if info.extent.file.endswith(".json") else _BYTES)
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,7 @@ class DeltaEncoder:
 
     def blocks(self, number: int) -> int:
         """Return how many blocks the tensor at a place in the list of pairs has."""
-        info = self.pairs[number].info
-        return -(-word_count(info.dtype, info.numel) // (BLOCK * words_of(info.dtype).each))
+        return self.pairs[number].blocks
 
     def plan(self, number: int) -> Plan:
         """Choose, by a sample, how a tensor is stored.

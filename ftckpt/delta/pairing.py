@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind, TensorInfo
 
+from .blocks import BLOCK
+from .words import word_count, words_of
+
 _HELPERS = {
     Kind.PARAM: (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ),
     Kind.MASTER: (Kind.EXP_AVG, Kind.EXP_AVG_SQ),
@@ -29,6 +32,18 @@ class Pair(NamedTuple):
     base: str | None
     helpers: Mapping[Kind, int]
 
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        words = words_of(self.info.dtype)
+        return -(-word_count(self.info.dtype, self.info.numel) // (BLOCK * words.each))
+
+    def block_nbytes(self, block: int) -> int:
+        """Return the bytes of one block's elements."""
+        words = words_of(self.info.dtype)
+        whole = BLOCK * words.each * words.size
+        return min(whole, self.info.nbytes - block * whole)
+
 
 def pair(
     target: Iterable[TensorInfo],
@@ -47,7 +62,7 @@ def pair(
     tensors = list(target)
     renamed = renamed or {}
     places = {
-        (_family(info), info.kind): number
+        (family(info), info.kind): number
         for number, info in enumerate(tensors)
         if info.dtype.name == "float32"
     }
@@ -58,13 +73,13 @@ def pair(
         fits = held is not None and (held.shape, held.dtype) == (info.shape, info.dtype)
         helpers = {}
         for kind in _HELPERS.get(info.kind, ()):
-            number = places.get((_family(info), kind))
+            number = places.get((family(info), kind))
             if number is not None and tensors[number].shape == info.shape:
                 helpers[kind] = number
         pairs.append(Pair(info, key if fits else None, helpers))
     return pairs
 
 
-def _family(info: TensorInfo) -> tuple[str, str]:
-    """Return what the tensors of one parameter have in common."""
+def family(info: TensorInfo) -> tuple[str, str]:
+    """Return what the tensors of one parameter have in common, and no others."""
     return ("" if info.component in _TRAINED else info.component, info.name)

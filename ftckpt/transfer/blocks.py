@@ -187,21 +187,9 @@ class BlockMaker:
             self._gatherer.copy(segment.extent._replace(file=file, offset=offset + skip), view)
         else:
             assert isinstance(segment, Elements)
-            self._elements(segment, skip, view)
-
-    def _elements(self, segment: Elements, skip: int, view: memoryview) -> None:
-        """Put bytes `skip` and on of a segment's elements into `view`; it may cut elements."""
-        shard = segment.shard
-        bits = shard.dtype.bits
-        first, last = skip * 8 // bits, -(-(skip + len(view)) * 8 // bits)
-        last = min(last, segment.stop - segment.start)
-        cut = skip - first * bits // 8
-        if not cut and shard.dtype.nbytes(last - first) == len(view):
-            self._gatherer.fill(shard, segment.start + first, segment.start + last, view)
-            return
-        whole = memoryview(bytearray(shard.dtype.nbytes(last - first)))
-        self._gatherer.fill(shard, segment.start + first, segment.start + last, whole)
-        view[:] = whole[cut : cut + len(view)]
+            shard = segment.shard
+            offset = segment.start * shard.dtype.bits // 8 + skip
+            self._gatherer.fill_bytes(shard, offset, view)
 
 
 class _Running:

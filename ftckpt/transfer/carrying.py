@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,14 +13,14 @@ from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.errors import ExitCode, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.limits import RateLimit
-from ftckpt.manifest import Manifest, PassedCheck
+from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
 from ftckpt.sealing import utc_now
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.verification import VerifyReport
 
-from .building import Built, build, commit_bytes, digest_of_bytes
+from .building import build, commit_bytes, digest_of_bytes
 from .content import Content
 from .device import gatherer
 from .journal import fingerprint
@@ -148,7 +148,7 @@ def transfer(
             )
         with blaming_changes(source):
             if check is not None:
-                _require_sound(check())
+                require_sound(check())
             built = build(
                 layout,
                 gathering,
@@ -162,7 +162,8 @@ def transfer(
         with blaming_changes(source):
             result, proof = _prove(held, staging, commit, target, same_objects, options, counter)
         _require_unchanged(source)
-        manifest = _manifest(result, built, commit, proof)
+        small = [digest_of_bytes(path, data) for path, data in commit.items()]
+        manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)
         staging.publish(commit, manifest.dump())
         return TransferReport(
             destination,
@@ -179,7 +180,12 @@ def transfer(
         staging.close()
 
 
-def _require_sound(report: VerifyReport) -> None:
+def require_sound(report: VerifyReport) -> None:
+    """Go on only from a source that has passed.
+
+    Raises:
+        FtckptError: what was found, by its exit code.
+    """
     if report.code is ExitCode.OK:
         return
     kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
@@ -267,18 +273,22 @@ def _require_unchanged(source: Checkpoint, because: FtckptError | None = None) -
         ) from because
 
 
-def _manifest(
-    result: Checkpoint, built: Built, commit: Mapping[str, bytes], proof: Proof | None
-) -> Manifest:
-    small = [digest_of_bytes(path, data) for path, data in commit.items()]
+def manifest_of(result: Checkpoint, files: Iterable[FileDigest], *, proven: bool) -> Manifest:
+    """Return the manifest of a result that is about to be shown.
+
+    Args:
+        result: opened where it was built.
+        files: what is known of its files.
+        proven: whether it was compared with what was to be written.
+    """
     now = utc_now()
-    checks = (PassedCheck("structure", "none", now),) if proof is not None else ()
+    checks = (PassedCheck("structure", "none", now),) if proven else ()
     topology = result.topology
     return Manifest(
         format=result.format,
         step=result.step,
         topology=Topology(topology.world_size, topology.tp, topology.pp, topology.dp, topology.ep),
-        files=sorted((*built.digests, *small), key=lambda file: file.path),
+        files=sorted(files, key=lambda file: file.path),
         checks=checks,
         tool=f"ftckpt {__version__}",
         created=now,

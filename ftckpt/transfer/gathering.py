@@ -94,6 +94,23 @@ class Gatherer:
             self.place(list(self._moves(shard, box)), shard.dtype, target)
             done += box.volume
 
+    def fill_bytes(self, shard: Shard, offset: int, out: memoryview) -> None:
+        """Put the bytes of a shard that begin at an offset into `out`; they may cut elements.
+
+        Raises:
+            CorruptError, UnsupportedError: see `fill`.
+        """
+        bits = shard.dtype.bits
+        first = offset * 8 // bits
+        last = min(-(-(offset + len(out)) * 8 // bits), shard.numel)
+        cut = offset - first * bits // 8
+        if not cut and shard.dtype.nbytes(last - first) == len(out):
+            self.fill(shard, first, last, out)
+            return
+        whole = memoryview(bytearray(shard.dtype.nbytes(last - first)))
+        self.fill(shard, first, last, whole)
+        out[:] = whole[cut : cut + len(out)]
+
     def copy(self, extent: Extent, out: memoryview) -> None:
         """Put bytes of a source file into `out` as they are."""
         self.bytes.read(extent.file, extent.offset, out)

@@ -83,13 +83,12 @@ class LocalStaging(Staging):
                 self._require_free_to_forget(journal, restart)
                 self._start_anew(plan)
             else:
-                for made in read_blocks(journal):
-                    self._earlier.setdefault(made.file, {})[made.number] = made
+                self._take_over(journal)
             make_directory(self._state)
             self._tidy(files)
             if self._single:
                 self._require_links()
-            self._require_room(sum(files.values()))
+            self.require_room(sum(files.values()))
         except OSError as error:
             if isinstance(error, FtckptError):
                 raise
@@ -135,7 +134,7 @@ class LocalStaging(Staging):
                 self._publish_file(manifest)
             else:
                 write_over(os.path.join(self._state, NAME), manifest)
-                _sync_tree(self._state)
+                sync_tree(self._state)
                 if os.path.lexists(self._path):
                     raise self._exists()
                 self._about_to_show(self._state)
@@ -156,6 +155,10 @@ class LocalStaging(Staging):
         if os.path.isdir(self._state) and not any(names for *_, names in os.walk(self._state)):
             self._sweep()
         self._lock.release()
+
+    def _take_over(self, journal: bytes) -> None:
+        for made in read_blocks(journal):
+            self._earlier.setdefault(made.file, {})[made.number] = made
 
     def _publish_file(self, manifest: bytes) -> None:
         # The data is what makes it visible, so the manifest goes first; one that stands there
@@ -215,7 +218,8 @@ class LocalStaging(Staging):
         self._shown = None
         self._lock.begin_anew(header(plan))
 
-    def _require_room(self, nbytes: int) -> None:
+    def require_room(self, nbytes: int) -> None:
+        """Compare what is still to be written with what is free."""
         staged = sum(
             os.lstat(os.path.join(folder, name)).st_blocks * 512
             for folder, _, names in os.walk(self._state)
@@ -242,6 +246,7 @@ class LocalStaging(Staging):
         )
 
 
-def _sync_tree(path: str) -> None:
+def sync_tree(path: str) -> None:
+    """Flush the names in a directory and in all below it."""
     for folder, _, _ in os.walk(path):
         sync_directory(folder)

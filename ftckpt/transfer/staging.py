@@ -68,6 +68,16 @@ class Staging(ABC):
             NoResourceError: there is no room.
         """
 
+    def require_room(self, nbytes: int) -> None:  # noqa: B027 - where nobody knows it, none fails
+        """Refuse early what is known not to fit.
+
+        Args:
+            nbytes: of the whole result.
+
+        Raises:
+            NoResourceError: there is no room.
+        """
+
     @abstractmethod
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Begin or go on with one file.

@@ -1,0 +1,296 @@
+"""What is packed upon what, and how the index says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from ftckpt import __version__
+from ftckpt.checkpoint import Checkpoint, TensorInfo, Topology
+from ftckpt.engine import run
+from ftckpt.limits import RateLimit
+from ftckpt.progress import NULL, Counter
+from ftckpt.tensor_digest import TensorDigest, digest_tensor
+from ftckpt.transfer.gathering import Gatherer
+from ftckpt.transfer.places import place_of
+from ftckpt.verification import VerifyReport
+
+from .building import BuiltFiles
+from .choosing import EFFORTS, Plan
+from .dividing import Part, divide
+from .encoding import DeltaEncoder
+from .fitting import Settings
+from .index import ROW, BaseName, DataFile, DeltaIndex, DeltaObject, DeltaTensor, content_digest
+from .pairing import Pair, pair
+from .predictions import Side
+from .receipts import Sums
+from .records import RecordFile
+from .tensor_bytes import TensorBytes, own_tensors, tied
+from .whereabouts import recorded_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packable:
+    """A checkpoint that is packed, or packed upon.
+
+    Attributes:
+        checkpoint: opened.
+        digests: its tensor digests by key, where all are known (it is a delta); else empty.
+        manifest: the digest of its manifest; "" where it has none.
+        check: verifies it by its own evidence; None where nobody wants that.
+    """
+
+    checkpoint: Checkpoint
+    digests: Mapping[str, str] = field(default_factory=dict)
+    manifest: str = ""
+    check: Callable[[], VerifyReport] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """How a checkpoint is packed.
+
+    Attributes:
+        level: 1 fast, 2, 3 small.
+        jobs: number of threads.
+        limiter: bounds the rate of reading.
+        proof: whether the result is read back and compared before it is visible.
+        restart: forget what earlier runs have left at the destination, and build it anew.
+        renamed: key in the target -> key in the base, where they differ.
+        settings: of the optimizer, as far as known.
+    """
+
+    level: int = 2
+    jobs: int = 1
+    limiter: RateLimit | None = None
+    proof: bool = True
+    restart: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    settings: Callable[[Pair], Settings] = lambda pair: Settings()
+
+
+class _Side(NamedTuple):
+    """One of the two checkpoints, as it is read."""
+
+    packable: Packable
+    bytes: TensorBytes
+
+
+class Packing:
+    """One checkpoint on its way into a delta: what it takes up to the index.
+
+    Args:
+        target: what is packed.
+        base: what it is packed upon; None packs it whole.
+        options: how.
+        counter: is told of the tensors that were sampled.
+
+    Attributes:
+        tensors: those that are packed; tied copies of others are not.
+        encoder: encodes their blocks.
+        parts: which blocks go into which data file.
+        gatherer: reads the target's files.
+    """
+
+    def __init__(
+        self, target: Packable, base: Packable | None, options: PackOptions, counter: Counter = NULL
+    ) -> None:
+        self._options = options
+        self._counter = counter
+        self._target = _Side(target, TensorBytes(target.checkpoint, options.limiter))
+        self._base = (
+            None if base is None else _Side(base, TensorBytes(base.checkpoint, options.limiter))
+        )
+        self._known = {} if base is None else base.digests
+        self.gatherer = Gatherer(target.checkpoint, options.limiter)
+        self._tied = tied(target.checkpoint)
+        self.tensors: Sequence[TensorInfo] = list(own_tensors(target.checkpoint).values())
+        self._upon = {} if base is None else dict(own_tensors(base.checkpoint))
+        renamed = dict(options.renamed)
+        if base is not None:  # a copy of another tensor there has no digest of its own
+            for info in self.tensors:
+                key = renamed.get(info.key, info.key)
+                renamed[info.key] = tied(base.checkpoint).get(key, key)
+        self._renamed = renamed
+        pairs = pair(self.tensors, self._upon, renamed)
+        unknown = [
+            side
+            for side, one in ((Side.TARGET, self._target), (Side.BASE, self._base))
+            if one is not None and not one.packable.digests
+        ]
+        self.encoder = DeltaEncoder(
+            pairs,
+            self._target.bytes.fill,
+            None if self._base is None else self._base.bytes.fill,
+            options.settings,
+            EFFORTS[options.level],
+            unknown,
+        )
+        self.parts: Sequence[Part] = divide(pairs)
+
+    def close(self) -> None:
+        """Close every file."""
+        self.gatherer.close()
+        self._target.bytes.close()
+        if self._base is not None:
+            self._base.bytes.close()
+
+    def fingerprint(self, url: str, records: RecordFile) -> str:
+        """Return a digest of all that decides the result's bytes."""
+        import xxhash
+
+        state = xxhash.xxh3_128(repr((url, self._options.level)).encode())
+        for side in (self._target, self._base):
+            if side is None:
+                continue
+            source = side.packable.checkpoint.source
+            state.update(repr(place_of(source)).encode())
+            for name in sorted(side.packable.checkpoint.members()):
+                entry = source.entries.get(name)
+                seen = None if entry is None else (entry.size, entry.mtime, entry.etag)
+                state.update(repr((name, seen)).encode())
+        for one in self.encoder.pairs:
+            state.update(repr((one.info.key, one.base)).encode())
+        state.update(repr(records.entries).encode())
+        digest: str = state.hexdigest()
+        return digest
+
+    def plans(self) -> list[Plan]:
+        """Choose how each tensor is stored.
+
+        Raises:
+            FtckptError: what reading the samples raises.
+        """
+        plans: dict[int, Plan] = {}
+        numbers = range(len(self.encoder.pairs))
+        self._counter.start("sampling", len(numbers))
+
+        def choose(number: int) -> None:
+            plans[number] = self.encoder.plan(number)
+
+        for _ in run(numbers, choose, jobs=self._options.jobs):
+            pass
+        return [plans[number] for number in numbers]
+
+    def estimate(self, plans: Sequence[Plan]) -> int:
+        """Return about how many bytes the blocks will take, by the samples."""
+        pairs = self.encoder.pairs
+        bits = sum(p.bits * one.info.numel for p, one in zip(plans, pairs, strict=True))
+        return int(min(bits / 8, sum(info.nbytes for info in self.tensors)))
+
+    def base_name(self, base: Packable, built: BuiltFiles, url: str) -> BaseName:
+        """Return how the delta names its base.
+
+        Raises:
+            FtckptError: a tensor of the base that nothing is packed upon cannot be read.
+        """
+        source = base.checkpoint.source
+        return BaseName(
+            recorded_path(place_of(source), url),
+            base.checkpoint.step,
+            content_digest(self._base_digests(built)),
+            base.manifest,
+        )
+
+    def index(
+        self,
+        plans: Sequence[Plan],
+        built: BuiltFiles,
+        records: RecordFile,
+        held: Sequence[bytes],
+        name: BaseName | None,
+    ) -> DeltaIndex:
+        """Return the index.
+
+        Args:
+            plans: how each tensor was stored.
+            built: its blocks.
+            records: the non-tensor state.
+            held: the digest of each record.
+            name: of the base.
+        """
+        checkpoint = self._target.packable.checkpoint
+        upon = self._base_digests(built)
+        tensors: list[DeltaTensor] = []
+        for number, (one, chosen) in enumerate(zip(self.encoder.pairs, plans, strict=True)):
+            digest = self._target.packable.digests.get(one.info.key) or self._digest(
+                one.info, built.sums.get(number, (Sums(), Sums()))[0]
+            )
+            theirs = "" if one.base is None else upon[one.base]
+            first = built.rows.first[number]
+            tensors.append(self.encoder.tensor(number, chosen, first, digest, theirs))
+        rows = built.rows.dump()
+        copies, more = _copies(checkpoint, self._tied, tensors, rows)
+        files = [*built.files, *(DataFile(file.path, file.size) for file in records.files)]
+        topology = checkpoint.topology
+        return DeltaIndex(
+            step=checkpoint.step,
+            source_format=checkpoint.format,
+            topology=Topology(
+                topology.world_size, topology.tp, topology.pp, topology.dp, topology.ep
+            ),
+            base=name,
+            files=files,
+            tensors=[*tensors, *copies],
+            objects=[
+                DeltaObject(e.name, e.form, e.rank, len(built.files), e.offset, e.length, digest)
+                for e, digest in zip(records.entries, held, strict=True)
+            ],
+            aliases=self._tied,
+            rows=rows + more,
+            tool=f"ftckpt {__version__}",
+            created=_newest(checkpoint),
+        )
+
+    def _base_digests(self, built: BuiltFiles) -> Mapping[str, str]:
+        """Return the tensor digests of the base, those computed that nobody knew."""
+        if self._known or self._base is None:
+            return self._known
+        known: dict[str, str] = {}
+        for number, one in enumerate(self.encoder.pairs):
+            if one.base is not None:
+                sums = built.sums.get(number, (Sums(), Sums()))[1]
+                known[one.base] = self._digest(self._upon[one.base], sums)
+        rest = [info for key, info in self._upon.items() if key not in known]
+        checkpoint, limiter = self._base.packable.checkpoint, self._options.limiter
+
+        def digest(info: TensorInfo) -> tuple[str, str]:
+            return info.key, digest_tensor(checkpoint, info, limiter)
+
+        self._known = known | dict(run(rest, digest, jobs=self._options.jobs))
+        return self._known
+
+    @staticmethod
+    def _digest(info: TensorInfo, sums: Sums) -> str:
+        digest = TensorDigest(info.dtype, info.shape)
+        digest.add(*sums)
+        assert digest.complete, info.key
+        return digest.hexdigest()
+
+
+def _copies(
+    checkpoint: Checkpoint,
+    copies: Mapping[str, str],
+    tensors: Sequence[DeltaTensor],
+    rows: bytes,
+) -> tuple[list[DeltaTensor], bytes]:
+    """Return the entries of tied copies, and their rows: they share the payloads of the owners."""
+    owners = {tensor.key: tensor for tensor in tensors}
+    made, more = [], bytearray()
+    for key in checkpoint.tensors:
+        if key in copies:
+            owner = owners[copies[key]]
+            first = (len(rows) + len(more)) // ROW.size
+            made.append(replace(owner, name=checkpoint.tensors[key].name, first=first))
+            more += rows[owner.first * ROW.size :][: owner.blocks * ROW.size]
+    return made, bytes(more)
+
+
+def _newest(checkpoint: Checkpoint) -> str:
+    """Return when the newest file was written: what is packed again gets equal bytes."""
+    entries = checkpoint.source.entries
+    times = [entries[name].mtime or 0 for name in checkpoint.members() if name in entries]
+    newest = datetime.fromtimestamp(int(max(times, default=0)), UTC)
+    return newest.strftime("%Y-%m-%dT%H:%M:%SZ")
