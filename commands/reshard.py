@@ -50,4 +50,5 @@ def command(
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
     content = narrowed(Content.of(checkpoint), part)
     run = invocation.options(RunOptions)
-    return carry_out(invocation, checkpoint, content, checkpoint.format, wishes, destination, run)
+    name = checkpoint.source_format
+    return carry_out(invocation, checkpoint, content, name, wishes, destination, run)

@@ -17,6 +17,7 @@ from ftckpt.errors import CorruptError
 from ftckpt.registry import Listing, Recognition
 from ftckpt.rules import Rules
 from ftckpt.source import Source
+from ftckpt.stores import StoreOptions
 
 from .delta_checkpoint import ChainNote, DeltaCheckpoint
 from .delta_objects import stored_objects
@@ -32,10 +33,12 @@ class Delta:
     Attributes:
         rules: the user's table of how tensors are cut, for reading the base.
         bases: places where bases of a chain may lie, asked before those that are recorded.
+        stores: how to reach bases; as the delta was reached, where None.
     """
 
     rules: Rules | None = None
     bases: Sequence[str] = ()
+    stores: StoreOptions | None = None
 
     name = "delta"
 
@@ -85,6 +88,7 @@ class Delta:
             decoded=decoded,
             formats=formats(self.rules, self.bases),
             given=self.bases,
+            stores=source.store.options if self.stores is None else self.stores,
         )
         checkpoint.source = DecodedSource.over(source, checkpoint.fill)
         if index.base is not None:

@@ -19,6 +19,7 @@ from ftckpt.manifest import Manifest, find
 from ftckpt.opening import open_target
 from ftckpt.registry import Format
 from ftckpt.roots import step_in_name
+from ftckpt.stores import open_store
 from ftckpt.transfer.places import place_of
 
 if TYPE_CHECKING:
@@ -132,9 +133,7 @@ def _places(delta: DeltaCheckpoint, base: BaseName, given: Sequence[str]) -> Ite
     if step is None or not parent:
         return
     try:
-        from ftckpt.stores import open_store
-
-        beside = open_store(parent, delta.source.store.options).names()
+        beside = open_store(parent, delta.stores).names()
     except FtckptError:
         return
     for other in beside:
@@ -145,7 +144,7 @@ def _places(delta: DeltaCheckpoint, base: BaseName, given: Sequence[str]) -> Ite
 def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkpoint | None:
     """Open what lies at a place; None where it is no single checkpoint."""
     try:
-        target = open_target(url, formats, delta.source.store.options)
+        target = open_target(url, formats, delta.stores)
         return None if target.part is None else target.open()
     except UsageError:
         return None

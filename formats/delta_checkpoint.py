@@ -18,6 +18,7 @@ from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
+from ftckpt.stores import StoreOptions
 from ftckpt.verification import check_structure
 
 from .delta_chain import chain, open_base, within
@@ -35,6 +36,7 @@ class DeltaCheckpoint(Checkpoint):
         decoded: by the extent of a tensor's piece, the place of its decoded bytes.
         formats: that read its base, in asking order.
         given: places where bases of the chain may lie, beside those that are recorded.
+        stores: how to reach them.
     """
 
     format: ClassVar[str] = "delta"
@@ -44,6 +46,7 @@ class DeltaCheckpoint(Checkpoint):
     decoded: Mapping[Extent, Extent]
     formats: Sequence[Format]
     given: Sequence[str] = ()
+    stores: StoreOptions = StoreOptions()
     _base: Checkpoint | None = field(default=None, init=False, repr=False)
     _decoder: ChainDecoder | None = field(default=None, init=False, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
@@ -72,6 +75,11 @@ class DeltaCheckpoint(Checkpoint):
             if self._decoder is None:
                 self._decoder = ChainDecoder(chain(self))
             return self._decoder
+
+    @property
+    def source_format(self) -> str:
+        """The format of what was packed."""
+        return self.index.source_format
 
     def fill(self) -> Fill:
         """Return what puts decoded bytes into place (see `decoder`)."""

@@ -161,7 +161,7 @@ def convert(
     from .formats.writers import format_and_writer
 
     opened = _opened(checkpoint, stores)
-    target, writer = format_and_writer(to or opened.format, wishes.rules)
+    target, writer = format_and_writer(to or opened.source_format, wishes.rules)
     content = derive(Content.of(opened))
 
     def check() -> VerifyReport:

@@ -325,6 +325,11 @@ class Checkpoint(ABC):
         return step_of(self.scalars(SCALARS_A_FILE))
 
     @property
+    def source_format(self) -> str:
+        """The format in which a trainer wrote the state; another one stores a delta of it."""
+        return self.format
+
+    @property
     def keepers(self) -> int | None:
         """Number of ranks that save a state of their own; None where that is not known.
 

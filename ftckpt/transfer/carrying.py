@@ -117,6 +117,7 @@ def transfer(
         UnsafeError: the layout has a name that cannot be a file's.
         UnsupportedError: the format has no place for something (see `require_place`).
         CorruptError: the source is damaged, or the proof failed.
+        NotFoundError: what the source's tensors are decoded upon is missing.
         FtckptError: what `check` found, by its exit code.
         IncompleteError: the source changed meanwhile.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
@@ -124,6 +125,7 @@ def transfer(
     require_place(layout)
     started = time.monotonic()
     source = content.checkpoint
+    source.require_bytes()
     held = layout.content or content
     store = open_store(destination, store_options)
     require_apart(source.source, store)
