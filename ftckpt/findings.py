@@ -204,6 +204,20 @@ def from_error(
     )
 
 
+def as_error(found: Finding, hint: str = "") -> FtckptError:
+    """Return the error that says what `found`, an ERROR, says, with its exit code."""
+    kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
+    return kinds[found.code](
+        found.message,
+        hint=hint,
+        kind=found.kind,
+        file=found.file,
+        tensor=found.tensor,
+        offset=found.offset,
+        length=found.length,
+    )
+
+
 def reference() -> str:
     """Return docs/findings.md: every kind, its severity and exit codes (`python -m` this module)."""
     rows = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ftckpt.buffers import buffer
@@ -58,11 +58,14 @@ class Sink(Protocol):
 
 
 class Ledger:
-    """The CRC-32s of one file's covered ranges, put together from what blocks report."""
+    """The CRC-32s of one file's covered ranges, put together from what blocks report.
 
-    def __init__(self, file: OutputFile) -> None:
-        ranges = {r for s in file.segments if isinstance(s, Checksums) for r in s.ranges}
-        self.ranges: Sequence[tuple[int, int]] = sorted(r for r in ranges if r[0] < r[1])
+    Args:
+        ranges: [start, stop) of the file; they do not overlap.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self.ranges: Sequence[tuple[int, int]] = sorted(r for r in set(ranges) if r[0] < r[1])
         self._starts = [start for start, _ in self.ranges]
         self._parts: dict[int, Sum] = {}
         self._changed = threading.Condition()
@@ -120,7 +123,7 @@ class BlockMaker:
 
     def __init__(self, file: OutputFile, gatherer: Gatherer, counter: Counter = NULL) -> None:
         self.file = file
-        self.ledger = Ledger(file)
+        self.ledger = Ledger(r for s in file.segments if isinstance(s, Checksums) for r in s.ranges)
         self._gatherer = gatherer
         self._counter = counter
 
@@ -134,7 +137,7 @@ class BlockMaker:
 
         try:
             state = xxhash.xxh3_128()
-            running = _Running(self.ledger, checksum())
+            running = RunningSums(self.ledger, checksum())
             begin = number * BLOCK
             end = begin + block_length(self.file.size, number)
             size = self._gatherer.chunk
@@ -155,7 +158,7 @@ class BlockMaker:
         for part in made.sums:
             self.ledger.add(part)
 
-    def _make_chunk(self, start: int, view: memoryview, running: _Running) -> None:
+    def _make_chunk(self, start: int, view: memoryview, running: RunningSums) -> None:
         """Make bytes [start, start + len(view)) of the file."""
         offsets, segments = self.file.offsets, self.file.segments
         stop = start + len(view)
@@ -192,8 +195,13 @@ class BlockMaker:
             self._gatherer.fill_bytes(shard, offset, view)
 
 
-class _Running:
-    """The sums of one block, kept while its bytes go by."""
+class RunningSums:
+    """The sums of one block, kept while its bytes go by.
+
+    Args:
+        ledger: says which ranges are covered, and is told of what is finished.
+        crc32: sums bytes up.
+    """
 
     def __init__(self, ledger: Ledger, crc32: Checksum) -> None:
         self._ledger = ledger

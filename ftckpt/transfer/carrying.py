@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from posixpath import basename
 
 from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, Topology
-from ftckpt.errors import ExitCode, FtckptError, IncompleteError, UnsupportedError
+from ftckpt.errors import ExitCode, FtckptError, UnsupportedError
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
@@ -20,6 +20,7 @@ from ftckpt.sealing import utc_now
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.verification import VerifyReport
 
+from . import changes
 from .building import build, commit_bytes, digest_of_bytes
 from .content import Content
 from .device import gatherer
@@ -163,7 +164,7 @@ def transfer(
         written = time.monotonic()
         with blaming_changes(source):
             result, proof = _prove(held, staging, commit, target, same_objects, options, counter)
-        _require_unchanged(source)
+        changes.require_unchanged(source.source, source.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)
         staging.publish(commit, manifest.dump())
@@ -237,42 +238,13 @@ def _prove(
     return result, proof
 
 
-@contextmanager
-def blaming_changes(source: Checkpoint) -> Iterator[None]:
+def blaming_changes(source: Checkpoint) -> AbstractContextManager[None]:
     """Say of a failure that the source is still being written, where it has changed meanwhile.
 
     Raises:
         IncompleteError: it has; whatever else was found in it is not known to be so.
     """
-    try:
-        yield
-    except IncompleteError:
-        raise
-    except FtckptError as error:
-        _require_unchanged(source, error)
-        raise
-
-
-def _require_unchanged(source: Checkpoint, because: FtckptError | None = None) -> None:
-    """Raise IncompleteError where the source is another than it was when it was opened.
-
-    Args:
-        source: as it was opened.
-        because: what failed; it stands where the source cannot even be listed.
-    """
-    try:
-        changed = source.source.changed(sorted(source.members()))
-    except FtckptError:
-        if because is None:
-            raise
-        return
-    for name in changed:
-        raise IncompleteError(
-            f"{name} changed while it was being read: the source is still being written",
-            hint="run it again when the save has finished",
-            kind="changed-file",
-            file=name,
-        ) from because
+    return changes.blamed(source.source, source.members())
 
 
 def manifest_of(result: Checkpoint, files: Iterable[FileDigest], *, proven: bool) -> Manifest:

@@ -127,6 +127,15 @@ class LocalStaging(Staging):
             return Source.file(self._store, self._store.stat(self._name))
         return Source.directory(self._store)
 
+    def date(self, times: Mapping[str, float]) -> None:
+        """Set the times of staged files."""
+        for path, time in times.items():
+            staged = os.path.join(self._state, path)
+            try:
+                os.utime(staged, (time, time), follow_symlinks=False)
+            except OSError as error:
+                raise translate(error, staged, "write", path) from error
+
     def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
         """Rename the staged directory, or link the staged file, to its name."""
         try:

@@ -50,7 +50,13 @@ class StagedFile(NamedTuple):
 
 
 class Staging(ABC):
-    """One destination. Used by one thread, but for `add`."""
+    """One destination. Used by one thread, but for `add`.
+
+    Attributes:
+        shows_before_proof: whether nobody can read the result back before it is visible.
+    """
+
+    shows_before_proof = False
 
     @abstractmethod
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
@@ -102,6 +108,13 @@ class Staging(ABC):
     @abstractmethod
     def source(self, commit: Mapping[str, bytes]) -> Source:
         """Return the result as readers will see it, with its last small files."""
+
+    def date(self, times: Mapping[str, float]) -> None:  # noqa: B027 - most stores date by themselves
+        """Give files the modification times that they had elsewhere.
+
+        Args:
+            times: seconds since the epoch, by path.
+        """
 
     @abstractmethod
     def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:

@@ -1,0 +1,164 @@
+"""`ftckpt copy`: the same checkpoint on another tier, byte for byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
+
+from . import render
+from .invocation import Invocation, Result, invoked
+from .render import human_bytes, human_duration, printable
+from .replicas import ReplicaOptions
+from .target import known_step, open_checkpoint
+from .transfers import SourceArgument
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.replication.copying import CopyReport
+
+EXAMPLES = (
+    ("ftckpt copy /nvme/run7/step-1000 /shared/run7/", "as /shared/run7/step-1000"),
+    ("ftckpt copy run7@latest s3://bucket/run7/", "the newest of a root, to an object store"),
+    ("ftckpt copy s3://bucket/run7/step-1000 step-1000", "and back"),
+    ("ftckpt copy run7/step-1200 s3://bucket/run7/ --include-bases", "a delta with its bases"),
+)
+CODES = {
+    ExitCode.OK: "copied, proven and visible; or the same checkpoint was there already",
+    ExitCode.CORRUPT: "the source is damaged, or what is there already; nothing new is visible",
+    ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
+    ExitCode.UNSAFE: "a file that is not regular, or hostile content; nothing was executed",
+    ExitCode.REFUSED: "DST holds something else, or another run is writing it",
+    ExitCode.NOT_FOUND: "no checkpoint there, or the directory around DST does not exist",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
+    ExitCode.UNSUPPORTED: "",
+}
+OPTIONS = (ReplicaOptions,)
+
+
+def command(
+    ctx: typer.Context,
+    source: SourceArgument,
+    destination: Annotated[
+        str,
+        typer.Argument(metavar="DST", help="Where the copy goes; DIR/ keeps the name of SRC."),
+    ],
+    include_bases: Annotated[
+        bool, typer.Option("--include-bases", help="Copy what a delta is upon first, beside it.")
+    ] = False,
+    unmanaged: Annotated[
+        bool,
+        typer.Option("--unmanaged", help="Copy files too that do not belong to the checkpoint."),
+    ] = False,
+) -> Result:
+    """Copy a checkpoint between tiers: verified on the way, resumable, visible at the end.
+
+    Every byte is read once, hashed, and compared with the manifest of SRC, or with the CRC-32s in
+    its files; then the copy is read back. Nothing is overwritten: where the same checkpoint stands
+    already, that is the answer. A checkpoint without a manifest gets one at DST.
+    """
+    from ftckpt.replication.copying import copy
+    from ftckpt.replication.places import destination_of, is_local
+
+    invocation = invoked(ctx)
+    run = invocation.options(ReplicaOptions)
+    run.bound()
+    checkpoint = open_checkpoint(invocation, source, newest=False)
+    destination = destination_of(checkpoint, destination)
+    invocation.report(destination=destination, step=known_step(checkpoint))
+    options = run.replication(
+        reads_local=checkpoint.source.store.traits.local,
+        writes_local=is_local(destination, invocation.stores),
+        beside=unmanaged,
+    )
+    places = _with_bases(invocation, checkpoint, destination) if include_bases else []
+    bases = [
+        copy(base, to, options=options, stores=invocation.stores, counter=invocation.counter)
+        for base, to in places
+    ]
+    for report in bases:
+        invocation.print(_line(report))
+    report = copy(
+        checkpoint,
+        destination,
+        options=options,
+        stores=invocation.stores,
+        counter=invocation.counter,
+    )
+    return _show(invocation, report, bases)
+
+
+def _with_bases(
+    invocation: Invocation, checkpoint: Checkpoint, destination: str
+) -> list[tuple[Checkpoint, str]]:
+    """Return what a delta is upon, the full checkpoint first, and where each goes: beside DST.
+
+    A reader looks for a base where it was, seen from the delta, and then among its siblings.
+
+    Raises:
+        FtckptError: a base is missing, wrong, or cannot be opened.
+    """
+    from ftckpt.formats.delta_chain import chain
+    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.replication.places import destination_of
+
+    if not isinstance(checkpoint, DeltaCheckpoint):
+        invocation.say("no delta: it has no bases")
+        return []
+    parent, slash, _ = destination.rpartition("/")
+    beside = parent + slash or "./"
+    return [(base, destination_of(base, beside)) for base in reversed(chain(checkpoint)[1:])]
+
+
+def _show(invocation: Invocation, report: CopyReport, bases: list[CopyReport]) -> Result:
+    invocation.report(
+        files=report.files,
+        bytes=report.nbytes,
+        evidence=report.evidence,
+        bytes_covered=report.covered,
+        proven=report.proven,
+        sealed=report.sealed,
+        already_there=report.already_there,
+        taken_over=report.taken_over,
+        left=report.left,
+        findings=report.notes,
+        bases=[{"destination": base.url, "already_there": base.already_there} for base in bases],
+        seconds=report.seconds,
+    )
+    for note in report.notes:
+        invocation.say(render.finding_line(note))
+    if report.left:
+        names = ", ".join(report.left[:5])
+        more = f" and {len(report.left) - 5} more" if len(report.left) > 5 else ""
+        invocation.say(f"left out, because they do not belong to it: {names}{more} (--unmanaged)")
+    invocation.print(_line(report))
+    if report.already_there:
+        return Result(ExitCode.OK, "the same checkpoint is there already")
+    invocation.print(_EVIDENCE[report.evidence].format(covered=human_bytes(report.covered)))
+    proven = "read back and equal" if report.proven else "not read back: --no-proof"
+    seal = "" if report.sealed else "; its first manifest stands at the copy"
+    invocation.print(f"{proven}{seal}")
+    return Result(ExitCode.OK, f"copied {counted(report.files, 'file')}")
+
+
+_EVIDENCE = {
+    "manifest": "every block matches the manifest of the source",
+    "crc32": "every record matches its CRC-32, {covered}; nothing covers the rest of the source",
+    "none": "nothing was there to check the source against: ftckpt seal records digests",
+}
+
+
+def _line(report: CopyReport) -> str:
+    amount = f"{counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    if report.already_there:
+        return printable(f"there already: {amount}: {report.url}")
+    seconds = max(report.seconds["copy"], 1e-6)
+    speed = f"in {human_duration(seconds)} ({human_bytes(int(report.nbytes / seconds))}/s)"
+    if report.taken_over:
+        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
+    return printable(f"copied {amount} {speed}: {report.url}")

@@ -1,0 +1,149 @@
+"""`ftckpt repair`: take from a replica what is damaged, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
+
+from .invocation import Invocation, Result, invoked
+from .render import human_bytes, human_duration, printable
+from .replicas import ReplicaOptions
+from .target import source_at
+
+if TYPE_CHECKING:
+    from ftckpt.replication.damage import BadBlock
+    from ftckpt.replication.repairing import RepairReport
+
+EXAMPLES = (
+    ("ftckpt repair /ckpt/step-1000 --from s3://run7/ckpt/step-1000", "fetch the bad blocks only"),
+    ("ftckpt repair /ckpt/step-1000 --from /shared/step-1000 --dry-run", "list them, fetch none"),
+    (
+        "ftckpt repair s3://run7/ckpt/step-1000 --from /ckpt/step-1000 --to s3://run7/ckpt/mended",
+        "in an object store the mended checkpoint gets a name of its own",
+    ),
+)
+CODES = {
+    ExitCode.OK: "mended and in place; or nothing was wrong; or listed, with --dry-run",
+    ExitCode.CORRUPT: "a block is damaged in both; nothing has changed",
+    ExitCode.INCOMPLETE: "one of the two changed meanwhile",
+    ExitCode.UNVERIFIED: "neither is sealed, and nothing says which of two bytes is right",
+    ExitCode.UNSAFE: "a file that is not regular, or hostile content; nothing was executed",
+    ExitCode.REFUSED: "the replica is of another checkpoint, or another run is at it",
+    ExitCode.NOT_FOUND: "one of the two is not there",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
+    ExitCode.UNSUPPORTED: "the filesystem cannot swap two names; --to writes elsewhere",
+}
+OPTIONS = (ReplicaOptions,)
+
+# How many blocks a text lists; --json lists all.
+_LISTED = 20
+
+
+def command(
+    ctx: typer.Context,
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="The damaged checkpoint: path, URL or ROOT@STEP.")
+    ],
+    replica: Annotated[
+        str, typer.Option("--from", metavar="REPLICA", help="Another copy of the same checkpoint.")
+    ],
+    to: Annotated[
+        str, typer.Option("--to", metavar="DST", help="Write the mended one there instead.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what is damaged; fetch and write nothing.")
+    ] = False,
+) -> Result:
+    """Mend a damaged checkpoint with the blocks of a replica.
+
+    Blocks are compared with the manifest of PATH, or of REPLICA where PATH has none that can be
+    read; those that are wrong or missing are fetched, checked, and built into a new copy that takes
+    the name of PATH in one act. The damaged one is kept in .ftckpt/damaged beside it.
+    """
+    from ftckpt.replication.places import is_local
+    from ftckpt.replication.repairing import repair, settle
+
+    invocation = invoked(ctx)
+    run = invocation.options(ReplicaOptions)
+    run.bound()
+    damaged, opened = source_at(invocation, path)
+    invocation.report(target=path, replica=replica)
+    settle(damaged)
+    damaged, _ = source_at(invocation, path)  # as it is now
+    other, _ = source_at(invocation, replica)
+    local = damaged.store.traits.local
+    options = run.replication(
+        reads_local=local and other.store.traits.local,
+        writes_local=is_local(to, invocation.stores) if to else local,
+    )
+    report = repair(
+        damaged,
+        other,
+        opened=opened,
+        to=to,
+        dry_run=dry_run,
+        options=options,
+        stores=invocation.stores,
+        counter=invocation.counter,
+    )
+    return _show(invocation, report, replica)
+
+
+def _show(invocation: Invocation, report: RepairReport, replica: str) -> Result:
+    invocation.report(
+        destination=report.url,
+        evidence=report.evidence,
+        blocks=report.blocks,
+        long_files=report.long,
+        manifest_damaged=report.manifest,
+        bytes_damaged=report.bad_bytes,
+        fetched=report.fetched,
+        files=report.files,
+        bytes=report.nbytes,
+        kept=report.kept,
+        proven=report.proven,
+        taken_over=report.taken_over,
+        done=report.done,
+        seconds=report.seconds,
+    )
+    for block in report.blocks[:_LISTED]:
+        invocation.print(_line(block))
+    if len(report.blocks) > _LISTED:
+        invocation.print(f"and {len(report.blocks) - _LISTED} more")
+    for name in report.long:
+        invocation.print(f"{name}: bytes behind its end")
+    if report.manifest:
+        invocation.print("the manifest cannot be read")
+    wrong = f"{counted(len(report.blocks), 'block')}, {human_bytes(report.bad_bytes)}"
+    if not report.done:
+        message = f"would fetch {wrong}, from {replica}"
+        if report.sound:
+            message = f"nothing to repair: every block is right by {_EVIDENCE[report.evidence]}"
+        invocation.print(message)
+        return Result(ExitCode.OK, message)
+    taking = report.seconds.get("write", 0.0)
+    message = (
+        f"fetched {wrong}; wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    )
+    speed = f" in {human_duration(taking)}" if report.seconds else ""
+    if report.taken_over:
+        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
+    invocation.print(printable(f"{message}{speed}: {report.url}"))
+    invocation.print("read back and equal" if report.proven else "not read back: --no-proof")
+    if report.kept:
+        invocation.print(printable(f"the damaged one is kept: {report.kept}"))
+    return Result(ExitCode.OK, message)
+
+
+_EVIDENCE = {"manifest": "the manifest", "crc32": "the replica, whose CRC-32s match"}
+
+
+def _line(block: BadBlock) -> str:
+    end = block.offset + block.length
+    return printable(f"{block.why}: {block.file} bytes {block.offset}-{end}")

@@ -1,0 +1,353 @@
+"""Copy one checkpoint, file for file and byte for byte, and show it when it is proven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from ftckpt import __version__
+from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.errors import (
+    CorruptError,
+    ExistsError,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
+from ftckpt.findings import Finding, Severity, as_error
+from ftckpt.links import followed_links
+from ftckpt.manifest import Manifest, PassedCheck, find
+from ftckpt.progress import NULL, Counter
+from ftckpt.sealing import utc_now
+from ftckpt.source import Source
+from ftckpt.stores import StoreOptions
+from ftckpt.transfer.changes import blamed, require_unchanged
+from ftckpt.transfer.journal import fingerprint
+from ftckpt.transfer.places import place_of, require_names
+from ftckpt.transfer.staging import Staging
+from ftckpt.verification import check_structure
+from ftckpt.verification.blocks import check_manifest
+from ftckpt.verification.owners import OwnerIndex
+
+from .contents import Contents, CopiedFile, contents_of
+from .evidence import Evidence, ManifestEvidence, record_evidence
+from .moving import Moved, Mover, Origin
+from .options import ReplicationOptions
+from .places import destination_of, name_of, staging_at, standing_at
+
+_OPTIONS = ReplicationOptions()
+_STORES = StoreOptions()
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """What copying did.
+
+    Attributes:
+        url: where the replica stands.
+        format: its format.
+        step: as the content shows it; None where nothing does.
+        files: that belong to the checkpoint, or were carried with it.
+        nbytes: bytes of them.
+        evidence: what the source's bytes were held to: `manifest`, `crc32` or `none`.
+        covered: bytes that the evidence covers.
+        proven: whether what was written was read back and equals what had been read.
+        sealed: whether the source had a manifest; else the replica's is the first.
+        already_there: whether the same checkpoint stood there before.
+        taken_over: bytes that an earlier, killed run had carried.
+        left: names beside the source that were not carried.
+        notes: links that were followed.
+        seconds: how long each stage took.
+    """
+
+    url: str
+    format: str
+    step: int | None
+    files: int
+    nbytes: int
+    evidence: str
+    covered: int
+    proven: bool
+    sealed: bool
+    already_there: bool = False
+    taken_over: int = 0
+    left: Sequence[str] = ()
+    notes: Sequence[Finding] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def copy(
+    checkpoint: Checkpoint,
+    destination: str,
+    *,
+    options: ReplicationOptions = _OPTIONS,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> CopyReport:
+    """Make a replica of a checkpoint.
+
+    Every byte is read once, hashed as it goes by, and held to the source's manifest or, where there
+    is none, to the CRC-32s in its files; a block that is wrong is read once more. What was written
+    is read back. The last act makes it visible: a rename on this machine; in an object store the
+    format's commit marker and then the manifest. Killed at any instant, the destination is absent
+    or whole, and the same call goes on where it was.
+
+    Args:
+        checkpoint: opened; never written.
+        destination: path or URL of the replica; `DIR/` for its own name in DIR. What stands
+            there already is not touched: the same checkpoint is an answer, anything else is
+            refused.
+        options: how.
+        stores: how to reach object stores.
+        counter: is told of bytes carried and bytes proven.
+
+    Raises:
+        CorruptError: the source is damaged, or what stands there already is, or the proof failed.
+        IncompleteError: the source is not committed, or changed meanwhile.
+        ExistsError: something else stands at the destination.
+        RefusedError: another run is writing there, or it lies inside the source.
+        UnsafeError: a file is not regular, or a name leads out of the checkpoint.
+        NotFoundError: the directory around the destination does not exist.
+        NoResourceError, DeniedError, UnavailableError: it could not be read or written.
+    """
+    began = time.monotonic()
+    source = checkpoint.source
+    destination = destination_of(checkpoint, destination)
+    if checkpoint.commit.state is CommitState.UNCOMMITTED:
+        raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
+    with blamed(source, checkpoint.members()):
+        manifest = find(source)
+        name = name_of(destination) if source.single else ""
+        contents = contents_of(checkpoint, manifest, beside=options.beside, called=name)
+        if manifest is not None and source.single:
+            manifest = _renamed(manifest, name)
+    layout = contents.layout
+    require_names(layout)
+    names = [file.name for file in (*contents.files, *contents.beside)]
+    report = CopyReport(
+        destination,
+        checkpoint.format,
+        checkpoint.step if manifest is None else manifest.step,
+        len(names),
+        contents.nbytes,
+        "none" if manifest is None else "manifest",
+        0 if manifest is None else manifest.nbytes,
+        options.proof,
+        manifest is not None,
+        left=contents.left,
+        notes=followed_links(source, names),
+    )
+    with suppress(NotFoundError):
+        if place_of(standing_at(destination, stores)) == place_of(source):
+            raise ExistsError(
+                f"{destination} is the source itself", hint="choose another destination"
+            )
+    staging = staging_at(source, destination, stores)
+    sizes = {file.path: file.size for file in layout.files}
+    try:
+        try:
+            if staging.begin(fingerprint(checkpoint, layout), sizes, restart=options.restart):
+                return replace(report, already_there=True, taken_over=contents.nbytes)
+        except ExistsError as error:
+            with blamed(source, names):
+                _require_same(source, manifest, destination, stores, options, counter, error)
+            return replace(report, already_there=True, evidence="manifest", covered=report.nbytes)
+        with blamed(source, names):
+            if options.proof:
+                _require_structure(checkpoint)
+            evidence = _evidence(checkpoint, manifest, contents, options, counter)
+            counter.start("copying", contents.nbytes)
+            moved = _move(source, contents, staging, evidence, options, counter)
+        copied = time.monotonic()
+        require_unchanged(source, names)
+        staging.date(times(source, [*contents.files, *contents.beside]))
+        sealed = manifest or _manifest(checkpoint, contents, moved, evidence, options)
+        data = sealed.dump()
+        if staging.shows_before_proof:
+            staging.publish({}, data)
+        if options.proof:
+            prove(staging.source({}), sealed, moved, options, counter)
+        if not staging.shows_before_proof:
+            staging.publish({}, data)
+        return replace(
+            report,
+            evidence=evidence.name,
+            covered=evidence.covered,
+            taken_over=moved.taken_over,
+            seconds={"copy": copied - began, "prove": time.monotonic() - copied},
+        )
+    finally:
+        staging.close()
+
+
+def prove(
+    result: Source,
+    manifest: Manifest,
+    moved: Moved,
+    options: ReplicationOptions,
+    counter: Counter,
+) -> None:
+    """Read back what was written and compare it with what had been read.
+
+    Args:
+        result: what was written.
+        manifest: what the replica's files are.
+        moved: what had been read, with the files that lie beside it.
+        options: how.
+        counter: is told of bytes proven.
+
+    Raises:
+        CorruptError: they differ (`failed-proof`).
+    """
+    wanted = replace(manifest, files=sorted(moved.files.values(), key=lambda file: file.path))
+
+    def emit(found: Finding) -> None:
+        if found.severity is Severity.ERROR:
+            error = as_error(found)
+            raise CorruptError(
+                f"the proof failed: {error.message}",
+                kind="failed-proof",
+                file=error.file,
+                offset=error.offset,
+                length=error.length,
+                hint="the source is untouched; --restart builds it anew",
+            )
+
+    check_manifest(
+        result, wanted, emit=emit, jobs=options.jobs, executor=options.executor,
+        limiter=options.limiter, counter=counter,
+    )  # fmt: skip
+
+
+def times(source: Source, files: Sequence[CopiedFile]) -> dict[str, float]:
+    """Return when files were last written, by their path in the replica, where that is known.
+
+    A replica that kept them is as old as its source for whoever decides by age what may go.
+    """
+    entries = {file.path: source.entries.get(file.name) for file in files}
+    return {
+        path: entry.mtime
+        for path, entry in entries.items()
+        if entry is not None and entry.mtime is not None
+    }
+
+
+def _move(
+    source: Source,
+    contents: Contents,
+    staging: Staging,
+    evidence: Evidence,
+    options: ReplicationOptions,
+    counter: Counter,
+) -> Moved:
+    def origin(file: CopiedFile, number: int) -> Origin:
+        return Origin(source.store, source.path(file.name))
+
+    mover = Mover(
+        staging, origin, evidence, options.jobs, options.executor, options.limiter, counter
+    )
+    moved = Moved()
+    for files in contents.stages:
+        mover.move(files, moved)
+    return moved
+
+
+def _require_structure(checkpoint: Checkpoint) -> None:
+    """Refuse a source whose names, sizes or headers are damaged: nothing is read of it yet."""
+    for found in check_structure(checkpoint, NULL):
+        if found.severity is Severity.ERROR:
+            raise as_error(found, "ftckpt verify SRC says more; --no-proof carries it as it is")
+
+
+def _evidence(
+    checkpoint: Checkpoint,
+    manifest: Manifest | None,
+    contents: Contents,
+    options: ReplicationOptions,
+    counter: Counter,
+) -> Evidence:
+    owners = OwnerIndex(checkpoint)
+    if manifest is not None:
+        return ManifestEvidence(manifest, owners)
+    found = record_evidence(
+        checkpoint, owners, jobs=options.jobs, limiter=options.limiter, counter=counter
+    )
+    return found.renamed({file.name: file.path for file in contents.files})
+
+
+def _manifest(
+    checkpoint: Checkpoint,
+    contents: Contents,
+    moved: Moved,
+    evidence: Evidence,
+    options: ReplicationOptions,
+) -> Manifest:
+    """Return the first manifest of what was not sealed."""
+    now = utc_now()
+    checks = []
+    if evidence.covered:
+        checks = [PassedCheck("content", evidence.name, now)]
+    elif options.proof:
+        checks = [PassedCheck("structure", "none", now)]
+    return Manifest(
+        format=checkpoint.format,
+        step=checkpoint.step,
+        topology=replace(checkpoint.topology, evidence=""),
+        files=sorted((moved.files[f.path] for f in contents.files), key=lambda f: f.path),
+        unmanaged=sorted(file.path for file in contents.beside),
+        checks=checks,
+        tool=f"ftckpt {__version__}",
+        created=now,
+    )
+
+
+def _renamed(manifest: Manifest, name: str) -> Manifest:
+    """Return the manifest of a single file under another name."""
+    return replace(manifest, files=[replace(file, path=name) for file in manifest.files])
+
+
+def _require_same(
+    source: Source,
+    manifest: Manifest | None,
+    destination: str,
+    stores: StoreOptions,
+    options: ReplicationOptions,
+    counter: Counter,
+    taken: ExistsError,
+) -> None:
+    """Let pass a destination that holds the source's very bytes already, by its manifest.
+
+    Raises:
+        ExistsError: it holds something else, or has no manifest that would say it.
+        CorruptError: it is the same checkpoint and damaged.
+    """
+    there = standing_at(destination, stores)
+    try:
+        standing = find(there)
+    except (CorruptError, UnsafeError, UnsupportedError):
+        standing = None
+    if standing is None or there.single != source.single:
+        raise taken
+    if manifest is not None and not manifest.same_content(standing):
+        raise taken
+
+    def differs(found: Finding) -> None:
+        if found.severity is Severity.ERROR:
+            raise taken
+
+    if manifest is None:
+        theirs = standing if not source.single else _renamed(standing, next(iter(source.entries)))
+        check_manifest(source, theirs, emit=differs, jobs=options.jobs, counter=counter)
+    if options.proof:
+        check_manifest(there, standing, emit=_raise_damage, jobs=options.jobs, counter=counter)
+
+
+def _raise_damage(found: Finding) -> None:
+    if found.severity is Severity.ERROR:
+        error: FtckptError = as_error(found, "ftckpt repair DST --from SRC mends it")
+        error.message = f"it is there already, and damaged: {error.message}"
+        raise error

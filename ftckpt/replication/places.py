@@ -1,0 +1,67 @@
+"""Where a replica stands: its name in a directory, and the staging place that builds it."""
+
+from __future__ import annotations
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.opening import Place, locate
+from ftckpt.source import Source
+from ftckpt.store import EntryKind
+from ftckpt.stores import StoreOptions, open_store
+from ftckpt.transfer.local_staging import LocalStaging
+from ftckpt.transfer.object_staging import ObjectStaging
+from ftckpt.transfer.places import absolute, place_of, require_apart
+from ftckpt.transfer.remote_staging import RemoteStaging
+from ftckpt.transfer.staging import Staging
+
+
+def destination_of(checkpoint: Checkpoint, destination: str) -> str:
+    """Return where the replica stands: `DIR/` means the checkpoint's own name inside of DIR.
+
+    The slash decides and not what is there, so that a run that is started again means the same.
+    """
+    if not destination.endswith("/"):
+        return destination
+    return destination + place_of(checkpoint.source).rpartition("/")[2]
+
+
+def name_of(destination: str) -> str:
+    """Return the last element of a path or URL."""
+    return destination.rstrip("/").rpartition("/")[2]
+
+
+def staging_at(source: Source, destination: str, stores: StoreOptions) -> Staging:
+    """Return the staging place of a replica.
+
+    Args:
+        source: what is copied; a replica of one file is one file.
+        destination: its path or URL.
+        stores: how to reach object stores.
+
+    Raises:
+        RefusedError: the destination lies inside the source, or around it.
+    """
+    store = open_store(destination, stores)
+    require_apart(source, store)
+    if store.traits.local:
+        return LocalStaging(absolute(store), single=source.single)
+    if not source.single:
+        return RemoteStaging(store, single=False)
+    parent, _, name = destination.rpartition("/")
+    return ObjectStaging(open_store(parent, stores), name)
+
+
+def standing_at(destination: str, stores: StoreOptions) -> Source:
+    """List what stands at a destination.
+
+    Raises:
+        NotFoundError: nothing does.
+    """
+    place: Place = locate(destination, stores)
+    if place.entry.kind is EntryKind.DIRECTORY:
+        return Source.directory(place.store, place.entry.path)
+    return Source.file(place.store, place.entry)
+
+
+def is_local(destination: str, stores: StoreOptions) -> bool:
+    """Say whether a path or URL is on this machine."""
+    return open_store(destination, stores).traits.local
