@@ -29,6 +29,8 @@ VERBS: dict[str, str] = {
     "latest": "Print the newest checkpoint that passes",
     "reshard": "Write a checkpoint for another number of ranks, optimizer included",
     "convert": "Write a checkpoint in another format: whole, or the part that is asked for",
+    "copy": "Copy a checkpoint between tiers: verified on the way, resumable, visible at the end",
+    "repair": "Mend a damaged checkpoint with the blocks of a replica",
     "diff": "Show what changed between two checkpoints, of any formats and topologies",
     "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
     "pin": "Keep a checkpoint until it is unpinned, whatever the rules of gc say",
