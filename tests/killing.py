@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
+from ftckpt.stores import renaming
+
 _CHANGES = (
     "open", "write", "pwrite", "ftruncate", "rename", "link", "unlink", "rmdir", "mkdir", "fsync",
 )  # fmt: skip
@@ -59,6 +61,7 @@ def _run(work: Callable[[], None], point: int) -> None:
     try:
         for name in _CHANGES:
             setattr(os, name, counted(name, getattr(os, name)))
+        renaming.renameat2 = counted("rename", renaming.renameat2)
         work()
     except BaseException:
         import traceback

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
 from ftckpt.opening import Place, open_runs
 from ftckpt.registry import Format
+from ftckpt.roots import Root
 
 from . import log
 from .holding import hold
 from .outcome import Undeleted
-from .trash import Trashed, open_trash
+from .trash import Trashed, open_trash, parse_trash_name
 
 
 def trashed(place: Place, formats: Sequence[Format]) -> list[Trashed]:
@@ -36,7 +37,7 @@ def undelete(
     """Give things of the trash their old names again.
 
     Of several of one name the one that was dropped last comes back. What stands there now is never
-    replaced.
+    replaced, and what is not in the trash because it came back before is no failure.
 
     Args:
         place: a root, or a directory of several.
@@ -55,10 +56,14 @@ def undelete(
     filled = [root for root in roots.values() if open_trash(root).listed()]
     restored: list[Trashed] = []
     failed: dict[str, FtckptError] = {}
+    notes: list[str] = []
     with hold(filled, actor, now()) as trashes:
         things = [t for trash in trashes.values() for t in trash.listed()]
         meant = {name: _meant(name, things) for name in names}
         for name, thing in meant.items():
+            if thing is None and any(_stands(name, root) for root in roots.values()):
+                notes.append(f"{name} is not in the trash: it stands in its place")
+                continue
             try:
                 if thing is None:
                     raise NotFoundError(f"the trash of {place.url} holds no {name}")
@@ -71,8 +76,19 @@ def undelete(
             if ids:
                 fields = {"actor": actor, "restored": ids}
                 log.append_if_room(roots[group], log.UNDELETED, now(), fields)
-    notes = ("the next gc by the same rules drops it again: pin it",) if restored else ()
-    return Undeleted(restored=tuple(restored), failed=failed, notes=notes)
+    if restored:
+        notes.append("the next gc by the same rules drops what came back again: pin it")
+    return Undeleted(restored=tuple(restored), failed=failed, notes=tuple(notes))
+
+
+def _stands(name: str, root: Root) -> bool:
+    """Whether a name means what is no more in the trash, as after a run that was killed."""
+    was = parse_trash_name(name)
+    name = was[0] if was else name
+    return any(
+        name in (c.path, c.entry.path) or (name.isdecimal() and c.step == int(name))
+        for c in root.candidates
+    )
 
 
 def _meant(name: str, things: Sequence[Trashed]) -> Trashed | None:

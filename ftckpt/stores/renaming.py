@@ -28,7 +28,7 @@ def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) ->
         FileExistsError: something stands there, be it an empty directory or a dangling link.
         OSError: the system refused.
     """
-    code = _renameat2(source_dir, source, target_dir, target)
+    code = renameat2(source_dir, source, target_dir, target)
     if code in _CANNOT:
         if status(target, target_dir) is not None:
             code = errno.EEXIST
@@ -39,7 +39,7 @@ def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) ->
         raise OSError(code, os.strerror(code), source, None, target)
 
 
-def _renameat2(source_dir: int, source: str, target_dir: int, target: str) -> int:
+def renameat2(source_dir: int, source: str, target_dir: int, target: str) -> int:
     """Return 0, or the number of the error."""
     import ctypes
 
