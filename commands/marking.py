@@ -1,4 +1,4 @@
-"""What the verbs about pins and tags share: the runs of a place, who we are, and the log."""
+"""What the verbs that keep and drop share: the runs of a place, who we are, and the log."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def login_name() -> str:
         return f"uid-{os.getuid()}"
 
 
-def host_name() -> str:
-    """Return which machine this is, as it calls itself."""
-    return os.uname().nodename
+def actor() -> str:
+    """Return who does something to a root, for its log: `alice@login1`."""
+    return f"{login_name()}@{os.uname().nodename}"
 
 
 def record(chosen: Sequence[Chosen], event: str, **fields: str) -> None:

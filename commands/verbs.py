@@ -33,6 +33,8 @@ VERBS: dict[str, str] = {
     "repair": "Mend a damaged checkpoint with the blocks of a replica",
     "diff": "Show what changed between two checkpoints, of any formats and topologies",
     "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
+    "gc undelete": "Have back what gc has dropped: without a name, list the trash",
+    "gc purge": "Free what gc has dropped long enough ago, for good",
     "pin": "Keep a checkpoint until it is unpinned, whatever the rules of gc say",
     "unpin": "Take the pin of a checkpoint away; the rules of gc say then whether it stays",
     "pins": "List the pins and tags of a root",

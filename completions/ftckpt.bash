@@ -12,7 +12,7 @@ _ftckpt() {
     done
     if ((i + 1 < COMP_CWORD)); then
         case "$verb ${COMP_WORDS[i+1]}" in
-            "plan sweep"|"plan elastic"|"plan compress"|"plan risk"|"replay run"|"replay compare"|"replay audit") verb+=" ${COMP_WORDS[i+1]}" ;;
+            "gc undelete"|"gc purge"|"plan sweep"|"plan elastic"|"plan compress"|"plan risk"|"replay run"|"replay compare"|"replay audit") verb+=" ${COMP_WORDS[i+1]}" ;;
         esac
     fi
     case "$verb $previous" in
@@ -30,8 +30,12 @@ _ftckpt() {
         "convert --names") words="hf megatron" ;;
         "convert --only") words="model optimizer" ;;
         "convert --to"|"convert --family"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --device"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds") return ;;
+        "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds") return ;;
+        "repair --from"|"repair --to"|"repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds") return ;;
         "diff --component"|"diff --tensor"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds") return ;;
         "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --keep-tag"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds") return ;;
+        "gc undelete --endpoint"|"gc undelete --profile"|"gc undelete --region"|"gc undelete --retry-seconds") return ;;
+        "gc purge --trash-ttl"|"gc purge --endpoint"|"gc purge --profile"|"gc purge --region"|"gc purge --retry-seconds") return ;;
         "pin --reason"|"pin --owner"|"pin --endpoint"|"pin --profile"|"pin --region"|"pin --retry-seconds") return ;;
         "unpin --owner"|"unpin --endpoint"|"unpin --profile"|"unpin --region"|"unpin --retry-seconds") return ;;
         "pins --endpoint"|"pins --profile"|"pins --region"|"pins --retry-seconds") return ;;
@@ -58,8 +62,12 @@ _ftckpt() {
             "latest") words="--verify --not-newer-than --max-fallback --wait --timeout --skip-unverified --skip-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "reshard") words="--only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "convert") words="--to --dtype --names --family --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "copy") words="--include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "diff") words="--component --tensor --stat --top --rtol --atol --rename --true-vocab-size --full --plot --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "gc") words="--apply --trash-ttl --purge-now --yes --keep-last --keep-every --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-within --keep-best --metric --keep-tag --policy --tier --min-survivors --max-delete --free --delete-corrupt --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "gc undelete") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "gc purge") words="--trash-ttl --yes --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "pin") words="--reason --owner --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "unpin") words="--owner --everybody --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "pins") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
@@ -81,11 +89,12 @@ _ftckpt() {
         esac
     elif [[ -z $words ]]; then
         case $verb in
-            "") words="inspect verify seal latest reshard convert diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
+            "") words="inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
+            "gc") words="undelete purge" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "help") words="exit-codes environment inspect verify seal latest reshard convert diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
+            "help") words="exit-codes environment inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
         esac
     fi
     # No words: the shell completes file names (-o default).

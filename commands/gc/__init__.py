@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.marking import RootArgument, open_place
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.commands.marking import RootArgument, actor, open_place
+from ftckpt.errors import DeniedError, ExitCode, NoResourceError, UnavailableError, UsageError
+from ftckpt.quantities import DAY, duration
+from ftckpt.retention.document import dump_plan
 
-from .document import KEY, read_plan
+from .document import read_plan
 from .options import RULES, KeepOptions, LimitOptions, asked_policy
-from .text import command_to_apply, plan_text, short_of, summary
+from .outcome import applied_record, applied_text, ended, purged_lines
+from .text import command_to_apply, kept_saves, plan_text, short_of, summary
 
 if TYPE_CHECKING:
     from ftckpt.opening import Place
-    from ftckpt.retention import Plan, Policy, Prepared
+    from ftckpt.retention import Plan, Policy
 
 OPTIONS = (KeepOptions, LimitOptions)
 EXAMPLES = (
@@ -67,7 +72,9 @@ def command(
     purge_now: Annotated[
         bool, typer.Option("--purge-now", help="Free the space at once: there is no undoing it.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Mean --purge-now.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Mean --purge-now, or a --trash-ttl of less than a day.")
+    ] = False,
 ) -> Result:
     """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.
 
@@ -76,32 +83,56 @@ def command(
     of the root, where gc undelete finds it until --trash-ttl is over.
     """
     invocation = invoked(ctx)
-    _require_meant(apply=apply, purge_now=purge_now, yes=yes)
+    ttl = _require_meant(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
     if plan:
         _require_no_policy(invocation)
         planned = read_plan(plan)
         place = open_place(invocation, root)
     else:
-        policy = asked_policy(
-            invocation.options(KeepOptions), invocation.options(LimitOptions), root
-        )
+        keep, limits = invocation.options(KeepOptions), invocation.options(LimitOptions)
+        policy = asked_policy(keep, limits, root)
         place = open_place(invocation, root)
-        planned = _prepare(invocation, place, policy).plan
-    return _show(invocation, planned)
+        planned = _plan(invocation, place, policy, lasting=apply)
+    invocation.report(
+        plan=dump_plan(planned), keeps=kept_saves(planned), drops=len(planned.drop),
+        frees=planned.frees,
+    )  # fmt: skip
+    invocation.close()
+    if apply and not planned.order and not planned.broken:
+        invocation.print(summary(planned))
+    else:
+        invocation.print(plan_text(planned))
+    for note in planned.notes:
+        invocation.warn(f"note: {note}")
+    for broken in planned.broken[1:]:
+        invocation.warn(f"also: {broken.message}" + (f" ({broken.hint})" if broken.hint else ""))
+    planned.require()
+    if apply:
+        return _carry_out(invocation, place, planned, ttl, purge_now=purge_now)
+    invocation.print(f"\n{summary(planned)}")
+    if planned.order:
+        invocation.print(f"carry it out: {command_to_apply(invocation.words)}")
+    return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)))
 
 
-def _require_meant(*, apply: bool, purge_now: bool, yes: bool) -> None:
-    """Refuse what would free space for good unless it is said twice.
+def _require_meant(trash_ttl: str, *, apply: bool, purge_now: bool, yes: bool) -> float:
+    """Return for how long the trash is kept, in seconds; what cannot be undone is said twice.
 
     Raises:
         UsageError: it is not, or there is nothing that it could mean.
     """
-    if purge_now and not apply:
-        raise UsageError("--purge-now is about what is dropped", hint="add --apply")
-    if purge_now and not yes:
-        raise UsageError("--purge-now cannot be undone", hint="add --yes if that is meant")
-    if yes and not purge_now:
-        raise UsageError("--yes is for --purge-now alone: nothing else of gc asks")
+    ttl = duration(trash_ttl, "--trash-ttl")
+    if not apply:
+        for flag, given in (("--purge-now", purge_now), ("--yes", yes)):
+            if given:
+                raise UsageError(f"{flag} is about what is dropped", hint="add --apply")
+        return ttl
+    final = "--purge-now" if purge_now else f"--trash-ttl {trash_ttl}" if ttl < DAY else ""
+    if final and not yes:
+        raise UsageError(f"{final} cannot be undone", hint="add --yes if that is meant")
+    if yes and not final:
+        raise UsageError("--yes is for --purge-now or a --trash-ttl of less than a day")
+    return ttl
 
 
 def _require_no_policy(invocation: Invocation) -> None:
@@ -118,33 +149,52 @@ def _require_no_policy(invocation: Invocation) -> None:
             )
 
 
-def _prepare(invocation: Invocation, place: Place, policy: Policy) -> Prepared:
+def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool) -> Plan:
+    """Read the root and plan; where something is changed anyway, remember what was checked."""
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.retention import prepare
+    from ftckpt.formats.delta_bases import bases
+    from ftckpt.retention import prepare, remember
 
-    return prepare(place, FORMATS, policy, time.time(), counter=invocation.counter)
+    prepared = prepare(place, FORMATS, policy, time.time(), bases=bases, counter=invocation.counter)
+    if lasting:
+        # It saves time and nothing else: a full disk is when gc is needed most.
+        with suppress(NoResourceError, DeniedError, UnavailableError):
+            remember(prepared)
+    return prepared.plan
 
 
-def _show(invocation: Invocation, plan: Plan) -> Result:
-    """Print a plan; the verdict is that of carrying it out."""
-    from ftckpt.retention.document import dump_plan
+def _carry_out(
+    invocation: Invocation, place: Place, plan: Plan, ttl: float, *, purge_now: bool
+) -> Result:
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.formats.delta_bases import bases
+    from ftckpt.retention import apply
 
-    frees = plan.frees
-    invocation.report(
-        **{KEY: dump_plan(plan)}, keeps=len(plan.keep), drops=len(plan.drop), frees=frees
+    applied = apply(
+        plan,
+        place,
+        FORMATS,
+        actor=actor(),
+        now=time.time,
+        purge_now=purge_now,
+        trash_ttl=ttl,
+        bases=bases,
+        counter=invocation.counter,
     )
     invocation.close()
-    invocation.print(plan_text(plan))
-    for note in plan.notes:
-        invocation.warn(f"note: {note}")
-    for broken in plan.broken[1:]:
-        invocation.warn(f"also: {broken.message}" + (f" ({broken.hint})" if broken.hint else ""))
-    plan.require()
-    message = summary(plan)
-    invocation.print(f"\n{message}")
-    if plan.order:
-        invocation.print(f"carry it out: {command_to_apply(invocation.words)}")
+    invocation.report(applied=applied_record(applied))
+    if plan.order or applied.failed:
+        invocation.print(f"\n{applied_text(applied)}")
+    for line in purged_lines(applied.purged):
+        invocation.print(line)
+    if applied.trashed:
+        invocation.say(f"undo: ftckpt gc undelete {quote(place.url)} --all")
+    return _with_wish(invocation, plan, ended(invocation, applied, applied_text(applied)))
+
+
+def _with_wish(invocation: Invocation, plan: Plan, result: Result) -> Result:
+    """Return how it ended; PARTIAL where all is well but for the wish for space."""
     short = short_of(plan)
-    if short:
-        return invocation.fail(ExitCode.PARTIAL, short, "drop more by a policy that keeps less")
-    return Result(ExitCode.OK, message)
+    if result.code is not ExitCode.OK or not short:
+        return result
+    return invocation.fail(ExitCode.PARTIAL, short, "a policy that keeps less frees more")

@@ -8,20 +8,23 @@ from collections.abc import Sequence
 
 from ftckpt.commands.render import human_bytes, table
 from ftckpt.retention.document import Row, rows
+from ftckpt.retention.entries import EntryClass
 from ftckpt.retention.plan import Plan
 
+_NO_SAVES = (EntryClass.FOREIGN, EntryClass.TRASH)
 _HEAD = ["step>", "name", "age>", "size>", "class", "plan", "why"]
 
 
 def plan_text(plan: Plan) -> str:
     """Return a table a run: each entry with its step, age, size, class, verdict and reasons.
 
-    The newest of each run come first, and of several reasons the strongest: what is held by no rule
-    of the policy before what a rule keeps.
+    The newest of each run come first, and of several reasons the strongest: a protection before a
+    rule of the policy. What lies in the trash is left to `gc undelete`, which lists it.
     """
     by_group: dict[str, list[Row]] = defaultdict(list)
     for decision, row in zip(plan.decisions, rows(plan), strict=True):
-        by_group[decision.entry.group].append(row)
+        if decision.entry.entry_class is not EntryClass.TRASH:
+            by_group[decision.entry.group].append(row)
     parts = []
     for group, members in by_group.items():
         head = f"{plan.url.rstrip('/')}/{group}:\n" if len(by_group) > 1 else ""
@@ -36,11 +39,19 @@ def _cells(row: Row, skip: int) -> list[str]:
     return [row.step, name, row.age, size, row.entry_class, row.verdict, row.reason]
 
 
+def kept_saves(plan: Plan) -> int:
+    """Return how many saves a plan keeps, whole or not; strange names and the trash are none."""
+    return sum(d.entry.entry_class not in _NO_SAVES for d in plan.keep)
+
+
 def summary(plan: Plan) -> str:
     """Return one sentence: what the plan keeps, drops and frees."""
+    trashed = sum(d.entry.entry_class is EntryClass.TRASH for d in plan.keep)
+    trash = f"; {trashed} in the trash" if trashed else ""
     if not plan.order:
-        return f"nothing to drop, {len(plan.keep)} kept"
-    return f"keeps {len(plan.keep)}, drops {len(plan.drop)}, frees {human_bytes(plan.frees)}"
+        return f"nothing to drop, {kept_saves(plan)} kept{trash}"
+    frees = human_bytes(plan.frees)
+    return f"keeps {kept_saves(plan)}, drops {len(plan.drop)}, frees {frees}{trash}"
 
 
 def short_of(plan: Plan) -> str:

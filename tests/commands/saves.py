@@ -1,10 +1,17 @@
-"""Checkpoints of a few bytes and any age, and a picture of a tree to compare."""
+"""Checkpoints of a few bytes and any age, verbs run in this process, and pictures of a tree."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
+from typing import Any
+
+from ftckpt.commands import app
+from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.render import json_text
+from tests.test_docs import validate
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -34,3 +41,21 @@ def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:
         )
         for path in sorted(root.rglob("*"))
     }
+
+
+def answer(*words: str) -> dict[str, Any]:
+    """Run a command line in this process; return its JSON document, held to its schema."""
+    line = app.scan(words)
+    invocation = Invocation(verb=line.verb, words=words, json=True, quiet=True)
+    result = app.run(words, invocation)
+    document = json.loads(json_text(app.document(invocation, result)))
+    assert isinstance(document, dict)
+    validate(document)
+    return document
+
+
+def ended(*words: str) -> int:
+    """Run a command line in this process; return its exit code."""
+    code = answer(*words)["result"]["code"]
+    assert isinstance(code, int)
+    return code

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands import app, verbs
-from ftckpt.commands.invocation import Invocation
+from ftckpt.commands import verbs
 from tests.commands.golden import check_golden, ftckpt
-from tests.commands.saves import DAY, HOUR, save, tree
+from tests.commands.saves import DAY, HOUR, answer, ended, save, tree
 from tests.json_run import ftckpt_json
 from tests.test_docs import validate
 
@@ -36,17 +35,6 @@ def root(here: Path) -> Path:
     (run / "notes.txt").write_text("x")
     (run / "latest").write_text("checkpoint-2000")
     return run
-
-
-def ended(*words: str) -> int:
-    """Return the exit code of a command line, run in this process."""
-    return int(app.run(words, Invocation(words=words, json=True, quiet=True)).code)
-
-
-def answer(*words: str, **environment: str) -> dict[str, Any]:
-    document = ftckpt_json("gc", *words, **environment)
-    validate(document)
-    return document
 
 
 def verdicts(document: dict[str, Any]) -> dict[str, list[str]]:
@@ -75,10 +63,10 @@ def test_several_runs_are_decided_each_on_its_own(here: Path) -> None:
 def test_a_floor_is_told_with_the_flag_that_allows_it(root: Path) -> None:
     flags = ("--keep-last", "1", "--min-survivors", "4", "--max-delete", "2")
     check_golden("gc-refused.txt", ftckpt("gc", "run", *flags, cwd=root.parent), timed=False)
-    document = answer(str(root), *flags)
+    document = answer("gc", str(root), *flags)
     assert (document["result"]["code"], len(document["plan"]["broken"])) == (8, 2)
     flags = (*flags[:2], *document["plan"]["broken"][0]["hint"].split()[:2], "--max-delete", "90%")
-    assert answer(str(root), *flags)["result"]["code"] == 0
+    assert answer("gc", str(root), *flags)["result"]["code"] == 0
 
 
 def test_a_plan_is_read_back_as_it_was(root: Path) -> None:
@@ -159,16 +147,16 @@ def test_a_policy_file_holds_the_rules_alone(root: Path) -> None:
         '[[tier]]\nname = "idle"\nmax-delete = 3\n'
     )
     policy = ("--policy", str(file))
-    by_flags = answer(str(root), *KEEP)
-    by_file = answer(str(root), *policy)
+    by_flags = answer("gc", str(root), *KEEP)
+    by_file = answer("gc", str(root), *policy)
     assert by_file["plan"]["policy"] == by_flags["plan"]["policy"]
     assert verdicts(by_file) == verdicts(by_flags)
-    assert answer(str(root), *policy, "--tier", "other")["plan"]["policy"]["keep_last"] == 5
-    result = answer(str(root), *policy, "--keep-last", "1")["result"]
+    assert answer("gc", str(root), *policy, "--tier", "other")["plan"]["policy"]["keep_last"] == 5
+    result = answer("gc", str(root), *policy, "--keep-last", "1")["result"]
     assert (result["code"], "contradict" in result["message"]) == (2, True)
     assert ended("gc", str(root), *policy, "--tier", "idle") == 2
     # Limits are of one run, and may be given beside it.
-    limited = answer(str(root), *policy, "--max-delete", "1")
+    limited = answer("gc", str(root), *policy, "--max-delete", "1")
     assert (limited["result"]["code"], limited["plan"]["policy"]["max_delete"]) == (8, "1")
     # None lies in a root and is followed.
     shutil.copy(file, root / "retention.toml")
@@ -176,18 +164,18 @@ def test_a_policy_file_holds_the_rules_alone(root: Path) -> None:
 
 
 def test_a_wish_for_space_is_told_where_it_cannot_be_met(root: Path) -> None:
-    document = answer(str(root), *KEEP, "--free", "1TB")
+    document = answer("gc", str(root), *KEEP, "--free", "1TB")
     assert document["result"]["code"] == 14
     assert "of --free can be freed" in document["result"]["message"]
-    assert document["drops"] == answer(str(root), *KEEP)["drops"]
-    few = answer(str(root), *KEEP, "--free", "1B")
+    assert document["drops"] == answer("gc", str(root), *KEEP)["drops"]
+    few = answer("gc", str(root), *KEEP, "--free", "1B")
     assert (few["drops"], few["plan"]["order"]) == (1, ["checkpoint-200"])
     assert verdicts(few)["checkpoint-400"] == ["enough-freed"]
 
 
 def test_damaged_ones_go_only_where_that_is_said(root: Path) -> None:
-    assert verdicts(answer(str(root), *KEEP))["checkpoint-2300"] == ["corrupt"]
-    document = answer(str(root), *KEEP, "--delete-corrupt")
+    assert verdicts(answer("gc", str(root), *KEEP))["checkpoint-2300"] == ["corrupt"]
+    document = answer("gc", str(root), *KEEP, "--delete-corrupt")
     assert verdicts(document)["checkpoint-2300"] == []
 
 
@@ -197,7 +185,7 @@ def test_no_environment_deletes(root: Path) -> None:
     known = {p.name: p.envvar for p in verbs.load("gc").params}
     assert never <= known.keys()
     assert not any(known[name] for name in never)
-    document = answer(str(root), FTCKPT_GC_KEEP_LAST="2", FTCKPT_GC_APPLY="1")
+    document = ftckpt_json("gc", str(root), FTCKPT_GC_KEEP_LAST="2", FTCKPT_GC_APPLY="1")
     assert document["environment"] == {"FTCKPT_GC_KEEP_LAST": "2"}
     assert "applied" not in document
 
@@ -207,25 +195,23 @@ def test_a_terminal_is_not_overrun(root: Path, columns: int) -> None:
     import pty
 
     master, slave = pty.openpty()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "ftckpt", "gc", "run", *KEEP],
         stdin=subprocess.DEVNULL,
         stdout=slave,
-        stderr=subprocess.PIPE,
+        stderr=slave,
         env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm"},
         cwd=root.parent,
-    )
-    os.close(slave)
-    text = b""
-    try:
-        while data := os.read(master, 4096):
-            text += data
-    except OSError:  # how a terminal says that the other side has gone
-        pass
-    os.close(master)
-    assert process.stderr is not None
-    assert (process.wait(60), process.stderr.read()) == (0, b"")
-    process.stderr.close()
+    ) as process:
+        os.close(slave)
+        text = b""
+        try:
+            while data := os.read(master, 4096):
+                text += data
+        except OSError:  # how a terminal says that the other side has gone
+            pass
+        os.close(master)
+    assert process.returncode == 0
     lines = text.decode().replace("\r", "").split("\n\n")[0].split("\n")
     assert max(map(len, lines)) <= columns
     assert any("checkpoint-200 " in line for line in lines)

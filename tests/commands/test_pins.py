@@ -12,17 +12,9 @@ from typing import Any
 import pytest
 
 from tests.commands.golden import check_golden, ftckpt
-from tests.json_run import ftckpt_json
-from tests.test_docs import validate
+from tests.commands.saves import answer
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-
-
-def answer(root: Path, verb: str, *words: str) -> dict[str, Any]:
-    """Return the JSON answer of a verb about a root, held to its schema."""
-    document = ftckpt_json(verb, str(root), *words)
-    validate(document)
-    return document
 
 
 def events(root: Path) -> list[dict[str, Any]]:
@@ -32,17 +24,17 @@ def events(root: Path) -> list[dict[str, Any]]:
 def test_a_pin_holds_a_checkpoint_until_it_is_taken_away(here: Path) -> None:
     root = here / "run"
     gc = ("--keep-last", "1", "--min-survivors", "1")
-    assert answer(root, "gc", *gc)["drops"] == 1
-    made = answer(root, "pin", "1", "--reason", "paper", "--owner", "alice")["pins"]
+    assert answer("gc", str(root), *gc)["drops"] == 1
+    made = answer("pin", str(root), "1", "--reason", "paper", "--owner", "alice")["pins"]
     assert [(p["entry"], p["owner"], p["path"]) for p in made] == [
         ("step-1", "alice", f"{root}/step-1")
     ]
-    document = answer(root, "gc", *gc)
+    document = answer("gc", str(root), *gc)
     assert document["drops"] == 0
     (row,) = [d for d in document["plan"]["decisions"] if d["name"] == "step-1"]
     assert row["reasons"] == [{"rule": "pinned", "detail": "by alice: paper"}]
-    assert answer(root, "unpin", "1", "--owner", "alice")["pins"][0]["reason"] == "paper"
-    assert answer(root, "gc", *gc)["drops"] == 1
+    assert answer("unpin", str(root), "1", "--owner", "alice")["pins"][0]["reason"] == "paper"
+    assert answer("gc", str(root), *gc)["drops"] == 1
     said = [(e["event"], e["entry"], e["owner"], e["by"]) for e in events(root)]
     assert said == [("pinned", "step-1", "alice", ME), ("unpinned", "step-1", "alice", ME)]
 
@@ -57,7 +49,7 @@ def test_pins_and_tags_are_listed_with_what_they_are_about(here: Path) -> None:
     done = ftckpt("pins", "run", cwd=here)
     for line in done.stdout.splitlines():
         assert line == line.rstrip()
-    document = answer(root, "pins")
+    document = answer("pins", str(root))
     assert [(p["owner"], p["reason"], p["present"]) for p in document["pins"]] == [
         ("alice", "figure 3", False),
         ("bob", "restart", False),
@@ -68,31 +60,31 @@ def test_pins_and_tags_are_listed_with_what_they_are_about(here: Path) -> None:
     assert "run/step-1  no" in done.stdout
     assert "run/step-2  yes    milestone, released" in done.stdout
     # What marks a checkpoint that is gone can still be taken away, by its step.
-    assert answer(root, "unpin", "1", "--everybody")["result"]["code"] == 0
-    assert answer(root, "pins")["pins"] == []
+    assert answer("unpin", str(root), "1", "--everybody")["result"]["code"] == 0
+    assert answer("pins", str(root))["pins"] == []
 
 
 def test_nobody_takes_away_the_pin_of_another_by_accident(here: Path) -> None:
     root = here / "run"
-    answer(root, "pin", "1", "--reason", "paper", "--owner", "alice")
-    result = answer(root, "unpin", "1")["result"]
+    answer("pin", str(root), "1", "--reason", "paper", "--owner", "alice")
+    result = answer("unpin", str(root), "1")["result"]
     assert (result["code"], result["hint"]) == (9, "pinned by alice: --owner says whose")
-    answer(root, "pin", "1", "--reason", "mine")
-    assert [p["owner"] for p in answer(root, "unpin", "1")["pins"]] == [ME]
-    assert [p["owner"] for p in answer(root, "pins")["pins"]] == ["alice"]
+    answer("pin", str(root), "1", "--reason", "mine")
+    assert [p["owner"] for p in answer("unpin", str(root), "1")["pins"]] == [ME]
+    assert [p["owner"] for p in answer("pins", str(root))["pins"]] == ["alice"]
 
 
 def test_a_tag_keeps_where_a_rule_asks_for_it(here: Path) -> None:
     root = here / "run"
     gc = ("--keep-last", "1", "--min-survivors", "1")
-    assert answer(root, "tag", "1", "milestone")["tags"] == [
+    assert answer("tag", str(root), "1", "milestone")["tags"] == [
         {"entry": "step-1", "path": f"{root}/step-1", "tags": ["milestone"]}
     ]
-    assert answer(root, "gc", *gc)["drops"] == 1
-    assert answer(root, "gc", *gc, "--keep-tag", "milestone")["drops"] == 0
-    assert answer(root, "untag", "1", "other")["result"]["code"] == 9
-    assert answer(root, "untag", "1", "milestone")["result"]["code"] == 0
-    assert answer(root, "gc", *gc, "--keep-tag", "milestone")["drops"] == 1
+    assert answer("gc", str(root), *gc)["drops"] == 1
+    assert answer("gc", str(root), *gc, "--keep-tag", "milestone")["drops"] == 0
+    assert answer("untag", str(root), "1", "other")["result"]["code"] == 9
+    assert answer("untag", str(root), "1", "milestone")["result"]["code"] == 0
+    assert answer("gc", str(root), *gc, "--keep-tag", "milestone")["drops"] == 1
 
 
 @pytest.mark.parametrize(
@@ -118,17 +110,16 @@ def test_a_tag_keeps_where_a_rule_asks_for_it(here: Path) -> None:
     ],
 )
 def test_what_each_ends_with(here: Path, words: str, code: int) -> None:
-    document = ftckpt_json(*words.replace("ROOT", str(here / "run")).split())
-    validate(document)
+    document = answer(*words.replace("ROOT", str(here / "run")).split())
     assert document["result"]["code"] == code, document["result"]
 
 
 def test_a_step_of_several_runs_must_be_named(here: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(here / "run/step-1", here / "both" / name / "step-1")
-    result = answer(here / "both", "pin", "1", "--reason", "x")["result"]
+    result = answer("pin", str(here / "both"), "1", "--reason", "x")["result"]
     assert (result["code"], result["hint"]) == (2, "name one of: a/step-1, b/step-1")
-    made = answer(here / "both", "pin", "b/step-1", "--reason", "x")["pins"]
+    made = answer("pin", str(here / "both"), "b/step-1", "--reason", "x")["pins"]
     assert [p["path"] for p in made] == [f"{here}/both/b/step-1"]
     assert (here / "both/b/.ftckpt/pins/step-1" / f"{ME}.json").exists()
 
@@ -141,5 +132,5 @@ def test_pins_on_a_bucket(here: Path, s3_url: str) -> None:
     for file in sorted((here / "run").rglob("*")):
         if file.is_file():
             store.put(file.relative_to(here / "run").as_posix(), file.read_bytes())
-    assert ftckpt_json("pin", s3_url, "1", "--reason", "x")["result"]["code"] == 0
-    assert [p["path"] for p in ftckpt_json("pins", s3_url)["pins"]] == [f"{s3_url}/step-1"]
+    assert answer("pin", s3_url, "1", "--reason", "x")["result"]["code"] == 0
+    assert [p["path"] for p in answer("pins", s3_url)["pins"]] == [f"{s3_url}/step-1"]

@@ -1,0 +1,105 @@
+"""What was dropped, reclaimed and had back, as JSON and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ftckpt.commands.invocation import Invocation, Result
+from ftckpt.commands.render import human_bytes
+from ftckpt.errors import ExitCode, worst
+
+if TYPE_CHECKING:
+    from ftckpt.retention import Applied, Purged, Trashed
+    from ftckpt.retention.outcome import Outcome
+
+
+def applied_record(applied: Applied) -> dict[str, Any]:
+    """Return what was dropped, as JSON values."""
+    return {
+        "plan": applied.plan,
+        "dropped": [d.entry.name for d in applied.dropped],
+        "trashed": [trashed_record(t) for t in applied.trashed],
+        "absent": applied.absent,
+        "freed": applied.freed,
+        "waiting": applied.waiting,
+        "purged": None if applied.purged is None else purged_record(applied.purged),
+        **rest_record(applied),
+    }
+
+
+def purged_record(purged: Purged) -> dict[str, Any]:
+    """Return what was reclaimed of the trash, as JSON values."""
+    return {
+        "erased": [trashed_record(t) for t in purged.erased],
+        "held": [{"path": path, **why._asdict()} for path, why in purged.held.items()],
+        "freed": purged.freed,
+        **rest_record(purged),
+    }
+
+
+def trashed_record(thing: Trashed) -> dict[str, Any]:
+    """Return one thing in the trash, as JSON values."""
+    return {
+        "id": thing.id,
+        "name": thing.entry,
+        "step": thing.step,
+        "time": thing.time,
+        "path": thing.path,
+        "erasing": thing.erasing,
+    }
+
+
+def rest_record(outcome: Outcome) -> dict[str, Any]:
+    """Return what was not done, and what is to be known, as JSON values."""
+    return {
+        "failed": [
+            {"name": name, "code": error.exit_code, "message": error.message, "hint": error.hint}
+            for name, error in outcome.failed.items()
+        ],
+        "notes": outcome.notes,
+    }
+
+
+def applied_text(applied: Applied) -> str:
+    """Return in one sentence what was dropped, and what became of its bytes."""
+    gone = f", {len(applied.absent)} had gone already" if applied.absent else ""
+    failed = f", {len(applied.failed)} not" if applied.failed else ""
+    if not applied.dropped:
+        return f"dropped nothing{failed}{gone}"
+    parts = []
+    if applied.waiting:
+        parts.append(f"{human_bytes(applied.waiting)} to be freed when the trash is purged")
+    if applied.freed or not parts:
+        parts.append(f"{human_bytes(applied.freed)} freed")
+    return f"dropped {len(applied.dropped)}{failed}{gone}: {', '.join(parts)}"
+
+
+def purged_lines(purged: Purged | None) -> Iterator[str]:
+    """Yield what was reclaimed of the trash, and what of it was held; nothing for nothing."""
+    if purged is None:
+        return
+    if purged.erased:
+        freed = human_bytes(purged.freed)
+        yield f"purged {len(purged.erased)} from the trash: {freed} freed"
+    for path, why in purged.held.items():
+        yield f"held in the trash: {path}: {why}"
+
+
+def ended(invocation: Invocation, outcome: Outcome, message: str) -> Result:
+    """Say what failed and what is to be known, and return how the verb ends."""
+    outcomes = [outcome]
+    purged = getattr(outcome, "purged", None)
+    if purged is not None:
+        outcomes.append(purged)
+    for one in outcomes:
+        for note in one.notes:
+            invocation.say(f"note: {note}")
+        for name, error in one.failed.items():
+            invocation.warn(f"failed: {name}: {error.message}")
+    code = worst(one.code for one in outcomes)
+    if code is ExitCode.OK:
+        return Result(code, message)
+    failed = [error for one in outcomes for error in one.failed.values()]
+    hint = next((error.hint for error in failed if error.hint), "")
+    return invocation.fail(code, message, hint)

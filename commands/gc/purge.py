@@ -1,0 +1,75 @@
+"""`ftckpt gc purge`: reclaim what has lain in the trash for long enough."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.marking import RootArgument, actor, open_place
+from ftckpt.errors import ExitCode, UsageError
+from ftckpt.quantities import duration
+
+from .outcome import ended, purged_lines, purged_record
+
+EXAMPLES = (
+    ("ftckpt gc purge /ckpt/run7", "free what was dropped at least a day ago"),
+    ("ftckpt gc purge /ckpt/run7 --trash-ttl 7d", "a week; gc --apply takes the same flag"),
+    ("ftckpt gc purge /ckpt/run7 --trash-ttl 0s --yes", "all of it, now, for good"),
+)
+CODES = {
+    ExitCode.OK: "purged, also where nothing was due",
+    ExitCode.UNSAFE: "a link stands where ftckpt's own files belong, or in what is purged",
+    ExitCode.REFUSED: "another gc is at work, or the clock has gone back; nothing was touched",
+    ExitCode.NOT_FOUND: "no such root",
+    ExitCode.UNAVAILABLE: "storage failed; nothing was concluded",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "",
+    ExitCode.UNSUPPORTED: "the store keeps no trash",
+    ExitCode.PARTIAL: "some of it could not be removed; the next purge takes it up",
+}
+
+
+def command(
+    ctx: typer.Context,
+    root: RootArgument,
+    trash_ttl: Annotated[
+        str, typer.Option(metavar="T", help="Leave what was dropped less than so long ago.")
+    ] = "24h",
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Mean a --trash-ttl of less than a day.")
+    ] = False,
+) -> Result:
+    """Free what gc has dropped long enough ago, for good.
+
+    gc --apply does this first by itself. What a kept delta is built upon by now, and what somebody
+    has pinned or points to, stays; only what was dropped is removed, file by file.
+    """
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.formats.delta_bases import bases
+    from ftckpt.retention import purge
+    from ftckpt.retention.purging import TRASH_TTL
+
+    invocation = invoked(ctx)
+    ttl = duration(trash_ttl, "--trash-ttl")
+    if ttl < TRASH_TTL and not yes:
+        raise UsageError(
+            f"--trash-ttl {trash_ttl} cannot be undone", hint="add --yes if that is meant"
+        )
+    place = open_place(invocation, root)
+    purged = purge(
+        place,
+        FORMATS,
+        actor=actor(),
+        now=time.time,
+        trash_ttl=ttl,
+        bases=bases,
+        counter=invocation.counter,
+    )
+    invocation.close()
+    invocation.report(**purged_record(purged))
+    lines = list(purged_lines(purged)) or [f"nothing in the trash of {root} is due"]
+    invocation.print("\n".join(lines))
+    return ended(invocation, purged, lines[0])

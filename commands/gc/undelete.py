@@ -1,0 +1,97 @@
+"""`ftckpt gc undelete`: have back what gc has dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.marking import RootArgument, actor, open_place
+from ftckpt.commands.render import table
+from ftckpt.errors import ExitCode, UsageError
+from ftckpt.findings import counted
+from ftckpt.quantities import shown_duration
+
+from .outcome import ended, rest_record, trashed_record
+
+if TYPE_CHECKING:
+    from ftckpt.retention import Trashed
+
+EXAMPLES = (
+    ("ftckpt gc undelete /ckpt/run7", "list what lies in the trash"),
+    ("ftckpt gc undelete /ckpt/run7 12000 step-13000", "these have their names again"),
+    ("ftckpt gc undelete /ckpt/run7 --all", "everything that was dropped and is not purged yet"),
+)
+CODES = {
+    ExitCode.OK: "listed, or had back",
+    ExitCode.UNSAFE: "a link stands where ftckpt's own files belong",
+    ExitCode.REFUSED: "something has that name now, it is being purged, or another gc is at work",
+    ExitCode.NOT_FOUND: "no such root, or nothing of that name in its trash",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "",
+    ExitCode.UNSUPPORTED: "the store keeps no trash",
+    ExitCode.PARTIAL: "some of them could not be had back",
+}
+
+
+def command(
+    ctx: typer.Context,
+    root: RootArgument,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STEP|NAME...", help="What to have back; without, the trash is listed."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All of it; of several of one name the last.")
+    ] = False,
+) -> Result:
+    """Have back what gc has dropped: without a name, list the trash.
+
+    Nothing that stands in its place now is replaced. The next gc by the same rules drops it again,
+    so pin what is to stay.
+    """
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.retention import trashed, undelete
+
+    invocation = invoked(ctx)
+    if names and everything:
+        raise UsageError("names and --all contradict each other")
+    place = open_place(invocation, root)
+    things = trashed(place, FORMATS)
+    wanted = _last_of_each(things) if everything else names or []
+    if not wanted:
+        invocation.report(trash=[trashed_record(t) for t in things])
+        invocation.print(_listed(things) if things else f"nothing lies in the trash of {root}")
+        return Result(ExitCode.OK, f"{counted(len(things), 'thing')} in the trash")
+    undeleted = undelete(place, FORMATS, wanted, actor=actor(), now=time.time)
+    invocation.report(
+        restored=[trashed_record(t) for t in undeleted.restored], **rest_record(undeleted)
+    )
+    for thing in undeleted.restored:
+        invocation.print(f"{place.store.describe(thing.entry)} is back")
+    return ended(invocation, undeleted, f"{len(undeleted.restored)} of {len(wanted)} are back")
+
+
+def _last_of_each(things: Sequence[Trashed]) -> list[str]:
+    """Return what names the last of each name; what is being purged cannot be had back."""
+    return list({t.entry: t.id for t in things if not t.erasing}.values())
+
+
+def _listed(things: Sequence[Trashed]) -> str:
+    rows: list[list[Any]] = []
+    now = time.time()
+    for thing in things:
+        when = datetime.fromtimestamp(thing.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        ago = f"in the future, {when}" if thing.time > now else shown_duration(now - thing.time)
+        step = "-" if thing.step is None else thing.step
+        rows.append(
+            [step, thing.entry, when, ago, "being purged" if thing.erasing else "can be had back"]
+        )
+    return table(["step>", "name", "dropped (UTC)", "ago>", "state"], rows)
