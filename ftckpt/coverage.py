@@ -149,10 +149,12 @@ def _show(box: Box) -> str:
 
 def intersection(a: Box, b: Box) -> Box | None:
     """Return the box of elements that are in both, or None where there are none."""
-    offsets = tuple(max(x, y) for x, y in zip(a.offsets, b.offsets, strict=True))
-    ends = tuple(
-        min(ao + as_, bo + bs)
-        for ao, as_, bo, bs in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)
-    )
-    sizes = tuple(e - o for o, e in zip(offsets, ends, strict=True))
-    return Box(offsets, sizes) if all(s > 0 for s in sizes) else None
+    offsets, sizes = [], []
+    for start, size, other, count in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True):
+        first = max(start, other)
+        shared = min(start + size, other + count) - first
+        if shared <= 0:  # most boxes that are compared do not meet
+            return None
+        offsets.append(first)
+        sizes.append(shared)
+    return Box(tuple(offsets), tuple(sizes))

@@ -8,6 +8,7 @@ place. Else the span around them is read into a small buffer and copied with str
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.assembly import raw_dtype
@@ -129,7 +130,7 @@ class Gatherer:
         """
         import numpy as np
 
-        if sum(out[move.place].size for move in moves) < out.size:
+        if sum(prod(move.sizes) for move in moves) < out.size:
             out[...] = np.zeros((), out.dtype)
         for move in moves:
             target, size = out[move.place], move.dtype.itemsize
@@ -139,8 +140,7 @@ class Gatherer:
                 continue
             raw = buffer(move.span, _PICK_SLOT)
             self.bytes.get(move.held, move.offset, raw)
-            flat = np.frombuffer(raw, raw_dtype(size), count=len(raw) // size)
-            items = np.lib.stride_tricks.as_strided(flat, move.sizes, move.held.strides)
+            items = np.ndarray(move.sizes, raw_dtype(size), raw, strides=move.held.strides)
             target[...] = items if same else cast(np.ascontiguousarray(items), move.dtype, dtype)
 
     def _moves(self, shard: Shard, box: Box) -> Iterator[Move]:
@@ -152,13 +152,15 @@ class Gatherer:
             lead = len(part.sizes) - len(fill.source.sizes)
             inside = tuple(p - b for p, b in zip(part.offsets, box.offsets, strict=True))
             for move in self._of_source(fill.key, _in_source(fill, part, lead), inside[lead:]):
-                yield from self._cut(move._replace(place=(*inside[:lead], *move.place)))
+                if lead:
+                    move = move._replace(place=(*inside[:lead], *move.place))
+                yield from self._cut(move)
 
     def _of_source(self, key: str, box: Box, at: tuple[int, ...]) -> Iterator[Move]:
         """Yield where a box of a source tensor lies; it goes to `at` in the box that is filled."""
         info = self.bytes.checkpoint.tensors[key]
         found = 0
-        for held in self.bytes.places(info):
+        for held in self.bytes.places(info).near(box):
             part = _shared(held.box, box)
             if part is None or not part.volume:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
@@ -59,6 +60,37 @@ class Held(NamedTuple):
     origin: int
     strides: tuple[int, ...]
     undone: Payload | None = None
+
+
+class Boxes(NamedTuple):
+    """Boxes of one tensor, and how to find those that a box may meet without looking at all.
+
+    Attributes:
+        axis: along which they lie one after the other.
+        order: places of the boxes, by ascending offset along `axis`.
+        starts: the offsets along `axis`, in that order.
+        longest: the greatest size along `axis`.
+    """
+
+    axis: int
+    order: tuple[int, ...]
+    starts: tuple[int, ...]
+    longest: int
+
+    @classmethod
+    def of(cls, boxes: Sequence[Box]) -> Boxes:
+        """Index some boxes, of which there is at least one, of a tensor that has an axis."""
+        axes = range(len(boxes[0].sizes))
+        axis = max(axes, key=lambda d: len({box.offsets[d] for box in boxes}))
+        order = sorted(range(len(boxes)), key=lambda n: boxes[n].offsets[axis])
+        starts = tuple(boxes[n].offsets[axis] for n in order)
+        return cls(axis, tuple(order), starts, max(box.sizes[axis] for box in boxes))
+
+    def near(self, box: Box) -> tuple[int, ...]:
+        """Return the places of all boxes that share elements with `box`, and perhaps of others."""
+        start = box.offsets[self.axis]
+        first = bisect_right(self.starts, start - self.longest)
+        return self.order[first : bisect_left(self.starts, start + box.sizes[self.axis])]
 
 
 def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:

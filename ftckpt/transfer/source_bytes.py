@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
+from ftckpt.checkpoint import Box, Checkpoint, Piece, TensorInfo
 from ftckpt.errors import CorruptError
 
-from .regions import Held, held_by, reach
+from .regions import Boxes, Held, held_by, reach
 from .undone import UndoneStreams
 
 if TYPE_CHECKING:
@@ -21,6 +22,26 @@ _SHARE = (
     8  # of the files that the process may open, as a divisor: source and result are read at once
 )
 _KNOWN_TENSORS = 1024
+_FEW = 4  # boxes that are compared as fast as they are looked up
+
+
+class Places:
+    """Where the main pieces of one tensor lie.
+
+    Args:
+        held: each at a regular place; they do not overlap.
+    """
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self._held = held
+        many = len(held) > _FEW and held[0].box.sizes
+        self._boxes = Boxes.of([one.box for one in held]) if many else None
+
+    def near(self, box: Box) -> Sequence[Held]:
+        """Return all that share elements with a box of the tensor, and perhaps others."""
+        if self._boxes is None:
+            return self._held
+        return [self._held[n] for n in self._boxes.near(box)]
 
 
 class SourceBytes:
@@ -37,7 +58,7 @@ class SourceBytes:
         self._lock = threading.Lock()
         self._most = most_open_files()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
-        self._places: OrderedDict[str, tuple[Held, ...]] = OrderedDict()
+        self._places: OrderedDict[str, Places] = OrderedDict()
         self._undone = UndoneStreams(checkpoint.source, limiter)
 
     @property
@@ -45,7 +66,7 @@ class SourceBytes:
         """Reads that are closer than this many bytes are better done as one."""
         return self.checkpoint.source.store.traits.gap
 
-    def places(self, info: TensorInfo) -> tuple[Held, ...]:
+    def places(self, info: TensorInfo) -> Places:
         """Return where the main pieces of a tensor lie; found once while it is worked on.
 
         Raises:
@@ -55,11 +76,13 @@ class SourceBytes:
             known = self._places.get(info.key)
         if known is not None:
             return known
-        found = tuple(
-            held
-            for piece in info.pieces
-            if not piece.replica and piece.box.volume
-            for held in self._places_of(info, piece)
+        found = Places(
+            [
+                held
+                for piece in info.pieces
+                if not piece.replica and piece.box.volume
+                for held in self._places_of(info, piece)
+            ]
         )
         with self._lock:
             self._places[info.key] = found
