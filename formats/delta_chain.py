@@ -20,10 +20,13 @@ from ftckpt.opening import open_target
 from ftckpt.registry import Format
 from ftckpt.roots import step_in_name
 from ftckpt.stores import open_store
+from ftckpt.tensor_digest import digest_tensor
 from ftckpt.transfer.places import place_of
 
 if TYPE_CHECKING:
     from .delta_checkpoint import DeltaCheckpoint
+
+_LOOKED_AT = 1 << 20  # bytes of small tensors that tell one step of a run from another
 
 # Deltas upon one full checkpoint. Each costs a restore about as much as a checkpoint, and decoding
 # goes down through all of them at once, which the interpreter bounds.
@@ -47,26 +50,32 @@ def open_base(
         FtckptError: what stands there cannot be opened.
     """
     wrong: CorruptError | None = None
-    for url in _places(delta, base, given):
+    likely: Checkpoint | None = None
+    recorded = resolved(base.path, place_of(delta.source))
+    for url in _places(delta, recorded, base, given):
         try:
             found = _open(url, formats, delta)
         except NotFoundError:
             continue
         if found is None:
             continue
-        why = _difference(delta, base, found)
-        if not why:
+        if _is_known(found, base):
             return found
+        why = _difference(delta, base, found, look=url != recorded)
+        if not why:
+            likely = likely or found
+            continue
         wrong = wrong or CorruptError(
             f"{found.source.url} is not the base of {delta.source.url}: {why}",
             hint="find the checkpoint that it was packed upon; --base PATH says where it is",
             kind="wrong-base",
         )
+    if likely is not None:
+        return likely
     if wrong is not None:
         raise wrong
-    where = resolved(base.path, place_of(delta.source))
     raise NotFoundError(
-        f"the base of {delta.source.url}, {_step(base)}, is not at {where}",
+        f"the base of {delta.source.url}, {_step(base)}, is not at {recorded}",
         hint="bring it back, or say where it is: ftckpt delta unpack DELTA OUT --base PATH",
         kind="missing-base",
     )
@@ -122,12 +131,13 @@ def manifest_digest(manifest: Manifest) -> str:
     return manifest.dump().rsplit(b'"', 2)[-2].decode()
 
 
-def _places(delta: DeltaCheckpoint, base: BaseName, given: Sequence[str]) -> Iterator[str]:
-    """Yield where the base may lie, the likeliest first; what lies elsewhere is listed last."""
+def _places(
+    delta: DeltaCheckpoint, recorded: str, base: BaseName, given: Sequence[str]
+) -> Iterator[str]:
+    """Yield where the base may lie; a root that was put together anew is listed last."""
     yield from given
+    yield recorded
     own = place_of(delta.source)
-    yield resolved(base.path, own)
-    # A root that was put together anew: the base may have another name beside the delta.
     parent, _, name = own.rstrip("/").rpartition("/")
     step = step_of(base)
     if step is None or not parent:
@@ -158,23 +168,40 @@ def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkp
         raise
 
 
-def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint) -> str:
-    """Say why a checkpoint cannot be the base, as far as that can be told without its tensors."""
+def _is_known(found: Checkpoint, base: BaseName) -> bool:
+    """Say whether a checkpoint is known to be the base: by its content, or by its manifest."""
     from .delta_checkpoint import DeltaCheckpoint
 
     if isinstance(found, DeltaCheckpoint):
-        holds = found.index.content()
-        return "" if holds == base.content else f"its content is {holds}, not {base.content}"
-    if base.manifest and _manifest(found) == base.manifest:
-        return ""
-    for tensor in delta.index.tensors:
-        if tensor.base is None:
-            continue
+        return found.index.content() == base.content
+    return bool(base.manifest) and _manifest(found) == base.manifest
+
+
+def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint, *, look: bool) -> str:
+    """Say why a checkpoint cannot be the base; "" where it may be.
+
+    Args:
+        delta: that stands upon it.
+        base: what it says of it.
+        found: the checkpoint.
+        look: whether to compare small tensors too: it lies where nobody recorded it.
+    """
+    from .delta_checkpoint import DeltaCheckpoint
+
+    if isinstance(found, DeltaCheckpoint):
+        return f"its content is {found.index.content()}, not {base.content}"
+    smallest = sorted((t for t in delta.index.tensors if t.base), key=lambda t: t.nbytes)
+    left = _LOOKED_AT if look else 0
+    for tensor in smallest:
+        assert tensor.base is not None
         info = found.tensors.get(tensor.base.key)
         if info is None:
             return f"it has no tensor {tensor.base.key}"
         if (info.shape, info.dtype) != (tensor.shape, tensor.dtype):
             return f"its {tensor.base.key} is {info.dtype.name}{list(info.shape)}"
+        left -= tensor.nbytes
+        if left > 0 and digest_tensor(found, info) != tensor.base.digest:
+            return f"its {tensor.base.key} has other values"
     return ""
 
 

@@ -46,7 +46,7 @@ class DeltaCheckpoint(Checkpoint):
     decoded: Mapping[Extent, Extent]
     formats: Sequence[Format]
     given: Sequence[str] = ()
-    stores: StoreOptions = StoreOptions()
+    stores: StoreOptions
     _base: Checkpoint | None = field(default=None, init=False, repr=False)
     _decoder: ChainDecoder | None = field(default=None, init=False, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
