@@ -82,15 +82,22 @@ def consequence(component: str) -> str:
     return next((row.consequence for row in TABLE if row.key == component), "")
 
 
+def remarks(judgement: Judgement) -> list[tuple[str, str]]:
+    """Return what stands beside the sentence, each with the word that says what it is."""
+    # What goes wrong without a component is true of one that was not there from the beginning.
+    missing = [cause for cause in judgement.causes if cause.step == judgement.first]
+    known = [(cause.title, consequence(cause.component)) for cause in missing]
+    return [
+        *(("why", f"{title}: {said}") for title, said in known if said),
+        *(("where", one.words) for one in judgement.closeups),
+        *(("note", note) for note in judgement.notes),
+        *(("problem", problem) for problem in judgement.problems),
+    ]
+
+
 def text(judgement: Judgement) -> str:
     """Return the answer for a terminal: verdict, comparisons, what differs first."""
-    rows: list[tuple[str, object]] = [("verdict", judgement.verdict.value)]
-    rows.append(("", judgement.sentence))
-    rows += [("why", f"{c.title}: {consequence(c.component)}") for c in judgement.causes
-             if consequence(c.component)]  # fmt: skip
-    rows += [("where", one.words) for one in judgement.closeups]
-    rows += [("note", note) for note in judgement.notes]
-    rows += [("problem", problem) for problem in judgement.problems]
+    rows = [("verdict", judgement.verdict.value), ("", judgement.sentence), *remarks(judgement)]
     parts = [pairs(rows)]
     if judgement.comparisons:
         parts.append(

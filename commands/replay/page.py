@@ -1,33 +1,70 @@
-"""The timeline of a replay as one page that needs nothing else: steps by events, a panel a run."""
+"""The timeline of a replay as one page that needs nothing else: steps by events, rank by rank.
+
+What differs stands first and open, what is equal below it and folded. The page has no script and
+loads nothing, so that it can be kept with a failed job and opened anywhere.
+"""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.replay.events import EVENTS
+from ftckpt.findings import counted
+from ftckpt.replay.events import BY_KEY, EVENTS
+from ftckpt.replay.judging import Verdict
+
+from .answer import remarks
 
 if TYPE_CHECKING:
-    from ftckpt.replay.comparing import Comparison
+    from ftckpt.replay.comparing import Comparison, Difference
     from ftckpt.replay.judging import Judgement
 
+# More steps than fit side by side are put together where they are alike.
+_SIDE_BY_SIDE = 40
+_SIGNS = {Verdict.EXACT: "good", Verdict.NOT_COMPARED: "open"}
+
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2rem auto; max-width: 75rem;
-       padding: 0 1rem; }
-h1 { font-size: 1.4rem; margin-bottom: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .3rem; }
-p { margin: .3rem 0; } .scroll { overflow-x: auto; }
+:root { --ground: #fff; --ink: #222; --faint: #6a6a6a; --line: #ddd; --none: #f1f1f1;
+  --equal: #bfe5d5; --on-equal: #0b5c43; --differs: #f3b8a0; --on-differs: #7a2600;
+  --first: #7a2600; --open: #8a6d00; }
+@media (prefers-color-scheme: dark) { :root { --ground: #181818; --ink: #ddd; --faint: #999;
+  --line: #3a3a3a; --none: #262626; --equal: #155a44; --on-equal: #c9f2e3; --differs: #8a3a17;
+  --on-differs: #ffd9c9; --first: #ffb08f; --open: #d9b84a; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
+  margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
+h1 { font-size: 1.4rem; margin: 0; padding-left: .7rem; border-left: .4rem solid var(--first); }
+h1.good { border-color: var(--on-equal); } h1.open { border-color: var(--open); }
+h2, summary { font-size: 1.05rem; font-weight: 600; margin: 1.6rem 0 .3rem; }
+summary { cursor: pointer; margin: .5rem 0; } details { border-top: 1px solid var(--line); }
+details details { border: 0; margin-left: 1rem; } details summary { font-weight: 500; }
+p { margin: .5rem 0; } .faint { color: var(--faint); font-size: 13px; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .8rem 0; }
+dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; margin: .2rem 0 1rem; padding-bottom: 3px; }
 table { border-collapse: separate; border-spacing: 2px; font-size: 13px; }
-th { font-weight: 500; text-align: right; padding: 0 .4rem; white-space: nowrap; }
-thead th { text-align: center; min-width: 1.5rem; }
-td { width: 1.6rem; height: 1.3rem; text-align: center; border-radius: 3px; }
-.equal { background: #bfe5d5; color: #0b5c43; } .differs { background: #f3b8a0; color: #7a2600; }
-.first { outline: 3px solid #7a2600; font-weight: 700; } .none { background: #f2f2f2; }
-@media (prefers-color-scheme: dark) {
-  body { background: #181818; color: #ddd; } .none { background: #262626; }
-  .equal { background: #155a44; color: #c9f2e3; } .differs { background: #8a3a17; color: #ffd9c9; }
-  .first { outline-color: #ffb08f; } }
+th { font-weight: 500; padding: 0 .4rem; white-space: nowrap; }
+th[scope=row], .corner { text-align: right; position: sticky; left: 0; background: var(--ground); }
+.corner { font-weight: 600; } thead .first { color: var(--first); font-weight: 700; }
+td { min-width: 1.6rem; height: 1.3rem; text-align: center; border-radius: 3px; }
+.equal { background: var(--equal); color: var(--on-equal); }
+.differs { background: var(--differs); color: var(--on-differs); }
+.none { background: var(--none); }
+td.first { outline: 3px solid var(--first); outline-offset: -1px; font-weight: 700; }
+.list td, .list th { text-align: left; padding: 0 .5rem; } .list th { color: var(--faint); }
 """
+
+
+class _Column(NamedTuple):
+    """Steps that are shown together, and what is known of them by (event, rank)."""
+
+    first: int
+    last: int
+    cells: dict[tuple[str, int], bool]
+
+    @property
+    def label(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}&ndash;{self.last}"
 
 
 def write_page(path: str, judgement: Judgement) -> None:
@@ -42,51 +79,130 @@ def write_page(path: str, judgement: Judgement) -> None:
 
 
 def page(judgement: Judgement) -> str:
-    """Return the page: the verdict, then a grid of steps by events for each pair of runs."""
+    """Return the page: the verdict, what differs first, and a grid for each pair of runs."""
+    title, sentence = _safe(judgement.verdict.value), _safe(judgement.sentence)
+    sign = _SIGNS.get(judgement.verdict, "bad")
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width'>"
-        f"<title>ftckpt replay: {_safe(judgement.verdict.value)}</title><style>{_STYLE}</style>",
-        f"<h1>{_safe(judgement.verdict.value.capitalize())}</h1><p>{_safe(judgement.sentence)}</p>",
+        f"<title>ftckpt replay: {title}</title><style>{_STYLE}</style>",
+        f"<h1 class={sign}>{title[:1].upper()}{title[1:]}</h1>",
+        f"<p>{sentence[:1].upper()}{sentence[1:]}.</p>",
+        *_remarks(judgement),
     ]
-    parts += [f"<p>Note: {_safe(note)}</p>" for note in judgement.notes]
-    parts += [f"<p>Problem: {_safe(problem)}</p>" for problem in judgement.problems]
+    if judgement.comparisons:
+        parts.append(
+            "<p class=faint>One column a step, one row for what was recorded of it in causal order."
+            " Of many steps those that are alike share a column."
+            " <b>=</b> equal, <b>&ne;</b> differs, framed: what differs first, grey: not recorded."
+        )
+    unlike = [one for one in judgement.comparisons if one.differences]
+    for comparison in unlike:
+        parts += _differing(comparison)
     for comparison in judgement.comparisons:
-        parts += _grid(comparison)
+        if not comparison.differences:  # the restart's is the last one
+            shown = not unlike and comparison is judgement.comparisons[-1]
+            parts += _equal(comparison, shown=shown)
     return "\n".join(parts) + "\n</html>\n"
 
 
-def _grid(comparison: Comparison) -> Iterator[str]:
-    title = f"{comparison.other} against {comparison.reference}"
-    said = "equal" if comparison.equal else f"differs from step {comparison.differences[0].step}"
-    yield f"<h2>{_safe(title)}: {said}</h2>"
-    words = {(d.step, d.event, d.rank): d.words for d in comparison.at_first_step()}
-    steps = sorted({step for step, _, _ in comparison.grid})
-    first = comparison.differences[0] if comparison.differences else None
+def _remarks(judgement: Judgement) -> Iterator[str]:
+    rows = remarks(judgement)
+    if rows:
+        yield "<dl>"
+        yield from (f"<dt>{_safe(name)}<dd>{_safe(words)}" for name, words in rows)
+        yield "</dl>"
+
+
+def _differing(comparison: Comparison) -> Iterator[str]:
+    first = comparison.differences[0]
+    yield f"<h2>{_title(comparison)}: differs from step {first.step}</h2>"
+    yield "<div class=scroll><table class=list>"
+    yield f"<tr><th>first, at step {first.step}<th>rank<th>how"
+    for one in comparison.at_first_step():
+        yield (f"<tr><td>{_safe(BY_KEY[one.event].title)}<td>{one.rank}<td>{_safe(one.detail)}")
+    yield "</table></div>"
+    columns = _columns(comparison, first.step)
+    unlike = {d.rank for d in comparison.differences}
     for rank in comparison.ranks:
-        head = "".join(f"<th scope=col>{step}</th>" for step in steps)
-        yield f"<div class=scroll><table><thead><tr><th>rank {rank}, step</th>{head}</tr></thead>"
-        for event in EVENTS:
-            cells = [comparison.grid.get((step, event.key, rank)) for step in steps]
-            if all(cell is None for cell in cells):
-                continue
-            row = [f"<tr><th scope=row>{_safe(event.title)}</th>"]
-            for step, equal in zip(steps, cells, strict=True):
-                key = (step, event.key, rank)
-                begun = first is not None and (first.step, first.event, first.rank) == key
-                row.append(_cell(equal, words.get(key, ""), begun=begun))
-            yield "".join(row) + "</tr>"
-        yield "</table></div>"
+        if rank in unlike:
+            yield from _grid(columns, rank, first)
+    alike = [rank for rank in comparison.ranks if rank not in unlike]
+    if alike:
+        named = f"rank {alike[0]}" if len(alike) == 1 else f"the other {len(alike)} ranks"
+        yield f"<details><summary>{named}: equal</summary>"
+        for rank in alike:
+            yield from _grid(columns, rank, None)
+        yield "</details>"
 
 
-def _cell(equal: bool | None, words: str, *, begun: bool) -> str:
+def _equal(comparison: Comparison, *, shown: bool) -> Iterator[str]:
+    said = f"equal for {counted(len(comparison.steps), 'step')}"
+    if comparison.problems:
+        said += ", which shows nothing"
+    yield f"<details{' open' if shown else ''}><summary>{_title(comparison)}: {said}</summary>"
+    columns = _columns(comparison, None)
+    for rank in comparison.ranks:
+        yield from _grid(columns, rank, None)
+    yield "</details>"
+
+
+def _title(comparison: Comparison) -> str:
+    title = f"{comparison.other} against {comparison.reference}"
+    return _safe(title[:1].upper() + title[1:])
+
+
+def _columns(comparison: Comparison, apart: int | None) -> list[_Column]:
+    """Return the columns of a grid; the step `apart` has one of its own.
+
+    Of many steps those that stand together are one column, as far as none of them contradicts
+    another: what was not recorded of a step contradicts nothing.
+    """
+    steps: dict[int, dict[tuple[str, int], bool]] = {}
+    for (step, event, rank), equal in comparison.grid.items():
+        steps.setdefault(step, {})[event, rank] = equal
+    columns: list[_Column] = []
+    for step, cells in sorted(steps.items()):
+        last = columns[-1] if columns else None
+        if (
+            last is None
+            or len(steps) <= _SIDE_BY_SIDE
+            or apart in (step, last.last)
+            or any(last.cells.get(key, equal) != equal for key, equal in cells.items())
+        ):
+            columns.append(_Column(step, step, cells))
+        else:
+            columns[-1] = _Column(last.first, step, last.cells | cells)
+    return columns
+
+
+def _grid(columns: Sequence[_Column], rank: int, first: Difference | None) -> Iterator[str]:
+    head = "".join(
+        f"<th scope=col{' class=first' if first and column.first == first.step else ''}>"
+        f"{column.label}"
+        for column in columns
+    )
+    yield f"<div class=scroll><table><thead><tr><th class=corner>rank {rank}, step{head}</thead>"
+    for event in EVENTS:
+        cells = [column.cells.get((event.key, rank)) for column in columns]
+        if all(cell is None for cell in cells):
+            continue
+        row = [f"<tr><th scope=row>{_safe(event.title)}"]
+        for column, equal in zip(columns, cells, strict=True):
+            here = (column.first, event.key, rank)
+            begun = first is not None and here == (first.step, first.event, first.rank)
+            row.append(_cell(equal, begun=begun))
+        yield "".join(row)
+    yield "</table></div>"
+
+
+def _cell(equal: bool | None, *, begun: bool) -> str:
     """Return one cell; a sign says the same as the colour."""
     if equal is None:
-        return "<td class=none></td>"
+        return "<td class=none>"
     if equal:
-        return "<td class=equal>=</td>"
-    said = f" title='{_safe(words)}'" if words else ""
-    return f"<td class='differs{' first' if begun else ''}'{said}>&ne;</td>"
+        return "<td class=equal>="
+    return f"<td class='differs{' first' if begun else ''}'>&ne;"
 
 
 def _safe(text: str) -> str:

@@ -99,9 +99,9 @@ def _restored(state: Sequence[Difference], reference: Log, *, loading: bool) -> 
         if difference.event in RANDOM:
             name, reason = _random(component, item.words)
         elif loading:
-            reason = _found_elsewhere(difference, reference) or difference.words
+            reason = _found_elsewhere(difference, reference) or difference.detail
         else:
-            reason = f"{difference.words}, which the step before has changed otherwise"
+            reason = f"{difference.detail}; the step before changed it otherwise"
         yield Cause(name, difference.step, difference.event, ranks, reason)
 
 

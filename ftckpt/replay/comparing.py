@@ -52,16 +52,18 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """What differs, in words: `loss (3 ULP)`, `gradients (4 of 12)`."""
-        title = BY_KEY[self.event].title
+        """What differs, in words: `loss (3 ULP)`, `gradients (4 of 12, first w)`."""
+        return f"{BY_KEY[self.event].title} ({self.detail})"
+
+    @property
+    def detail(self) -> str:
+        """How it differs, in words: `3 ULP`, `4 of 12, first w`."""
         if self.event in RANDOM:
-            said = ", ".join(f"{i.name}: {i.words}" for i in self.items)
-            return f"{title} ({said})"
+            return ", ".join(f"{i.name}: {i.words}" for i in self.items)
         if len(self.items) == 1:
             item = self.items[0]
-            place = "" if self.of == 1 else f"{item.name}: "
-            return f"{title} ({place}{item.words})"
-        return f"{title} ({len(self.items)} of {self.of}, first {self.items[0].name})"
+            return item.words if self.of == 1 else f"{item.name}: {item.words}"
+        return f"{len(self.items)} of {self.of}, first {self.items[0].name}"
 
 
 @dataclass(frozen=True)

@@ -132,10 +132,11 @@ def _joined(cause: Cause) -> str:
 
 
 def _consequences(across: Comparison) -> str:
-    """Say what became of the batch and of the loss."""
+    """Say what became of the batch, or else of the model's input, and of the loss."""
     words = []
     step = across.differences[0].step
-    for event in ("batch", "loss"):
+    drawn = any((s, e) == (step, "batch") for s, e, _ in across.grid)
+    for event in ("batch" if drawn else "input", "loss"):
         at = [(s, equal) for (s, e, _), equal in across.grid.items() if e == event]
         here = [equal for s, equal in at if s == step]
         if here and all(here):

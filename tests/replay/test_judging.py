@@ -160,6 +160,19 @@ def test_tensors_that_were_read_in_one_run_alone_are_not_compared() -> None:
     assert (7, "params", 0) in found.comparisons[-1].grid
 
 
+def test_the_input_stands_for_a_batch_that_no_loader_drew() -> None:
+    def given(wrong: float) -> Change:
+        def change(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+            of["input"] = of.pop("batch")
+            of["loss"] = {"0": written(wrong / step)}
+
+        return change
+
+    u = log(range(1, 9), "U", change=given(1))
+    found = judge([u], [log(range(5, 9), "A", change=given(2))], 5, 8)
+    assert "; input equal, loss differs by " in found.sentence
+
+
 def test_rounded_numbers_are_compared_by_value() -> None:
     a = Log("a", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.50"}})}})
     b = Log("b", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.5"}})}})
