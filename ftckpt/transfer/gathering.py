@@ -70,7 +70,7 @@ class Gatherer:
             from the gathering to the writing.
     """
 
-    chunk = 1 << 20
+    chunk = 2 << 20
 
     def __init__(self, checkpoint: Checkpoint, limiter: RateLimit | None = None) -> None:
         self.bytes = SourceBytes(checkpoint, limiter)

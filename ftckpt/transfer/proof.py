@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftckpt.buffers import buffer, same
 from ftckpt.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _TASK = 32 << 20  # bytes compared by one task
 _MOST = 256  # tensors compared by one task: handing over a task costs more than comparing a few
-_STEP = 1 << 20
+_STEP = 2 << 20
 _WANTED_SLOT, _FOUND_SLOT = 4, 5
 
 
@@ -92,9 +92,7 @@ def prove(
         CorruptError: names, shapes, types, tiling, bits or objects differ (`failed-proof`).
     """
     wanted = content.tensors
-    _compare_names(wanted.keys() | content.aliases.keys(), result)
-    for key in wanted:
-        _compare_form(content, key, result)
+    compare_forms(content, result)
     counter.start("proving", sum(w.nbytes for w in wanted.values()))
     source, target = Gatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
@@ -109,8 +107,36 @@ def prove(
     finally:
         source.close()
         target.close()
-    objects = _compare_objects(content, result, same_objects)
+    objects = compare_objects(content, result, same_objects)
     return Proof(len(wanted), sum(w.nbytes for w in wanted.values()), objects)
+
+
+class Prover(Protocol):
+    """Compares a result with what was to be written, as `prove` does."""
+
+    def __call__(
+        self,
+        content: Content,
+        result: Checkpoint,
+        same_objects: SameObjects,
+        *,
+        jobs: int = 1,
+        executor: Executor | None = None,
+        limiter: RateLimit | None = None,
+        counter: Counter = NULL,
+    ) -> Proof:
+        """Compare them; see `prove`."""
+
+
+def compare_forms(content: Content, result: Checkpoint) -> None:
+    """Compare names, shapes and types, and look whether pieces tile their tensors.
+
+    Raises:
+        CorruptError: they differ (`failed-proof`).
+    """
+    _compare_names(content.tensors.keys() | content.aliases.keys(), result)
+    for key in content.tensors:
+        _compare_form(content, key, result)
 
 
 def _compare_names(wanted: Set[str], result: Checkpoint) -> None:
@@ -121,20 +147,20 @@ def _compare_names(wanted: Set[str], result: Checkpoint) -> None:
     if missing or more:
         what = f"lacks {missing[0]}" if missing else f"has {more[0]}, which nobody asked for"
         count = len(missing) + len(more)
-        raise _failed(f"the result {what} ({count} names differ)", (missing + more)[0])
+        raise failed(f"the result {what} ({count} names differ)", (missing + more)[0])
 
 
 def _compare_form(content: Content, key: str, result: Checkpoint) -> None:
     want = content.tensors[key]
     has = result.tensors[result.aliases.get(key, key)]
     if (has.shape, has.dtype) != (want.shape, want.dtype):
-        raise _failed(
+        raise failed(
             f"{key} is {has.dtype.name}{list(has.shape)} in the result and not "
             f"{want.dtype.name}{list(want.shape)}",
             key,
         )
     for gap in check_coverage(has.shape, has.pieces):
-        raise _failed(f"{key} in the result: {gap.message}", key)
+        raise failed(f"{key} in the result: {gap.message}", key)
 
 
 def _ranges(content: Content, result: Checkpoint) -> Iterator[_Range]:
@@ -174,12 +200,12 @@ def _compare_bits(task: _Range, source: Gatherer, target: Gatherer) -> None:
         source.fill(task.wanted, start, stop, want)
         target.fill(task.found, start, stop, has)
         if not same(want, has):
-            raise _failed(
+            raise failed(
                 f"elements [{start}, {stop}) of {task.key} are not what the source holds", task.key
             )
 
 
-def _compare_objects(content: Content, result: Checkpoint, same_objects: SameObjects) -> int:
+def compare_objects(content: Content, result: Checkpoint, same_objects: SameObjects) -> int:
     """Compare the objects that have one name in both; return how many those are.
 
     A format that keeps a nested state in one place and one that keeps its leaves apart have other
@@ -189,11 +215,12 @@ def _compare_objects(content: Content, result: Checkpoint, same_objects: SameObj
     equal = same_objects(content.checkpoint, result)
     for name in shared:
         if not equal(name):
-            raise _failed(f"{name} in the result is not what the source holds", name)
+            raise failed(f"{name} in the result is not what the source holds", name)
     return len(shared)
 
 
-def _failed(message: str, key: str) -> CorruptError:
+def failed(message: str, key: str) -> CorruptError:
+    """Return the error of a proof that failed, given why and at which tensor or object."""
     return CorruptError(
         f"the proof failed: {message}",
         kind="failed-proof",
