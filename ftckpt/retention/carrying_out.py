@@ -21,7 +21,7 @@ from .entries import EntryClass, RootEntry
 from .evidence import Evidence
 from .floors import broken_floors
 from .found import Bases, Found, Reading, no_bases
-from .holding import hold
+from .holding import hold, require_clock
 from .outcome import Applied, Purged
 from .plan import Decision, Plan
 from .preparing import Prepared, prepare
@@ -74,6 +74,7 @@ def apply(
     concerned = {d.entry.group for d in plan.drop}
     wanted = [r for r in roots if r.base in concerned or trash_ttl is not None]
     with hold(wanted, actor, now()) as trashes:
+        require_clock(wanted, now())
         going, absent, fresh = _still_right(
             plan, place, formats, now(), set(trashes), bases, counter
         )

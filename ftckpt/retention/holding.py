@@ -1,4 +1,4 @@
-"""Hold roots while something is changed there: locked, and by a clock that can be believed."""
+"""Hold roots while something is changed there; and by whose clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hold(roots: Iterable[Root], actor: str, now: float) -> Iterator[Mapping[str,
         now: seconds since the epoch.
 
     Raises:
-        RefusedError: another gc holds one, or something was done there later than now.
+        RefusedError: another gc holds one.
         UnsupportedError: a store can keep nobody away.
         UnsafeError: a link stands where a root's own files belong.
     """
@@ -36,17 +36,23 @@ def hold(roots: Iterable[Root], actor: str, now: float) -> Iterator[Mapping[str,
         for root in sorted(roots, key=lambda r: r.base):
             trash = open_trash(root)
             held.enter_context(trash.lock(actor, now))
-            _require_clock(root, now)
             trashes[root.base] = trash
         yield trashes
 
 
-def _require_clock(root: Root, now: float) -> None:
-    """Refuse a clock that goes back: by it, ages would be reckoned wrong."""
-    last = log.last_time(root)
-    if last is not None and last > now + SKEW:
-        then, here = (datetime.fromtimestamp(t, UTC).isoformat(" ", "seconds") for t in (last, now))
-        raise RefusedError(
-            f"it is {here} by this machine, and the log of {root.url} goes to {then}",
-            hint="set the clock; if the log was written by a wrong one, move it away",
-        )
+def require_clock(roots: Iterable[Root], now: float) -> None:
+    """Refuse a clock that has gone back: by it, ages would be reckoned wrong.
+
+    Raises:
+        RefusedError: something was done in one of the roots later than now, by its log.
+    """
+    for root in roots:
+        last = log.last_time(root)
+        if last is not None and last > now + SKEW:
+            then, here = (
+                datetime.fromtimestamp(t, UTC).isoformat(" ", "seconds") for t in (last, now)
+            )
+            raise RefusedError(
+                f"it is {here} by this machine, and the log of {root.url} goes to {then}",
+                hint="set the clock; if the log was written by a wrong one, move it away",
+            )

@@ -12,7 +12,7 @@ from ftckpt.roots import Root
 
 from . import leases, log, pins
 from .found import Bases, Reading, no_bases
-from .holding import hold
+from .holding import hold, require_clock
 from .outcome import Purged
 from .plan import Reason
 from .policy import DAY
@@ -56,6 +56,7 @@ def purge(
     roots = open_runs(place, formats)
     filled = [root for root in roots if open_trash(root).listed()]
     with hold(filled, actor, now()) as trashes:
+        require_clock(filled, now())
         how = Reading(formats, now(), bases=bases)
         return purge_held(
             roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter

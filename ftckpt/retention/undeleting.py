@@ -48,7 +48,7 @@ def undelete(
 
     Raises:
         UsageError: a name means things of several runs.
-        RefusedError: another gc is at work, or the clock has gone back.
+        RefusedError: another gc is at work.
         UnavailableError, DeniedError: the trash could not be listed.
         UnsupportedError: the store keeps no trash.
     """
