@@ -72,12 +72,14 @@ class VerbWords(NamedTuple):
         summary: one line.
         flags: its options.
         words: the words that its argument may be; () means paths.
+        paths: whether its argument may be a path as well as one of the words.
     """
 
     verb: str
     summary: str
     flags: tuple[Flag, ...]
     words: tuple[str, ...]
+    paths: bool = False
 
 
 def words_of_verbs() -> list[VerbWords]:
@@ -101,8 +103,10 @@ def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
     flags.append(Flag(("--help",), "Show this message and exit.", False, ()))
     if verb == "help":
         words = ("exit-codes", "environment", *_first_words(verbs))
+    argued = any(param.param_type_name == "argument" for param in loaded.params)
+    paths = argued and not words
     words = words or tuple(second for first, second in _two_words(verbs) if first == verb)
-    return VerbWords(verb, verbs[verb], tuple(flags), words)
+    return VerbWords(verb, verbs[verb], tuple(flags), words, paths)
 
 
 def _two_words(verbs: Iterable[str]) -> list[list[str]]:
@@ -160,14 +164,15 @@ def _bash(verbs: Sequence[VerbWords]) -> str:
         names = " ".join(name for flag in verb.flags for name in flag.names)
         flags.append(f'            "{verb.verb}") words="{names}" ;;')
         if verb.words:
-            arguments.append(f'            "{verb.verb}") words="{" ".join(verb.words)}" ;;')
+            also = " paths=1" if verb.paths else ""
+            arguments.append(f'            "{verb.verb}") words="{" ".join(verb.words)}"{also} ;;')
     new = "\n"
     all_verbs = [verb.verb for verb in verbs]
     two = "|".join(f'"{" ".join(pair)}"' for pair in _two_words(all_verbs))
     return f"""{_HEAD.format(shell="bash")}
 _ftckpt() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}}
-    local verb= words= i
+    local verb= words= paths= i
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${{COMP_WORDS[i]}} in
@@ -198,6 +203,10 @@ _ftckpt() {{
     if [[ -n $words ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
     fi
+    if [[ -n $paths ]]; then
+        mapfile -t -O ${{#COMPREPLY[@]}} COMPREPLY < <(compgen -f -- "$current")
+        compopt -o filenames 2> /dev/null
+    fi
 }}
 
 complete -o bashdefault -o default -F _ftckpt ftckpt
@@ -214,6 +223,8 @@ def _zsh(verbs: Sequence[VerbWords]) -> str:
         lines = [f"        {_quote(verb.verb)})", "          _arguments \\"]
         lines += [f"            {_zsh_flag(flag)} \\" for flag in verb.flags]
         action = f"({' '.join(verb.words)})" if verb.words else "_files"
+        if verb.words and verb.paths:
+            action = f'{{_alternative "verbs:verb:{action}" "files:file:_files"}}'
         lines += [f"            {_quote(f'*:argument:{action}')}", "          ;;"]
         cases.append("\n".join(lines))
     new = "\n"
@@ -298,7 +309,8 @@ def _fish(verbs: Sequence[VerbWords]) -> str:
                 value = f" -x -a {_quote(' '.join(flag.values))}" if flag.values else " -r"
             lines.append(f"{inside} {names}{value} -d {_quote(flag.help)}")
         if verb.words:
-            lines.append(f"{inside} -f -a {_quote(' '.join(verb.words))}")
+            only = "" if verb.paths else " -f"
+            lines.append(f"{inside}{only} -a {_quote(' '.join(verb.words))}")
     return "\n".join(lines) + "\n"
 
 

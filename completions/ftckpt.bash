@@ -2,7 +2,7 @@
 
 _ftckpt() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
-    local verb= words= i
+    local verb= words= paths= i
     COMPREPLY=()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
@@ -90,7 +90,7 @@ _ftckpt() {
     elif [[ -z $words ]]; then
         case $verb in
             "") words="inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
-            "gc") words="undelete purge" ;;
+            "gc") words="undelete purge" paths=1 ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
@@ -100,6 +100,10 @@ _ftckpt() {
     # No words: the shell completes file names (-o default).
     if [[ -n $words ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    fi
+    if [[ -n $paths ]]; then
+        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -f -- "$current")
+        compopt -o filenames 2> /dev/null
     fi
 }
 

@@ -251,7 +251,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l quiet -s q -d 'No progress and no remarks on stderr.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l help -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -f -a 'undelete purge'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -a 'undelete purge'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l all -d 'All of it; of several of one name the last.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'

@@ -83,6 +83,11 @@ def test_bash_completes() -> None:
     assert bash("ftckpt", "plan", "--model", "d") == ["daly"]
     assert bash("ftckpt", "plan", "sweep", "--ov") == ["--over"]
     assert bash("ftckpt", "plan", "--ov") == []
+    assert sorted(bash("ftckpt", "gc", "", cwd=FOLDER)) == sorted(
+        ["undelete", "purge", *FILES.values()]
+    )
+    assert bash("ftckpt", "gc", "READ", cwd=FOLDER.parent) == ["README.md"]
+    assert bash("ftckpt", "gc", "purge", "", cwd=FOLDER.parent) == []  # file names, by -o default
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
@@ -121,4 +126,6 @@ def test_fish_completes(tmp_path: Path) -> None:
     assert fish("ftckpt plan sweep --ov") == ["--over"]
     assert fish("ftckpt plan --ov") == []
     assert set(fish("ftckpt plan ")) == {"sweep", "elastic", "compress", "risk"}
+    (tmp_path / "run").mkdir()
+    assert set(fish("ftckpt gc ")) == {"undelete", "purge", "run/"}
     assert set(fish("ftckpt completions ")) == {"bash", "zsh", "fish"}
