@@ -118,6 +118,8 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
     try:
         child = root.recognise(candidate)
         if child is None:
+            if root.is_dropped(candidate):
+                return Looked(candidate, error=_dropped(root, candidate))
             if candidate.step is None:
                 return None
             raise IncompleteError(
@@ -132,6 +134,13 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def _dropped(root: Root, candidate: Candidate) -> NotFoundError:
+    return NotFoundError(
+        f"{root.url_of(candidate)} was dropped and is to be reclaimed",
+        hint=f"ftckpt gc undelete {root.url} {candidate.path} has it back",
+    )
 
 
 def gone(root: Root, candidate: Candidate, error: NotFoundError) -> FtckptError:

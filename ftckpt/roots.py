@@ -7,11 +7,12 @@ is a hint: the step of a checkpoint is what its content says.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from .dropped import Tomb, read_tombs
 from .errors import FtckptError, NotFoundError, UsageError
 from .pointers import Pointer, is_pointer, links_beside, read_pointers
 from .registry import Format, Recognition
@@ -101,6 +102,7 @@ class Root:
         pointers: what names one of them.
         foreign: other names; never touched, reported.
         ask: recognises one directory or file.
+        tombs: of candidates that were dropped where they stand, by path; see `is_dropped`.
     """
 
     store: Store
@@ -109,6 +111,7 @@ class Root:
     pointers: tuple[Pointer, ...]
     foreign: tuple[str, ...]
     ask: Callable[[Entry], Part | None]
+    tombs: Mapping[str, Tomb] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -119,11 +122,27 @@ class Root:
         """Return the path or URL of a candidate, as the user would type it."""
         return self.store.describe(join(self.base, candidate.path))
 
+    def is_dropped(self, candidate: Candidate) -> bool:
+        """Say whether a candidate is trash, although its data still stand in an object store."""
+        tomb = self.tombs.get(candidate.path)
+        if tomb is None:
+            return False
+        entry = candidate.entry
+        try:
+            return tomb.holds(
+                [entry] if entry.kind is EntryKind.FILE else self.store.walk(entry.path)
+            )
+        except NotFoundError:
+            return False
+
     def recognise(self, candidate: Candidate) -> Child | None:
         """List one candidate and ask the formats about it; None where none knows it.
 
-        A step that no format knows may hold one checkpoint a model (`global_step_10/actor`).
+        A step that no format knows may hold one checkpoint a model (`global_step_10/actor`). What
+        was dropped is none any more.
         """
+        if self.is_dropped(candidate):
+            return None
         part = self.ask(candidate.entry)
         if part is not None:
             return Child(candidate, (part,))
@@ -248,7 +267,8 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], Part | None]) ->
         else:
             foreign.append(name)
     pointers = read_pointers(store, entries, links, {c.path: c.step for c in candidates})
-    return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask)
+    tombs = read_tombs(store, base, entries)
+    return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
 
 
 def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:

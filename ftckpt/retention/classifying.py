@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from ftckpt.checkpoint import CommitState
+from ftckpt.dropped import Tomb
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
 from ftckpt.listing import listing_of_directory, listing_of_file
 from ftckpt.manifest import NAME, SUFFIX, TRANSFER
@@ -59,6 +60,9 @@ class _Candidate:
         local = self.root.store.traits.local and self.place.kind is EntryKind.DIRECTORY
         if not local or self.candidate.staging:
             self._list()
+        tomb = self.root.tombs.get(self.candidate.path)
+        if tomb is not None and self.files is not None and tomb.holds(self.files):
+            return self._dropped(tomb)
         if self.candidate.staging:
             return self._unfinished("its name says that it is not finished", None)
         listing = self._listing()
@@ -130,6 +134,11 @@ class _Candidate:
             contents=self.contents,
         )
         return Found(entry, self.root, self.place, child)
+
+    def _dropped(self, tomb: Tomb) -> Found:
+        """What was dropped where it stands: it goes by the name of its tombstone."""
+        found = self._found(EntryClass.TRASH, "dropped before").now(name=tomb.path)
+        return replace(found, place=Entry(tomb.path, 0, tomb.written))
 
     def _list(self) -> None:
         if self.files is None:

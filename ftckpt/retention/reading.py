@@ -44,7 +44,14 @@ def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[F
         return None if found is None else evidence.added_to(found)
 
     listed = [f for f in concurrently(root.store, one, root.candidates) if f is not None]
-    return [*listed, *_foreign(root), *_trash(root)]
+    # What was dropped and still stands where it did (`classify`) is of the trash.
+    dropped = {f.entry.name: f for f in listed if f.entry.entry_class is EntryClass.TRASH}
+    standing = [f for f in listed if f.entry.name not in dropped]
+    trash = (
+        f.now(contents=dropped[f.entry.name].entry.contents) if f.entry.name in dropped else f
+        for f in _trash(root)
+    )
+    return [*standing, *_foreign(root), *trash]
 
 
 def _foreign(root: Root) -> Iterator[Found]:

@@ -145,7 +145,9 @@ class RemoteLock:
         try:
             now = self._store.stat(probe).mtime
         finally:
-            self._store.delete([probe])
+            outcome = self._store.delete([probe])[probe]
+        if outcome is not None:  # who may not delete had better not begin
+            raise outcome
         if not self._store.traits.conditional_put or now is None:
             lacks = "does not say when" if now is None else "takes a second writer where"
             raise UnsupportedError(

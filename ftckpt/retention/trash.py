@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
-from ftckpt.errors import FtckptError, UnsupportedError
+from ftckpt.errors import FtckptError
 from ftckpt.roots import Root, join, step_in_name
 
 from .found import Found
@@ -153,13 +153,11 @@ def parse_trash_name(text: str) -> tuple[str, float, bool] | None:
 
 
 def open_trash(root: Root) -> Trash:
-    """Return the trash of a root.
-
-    Raises:
-        UnsupportedError: its store has none.
-    """
+    """Return the trash of a root; whether its store can keep one shows when it is locked."""
     if root.store.traits.local:
         from .local_trash import LocalTrash
 
         return LocalTrash(root)
-    raise UnsupportedError(f"{root.url} lies on a store that keeps no trash")
+    from .remote_trash import RemoteTrash
+
+    return RemoteTrash(root)
