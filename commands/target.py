@@ -16,7 +16,7 @@ from ftckpt.store import Entry, EntryKind
 from .render import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
@@ -40,13 +40,16 @@ PathArgument = Annotated[
 _LISTED = 8
 
 
-def open_target(invocation: Invocation, path: str, *, rules: Rules | None = None) -> Target:
+def open_target(
+    invocation: Invocation, path: str, *, rules: Rules | None = None, bases: Sequence[str] = ()
+) -> Target:
     """Find out what lies at a path and report it as `target` and `format`.
 
     Args:
         invocation: told what it is.
         path: as typed.
         rules: the user's table of how tensors are cut over ranks.
+        bases: where the user says that bases of deltas lie.
 
     Raises:
         NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.opening.open_target`.
@@ -54,13 +57,18 @@ def open_target(invocation: Invocation, path: str, *, rules: Rules | None = None
     from ftckpt.formats.catalog import formats
 
     invocation.report(target=path)
-    target = opening.open_target(path, formats(rules), invocation.stores)
+    target = opening.open_target(path, formats(rules, bases), invocation.stores)
     invocation.report(format=target.format)
     return target
 
 
 def open_checkpoint(
-    invocation: Invocation, path: str, *, newest: bool = True, rules: Rules | None = None
+    invocation: Invocation,
+    path: str,
+    *,
+    newest: bool = True,
+    rules: Rules | None = None,
+    bases: Sequence[str] = (),
 ) -> Checkpoint:
     """Open the one checkpoint that a path means.
 
@@ -70,13 +78,15 @@ def open_checkpoint(
         newest: whether a root without a selector means its newest checkpoint; otherwise the verb
             is refused, with the candidates in the hint.
         rules: the user's table of how tensors are cut over ranks.
+        bases: where the user says that bases of deltas lie.
 
     Raises:
         UsageError: a root, and `newest` is False; or a step that holds several checkpoints.
         NotFoundError: the selected step is not there.
         IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
     """
-    return open_from(invocation, open_target(invocation, path, rules=rules), newest=newest)
+    target = open_target(invocation, path, rules=rules, bases=bases)
+    return open_from(invocation, target, newest=newest)
 
 
 def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Layout, Wishes
     from ftckpt.transfer.planned import Planned
+    from ftckpt.transfer.proof import Prover
     from ftckpt.verification import VerifyReport
 
 SourceArgument = Annotated[
@@ -203,6 +204,7 @@ def carry_out(
     wishes: Wishes,
     destination: str,
     run: RunOptions,
+    prover: Prover | None = None,
 ) -> Result:
     """Lay out, then either print the plan or write, prove and show the result.
 
@@ -215,6 +217,8 @@ def carry_out(
         wishes: what the user asks of the layout.
         destination: where it goes.
         run: how it is done.
+        prover: compares the result with a content that the layout does not change; else every bit
+            of both is compared.
     """
     from ftckpt.formats.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
@@ -226,6 +230,7 @@ def carry_out(
         transfer,
     )
     from ftckpt.transfer.planned import affordable_jobs, planned
+    from ftckpt.transfer.proof import prove
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
@@ -278,6 +283,7 @@ def carry_out(
         ),
         store_options=invocation.stores,
         check=None if run.no_proof else check,
+        prover=prove if prover is None or layout.content is not None else prover,
         counter=invocation.counter,
     )
     return _show_report(invocation, report)

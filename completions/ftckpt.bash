@@ -12,7 +12,7 @@ _ftckpt() {
     done
     if ((i + 1 < COMP_CWORD)); then
         case "$verb ${COMP_WORDS[i+1]}" in
-            "gc undelete"|"gc purge"|"plan sweep"|"plan elastic"|"plan compress"|"plan risk"|"replay run"|"replay compare"|"replay audit") verb+=" ${COMP_WORDS[i+1]}" ;;
+            "gc undelete"|"gc purge"|"delta pack"|"delta unpack"|"plan sweep"|"plan elastic"|"plan compress"|"plan risk"|"replay run"|"replay compare"|"replay audit") verb+=" ${COMP_WORDS[i+1]}" ;;
         esac
     fi
     case "$verb $previous" in
@@ -41,6 +41,8 @@ _ftckpt() {
         "pins --endpoint"|"pins --profile"|"pins --region"|"pins --retry-seconds") return ;;
         "tag --endpoint"|"tag --profile"|"tag --region"|"tag --retry-seconds") return ;;
         "untag --endpoint"|"untag --profile"|"untag --region"|"untag --retry-seconds") return ;;
+        "delta pack --rename"|"delta pack --level"|"delta pack --jobs"|"delta pack -j"|"delta pack --limit-rate"|"delta pack --max-memory"|"delta pack --storage-rate"|"delta pack --endpoint"|"delta pack --profile"|"delta pack --region"|"delta pack --retry-seconds") return ;;
+        "delta unpack --base"|"delta unpack --to"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --device"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds") return ;;
         "plan --model") words="exact young daly ettr" ;;
         "plan --interval"|"plan --from"|"plan --from-log"|"plan --law"|"plan --runs"|"plan --failures-per-run"|"plan --seed"|"plan --plot"|"plan --gpus"|"plan --gpu-mtbf"|"plan --gpus-per-node"|"plan --hosts"|"plan --host-mtbf"|"plan --switches"|"plan --switch-mtbf"|"plan --nics"|"plan --nic-mtbf"|"plan --psus"|"plan --psu-mtbf"|"plan --hbm-mtbf"|"plan --component"|"plan --job-mtbf"|"plan --mtbf"|"plan --failures"|"plan --preset"|"plan --burn-in"|"plan --save"|"plan --bytes"|"plan --params"|"plan --bytes-per-param"|"plan --ranks"|"plan --write-bw"|"plan --storage-bw"|"plan --snapshot-bw"|"plan --snapshot"|"plan --flush"|"plan --slowdown"|"plan --tier"|"plan --detect"|"plan --restart"|"plan --notice"|"plan --preempt-mtbf"|"plan --notice-reliability"|"plan --silent-mtbf"|"plan --verify-cost"|"plan --step-time"|"plan --max-loss"|"plan --max-overhead"|"plan --host-ram"|"plan --buffers"|"plan --detection-latency"|"plan --keep-last"|"plan --keep-every"|"plan --milestones"|"plan --run"|"plan --gpu-hour"|"plan --tb-month"|"plan --endpoint"|"plan --profile"|"plan --region"|"plan --retry-seconds") return ;;
         "plan sweep --over"|"plan sweep --points"|"plan sweep --plot"|"plan sweep --gpus"|"plan sweep --gpu-mtbf"|"plan sweep --gpus-per-node"|"plan sweep --hosts"|"plan sweep --host-mtbf"|"plan sweep --switches"|"plan sweep --switch-mtbf"|"plan sweep --nics"|"plan sweep --nic-mtbf"|"plan sweep --psus"|"plan sweep --psu-mtbf"|"plan sweep --hbm-mtbf"|"plan sweep --component"|"plan sweep --job-mtbf"|"plan sweep --mtbf"|"plan sweep --failures"|"plan sweep --preset"|"plan sweep --burn-in"|"plan sweep --save"|"plan sweep --bytes"|"plan sweep --params"|"plan sweep --bytes-per-param"|"plan sweep --ranks"|"plan sweep --write-bw"|"plan sweep --storage-bw"|"plan sweep --snapshot-bw"|"plan sweep --snapshot"|"plan sweep --flush"|"plan sweep --slowdown"|"plan sweep --tier"|"plan sweep --detect"|"plan sweep --restart"|"plan sweep --notice"|"plan sweep --preempt-mtbf"|"plan sweep --notice-reliability"|"plan sweep --silent-mtbf"|"plan sweep --verify-cost"|"plan sweep --step-time"|"plan sweep --max-loss"|"plan sweep --max-overhead"|"plan sweep --host-ram"|"plan sweep --buffers"|"plan sweep --detection-latency"|"plan sweep --keep-last"|"plan sweep --keep-every"|"plan sweep --milestones"|"plan sweep --run"|"plan sweep --gpu-hour"|"plan sweep --tb-month") return ;;
@@ -73,6 +75,9 @@ _ftckpt() {
             "pins") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "tag") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "untag") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "delta") words="--help" ;;
+            "delta pack") words="--rename --level --no-proof --restart --jobs -j --limit-rate --max-memory --storage-rate --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "delta unpack") words="--base --to --tp --pp --vp --dp --ep --zero-stage --max-shard-size --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "plan") words="--model --interval --from --from-log --simulate --law --runs --failures-per-run --seed --plot --presets --gpus --gpu-mtbf --gpus-per-node --hosts --host-mtbf --switches --switch-mtbf --nics --nic-mtbf --psus --psu-mtbf --hbm-mtbf --component --job-mtbf --mtbf --failures --preset --burn-in --save --bytes --params --bytes-per-param --ranks --write-bw --storage-bw --snapshot-bw --snapshot --flush --slowdown --tier --detect --restart --notice --preempt-mtbf --notice-reliability --silent-mtbf --verify-cost --step-time --max-loss --max-overhead --host-ram --buffers --detection-latency --keep-last --keep-every --milestones --run --gpu-hour --tb-month --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "plan sweep") words="--over --points --plot --gpus --gpu-mtbf --gpus-per-node --hosts --host-mtbf --switches --switch-mtbf --nics --nic-mtbf --psus --psu-mtbf --hbm-mtbf --component --job-mtbf --mtbf --failures --preset --burn-in --save --bytes --params --bytes-per-param --ranks --write-bw --storage-bw --snapshot-bw --snapshot --flush --slowdown --tier --detect --restart --notice --preempt-mtbf --notice-reliability --silent-mtbf --verify-cost --step-time --max-loss --max-overhead --host-ram --buffers --detection-latency --keep-last --keep-every --milestones --run --gpu-hour --tb-month --json --quiet -q --debug --help" ;;
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --debug --help" ;;
@@ -89,12 +94,13 @@ _ftckpt() {
         esac
     elif [[ -z $words ]]; then
         case $verb in
-            "") words="inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
+            "") words="inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
             "gc") words="undelete purge" paths=1 ;;
+            "delta") words="pack unpack" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "help") words="exit-codes environment inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag plan status replay demo completions help" ;;
+            "help") words="exit-codes environment inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
         esac
     fi
     # No words: the shell completes file names (-o default).

@@ -227,7 +227,7 @@ class Packing:
         topology = checkpoint.topology
         return DeltaIndex(
             step=checkpoint.step,
-            source_format=checkpoint.format,
+            source_format=checkpoint.source_format,
             topology=Topology(
                 topology.world_size, topology.tp, topology.pp, topology.dp, topology.ep
             ),

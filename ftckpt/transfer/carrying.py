@@ -28,7 +28,7 @@ from .journal import fingerprint
 from .layout import Layout, OutputFile
 from .local_staging import LocalStaging
 from .places import absolute, require_apart, require_names
-from .proof import Proof, SameObjects, prove
+from .proof import Proof, Prover, SameObjects, prove
 from .remote_staging import RemoteStaging
 from .staging import Staging
 
@@ -92,6 +92,7 @@ def transfer(
     options: TransferOptions,
     store_options: StoreOptions,
     check: Callable[[], VerifyReport] | None = None,
+    prover: Prover = prove,
     counter: Counter = NULL,
 ) -> TransferReport:
     """Write `content` as `layout` says, prove it, and make it visible at `destination`.
@@ -110,6 +111,7 @@ def transfer(
         store_options: how to reach object stores.
         check: verifies the source; asked when the destination is ours and before the work. What is
             written gets new checksums, which would hide damage that the old ones show.
+        prover: compares the result with the content.
         counter: is told of bytes written and bytes proven.
 
     Raises:
@@ -163,7 +165,18 @@ def transfer(
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         with blaming_changes(source):
-            result, proof = _prove(held, staging, commit, target, same_objects, options, counter)
+            result = target.open(staging.source(commit))
+            proof = None
+            if options.proof:
+                proof = prover(
+                    held,
+                    result,
+                    same_objects,
+                    jobs=options.jobs,
+                    executor=options.executor,
+                    limiter=options.limiter,
+                    counter=counter,
+                )
         changes.require_unchanged(source.source, source.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)
@@ -211,31 +224,6 @@ def require_place(layout: Layout) -> None:
             f"the target has no place for {listed}",
             hint="--drop NAME leaves it out; --only model writes the weights alone",
         )
-
-
-def _prove(
-    content: Content,
-    staging: Staging,
-    commit: Mapping[str, bytes],
-    target: Format,
-    same_objects: SameObjects,
-    options: TransferOptions,
-    counter: Counter,
-) -> tuple[Checkpoint, Proof | None]:
-    """Open the result as readers will see it, and compare it."""
-    result = target.open(staging.source(commit))
-    if not options.proof:
-        return result, None
-    proof = prove(
-        content,
-        result,
-        same_objects,
-        jobs=options.jobs,
-        executor=options.executor,
-        limiter=options.limiter,
-        counter=counter,
-    )
-    return result, proof
 
 
 def blaming_changes(source: Checkpoint) -> AbstractContextManager[None]:

@@ -1,0 +1,91 @@
+"""`ftckpt delta pack`: a checkpoint as what it adds to another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.commands.bounds import bound_memory
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.target import open_checkpoint, open_other
+from ftckpt.commands.transfers import read_text
+from ftckpt.errors import UsageError
+
+from .packing import (
+    CODES as CODES,
+)
+from .packing import (
+    PackingOptions,
+    pack_out,
+)
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+
+EXAMPLES = (
+    ("ftckpt delta pack run/step-1000 run/step-1010 deltas/step-1010", "what ten steps changed"),
+    ("ftckpt delta pack run/step-1000 archive/step-1000", "compressed whole, without a base"),
+    ("ftckpt delta pack s3://b/run/step-1000 run/step-1010 s3://b/run/step-1010", "upon S3"),
+)
+OPTIONS = (PackingOptions,)
+
+
+def command(
+    ctx: typer.Context,
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[BASE] TARGET OUT",
+            help="Three places: TARGET as what it adds to BASE. Two: TARGET whole, compressed.",
+        ),
+    ],
+    rename: Annotated[
+        str, typer.Option(metavar="FILE.toml", help="Other names for the parameters of BASE.")
+    ] = "",
+) -> Result:
+    """Write a checkpoint as what it adds to another one, or compressed whole.
+
+    Nothing is lost. BASE and TARGET may be of any formats and topologies, and deltas themselves. OUT reads like any
+    checkpoint, as long as its base is there. It is read back and compared with TARGET bit for bit
+    before it becomes visible; a killed run goes on where it was. The sources are never written.
+    """
+    invocation = invoked(ctx)
+    before, path, out = _places(paths)
+    if rename and not before:
+        raise UsageError("--rename gives names to the parameters of BASE, and there is none")
+    bound_memory(invocation.options(PackingOptions).max_memory)
+    target = open_checkpoint(invocation, path, newest=False)
+    base = invocation.keep(open_other(invocation, before)) if before else None
+    renamed = _renamed(base, rename) if base is not None and rename else {}
+    return pack_out(invocation, target, base, out, renamed)
+
+
+def _places(paths: Sequence[str]) -> tuple[str, str, str]:
+    """Return base, target and destination; "" for no base.
+
+    Raises:
+        UsageError: not two places and not three.
+    """
+    if len(paths) == 2:
+        return "", paths[0], paths[1]
+    if len(paths) != 3:
+        raise UsageError(
+            f"{len(paths)} places were named: BASE TARGET OUT are three, TARGET OUT two",
+            hint="ftckpt delta pack BASE TARGET OUT packs TARGET as what it adds to BASE",
+        )
+    return paths[0], paths[1], paths[2]
+
+
+def _renamed(base: Checkpoint, table: str) -> dict[str, str]:
+    """Return new key -> key in the base, by a table of names.
+
+    Raises:
+        UsageError: the table cannot be read, or does not fit the base.
+    """
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.renaming import parse_renames, rename
+
+    made = rename(Content.of(base), parse_renames(read_text(table), table))
+    return {key: wanted.copies[0].key for key, wanted in made.tensors.items() if wanted.copies}

@@ -1,0 +1,124 @@
+"""What the verbs that make deltas share: their flags, and the way to the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from ftckpt.commands.bounds import bound_memory, job_count, rate_limit
+from ftckpt.commands.invocation import Invocation, Result
+from ftckpt.commands.render import finding_line
+from ftckpt.errors import ExitCode
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.verification import VerifyReport
+
+CODES: Mapping[ExitCode, str] = {
+    ExitCode.OK: "written, proven and visible",
+    ExitCode.CORRUPT: "a checkpoint is damaged, a base is another, or the proof failed",
+    ExitCode.INCOMPLETE: "a checkpoint is not committed, or changed meanwhile",
+    ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+    ExitCode.REFUSED: "OUT exists, or another run is writing it",
+    ExitCode.NOT_FOUND: "a checkpoint, a base, or the directory around OUT is not there",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
+    ExitCode.UNSUPPORTED: "a delta cannot hold it",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingOptions:
+    """How a delta is made."""
+
+    TITLE: ClassVar[str] = "How it is packed"
+
+    level: Annotated[int, typer.Option(metavar="N", min=1, max=3, help="1 fast, 2, 3 small.")] = 2
+    no_proof: Annotated[
+        bool,
+        typer.Option("--no-proof", help="Check neither the sources nor, read back, the result."),
+    ] = False
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what another run to OUT has left.")
+    ] = False
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", metavar="N", min=0, help="Threads; 0: one a processor."),
+    ] = 0
+    limit_rate: Annotated[str, typer.Option(metavar="RATE", help="Read no faster: 200MB/s.")] = ""
+    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that may be used.")] = (
+        "1GiB"
+    )
+    storage_rate: Annotated[
+        str, typer.Option(metavar="RATE", help="What the storage takes in, for the advice: 2GB/s.")
+    ] = ""
+
+
+def pack_out(
+    invocation: Invocation,
+    target: Checkpoint,
+    base: Checkpoint | None,
+    out: str,
+    renamed: Mapping[str, str] | None = None,
+) -> Result:
+    """Pack a checkpoint and show what became of it.
+
+    Args:
+        invocation: told of everything; it has `PackingOptions`.
+        target: what is packed.
+        base: what it is packed upon; None packs it whole.
+        out: where the delta goes.
+        renamed: key in the target -> key in the base, where they differ.
+    """
+    from ftckpt.delta.affording import affordable_jobs
+    from ftckpt.delta.assembling import PackOptions
+    from ftckpt.formats.delta_packing import pack_checkpoint
+    from ftckpt.limits import parse_rate
+    from ftckpt.stores import open_store
+    from ftckpt.verification import VerifyOptions, verify
+
+    from .answer import show
+
+    run = invocation.options(PackingOptions)
+    bound_memory(run.max_memory)
+    limiter = rate_limit(run.limit_rate)
+    storage = parse_rate(run.storage_rate) if run.storage_rate else None
+    jobs = affordable_jobs(
+        job_count(run.jobs),
+        target.tensors.values(),
+        local=open_store(out, invocation.stores).traits.local,
+        chained=any(one is not None and one.format == "delta" for one in (target, base)),
+    )
+
+    def check(checkpoint: Checkpoint) -> VerifyReport:
+        options = VerifyOptions(jobs=jobs, limiter=limiter)
+        found = verify(checkpoint, options, counter=invocation.counter)
+        if found.code is ExitCode.OK:
+            invocation.say(f"{checkpoint.source.url}: {found.message}")
+        else:
+            invocation.report(findings=found.findings)
+            for one in found.findings:
+                invocation.print(finding_line(one))
+        return found
+
+    report = pack_checkpoint(
+        target,
+        base,
+        out,
+        options=PackOptions(
+            level=run.level,
+            jobs=jobs,
+            limiter=limiter,
+            proof=not run.no_proof,
+            restart=run.restart,
+            renamed=renamed or {},
+        ),
+        store_options=invocation.stores,
+        check=None if run.no_proof else check,
+        counter=invocation.counter,
+    )
+    return show(invocation, report, storage)

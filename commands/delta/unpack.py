@@ -1,0 +1,85 @@
+"""`ftckpt delta unpack`: what was packed, as a checkpoint that needs no base."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.target import open_checkpoint
+from ftckpt.commands.transfers import (
+    CODES as TRANSFER_CODES,
+)
+from ftckpt.commands.transfers import (
+    DestinationArgument,
+    LayoutOptions,
+    PartOptions,
+    RunOptions,
+    carry_out,
+)
+from ftckpt.errors import ExitCode, UsageError
+
+EXAMPLES = (
+    ("ftckpt delta unpack deltas/step-1010 restored/step-1010", "in the format it was packed from"),
+    ("ftckpt delta unpack deltas/step-1010 out --base s3://b/run/step-1000", "the base has moved"),
+    ("ftckpt delta unpack deltas/step-1010 hf --to safetensors", "in another format"),
+)
+CODES = dict(TRANSFER_CODES) | {
+    ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
+    ExitCode.NOT_FOUND: "DELTA, a base, or the directory around DST is not there",
+}
+OPTIONS = (LayoutOptions, RunOptions)
+
+
+def command(
+    ctx: typer.Context,
+    delta: Annotated[
+        str, typer.Argument(metavar="DELTA", help="The delta to read: path, URL or ROOT@STEP.")
+    ],
+    destination: DestinationArgument,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
+    ] = None,
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="The format to write; else what it was.")
+    ] = "",
+) -> Result:
+    """Write what was packed as a full checkpoint, every tensor proven by its digest.
+
+    Tensors and other state come back bit for bit. How they lie in files is written anew, for the
+    job that the options name or the one that is recorded, so that files may differ from those that
+    were packed. DST becomes visible by one last act; a killed run goes on where it was.
+    """
+    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.formats.writers import format_and_writer
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.digest_proof import DigestProof
+
+    invocation = invoked(ctx)
+    wishes = invocation.options(LayoutOptions).wishes(PartOptions())
+    if to:
+        format_and_writer(to)  # one that cannot be written is known before the source is opened
+    checkpoint = open_checkpoint(invocation, delta, newest=False, bases=base or ())
+    if not isinstance(checkpoint, DeltaCheckpoint):
+        raise UsageError(
+            f"{checkpoint.source.url} is no delta but {checkpoint.format}",
+            hint="ftckpt convert writes any checkpoint in another format",
+        )
+    index = checkpoint.index
+    run = invocation.options(RunOptions)
+    result = carry_out(
+        invocation,
+        checkpoint,
+        Content.of(checkpoint),
+        to or checkpoint.source_format,
+        wishes,
+        destination,
+        run,
+        DigestProof({tensor.key: tensor.digest for tensor in index.tensors}),
+    )
+    invocation.report(content=index.content())
+    if result.code is ExitCode.OK and not (run.dry_run or run.no_proof):
+        invocation.print(f"content {index.content()}, as it was packed")
+    return result

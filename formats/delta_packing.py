@@ -1,0 +1,100 @@
+"""Pack opened checkpoints: what `ftckpt.delta.packing` needs of the formats, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.delta.assembling import Packable, PackOptions
+from ftckpt.delta.packed import PackReport
+from ftckpt.delta.packing import pack
+from ftckpt.errors import FtckptError
+from ftckpt.manifest import find
+from ftckpt.progress import NULL, Counter
+from ftckpt.stores import StoreOptions
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.places import place_of
+from ftckpt.verification import VerifyReport
+
+from .delta import Delta
+from .delta_chain import manifest_digest
+from .delta_checkpoint import DeltaCheckpoint
+from .delta_records import record_file
+from .optimizer_settings import settings_of
+from .same_object import SameObject
+
+Check = Callable[[Checkpoint], VerifyReport]
+
+
+def pack_checkpoint(
+    target: Checkpoint,
+    base: Checkpoint | None,
+    destination: str,
+    *,
+    options: PackOptions,
+    store_options: StoreOptions,
+    check: Check | None = None,
+    counter: Counter = NULL,
+) -> PackReport:
+    """Write a checkpoint as a delta upon another, or compressed whole (see `packing.pack`).
+
+    Args:
+        target: what is packed, opened; a delta too.
+        base: what it is packed upon; a delta too. None packs it whole.
+        destination: a local path or a URL that does not exist yet.
+        options: how; the optimizer's settings are taken from the target.
+        store_options: how to reach object stores.
+        check: verifies each by its own evidence before anything is written; None does not.
+        counter: is told of the elements' bytes packed and proven.
+
+    Raises:
+        NotFoundError: a base further down the chain is missing.
+        FtckptError: see `ftckpt.delta.packing.pack`.
+    """
+    given: tuple[str, ...] = ()
+    if base is not None:
+        require_chain(base)
+        further = base.given if isinstance(base, DeltaCheckpoint) else ()
+        given = (place_of(base.source), *further)
+    require_chain(target)
+    return pack(
+        _packable(target, check),
+        None if base is None else _packable(base, check),
+        destination,
+        record_file(Content.of(target)),
+        Delta(bases=given),
+        same_objects=SameObject,
+        options=replace(options, settings=settings_of(target, base)),
+        store_options=store_options,
+        counter=counter,
+    )
+
+
+def require_chain(checkpoint: Checkpoint) -> None:
+    """Open all that a delta stands upon: what is missing is known before anything is done.
+
+    Raises:
+        NotFoundError: a base is missing.
+        CorruptError: a base is wrong.
+    """
+    if isinstance(checkpoint, DeltaCheckpoint):
+        _ = checkpoint.decoder
+
+
+def _packable(checkpoint: Checkpoint, check: Check | None) -> Packable:
+    """Return a checkpoint with what is known of it."""
+    try:
+        manifest = find(checkpoint.source)
+    except FtckptError:  # one that cannot be understood is no evidence; the check reports it
+        manifest = None
+    packable = Packable(
+        checkpoint=checkpoint,
+        manifest="" if manifest is None else manifest_digest(manifest),
+        check=None if check is None else lambda: check(checkpoint),
+    )
+    if isinstance(checkpoint, DeltaCheckpoint):
+        index = checkpoint.index
+        known = {t.key: t.digest for t in index.tensors if t.key not in index.aliases}
+        return replace(packable, digests=known)
+    return packable

@@ -1,0 +1,42 @@
+"""How many threads may pack at once in the memory that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ftckpt.checkpoint import TensorInfo
+from ftckpt.digest import BLOCK as PART
+from ftckpt.memory import budget, demand, held
+
+from .blocks import BLOCK
+from .words import words_of
+
+_BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
+# Blocks that one thread holds: the tensor's, its base's, four that predict it, the prediction, what
+# becomes of them on the way to bytes, and in the proof as many again that are decoded.
+_BLOCKS = 20
+_CHAINED = 2  # the share of the budget that is left where what is read is decoded, as a divisor
+
+
+def affordable_jobs(jobs: int, tensors: Iterable[TensorInfo], *, local: bool, chained: bool) -> int:
+    """Return how many of `jobs` threads fit into the memory budget beside what is held already.
+
+    Args:
+        jobs: how many are wanted.
+        tensors: that are packed.
+        local: whether the destination is on this machine; elsewhere parts of files are held too.
+        chained: whether one of the sources is a delta.
+
+    Raises:
+        NoResourceError: the budget is less than one thread needs.
+    """
+    largest = max((min(info.nbytes, _block_bytes(info)) for info in tensors), default=0)
+    each = max(1, _BLOCKS * largest) + (0 if local else 3 * PART)
+    share = _CHAINED if chained else 1
+    demand(share * (_BASE + each), "packing by one thread")
+    return max(1, min(jobs, (budget() // share - held()) // each))
+
+
+def _block_bytes(info: TensorInfo) -> int:
+    words = words_of(info.dtype)
+    return BLOCK * words.each * words.size
