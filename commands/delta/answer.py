@@ -77,6 +77,7 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
 
 
 def share_table(title: str, shares: Mapping[Any, Share]) -> str:
+    """Return shares as a table, one a row."""
     rows = [
         [name, human_bytes(share.bytes_in), human_bytes(share.bytes_out),
          "all of it" if share.ratio is None else f"{share.ratio:.2f}"]

@@ -47,9 +47,10 @@ def command(
 ) -> Result:
     """Write a checkpoint as what it adds to another one, or compressed whole.
 
-    Nothing is lost. BASE and TARGET may be of any formats and topologies, and deltas themselves. OUT reads like any
-    checkpoint, as long as its base is there. It is read back and compared with TARGET bit for bit
-    before it becomes visible; a killed run goes on where it was. The sources are never written.
+    Nothing is lost. BASE and TARGET may be of any formats and topologies, and deltas themselves.
+    OUT reads like any checkpoint, as long as its base is there. It is read back and compared with
+    TARGET bit for bit before it becomes visible; a killed run goes on where it was. The sources
+    are never written.
     """
     invocation = invoked(ctx)
     before, path, out = _places(paths)
