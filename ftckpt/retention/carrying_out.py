@@ -27,7 +27,7 @@ from .plan import Decision, Plan
 from .preparing import Prepared, prepare
 from .protections import reckon
 from .purging import purge_held, require_all
-from .trash import Trash, Trashed
+from .trash import Trash, Trashed, open_trash
 
 
 def apply(
@@ -72,7 +72,8 @@ def apply(
     plan.require()
     roots = open_runs(place, formats)
     concerned = {d.entry.group for d in plan.drop}
-    wanted = [r for r in roots if r.base in concerned or trash_ttl is not None]
+    purging = trash_ttl is not None
+    wanted = [r for r in roots if r.base in concerned or (purging and open_trash(r).listed())]
     with hold(wanted, actor, now()) as trashes:
         require_clock(wanted, now())
         going, absent, fresh = _still_right(

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from ftckpt.errors import RefusedError, UnsupportedError
 from ftckpt.manifest import FOLDER
 from ftckpt.stores.folders import opened
+from ftckpt.stores.oserror import twice
 
 NAME = "gc.lock"
 
@@ -60,7 +61,7 @@ def _lock_file(folder: int) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         with opened(FOLDER, folder, make=True) as own:
-            return os.open(NAME, flags, 0o666, dir_fd=own)
+            return twice(lambda: os.open(NAME, flags, 0o666, dir_fd=own))
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise _NoRoom from error
@@ -69,7 +70,7 @@ def _lock_file(folder: int) -> int:
 
 def _claim(file: int, folder: int, url: str) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        twice(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError as error:
         raise RefusedError(
             f"another gc is at work on {url}{_holder(folder)}", hint="wait for it, or stop it"

@@ -23,7 +23,7 @@ from ftckpt.roots import Root, join
 from ftckpt.store import EntryKind
 from ftckpt.stores.atomic import sync_open_directory
 from ftckpt.stores.folders import is_file, opened, status
-from ftckpt.stores.oserror import translate
+from ftckpt.stores.oserror import translate, twice
 from ftckpt.stores.removal import Removal
 from ftckpt.stores.renaming import rename_new
 
@@ -103,7 +103,7 @@ class LocalTrash:
                 rename_new(there, back, source_dir=folder, target_dir=here)
             except OSError:
                 if sealed:  # what stands there now is not what it was made for
-                    os.rename(back + SUFFIX, there + SUFFIX, src_dir_fd=here, dst_dir_fd=folder)
+                    rename_new(back + SUFFIX, there + SUFFIX, source_dir=here, target_dir=folder)
                 raise
 
     def erase(self, trashed: Trashed) -> Erased:
@@ -114,6 +114,7 @@ class LocalTrash:
         with self._translated("reclaim", trashed.name), self._folder_of(trashed) as folder:
             if not trashed.erasing:
                 rename_new(there, doomed, source_dir=folder, target_dir=folder)
+                _sync(self._here)
                 _sync(folder)
             removal = Removal()
             # The manifest first: alone it would be taken for an entry of its own.
@@ -124,7 +125,7 @@ class LocalTrash:
 
     def _require_itself(self, name: str, kind: EntryKind) -> None:
         """Refuse what has been put in the place of an entry since it was listed."""
-        found = os.stat(name, dir_fd=self._here, follow_symlinks=False)
+        found = twice(lambda: os.stat(name, dir_fd=self._here, follow_symlinks=False))
         right = stat.S_ISDIR if kind is EntryKind.DIRECTORY else stat.S_ISREG
         if not right(found.st_mode):
             raise UnsafeError(
@@ -146,7 +147,8 @@ class LocalTrash:
         return trashed
 
     def _move_manifest(self, trashed: Trashed, folder: int) -> None:
-        with suppress(FileNotFoundError):
+        """Move the manifest after its file; whoever locks the root next tries it again."""
+        with suppress(OSError):
             rename_new(
                 trashed.name + SUFFIX,
                 _last(trashed.path) + SUFFIX,
@@ -156,7 +158,7 @@ class LocalTrash:
 
     def _settle(self) -> None:
         """Give each manifest that a killed run left alone to its file in the trash."""
-        names = set(os.listdir(self._here))
+        names = set(twice(lambda: os.listdir(self._here)))
         for trashed in reversed(self.listed()):
             if trashed.erasing or trashed.name in names or trashed.name + SUFFIX not in names:
                 continue
@@ -207,7 +209,8 @@ class LocalTrash:
 @contextmanager
 def _root_folder(root: Root) -> Iterator[int]:
     """Open a root's directory; below the place that the user named no link is followed."""
-    here = os.open(root.store.local_path() or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = root.store.local_path() or "."
+    here = twice(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         for name in filter(None, root.base.split("/")):
             with opened(name, here) as below:
@@ -224,7 +227,7 @@ def _last(path: str) -> str:
 def _sync(folder: int) -> None:
     """Flush a directory; a full disk may refuse that, and what was renamed is renamed."""
     try:
-        sync_open_directory(folder)
+        twice(lambda: sync_open_directory(folder))
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise

@@ -11,16 +11,18 @@ import os
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 
 from ftckpt.errors import CorruptError, NoResourceError, NotFoundError, UnavailableError
 from ftckpt.roots import Root
 from ftckpt.stores.atomic import make_directories
-from ftckpt.stores.oserror import translate
+from ftckpt.stores.oserror import translate, twice
 
 from .records import own_folder
 
 _FILE, _FOLDER = "log.jsonl", "log"
 SCHEMA = "ftckpt.log/1"
+_NEVER = 1e11  # in the year 5138
 APPLYING, APPLIED, PURGED, UNDELETED = "applying", "applied", "purged", "undeleted"
 
 
@@ -94,16 +96,16 @@ def _append(path: str, line: bytes) -> None:
     """Append a line in one write, which no other appender can come between."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        make_directories(os.path.dirname(path))
-        fd = os.open(path, flags, 0o666)
+        twice(lambda: make_directories(os.path.dirname(path)))
+        fd = twice(lambda: os.open(path, flags, 0o666))
         try:
             size = os.fstat(fd).st_size
             # A line that a kill or a full disk has cut off must not spoil this one.
             torn = size and os.pread(fd, 1, size - 1) != b"\n"
             rest = memoryview(b"\n" + line if torn else line)
             while rest:
-                rest = rest[os.write(fd, rest) :]
-            os.fsync(fd)
+                rest = rest[twice(partial(os.write, fd, rest)) :]
+            twice(lambda: os.fsync(fd))
         finally:
             os.close(fd)
     except OSError as error:
@@ -124,7 +126,7 @@ def _event(line: bytes) -> dict[str, object] | None:
         return None
     if not isinstance(found, dict) or type(found.get("time")) not in (int, float):
         return None
-    return found
+    return found if abs(found["time"]) < _NEVER else None
 
 
 def _time(event: Mapping[str, object]) -> float:

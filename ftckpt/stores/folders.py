@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 
 from ftckpt.errors import UnsafeError
 
+from .oserror import twice
+
 FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -28,9 +30,9 @@ def opened(name: str, folder: int, *, make: bool = False) -> Iterator[int]:
     """
     if make and status(name, folder) is None:
         with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=folder)
+            twice(lambda: os.mkdir(name, dir_fd=folder))
     try:
-        fd = os.open(name, FLAGS, dir_fd=folder)
+        fd = twice(lambda: os.open(name, FLAGS, dir_fd=folder))
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENOTDIR):
             raise
@@ -48,7 +50,7 @@ def opened(name: str, folder: int, *, make: bool = False) -> Iterator[int]:
 def status(name: str, folder: int) -> os.stat_result | None:
     """Return what a name in an open directory is, a link itself; None where it is absent."""
     try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return twice(lambda: os.stat(name, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:
         return None
 

@@ -15,7 +15,7 @@ from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
 
 from .atomic import write_new, write_over
 from .localwrite import LocalUpload
-from .oserror import translate
+from .oserror import PASSING, translate, twice
 from .pagecache import PoliteFile
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ T = TypeVar("T")
 # Above this a lying length is checked against the file before memory is reserved for it.
 _CHECK_LENGTH = 64 << 10
 _MAX_OFFSET = (1 << 63) - 1
-
-# What one failed call may be over with: a disk or a network filesystem recovers.
-_PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 
 # Looked up once: a directory can have many names.
 _FILE = EntryKind.FILE
@@ -78,7 +75,7 @@ class LocalReader(Reader):
                 got = self._file.preadv(view[done:], offset + done)
             except OSError as error:
                 # A disk or network may recover once; a second failure is the answer.
-                if error.errno in _PASSING and not retried:
+                if error.errno in PASSING and not retried:
                     retried = True
                     continue
                 raise translate(error, self._path, "read", self._key) from error
@@ -145,7 +142,7 @@ class LocalStore(Store):
         """Return the entry of one name; links to directories are DIRECTORY with `link` set."""
         full = self.local_path(path)
         try:
-            found = _twice(lambda: os.lstat(full))
+            found = twice(lambda: os.lstat(full))
             if stat.S_ISLNK(found.st_mode):
                 return _linked(path, full)
         except OSError as error:
@@ -169,7 +166,7 @@ class LocalStore(Store):
                 }
 
         try:
-            kinds = _twice(scan)
+            kinds = twice(scan)
             return {name: kinds[name] for name in sorted(kinds)}
         except OSError as error:
             raise translate(error, full, "list", path) from error
@@ -201,8 +198,8 @@ class LocalStore(Store):
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         try:
             # Opening alone can act on a device, so its kind is asked first, and again afterwards.
-            _require_regular(_twice(lambda: os.stat(full)), path, full)
-            fd = _twice(lambda: os.open(full, flags))
+            _require_regular(twice(lambda: os.stat(full)), path, full)
+            fd = twice(lambda: os.open(full, flags))
         except OSError as error:
             if isinstance(error, FtckptError):
                 raise
@@ -276,19 +273,9 @@ class LocalStore(Store):
             return found
 
         try:
-            return _twice(scan)
+            return twice(scan)
         except OSError as error:
             raise translate(error, full, "list", path) from error
-
-
-def _twice(call: Callable[[], T]) -> T:
-    """Return `call()`, tried again where a disk or network may have recovered."""
-    try:
-        return call()
-    except OSError as error:
-        if error.errno not in _PASSING:
-            raise
-        return call()
 
 
 def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:

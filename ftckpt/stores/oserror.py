@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import TypeVar
 
 from ftckpt.errors import (
     DeniedError,
@@ -16,6 +18,10 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 
+T = TypeVar("T")
+
+# What one failed call may be over with: a disk or a network filesystem recovers.
+PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_HANDLES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -52,3 +58,13 @@ def translate(error: OSError, path: str, doing: str, file: str | None = None) ->
         return UnsupportedError(message, file=file)
     # What is left is storage: EIO, ESTALE, ETIMEDOUT, EREMOTEIO, ENODEV, ENXIO and their like.
     return UnavailableError(message, file=file)
+
+
+def twice(call: Callable[[], T]) -> T:
+    """Return `call()`, tried again where a disk or network may have recovered."""
+    try:
+        return call()
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
+        return call()

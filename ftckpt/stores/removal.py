@@ -14,7 +14,7 @@ import stat
 from ftckpt.errors import FtckptError
 
 from .folders import opened
-from .oserror import translate
+from .oserror import translate, twice
 
 # No checkpoint is as deep, and each level takes a descriptor.
 _DEEPEST = 100
@@ -43,20 +43,7 @@ class Removal:
         """
         before = len(self.failed)
         try:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode):
-                os.unlink(name, dir_fd=folder)
-                if stat.S_ISREG(found.st_mode) and found.st_nlink < 2:
-                    self.freed += found.st_size
-                return
-            if found.st_dev != os.fstat(folder).st_dev:
-                raise OSError(errno.EXDEV, "another filesystem is mounted there")
-            if depth == _DEEPEST:
-                raise OSError(errno.ENAMETOOLONG, "it is nested too deeply")
-            with opened(name, folder) as below:
-                for one in sorted(os.listdir(below)):
-                    self.remove(one, below, f"{path}/{one}", depth + 1)
-            os.rmdir(name, dir_fd=folder)
+            twice(lambda: self._remove(name, folder, path, depth))
         except FileNotFoundError:
             return
         except FtckptError as error:
@@ -65,3 +52,19 @@ class Removal:
             # That a directory is not empty is news only where nothing in it was to blame.
             if error.errno != errno.ENOTEMPTY or len(self.failed) == before:
                 self.failed[path] = translate(error, path, "remove", path)
+
+    def _remove(self, name: str, folder: int, path: str, depth: int) -> None:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=folder)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink < 2:
+                self.freed += found.st_size
+            return
+        if found.st_dev != os.fstat(folder).st_dev:
+            raise OSError(errno.EXDEV, "another filesystem is mounted there")
+        if depth == _DEEPEST:
+            raise OSError(errno.ENAMETOOLONG, "it is nested too deeply")
+        with opened(name, folder) as below:
+            for one in sorted(os.listdir(below)):
+                self.remove(one, below, f"{path}/{one}", depth + 1)
+        os.rmdir(name, dir_fd=folder)

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from .folders import status
+from .oserror import twice
 
 if TYPE_CHECKING:
     import ctypes
@@ -28,6 +29,18 @@ def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) ->
         FileExistsError: something stands there, be it an empty directory or a dangling link.
         OSError: the system refused.
     """
+    before = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
+    try:
+        twice(lambda: _rename(source, target, source_dir, target_dir))
+    except (FileExistsError, FileNotFoundError):
+        # NFS repeats a request whose answer was lost and then reports our own rename as a stranger.
+        now = status(target, target_dir)
+        ours = now is not None and os.path.samestat(before, now)
+        if not ours or status(source, source_dir) is not None:
+            raise
+
+
+def _rename(source: str, target: str, source_dir: int, target_dir: int) -> None:
     code = renameat2(source_dir, source, target_dir, target)
     if code in _CANNOT:
         if status(target, target_dir) is not None:
