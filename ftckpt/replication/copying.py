@@ -12,7 +12,6 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
-    FtckptError,
     IncompleteError,
     NotFoundError,
     UnsafeError,
@@ -348,6 +347,5 @@ def _require_same(
 
 def _raise_damage(found: Finding) -> None:
     if found.severity is Severity.ERROR:
-        error: FtckptError = as_error(found, "ftckpt repair DST --from SRC mends it")
-        error.message = f"it is there already, and damaged: {error.message}"
-        raise error
+        damaged = replace(found, message=f"it is there already, and damaged: {found.message}")
+        raise as_error(damaged, "ftckpt repair DST --from SRC mends it")

@@ -53,10 +53,13 @@ class ExchangeStaging(LocalStaging):
         if not os.path.isdir(self._place):
             return
         try:
-            self._shown = read_shown(self._lock.acquire())
+            journal = self._lock.acquire()
+            self._shown = read_shown(journal)
             if self._is_shown():
                 self._put_away()
                 self._sweep()
+            elif read_plan(journal) is None and not os.path.lexists(self._state):
+                self._sweep()  # of a run that had built nothing, or had swept up all but this
         except OSError as error:
             raise self._refused(error) from error
         finally:
@@ -74,7 +77,8 @@ class ExchangeStaging(LocalStaging):
             journal = self._lock.acquire()
             found, self._shown = read_plan(journal), read_shown(journal)
             if found != plan or restart:
-                if (b"\n" in journal or os.path.lexists(self._state)) and not restart:
+                # A first line that was cut off is of a run that had built nothing yet.
+                if (found is not None or os.path.lexists(self._state)) and not restart:
                     raise RefusedError(
                         f"{self._place} holds what another run to {self._path} has built so far",
                         hint="run that one again to finish it, or --restart to forget it",
@@ -164,7 +168,7 @@ class ExchangeStaging(LocalStaging):
 
     def _require_exchange(self) -> None:
         """Try the swap on two files of our own: known now and not after all the work."""
-        one, other = (os.path.join(self._place, name) for name in ("swap-1", "swap-2"))
+        one, other = (os.path.join(self._state, name) for name in ("swap-1", "swap-2"))
         for path in (one, other):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
         try:

@@ -1,0 +1,57 @@
+"""Small blocks, so that little data has many, and a sealed checkpoint of several files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ftckpt.digest
+import ftckpt.manifest
+import ftckpt.manifest_parser
+import ftckpt.replication.damage
+import ftckpt.replication.evidence
+import ftckpt.replication.moving
+import ftckpt.replication.repairing
+import ftckpt.transfer.local_staging
+import ftckpt.verification.blocks
+from tests.commands.golden import RUN
+from tests.replication.replicas import sealed
+
+SMALL = 4096
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make blocks of 4 KiB, but for a service where a part of an upload has a least size."""
+    if request.node.get_closest_marker("s3"):
+        return
+    modules: tuple[Any, ...] = (
+        ftckpt.digest,
+        ftckpt.manifest,
+        ftckpt.manifest_parser,
+        ftckpt.replication.damage,
+        ftckpt.replication.evidence,
+        ftckpt.replication.moving,
+        ftckpt.replication.repairing,
+        ftckpt.transfer.local_staging,
+        ftckpt.verification.blocks,
+    )
+    for module in modules:
+        monkeypatch.setattr(module, "BLOCK", SMALL)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A DCP checkpoint as torch wrote it: CRC-32s and no manifest."""
+    path = tmp_path / "source" / "step-2"
+    shutil.copytree(RUN / "step-2", path)
+    return path
+
+
+@pytest.fixture
+def source(plain: Path) -> Path:
+    """The same, sealed."""
+    return sealed(plain)

@@ -1,0 +1,129 @@
+"""Make, seal and look at replicas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.formats.catalog import FORMATS
+from ftckpt.opening import open_part, open_target, recognise_at
+from ftckpt.replication.copying import CopyReport, copy
+from ftckpt.replication.options import ReplicationOptions
+from ftckpt.replication.places import standing_at
+from ftckpt.replication.repairing import RepairReport, repair, settle
+from ftckpt.sealing import seal
+from ftckpt.source import Source
+from ftckpt.store import Entry, EntryKind
+from ftckpt.stores import StoreOptions
+from ftckpt.verification import Level, VerifyOptions, verify
+
+STORES = StoreOptions(retry_seconds=5)
+# The file with tensors of more than a block, and a byte inside of one of its records.
+VICTIM, INSIDE = "__0_1.distcp", 20_000
+
+
+def opened(path: Path | str) -> Checkpoint:
+    return open_target(str(path), FORMATS, STORES).open()
+
+
+def sealed(path: Path) -> Path:
+    seal(opened(path))
+    return path
+
+
+def copied(source: Path | str, destination: Path | str, **options: Any) -> CopyReport:
+    """Copy, from a fresh listing."""
+    how = ReplicationOptions(**{"jobs": 2, **options})
+    return copy(opened(source), str(destination), options=how, stores=STORES)
+
+
+def repaired(
+    path: Path | str, replica: Path | str, *, to: str = "", dry_run: bool = False, **options: Any
+) -> RepairReport:
+    """Repair, from fresh listings."""
+    settle(standing_at(str(path), STORES))
+    return repair(
+        standing_at(str(path), STORES),
+        standing_at(str(replica), STORES),
+        opened=opener,
+        to=to,
+        dry_run=dry_run,
+        options=ReplicationOptions(**{"jobs": 2, **options}),
+        stores=STORES,
+    )
+
+
+def opener(source: Source) -> Checkpoint:
+    entry = Entry(source.base, 0, None, EntryKind.DIRECTORY)
+    if source.single:
+        entry = next(iter(source.entries.values()))
+    part = recognise_at(source.store, entry, FORMATS)
+    assert part is not None
+    return open_part(source.store, part)
+
+
+def state(path: Path) -> Mapping[str, object]:
+    """Everything that a write would change."""
+    return {
+        str(p.relative_to(path)): (p.read_bytes(), p.lstat().st_mtime_ns, p.lstat().st_ino)
+        for p in sorted(path.rglob("*"))
+        if p.is_file()
+    }
+
+
+def contents(path: Path) -> Mapping[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def require_good(path: Path | str) -> None:
+    """Verify every byte by the manifest."""
+    checks = VerifyOptions(level=Level.CONTENT, require_content=True)
+    report = verify(opened(path), checks)
+    assert report.code == 0, report.message
+    assert report.evidence == "manifest"
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit, and leave the times as they were."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+@contextmanager
+def killed(
+    patch: pytest.MonkeyPatch, point: int, owners: Mapping[type[Any], tuple[str, ...]]
+) -> Iterator[Callable[[], int]]:
+    """End at the `point`-th change of a store; nothing can be changed afterwards, as by `kill -9`.
+
+    Yields what tells how many changes were let through.
+    """
+    done = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            nonlocal done
+            if done + 1 >= point:
+                raise KilledError
+            done += 1
+            return real(*args, **named)
+
+        return call
+
+    with patch.context() as context:
+        for owner, names in owners.items():
+            for name in names:
+                context.setattr(owner, name, counted(getattr(owner, name)))
+        yield lambda: done
