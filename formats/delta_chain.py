@@ -59,7 +59,7 @@ def open_base(
             continue
         if found is None:
             continue
-        if _is_known(found, base):
+        if is_known(found, base):
             return found
         why = _difference(delta, base, found, look=url != recorded)
         if not why:
@@ -82,7 +82,12 @@ def open_base(
 
 
 def chain(delta: DeltaCheckpoint) -> list[Checkpoint]:
-    """Return a delta, what it stands upon, and so on down to the full checkpoint.
+    """Return a delta, what it stands upon, and so on down to the full checkpoint (see `walk`)."""
+    return list(walk(delta))
+
+
+def walk(delta: DeltaCheckpoint) -> Iterator[Checkpoint]:
+    """Yield a delta, what it stands upon, and so on down to the full checkpoint.
 
     Raises:
         UnsupportedError: the chain is too long.
@@ -91,11 +96,11 @@ def chain(delta: DeltaCheckpoint) -> list[Checkpoint]:
     """
     from .delta_checkpoint import DeltaCheckpoint
 
-    links: list[Checkpoint] = [delta]
-    seen = {place_of(delta.source)}
     here: Checkpoint = delta
+    seen = {place_of(delta.source)}
+    yield here
     while isinstance(here, DeltaCheckpoint) and here.index.base is not None:
-        if len(links) > MOST_LINKS:
+        if len(seen) > MOST_LINKS:
             raise UnsupportedError(
                 f"{delta.source.url} stands upon more than {MOST_LINKS} deltas",
                 hint="ftckpt delta rebase makes one in the middle of the chain full",
@@ -110,8 +115,7 @@ def chain(delta: DeltaCheckpoint) -> list[Checkpoint]:
                 file=NAME,
             )
         seen.add(place)
-        links.append(here)
-    return links
+        yield here
 
 
 def step_of(base: BaseName) -> int | None:
@@ -168,7 +172,7 @@ def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkp
         raise
 
 
-def _is_known(found: Checkpoint, base: BaseName) -> bool:
+def is_known(found: Checkpoint, base: BaseName) -> bool:
     """Say whether a checkpoint is known to be the base: by its content, or by its manifest."""
     from .delta_checkpoint import DeltaCheckpoint
 

@@ -12,16 +12,14 @@ from functools import partial
 from typing import NamedTuple
 
 from ftckpt.buffers import buffer, chunks
-from ftckpt.checkpoint import Box, Checkpoint, Extent, SelfCheck
+from ftckpt.checkpoint import Checkpoint, Extent, SelfCheck
 from ftckpt.delta import NAME, DeltaDecoder, DeltaIndex, Fill
 from ftckpt.delta.index import DeltaObject, DeltaTensor
 from ftckpt.delta.index_parser import Parser
+from ftckpt.delta.tensor_bytes import TensorBytes
 from ftckpt.delta.words import words_of
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.memory import budget, demand
-from ftckpt.transfer.content import Fill as Filling
-from ftckpt.transfer.content import Shard
-from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.source_bytes import SourceBytes
 
 from .delta_chain import within
@@ -68,7 +66,9 @@ class ChainDecoder:
         each = max(1, sum(need.nbytes for need in needs))
         demand(_SHARE * each, f"decoding {deltas[0].source.name} upon {len(links) - 1} others")
         at_once = max(1, budget() // _SHARE // each)
-        fill = None if isinstance(links[-1], DeltaCheckpoint) else _plain(links[-1])
+        fill: Fill | None = None
+        if not isinstance(links[-1], DeltaCheckpoint):
+            fill = _told(TensorBytes(links[-1]).fill, links[-1])
         for delta, need in zip(reversed(deltas), reversed(needs), strict=True):
             read = partial(_read, SourceBytes(delta))
             decoder = DeltaDecoder(delta.index, read, fill, need.kept * at_once)
@@ -92,7 +92,7 @@ class ChainDecoder:
         index, source = self._top.index, self._top.source
         size = source.size(NAME)
         yield SelfCheck(Extent(NAME, 0, size), "", size, self._check_index)
-        for family in _families(index.tensors):
+        for family in self._families():
             for number in range(max(tensor.blocks for tensor in family)):
                 for tensor in family:
                     if number < tensor.blocks:
@@ -101,6 +101,31 @@ class ChainDecoder:
             place = Extent(index.files[entry.file].name, entry.offset, entry.length)
             read = partial(self._check_object, entry, place)
             yield SelfCheck(place, entry.name, entry.length, read)
+
+    def _families(self) -> Iterator[list[DeltaTensor]]:
+        """Yield the tensors in groups, each with what predicts it, in an order that decodes.
+
+        Copies of others, which have the same payloads, are left out.
+        """
+        index = self._top.index
+        tensors = index.tensors
+        owner = list(range(len(tensors)))
+
+        def first(number: int) -> int:
+            while owner[number] != number:
+                owner[number] = owner[owner[number]]
+                number = owner[number]
+            return number
+
+        for number, tensor in enumerate(tensors):
+            for helper in tensor.helpers:
+                owner[first(number)] = first(helper)
+        families: dict[int, list[DeltaTensor]] = {}
+        for number, tensor in enumerate(tensors):
+            if tensor.key not in index.aliases:
+                families.setdefault(first(number), []).append(tensor)
+        for family in families.values():
+            yield sorted(family, key=lambda t: -1 if t.fit is None else t.fit.rule.level)
 
     def _check_of(self, index: DeltaIndex, tensor: DeltaTensor, number: int) -> SelfCheck:
         stored = index.block(tensor, number)
@@ -136,26 +161,6 @@ class ChainDecoder:
             )
 
 
-def _families(tensors: Sequence[DeltaTensor]) -> Iterator[list[DeltaTensor]]:
-    """Yield the tensors in groups, each with what predicts it, in an order in which they decode."""
-    owner = list(range(len(tensors)))
-
-    def first(number: int) -> int:
-        while owner[number] != number:
-            owner[number] = owner[owner[number]]
-            number = owner[number]
-        return number
-
-    for number, tensor in enumerate(tensors):
-        for helper in tensor.helpers:
-            owner[first(number)] = first(helper)
-    families: dict[int, list[DeltaTensor]] = {}
-    for number, tensor in enumerate(tensors):
-        families.setdefault(first(number), []).append(tensor)
-    for family in families.values():
-        yield sorted(family, key=lambda t: -1 if t.fit is None else t.fit.rule.level)
-
-
 def _block_bytes(tensor: DeltaTensor) -> int:
     return tensor.block_words * words_of(tensor.dtype).size
 
@@ -164,21 +169,6 @@ def _read(source: SourceBytes, file: str, offset: int, length: int) -> memoryvie
     view = memoryview(bytearray(length))
     source.read(file, offset, view)
     return view
-
-
-def _plain(checkpoint: Checkpoint) -> Fill:
-    """Return what puts bytes of a full checkpoint's tensors into place."""
-    gatherer = Gatherer(checkpoint)
-
-    def fill(key: str, offset: int, view: memoryview) -> None:
-        info = checkpoint.tensors[key]
-        whole = Box.whole(info.shape)
-        shard = Shard(info.shape, info.dtype, (Filling(whole, key, whole),))
-        start = offset * 8 // info.dtype.bits
-        stop = min(info.numel, start + len(view) * 8 // info.dtype.bits)
-        gatherer.fill(shard, start, stop, view)
-
-    return _told(fill, checkpoint)
 
 
 def _told(fill: Fill, base: Checkpoint) -> Fill:

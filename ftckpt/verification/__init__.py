@@ -261,8 +261,12 @@ def _check_content(
             owners=OwnerIndex(checkpoint),
         )  # fmt: skip
         more = itself()
-        return replace(result, bytes_read=result.bytes_read + more.bytes_read,
-                       ok=result.ok and more.ok)  # fmt: skip
+        return replace(
+            result,
+            bytes_read=result.bytes_read + more.bytes_read,
+            ok=result.ok and more.ok,
+            decoded=more.evidence != "none",
+        )
     found = itself()
     if found.evidence != "none":
         return found
@@ -346,6 +350,8 @@ def _praise(
         "replica": f"every byte equals the replica{share}",
         "none": "the structure is whole; there is no evidence for the content",
     }[content.evidence]
+    if content.decoded:
+        how += " and decodes to what was written"
     if options.level is Level.STRUCTURE:
         how = "the structure is whole; the content was not read"
     if level is Level.VALUES:

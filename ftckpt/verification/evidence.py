@@ -38,6 +38,7 @@ class ContentResult:
         sampled: the share that was asked for, None for all.
         ok: whether no error was found.
         bare: files of the checkpoint of which not a byte has evidence.
+        decoded: whether tensors were decoded too, by the format's own digests.
     """
 
     evidence: str
@@ -47,6 +48,7 @@ class ContentResult:
     sampled: float | None
     ok: bool
     bare: tuple[str, ...] = ()
+    decoded: bool = False
 
 
 class Sample(NamedTuple):

@@ -1,0 +1,170 @@
+"""`ftckpt delta info`: what a chain of deltas is made of, and what it costs to restore."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.commands.bounds import JobsOption, MemoryOption, bound_memory, job_count
+from ftckpt.commands.invocation import Invocation, Result, invoked
+from ftckpt.commands.render import human_bytes, table
+from ftckpt.commands.target import open_checkpoint
+from ftckpt.errors import ExitCode, UsageError
+from ftckpt.findings import counted
+
+from .answer import share_table
+
+if TYPE_CHECKING:
+    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta_survey import Link, Survey
+
+EXAMPLES = (
+    ("ftckpt delta info deltas/step-1030", "the chain, where each base is, the cost of a restore"),
+    (
+        "ftckpt delta info deltas/step-1030 --advise --storage-rate 2GB/s",
+        "whether deltas pay there, and how many to put upon a full checkpoint",
+    ),
+    ("ftckpt delta info deltas/step-1030 --base s3://b/run/step-1000", "where a base has moved"),
+)
+CODES = {
+    ExitCode.OK: "the chain is whole, as far as can be told without reading tensors",
+    ExitCode.CORRUPT: "an index is damaged, or a base holds other content",
+    ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+    ExitCode.NOT_FOUND: "DELTA or a base of the chain is not there",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "decoding so long a chain needs more than --max-memory",
+    ExitCode.UNSUPPORTED: "the chain is too long, or of another version",
+}
+
+
+def command(
+    ctx: typer.Context,
+    delta: Annotated[
+        str, typer.Argument(metavar="DELTA", help="The delta: path, URL or ROOT@STEP.")
+    ],
+    base: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
+    ] = None,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Measure rates, and say when deltas pay.")
+    ] = False,
+    storage_rate: Annotated[
+        str, typer.Option(metavar="RATE", help="What the storage takes in: 2GB/s.")
+    ] = "",
+    jobs: JobsOption = 0,
+    max_memory: MemoryOption = "1GiB",
+) -> Result:
+    """Show what a delta holds, what it stands upon, and what a restore costs.
+
+    Each checkpoint of the chain with its size and how it is known to be the right one; the ratio by
+    component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes
+    alone, but with --advise, which reads, decodes and encodes a sample.
+    """
+    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta_survey import survey
+
+    invocation = invoked(ctx)
+    bound_memory(max_memory)
+    if storage_rate and not advise:
+        raise UsageError("--storage-rate is for the advice", hint="add --advise")
+    opened = open_checkpoint(invocation, delta, bases=base or ())
+    if not isinstance(opened, DeltaCheckpoint):
+        raise UsageError(
+            f"{opened.source.url} is no delta but {opened.format}",
+            hint="ftckpt inspect shows any checkpoint",
+        )
+    found = survey(opened)
+    _report(invocation, opened, found)
+    if not invocation.json:
+        _print(invocation, found)
+    if found.broken is not None:
+        return invocation.fail(found.broken.code, found.broken.message, _HINT)
+    if advise:
+        _advise(invocation, opened, storage_rate, job_count(jobs))
+    deltas = sum(link.blocks > 0 or link.base is not None for link in found.links)
+    return Result(
+        ExitCode.OK,
+        f"{counted(deltas, 'delta')} in the chain; a restore reads {human_bytes(found.read)} and "
+        f"decodes {counted(found.blocks, 'block')}",
+    )
+
+
+_HINT = "bring the base back, or say where it is: --base PATH"
+
+
+def _report(invocation: Invocation, delta: DeltaCheckpoint, found: Survey) -> None:
+    index = delta.index
+    own = found.links[0]
+    invocation.report(
+        step=index.step,
+        source_format=index.source_format,
+        created=index.created,
+        content=index.content(),
+        base=None if index.base is None else index.base._asdict(),
+        chain=[asdict(link) | {"ratio": link.ratio} for link in found.links],
+        broken=found.broken,
+        ratio=own.ratio,
+        components=found.components,
+        methods=found.methods,
+        restore={"bytes_read": found.read, "blocks": found.blocks},
+    )
+
+
+def _print(invocation: Invocation, found: Survey) -> None:
+    rows = [_row(link) for link in found.links]
+    columns = ["step>", "stored>", "ratio>", "restore reads>", "blocks>", "known by", "checkpoint"]
+    invocation.print(table(columns, rows))
+    invocation.print()
+    invocation.print(share_table("component", found.components))
+    invocation.print()
+    invocation.print(share_table("method", found.methods))
+    if found.broken is None:
+        invocation.print()
+        links, blocks = counted(len(found.links), "checkpoint"), counted(found.blocks, "block")
+        invocation.print(
+            f"a restore reads {human_bytes(found.read)} of {links} and decodes {blocks}"
+        )
+
+
+def _row(link: Link) -> list[object]:
+    return [
+        "" if link.step is None else link.step,
+        human_bytes(link.stored),
+        "" if link.ratio is None else f"{link.ratio:.2f}",
+        human_bytes(link.read),
+        link.blocks or "",
+        link.identity,
+        f"{link.url} ({link.format})",
+    ]
+
+
+def _advise(invocation: Invocation, delta: DeltaCheckpoint, rate: str, jobs: int) -> None:
+    """Say when deltas pay, by rates that are measured here."""
+    from ftckpt.delta.advice import advise
+    from ftckpt.formats.delta_rates import measure
+    from ftckpt.limits import parse_rate
+
+    stored = sum(delta.source.size(name) for name in delta.members())
+    state = sum(tensor.nbytes for tensor in delta.index.tensors)
+    if not state:
+        raise UsageError(f"{delta.source.url} has no tensors to measure with")
+    rates = measure(delta, jobs)
+    advice = advise(
+        ratio=state / stored,
+        encode_rate=rates.encode,
+        decode_rate=rates.decode,
+        storage_write=parse_rate(rate) if rate else rates.read,
+    )
+    invocation.report(rates=rates, advice=advice)
+    invocation.print()
+    invocation.print(
+        f"measured with {counted(jobs, 'thread')}: encodes {human_bytes(int(rates.encode))}/s, "
+        f"decodes {human_bytes(int(rates.decode))}/s, reads {human_bytes(int(rates.read))}/s"
+    )
+    if not rate:
+        invocation.say("the storage is taken to be as fast as it was just read; --storage-rate")
+    invocation.print(advice.sentence)

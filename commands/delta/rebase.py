@@ -1,0 +1,92 @@
+"""`ftckpt delta rebase`: the same checkpoint upon another base, or upon none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.commands.bounds import bound_memory
+from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.target import open_checkpoint, open_other
+from ftckpt.errors import ExitCode, UsageError
+
+from .packing import CODES as PACKING_CODES
+from .packing import PackingOptions, pack_out
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+
+EXAMPLES = (
+    (
+        "ftckpt delta rebase run/step-1090 short/step-1090",
+        "upon the full one that its chain ends in",
+    ),
+    ("ftckpt delta rebase run/step-1090 full/step-1090 --full", "upon none: compressed whole"),
+    ("ftckpt delta rebase run/step-1090 new/step-1090 --onto run/step-1050", "upon another"),
+)
+CODES = dict(PACKING_CODES) | {
+    ExitCode.REFUSED: "OUT exists, or another run is writing it",
+    ExitCode.NOT_FOUND: "DELTA, a base of its chain, or the directory around OUT is not there",
+}
+OPTIONS = (PackingOptions,)
+
+
+def command(
+    ctx: typer.Context,
+    delta: Annotated[
+        str, typer.Argument(metavar="DELTA", help="The delta: path, URL or ROOT@STEP.")
+    ],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="Where the result goes; it must not exist yet.")
+    ],
+    onto: Annotated[str, typer.Option(metavar="BASE", help="What the result stands upon.")] = "",
+    full: Annotated[bool, typer.Option("--full", help="Let it stand upon nothing.")] = False,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
+    ] = None,
+) -> Result:
+    """Write a delta anew upon another base, or upon none; every bit stays.
+
+    Without --onto and --full the result stands upon the full checkpoint that the chain ends in, so
+    that the deltas between are not needed any more. It is packed, proven and shown as by
+    `ftckpt delta pack`; DELTA itself and its bases are never written.
+    """
+    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+
+    invocation = invoked(ctx)
+    if onto and full:
+        raise UsageError("--onto names a base and --full wants none")
+    bound_memory(invocation.options(PackingOptions).max_memory)
+    opened = open_checkpoint(invocation, delta, newest=False, bases=base or ())
+    if not isinstance(opened, DeltaCheckpoint):
+        raise UsageError(
+            f"{opened.source.url} is no delta but {opened.format}",
+            hint="ftckpt delta pack packs any checkpoint",
+        )
+    upon: Checkpoint | None = None
+    if onto:
+        upon = invocation.keep(open_other(invocation, onto))
+    elif not full:
+        upon = _end(opened)
+    return pack_out(invocation, opened, upon, out)
+
+
+def _end(delta: DeltaCheckpoint) -> Checkpoint:
+    """Return the full checkpoint that a chain ends in.
+
+    Raises:
+        UsageError: the delta stands upon it already, or upon nothing.
+    """
+    from ftckpt.formats.delta_chain import chain
+
+    links = chain(delta)
+    if len(links) < 3:
+        stands = "upon nothing" if len(links) == 1 else "directly upon a full checkpoint"
+        raise UsageError(
+            f"{delta.source.url} stands {stands}: its chain cannot be shorter",
+            hint="--full packs it whole, --onto BASE upon another",
+        )
+    return links[-1]
