@@ -84,8 +84,7 @@ def consequence(component: str) -> str:
 
 def remarks(judgement: Judgement) -> list[tuple[str, str]]:
     """Return what stands beside the sentence, each with the word that says what it is."""
-    # What goes wrong without a component is true of one that was not there from the beginning.
-    missing = [cause for cause in judgement.causes if cause.step == judgement.first]
+    missing = [cause for cause in judgement.causes if cause.missing]
     known = [(cause.title, consequence(cause.component)) for cause in missing]
     return [
         *(("why", f"{title}: {said}") for title, said in known if said),

@@ -55,11 +55,14 @@ def command(
     step, the environment of this shell, and with --against whether the next save was stale. Absence
     is told by names alone, so it is a warning; `ftckpt replay run` is the proof.
     """
+    from ftckpt.formats.state_fields import state_fields
+
     invocation = invoked(ctx)
     bound_memory(max_memory)
     checkpoint = open_checkpoint(invocation, path)
     following = open_other(invocation, against) if against else None
-    done = audit(checkpoint, following, os.environ, invocation.counter)
+    fields = state_fields(checkpoint)
+    done = audit(checkpoint, following, os.environ, invocation.counter, fields)
     absent = [i for i in done.resume if i.presence is Presence.ABSENT and i.needed]
     contradictions = [r for r in done.remarks if r.weight is Weight.CONTRADICTION]
     invocation.report(step=checkpoint.step, resume=done.resume, remarks=done.remarks)

@@ -60,6 +60,11 @@ class Cause:
         """What a person calls the component."""
         return TITLES[self.component]
 
+    @property
+    def missing(self) -> bool:
+        """Whether nothing of it was restored."""
+        return self.reason.startswith("not restored")
+
 
 def causes(comparison: Comparison, reference: Log) -> tuple[Cause, ...]:
     """Return what explains the first difference of a restart, the most telling first.

@@ -1,18 +1,25 @@
-"""What can be said of a restart without running it: presence, ranks, clocks, a stale neighbour.
+"""What can be said of a restart without running it: presence, ranks, counters, a stale neighbour.
 
 Presence is the resume check's (`ftckpt.resume`), which matches names against one table. The rest
 compares what the checkpoint itself holds: how many ranks kept random streams, whether two ranks
-kept the same one, whether optimizer and schedule count the steps that the checkpoint counts, and
-whether the next checkpoint is any different. All of it is circumstantial; a replay is the proof.
+kept the same one, whether optimizer and schedule count the steps that the checkpoint counts,
+whether the loss scaler's counters are possible, which of the trainer's settings let a training not
+repeat itself, and whether the next checkpoint is any different. All of it is circumstantial; a
+replay is the proof.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint, StepRole
+from ftckpt.comparison.state import Field, about
+from ftckpt.errors import FtckptError
 from ftckpt.findings import counted
 from ftckpt.progress import NULL, Counter
 from ftckpt.resume import ResumeItem, resume_check
@@ -33,8 +40,8 @@ class Remark:
     """Something that speaks against an exact restart.
 
     Attributes:
-        topic: stable name: `ranks`, `equal-rng`, `optimizer-step`, `scheduler-step`, `stale`,
-            `environment`.
+        topic: stable name: `ranks`, `equal-rng`, `optimizer-step`, `scheduler-step`, `scaler`,
+            `settings`, `unread`, `stale`, `environment`.
         weight: whether the checkpoint contradicts itself, or might.
         message: one sentence.
     """
@@ -62,7 +69,20 @@ ENVIRONMENT: dict[str, str] = {
     "CUBLAS_WORKSPACE_CONFIG": "cuBLAS may choose another workspace, and so another order of sums",
     "NCCL_ALGO": "NCCL chooses the order of reductions by size and topology; Ring fixes it",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "Transformer Engine may add in any order; 0 forbids it",
-    "PYTHONHASHSEED": "sets and dictionaries of text iterate in another order in each process",
+    "PYTHONHASHSEED": "sets of text iterate in another order in each process",
+}
+# The other way round: what it means where it is set.
+_OVERRIDES: dict[str, str] = {
+    "NVIDIA_TF32_OVERRIDE": "TF32 is on or off whatever the training says",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "TF32 is on or off whatever the training says",
+}
+# Settings that trainers keep in their checkpoints, the value that is a risk, and why.
+_SETTINGS: dict[str, tuple[str, str]] = {
+    "deterministic_mode": ("False", "kernels may add in any order"),
+    "full_determinism": ("False", "kernels may add in any order"),
+    "cudnn_benchmark": ("True", "cuDNN chooses kernels by how fast they ran"),
+    "tf32": ("True", "the restart must have TF32 on too"),
+    "allow_tf32": ("True", "the restart must have TF32 on too"),
 }
 
 
@@ -71,6 +91,7 @@ def audit(
     following: Checkpoint | None = None,
     environment: Mapping[str, str] | None = None,
     counter: Counter = NULL,
+    fields: Iterable[Field | FtckptError] = (),
 ) -> Audit:
     """Audit a checkpoint; reads no tensors but small ones, and all of both against `following`.
 
@@ -79,6 +100,7 @@ def audit(
         following: the next checkpoint of the same run, to see whether its save was stale.
         environment: of the job; None says nothing of it.
         counter: counts bytes read.
+        fields: the checkpoint's non-tensor state; how it is stored is the formats' knowledge.
 
     Raises:
         CorruptError, UnsafeError, UnavailableError: something cannot be read.
@@ -86,6 +108,7 @@ def audit(
     resume = resume_check(checkpoint)
     remarks = [*_ranks(resume), *_clocks(checkpoint)]
     remarks += [Remark("equal-rng", Weight.RISK, f.message) for f in check_rng(checkpoint)]
+    remarks += _state(fields, checkpoint.step)
     if following is not None:
         remarks += _stale(checkpoint, following, counter)
     if environment is not None:
@@ -93,6 +116,11 @@ def audit(
             Remark("environment", Weight.RISK, f"{name} is not set: {meaning}")
             for name, meaning in ENVIRONMENT.items()
             if name not in environment
+        ]
+        remarks += [
+            Remark("environment", Weight.RISK, f"{name} is {environment[name]}: {meaning}")
+            for name, meaning in _OVERRIDES.items()
+            if name in environment
         ]
     remarks.sort(key=lambda remark: list(Weight).index(remark.weight))
     return Audit(resume, tuple(remarks))
@@ -135,6 +163,60 @@ def _clocks(checkpoint: Checkpoint) -> Iterator[Remark]:
             f"the trainer counts {step:.0f} steps and the schedule {max(schedule):.0f}: off by "
             f"{abs(step - max(schedule)):.0f}, unless they count different things",
         )
+
+
+def _state(fields: Iterable[Field | FtckptError], step: int | None) -> Iterator[Remark]:
+    """Yield what the non-tensor state says: equal streams, risky settings, a scaler's counters."""
+    streams: dict[tuple[str, bytes], list[int]] = {}
+    scaler: dict[str, float] = {}
+    settings: set[str] = set()
+    for field in fields:
+        if isinstance(field, FtckptError):
+            yield Remark("unread", Weight.RISK, f"some of its state cannot be read: {field}")
+            continue
+        kind, _ = about(field.name)
+        last = re.split(r"[./:]", field.name)[-1]
+        if last in _SETTINGS and _SETTINGS[last][0] == field.shown:
+            settings.add(last)
+        if kind.startswith("rng") and field.rank is not None:
+            streams.setdefault((field.name, field.digest), []).append(field.rank)
+        elif kind == "scaler":
+            with suppress(ValueError):
+                scaler.setdefault(last, float(field.shown))
+    for (name, _), ranks in streams.items():
+        if len(ranks) > 1:
+            shared = ", ".join(map(str, sorted(ranks)[:8]))
+            yield Remark(
+                "equal-rng", Weight.RISK,
+                f"{len(ranks)} ranks share one state of {name} ({shared}): they draw the same",
+            )  # fmt: skip
+    for name in sorted(settings):
+        value, meaning = _SETTINGS[name]
+        yield Remark("settings", Weight.RISK, f"{name} was {value} in the training: {meaning}")
+    yield from _scaler(scaler, step)
+
+
+def _scaler(counters: Mapping[str, float], step: int | None) -> Iterator[Remark]:
+    """Yield what a loss scaler's counters cannot be, by the names of torch's and of apex's."""
+
+    def said(message: str, weight: Weight = Weight.CONTRADICTION) -> Remark:
+        return Remark("scaler", weight, f"the loss scaler {message}")
+
+    scale = counters.get("scale", counters.get("cur_scale"))
+    if scale is None:
+        return
+    if not (0 < scale < math.inf):
+        yield said(f"has the scale {scale:g}, by which no gradient can be divided")
+    good, interval = counters.get("_growth_tracker"), counters.get("growth_interval")
+    if good is None and interval is not None:
+        yield said("has no count of steps since the last overflow: it begins again", Weight.RISK)
+    elif good is not None and interval is not None and good >= max(interval, 1):
+        yield said(f"counts {good:.0f} steps without overflow, and grows every {interval:.0f}")
+    elif good is not None and step is not None and good > step:
+        yield said(f"counts {good:.0f} steps without overflow, and the trainer {step} in all")
+    now, overflow = counters.get("cur_iter"), counters.get("last_overflow_iter")
+    if now is not None and overflow is not None and overflow > now:
+        yield said(f"saw an overflow at step {overflow:.0f} and counts {now:.0f} in all")
 
 
 def _stale(checkpoint: Checkpoint, following: Checkpoint, counter: Counter) -> Iterator[Remark]:

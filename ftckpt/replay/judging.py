@@ -12,7 +12,7 @@ noise. A run that failed, or that logged less than it should, is never a pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,6 +23,14 @@ from .closeup import Closeup
 from .comparing import Comparison, compare
 from .events import BY_KEY, STATE
 from .records import Log
+
+# Conditions of a run under which it need not repeat itself.
+_DRIFT = (
+    ("deterministic", False, "deterministic algorithms were not asked for:"
+     " torch.use_deterministic_algorithms(True)"),
+    ("cudnn_benchmark", True, "torch.backends.cudnn.benchmark was on: it chooses kernels by how"
+     " fast they ran"),
+)  # fmt: skip
 
 
 class Verdict(StrEnum):
@@ -86,8 +94,11 @@ def judge(
     problems = tuple(dict.fromkeys(p for c in comparisons for p in c.problems))
     notes = tuple(_notes(len(baselines), len(restarts), (*baselines, *restarts)))
 
-    def said(verdict: Verdict, sentence: str, found: tuple[Cause, ...] = ()) -> Judgement:
-        return Judgement(verdict, sentence, first, last, found, comparisons, notes, problems)
+    def said(
+        verdict: Verdict, sentence: str, found: tuple[Cause, ...] = (), more: Sequence[str] = ()
+    ) -> Judgement:
+        said = (*notes, *more)
+        return Judgement(verdict, sentence, first, last, found, comparisons, said, problems)
 
     unlike = next((c for c in repeats if not c.equal), None)
     if unlike is not None:
@@ -95,6 +106,7 @@ def judge(
             Verdict.FRAMEWORK,
             "two uninterrupted runs differ, so nothing can be said of the restart: "
             f"{_first_words(unlike)}",
+            more=[meaning for key, value, meaning in _DRIFT if u.conditions.get(key) is value],
         )
     unlike = next((c for c in siblings if not c.equal), None)
     if unlike is not None:
@@ -128,7 +140,7 @@ def _state_sentence(across: Comparison, found: Sequence[Cause], siblings: bool) 
 
 
 def _joined(cause: Cause) -> str:
-    return cause.reason if cause.reason.startswith("not restored") else f"({cause.reason})"
+    return cause.reason if cause.missing else f"({cause.reason})"
 
 
 def _consequences(across: Comparison) -> str:
@@ -168,4 +180,14 @@ def _notes(baselines: int, restarts: int, logs: Sequence[Log]) -> list[str]:
         notes.append("one restart alone: that restarts agree with each other is not shown")
     for log in logs:
         notes += [f"{log.name}: {limit}" for limit in log.limits]
-    return notes
+    return [*notes, *_conditions(logs)]
+
+
+def _conditions(logs: Sequence[Log]) -> Iterator[str]:
+    """Say once of each condition that two runs did not share."""
+    first = logs[0]
+    for key, value in first.conditions.items():
+        for log in logs[1:]:
+            if log.conditions.get(key, value) != value:
+                yield f"{key}: {value} in {first.name}, {log.conditions[key]} in {log.name}"
+                break

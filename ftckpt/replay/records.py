@@ -22,6 +22,8 @@ from ftckpt.errors import CorruptError, NotFoundError
 from .events import ORDER
 
 SCHEMA = "ftckpt.replay/1"
+# What the first line of a log says of the process, beside rank and world size.
+CONDITIONS = ("torch", "python", "threads", "deterministic", "cudnn_benchmark", "tf32")
 # A line holds one digest a tensor: a hundred thousand tensors are some ten megabytes.
 LONGEST_LINE = 256 << 20
 
@@ -57,12 +59,14 @@ class Log:
         steps: by rank, then step.
         world_size: number of ranks of the job; None where the log does not say.
         limits: what the log cannot show, in words: rounded numbers, no state.
+        conditions: under which it ran, as its first rank says: versions, threads, settings.
     """
 
     name: str
     steps: Mapping[int, Mapping[int, Record]]
     world_size: int | None = None
     limits: tuple[str, ...] = field(default=())
+    conditions: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -97,10 +101,12 @@ def read_log(path: Path, name: str = "") -> Log:
         raise NotFoundError(f"there is no log at {path}", hint="a run writes rank-0.jsonl, …")
     steps: dict[int, dict[int, Record]] = {}
     world: set[int] = set()
+    conditions: dict[str, object] = {}
     for file in files:
         for number, body in _lines(file):
             if "log" in body:
                 world |= {body["world_size"]} if type(body.get("world_size")) is int else set()
+                conditions = conditions or {k: body[k] for k in CONDITIONS if k in body}
                 continue
             record = _record(body, file, number)
             of = steps.setdefault(record.rank, {})
@@ -110,7 +116,7 @@ def read_log(path: Path, name: str = "") -> Log:
                     hint="a log is of one run: give each run a directory of its own",
                 )
             of[record.step] = record
-    return Log(name or path.name, steps, max(world) if world else None)
+    return Log(name or path.name, steps, max(world) if world else None, conditions=conditions)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

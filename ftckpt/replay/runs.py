@@ -164,10 +164,14 @@ def _filled(command: Sequence[str], checkpoint: str, log: str, steps: int) -> li
 
 
 def _absolute(words: Sequence[str]) -> list[str]:
-    """Make the words that name files mean the same in another working directory."""
+    """Make the words that name files mean the same in another working directory.
+
+    The working directory itself stays each run's own.
+    """
     first, *rest = words
     path = str(Path(first).absolute()) if os.sep in first else first
-    return [path, *(str(Path(word).absolute()) if Path(word).exists() else word for word in rest)]
+    named = (Path(word) != Path() and Path(word).exists() for word in rest)
+    return [path, *(str(Path(w).absolute()) if n else w for w, n in zip(rest, named, strict=True))]
 
 
 def _numbered(name: str, number: int) -> str:

@@ -31,6 +31,8 @@ ABLATIONS = {
     "scaler": ("scaler", "scaler"),
     "draw": ("rng-draw", "rng_start"),
     "stale": ("checkpoint", "params"),
+    "torn": ("checkpoint", "optimizer"),
+    "late": ("scheduler", "scheduler"),
     "ema": ("ema", "ema"),
 }
 
@@ -47,14 +49,15 @@ def runs(root: Path) -> Callable[[str], Log]:
     def run(name: str, steps: int, drop: str = "", save_at: int = 0, at: int = 0) -> dict[str, Any]:
         settings = Settings(log=str(root / name), at=at)
         made = "made" if at else name
-        place = root / ("stale-state" if drop == "stale" else f"{made}-state")
+        place = root / (f"{drop}-state" if drop in ("stale", "torn") else f"{made}-state")
         return training(settings, place, steps, save_at=save_at, drop=drop)
 
     run_lists(
         root,
-        [run("made", AT, save_at=AT), run("stale-made", AT, "stale", save_at=AT)],
+        [run("made", AT, save_at=AT), run("stale-made", AT, "stale", save_at=AT),
+         run("torn-made", AT, "torn", save_at=AT)],
         [run("u", LAST), run("u2", LAST), run("noise", LAST, "noise")],
-    )
+    )  # fmt: skip
     names = [*ABLATIONS, "none", "none-again", "unseeded", "unseeded-again"]
     restarts = [
         run(name, LAST, name.removesuffix("-again").replace("none", ""), at=AT) for name in names
@@ -103,6 +106,8 @@ def test_what_a_restart_forgets_is_named(runs: Callable[[str], Log], ablation: s
     [
         ("draw", "extra random draws (torch RNG: one extra 64-bit draw), first seen at step 5"),
         ("stale", "stale: it holds the state after step 3 instead of 4"),
+        ("torn", "torn: optimizer state of step 3, model weights of step 4"),
+        ("late", "learning-rate schedule (of another step: as it was after step 3)"),
         ("optimizer", "optimizer state not restored: as at the start of training"),
         ("cursor", "another batch"),
         ("scaler", "loss equal and never differs"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,6 +172,20 @@ def test_the_input_stands_for_a_batch_that_no_loader_drew() -> None:
     u = log(range(1, 9), "U", change=given(1))
     found = judge([u], [log(range(5, 9), "A", change=given(2))], 5, 8)
     assert "; input equal, loss differs by " in found.sentence
+
+
+def test_conditions_that_two_runs_did_not_share_are_said() -> None:
+    def under(name: str, **conditions: object) -> Log:
+        return replace(log(range(1, 9), name), conditions=conditions)
+
+    u, a = under("U", threads=2, torch="2.6"), under("A", threads=1, torch="2.6")
+    assert judge([u, u], [a, a], 5, 8).notes == ("threads: 2 in U, 1 in A",)
+    noisy = log(range(1, 9), "U'", change=setting("loss", "0", written(2.0, "float32")))
+    u = under("U", deterministic=False, cudnn_benchmark=True)
+    found = judge([u, noisy], [u, u], 5, 8)
+    assert ["use_deterministic_algorithms" in found.notes[0], "fast" in found.notes[1]] == [
+        True
+    ] * 2
 
 
 def test_rounded_numbers_are_compared_by_value() -> None:

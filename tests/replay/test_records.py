@@ -20,7 +20,7 @@ from tests.replay.made import events
 
 def save(folder: Path, records: list[Record], rank: int = 0, world: int = 1) -> Path:
     folder.mkdir(exist_ok=True)
-    head = json.dumps({"log": SCHEMA, "rank": rank, "world_size": world})
+    head = json.dumps({"log": SCHEMA, "rank": rank, "world_size": world, "threads": 2, "x": 3})
     file = folder / f"rank-{rank}.jsonl"
     file.write_text("\n".join([head, *map(line, records)]) + "\n")
     return file
@@ -32,6 +32,7 @@ def test_a_log_is_read_back(tmp_path: Path) -> None:
         save(tmp_path / "log", [*records, Record(6, rank, {}, partial=True)], rank, 2)
     log = read_log(tmp_path / "log")
     assert (log.ranks, log.world_size, log.finished()) == ((0, 1), 2, (4, 5))
+    assert log.conditions == {"threads": 2}
     assert log.steps[1][5] == Record(5, 1, events(5, 1), ("saved x",))
 
 

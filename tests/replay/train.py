@@ -93,13 +93,17 @@ def main() -> None:
         averaged.update_parameters(net)
         if given.drop == "print":
             print(f"step {done} loss {loss:.4f}", flush=True)
-        if done == given.save_at or (given.drop == "stale" and done == given.save_at - 1):
+        early = done == given.save_at - 1 and given.drop in ("stale", "torn")
+        if done == given.save_at or early:
             given.dir.mkdir(parents=True, exist_ok=True)
             state = everything(done, net, optimizer, scheduler, scaler, averaged)
-            if given.drop == "stale" and file.exists():  # the async copy of the step before
-                torch.save(torch.load(file, weights_only=False), file)
-            else:
-                torch.save(state, file)
+            if file.exists():
+                before = torch.load(file, weights_only=False)
+                # The async copy of the step before, whole or of the optimizer alone.
+                state = before if given.drop == "stale" else state | {
+                    "optimizer": before["optimizer"]
+                }  # fmt: skip
+            torch.save(state, file)
             if ranks > 1:
                 torch.distributed.barrier()
         if done >= given.steps:
@@ -165,8 +169,10 @@ def restore(
     if drop == "nudge":  # one bit of one weight
         weight = net[0].weight.data
         weight[3, 5] = torch.nextafter(weight[3, 5], torch.tensor(9.0))
+    if drop == "late":  # the schedule was saved before its step
+        scheduler.last_epoch -= 1
     if drop == "draw":
-        torch.empty((), dtype=torch.int64).random_()
+        iter(DataLoader(Samples()))  # as a restart that looks at its data first
     return int(state["step"])
 
 
