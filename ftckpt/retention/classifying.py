@@ -96,10 +96,24 @@ class _Candidate:
         time = time_of_listing(listing) if self.files is None else self._time()
         metric = self.how.metric
         value = metric and metric_of(self.root, self.place, metric.name, step)
-        bases = tuple(self.how.bases(self.root, child))
+        try:
+            bases = self._bases(child)
+        except CorruptError as error:
+            return self._found(EntryClass.CORRUPT, error.message, child)
         sealed = self.candidate.path + SUFFIX in self.root.foreign or NAME in listing.files
         found = replace(found, sealed=sealed or len(child.parts) > 1)
         return found.now(step=step, time=time, named=named, metric=value, bases=bases)
+
+    def _bases(self, child: Child) -> tuple[str, ...]:
+        """Return what it is a delta upon; a bit that flipped on the way is right the second time.
+
+        Raises:
+            CorruptError: it does not say so any more, and nobody can read it without.
+        """
+        try:
+            return tuple(self.how.bases(self.root, child))
+        except CorruptError:
+            return tuple(self.how.bases(self.root, child))
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> Found:
         """A save without its commit marker: not finished, unless it is known to have been."""

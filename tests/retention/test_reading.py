@@ -11,7 +11,14 @@ import pytest
 
 from ftckpt import opening
 from ftckpt.checkpoint import Topology
-from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UnavailableError, UnsafeError
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    UnavailableError,
+    UnsafeError,
+)
 from ftckpt.findings import Finding, finding
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
@@ -20,6 +27,7 @@ from ftckpt.retention import leases, pins, tags
 from ftckpt.retention.entries import EntryClass, RootEntry
 from ftckpt.retention.policy import Metric, Policy
 from ftckpt.retention.preparing import Prepared, prepare, remember
+from ftckpt.roots import Child, Root
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 from ftckpt.stores.local import LocalStore
@@ -178,6 +186,27 @@ def test_what_has_passed_is_not_opened_again(tmp_path: Path) -> None:
     ):
         (tmp_path / ".ftckpt/passed.json").write_text(text)
         assert kept(plan_of(tmp_path, policy)) == kept(changed)
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(1, EntryClass.COMMITTED), (2, EntryClass.CORRUPT)])
+def test_what_a_damaged_delta_stands_upon_is_asked_twice(
+    tmp_path: Path, wrong: int, kind: EntryClass
+) -> None:
+    for step in range(1, 7):
+        save(tmp_path, f"step-{step}", step, (10 - step) * HOUR)
+    asked: list[str] = []
+
+    def bases(root: Root, child: Child) -> tuple[str, ...]:
+        if child.candidate.path != "step-6":
+            return ()
+        asked.append(child.candidate.path)
+        if len(asked) <= wrong:
+            raise CorruptError("its index is damaged")
+        return ("step-1",)
+
+    prepared = plan_of(tmp_path, bases=bases)
+    assert prepared.found["step-6"].entry.entry_class is kind
+    assert ("step-1" in kept(prepared)) is (wrong == 1)
 
 
 def test_files_are_asked_about_only_where_that_says_something(
