@@ -197,6 +197,7 @@ class _Dropping:
         self.absent: list[str] = []
         self.failed: dict[str, FtckptError] = {}
         self.freed = 0
+        self.last = 0.0
 
     def drop(self, decision: Decision) -> None:
         """Drop one, or note why not."""
@@ -212,7 +213,9 @@ class _Dropping:
     def _drop(self, decision: Decision) -> None:
         found = self._looked_at_again(decision)
         trash = self.trashes[found.entry.group]
-        thing = trash.discard(found, decision, actor=self.actor, now=self.now())
+        # No two at one time, so that the trash keeps the order, and a delta goes before its base.
+        self.last = max(self.now(), self.last + 1e-6)
+        thing = trash.discard(found, decision, actor=self.actor, now=self.last)
         del self.found[decision.entry.name]
         self.dropped.append(decision)
         if not self.purge_now:

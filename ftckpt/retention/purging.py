@@ -12,7 +12,7 @@ from ftckpt.roots import Root
 
 from . import leases, log, pins
 from .found import Bases, Reading, no_bases
-from .holding import hold, require_clock
+from .holding import SKEW, hold, require_clock
 from .outcome import Purged
 from .plan import Reason
 from .policy import DAY
@@ -20,6 +20,8 @@ from .reading import read_entries
 from .trash import Trash, Trashed, open_trash
 
 TRASH_TTL = DAY
+# What one run drops has times that differ by less, so that all of it is reclaimed together.
+_APART = 1.0
 
 
 def purge(
@@ -85,7 +87,7 @@ def purge_held(
         counter: is told of the work.
     """
     things = [thing for trash in trashes.values() for thing in trash.listed()]
-    over = [t for t in things if t.erasing or not how.now - trash_ttl < t.time <= how.now]
+    over = [t for t in things if t.erasing or _is_over(t, how.now, trash_ttl)]
     held = _held(roots, over, how, counter) if over else {}
     due = [t for t in over if t.path not in held]
     erased: list[Trashed] = []
@@ -105,6 +107,12 @@ def purge_held(
     for root in roots:
         _log(root, purged, actor, now())
     return purged
+
+
+def _is_over(thing: Trashed, now: float, trash_ttl: float) -> bool:
+    """Whether the time of a thing is up, or cannot be told."""
+    age = now - thing.time
+    return age < -SKEW or max(0.0, age + _APART) >= trash_ttl
 
 
 def require_all(errors: Mapping[str, FtckptError]) -> None:
@@ -130,7 +138,7 @@ def _held(
     for thing in over:
         if thing.erasing:
             continue  # it is not whole any more, and cannot be had back
-        if thing.time > how.now:
+        if thing.time > how.now + SKEW:
             held[thing.path] = Reason("future", "it was dropped in the future, by its name")
         elif thing.entry in live:
             continue  # who names it means the one that has its name now

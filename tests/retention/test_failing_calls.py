@@ -3,61 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.stores import renaming
 
+from .calls import Calls
 from .carrying import DAY, NOW, apply_to, names_in, plan_of, purge_in, save, saved, undelete_in
-
-_CALLS = ("open", "mkdir", "write", "pwrite", "ftruncate", "fsync", "unlink", "rmdir")
-
-
-class Calls:
-    """Counts calls that change something, and lets some of them fail.
-
-    Args:
-        first: the number of the first that fails, from 1.
-        code: with what.
-        forever: whether all after it fail too.
-    """
-
-    def __init__(self, first: int, code: int, *, forever: bool) -> None:
-        self.first = first
-        self.code = code
-        self.forever = forever
-        self.seen = 0
-
-    def fails(self) -> bool:
-        self.seen += 1
-        return self.seen == self.first or (self.forever and self.seen > self.first)
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Let them fail within."""
-        with pytest.MonkeyPatch.context() as patch:
-            for name in _CALLS:
-                patch.setattr(os, name, self._counted(name, getattr(os, name)))
-            real = renaming.renameat2
-            patch.setattr(
-                renaming, "renameat2", lambda *names: self.code if self.fails() else real(*names)
-            )
-            yield
-
-    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            if (name != "open" or args[1] & os.O_CREAT) and self.fails():
-                raise OSError(self.code, os.strerror(self.code))
-            return real(*args, **more)
-
-        return call
 
 
 def make(root: Path) -> None:
@@ -88,7 +43,7 @@ WORKS = [dropped_at_once, dropped_and_back, dropped_and_purged]
 def points(work: Callable[[Path], ExitCode], root: Path) -> int:
     """Return how many calls a run makes that nothing hinders."""
     make(root)
-    calls = Calls(0, 0, forever=False)
+    calls = Calls(0, 0)
     with calls.failing():
         assert work(root) is ExitCode.OK
     return calls.seen
@@ -102,7 +57,7 @@ def test_what_recovers_is_not_noticed(tmp_path: Path, work: Callable[[Path], Exi
     assert number > 15
     for point in range(1, number + 1):
         make(root)
-        calls = Calls(point, errno.EIO, forever=False)
+        calls = Calls(point, errno.EIO)
         with calls.failing():
             assert work(root) is ExitCode.OK, point
         assert names_in(root) == after
