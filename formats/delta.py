@@ -7,13 +7,15 @@ on any store, and a delta itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ftckpt import manifest
 from ftckpt.checkpoint import Box, Commit, CommitState, Extent, Piece, TensorInfo
 from ftckpt.delta import NAME, DeltaIndex
 from ftckpt.delta.index import MAX_BYTES, ROW
-from ftckpt.errors import CorruptError
+from ftckpt.errors import CorruptError, IncompleteError
 from ftckpt.registry import Listing, Recognition
 from ftckpt.rules import Rules
 from ftckpt.source import Source
@@ -24,6 +26,7 @@ from .delta_objects import stored_objects
 from .delta_source import DecodedSource, decoded_name
 
 _END = 16  # bytes of the digest behind the rows
+_DATA = re.compile(r"\d{5,}\.blocks")
 
 
 @dataclass(frozen=True)
@@ -43,21 +46,33 @@ class Delta:
     name = "delta"
 
     def recognise(self, listing: Listing) -> Recognition | None:
-        """Go by the name of the index, which stands last."""
-        if NAME not in listing.files or listing.single:
+        """Go by the name of the index, which is written last, else by those of the data files."""
+        if listing.single:
             return None
-        return Recognition(self.name, f"has {NAME}", CommitState.COMMITTED)
+        if NAME in listing.files:
+            return Recognition(self.name, f"has {NAME}", CommitState.COMMITTED)
+        if any(map(_DATA.fullmatch, listing.files)):
+            return Recognition(self.name, "has blocks of a delta", CommitState.UNCOMMITTED)
+        return None
 
     def open(self, source: Source) -> DeltaCheckpoint:
         """Read the index.
 
         Raises:
+            IncompleteError: it is not there, nor a manifest that says that it was.
             CorruptError: it is damaged, or contradicts itself (`bad-delta`).
             UnsafeError: it names a file outside the delta.
             UnsupportedError: it is of another version, or uses what this one does not know.
         """
         from .catalog import formats
 
+        if NAME not in source.entries and manifest.NAME not in source.entries:
+            source.require_absent(NAME)
+            raise IncompleteError(
+                f"{source.url} has no {NAME}, which is written last: the packing did not finish",
+                hint="the same ftckpt delta pack goes on where it was",
+                file=NAME,
+            )
         size = source.size(NAME)
         if size > MAX_BYTES:
             raise CorruptError(

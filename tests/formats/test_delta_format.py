@@ -19,7 +19,7 @@ class TestDelta(FormatTests):
     imports = frozenset({"numpy"})
     truncated = frozenset({"truncated-file", "bad-delta"})
     empty = frozenset({"truncated-file", "bad-delta"})
-    missing = frozenset({"missing-file"})
+    missing = frozenset({"missing-file", "uncommitted"})
 
     def make(self, root: Path) -> list[Made]:
         saves = training(2)
