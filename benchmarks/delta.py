@@ -1,13 +1,14 @@
 """Deltas of a real training state, side by side with zstd, XOR and byte planes, and ZipNN.
 
-    python benchmarks/delta.py [--states DIR] [--width 256] [--layers 6] [--steps 100] [--rounds 3]
+    python benchmarks/delta.py [--cache DIR] [--width 256] [--layers 6] [--steps 100] [--rounds 3]
                                [--zipnn PYTHON] [--json]
 
-A small GPT is trained first (delta_data.py), some minutes on two cores; `--states DIR` keeps its
-states and takes them from there the next time. `--zipnn PYTHON` names an interpreter that has zipnn
-0.5. Speeds are bytes of the state a second of processor time, best of the rounds, on one thread;
-the elements are in memory, the blocks' digests count, and the choice by a sample is told apart.
-Every decoding is compared with the original.
+A small GPT is trained first (delta_data.py), a quarter of an hour on two cores; `--cache DIR` keeps
+its states and takes them from there the next time. `--zipnn PYTHON` names an interpreter that has
+zipnn 0.5. Speeds are bytes of the state a second of processor time, best of the rounds, on one
+thread, and of two threads how much faster they were by the clock; the elements are in memory, the
+blocks' digests count, and the choice by a sample is told apart. Every decoding is compared with the
+original. Below them stands what byte planes allow (delta_bound.py).
 """
 
 from __future__ import annotations
@@ -17,14 +18,26 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from delta_bound import bound
 from delta_peers import Peer, Result, patch_from, xor_planes, zipnn, zstd
-from delta_states import DISTANCES, State, load, make, part_of_step, weights
+from delta_states import (
+    DISTANCES,
+    State,
+    load,
+    make,
+    step_that_leaves,
+    unchanged,
+    weights,
+    without_weights,
+)
 from side_by_side import machine, workplace
 
 from ftckpt.checkpoint import Topology
@@ -60,11 +73,12 @@ class Delta:
         self.tasks = [(n, b) for n in range(len(pairs)) for b in range(self.encoder.blocks(n))]
 
         self.rows = Rows([self.encoder.blocks(number) for number in range(len(pairs))])
-        self.file = bytearray(target.nbytes)  # warm: the memory of a file is not the subject
+        # Room for two threads; made before, because the memory of a file is not the subject.
+        self.file = bytearray(2 * target.nbytes)
 
-    def encode(self, part: slice = slice(None), at: int = 0) -> None:
+    def encode(self, tasks: Iterable[tuple[int, int]], at: int = 0) -> None:
         """Encode blocks and write them from a place of the file on."""
-        for number, block in self.tasks[part]:
+        for number, block in tasks:
             made = self.encoder.encode(number, block, self.plans[number])
             self.rows.put(number, block, made.at(0, at))
             self.file[at : at + len(made.payload)] = made.payload
@@ -102,7 +116,6 @@ class Delta:
             DeltaIndex.parse(self.index().dump()),
             lambda _, offset, length: payload[offset : offset + length],
             None if self.base is None else self.base.fill,
-            cache=256 << 20,
         )
 
 
@@ -115,7 +128,7 @@ def ours(effort: int, rounds: int) -> Callable[[State, State | None], tuple[Resu
         encoding = decoding = inf
         for _ in range(rounds):
             begin = time.thread_time()
-            delta.encode()
+            delta.encode(delta.tasks)
             encoding = min(encoding, time.thread_time() - begin)
             decoder = delta.decoder()
             begin = time.thread_time()
@@ -135,37 +148,57 @@ def by_parameter(state: State) -> list[str]:
     return sorted(infos, key=lambda key: (infos[key].name, order.index(infos[key].kind.value)))
 
 
-def scaling(target: State, base: State | None, rounds: int) -> float:
-    """Return the wall time of encoding with one thread over that with two."""
-    delta = Delta(target, base, 2)
-    best = [inf, inf]
+def scaling(target: State, base: State | None, rounds: int) -> tuple[float, float]:
+    """Return how many times as fast two threads are as one, by the clock: encoding and decoding."""
+    delta = Delta(target, base, 1)
+    delta.encode(delta.tasks)
+    decoder = delta.decoder()
+    out = {key: memoryview(bytearray(len(data))) for key, data in target.data.items()}
+    keys = by_parameter(target)
+    kinds = len({info.kind for info in target.infos.values()})
+    parameters = [keys[start : start + kinds] for start in range(0, len(keys), kinds)]
+
+    def decode(parts: Iterable[list[str]]) -> None:
+        for key in chain.from_iterable(parts):
+            decoder.fill(key, 0, out[key])
+
+    encoding, decoding = [inf, inf], [inf, inf]
     for _ in range(rounds):
-        for count in (1, 2):
-            half = len(delta.file) // 2
-            threads = [
-                threading.Thread(target=delta.encode, args=(slice(n, None, count), n * half))
-                for n in range(count)
-            ]
-            begin = time.perf_counter()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            best[count - 1] = min(best[count - 1], time.perf_counter() - begin)
-    return best[0] / best[1]
+        for many in (1, 0):
+            # Threads take the next piece from one iterator, as those of a real run do.
+            tasks, parts = iter(delta.tasks), iter(parameters)
+            work = [partial(delta.encode, tasks, n * target.nbytes) for n in range(1 + many)]
+            encoding[many] = min(encoding[many], together(work))
+            delta.encode(delta.tasks)
+            work = [partial(decode, parts)] * (1 + many)
+            decoding[many] = min(decoding[many], together(work))
+    return encoding[0] / encoding[1], decoding[0] / decoding[1]
+
+
+def together(work: list[partial[None]]) -> float:
+    """Return the seconds that as many threads take."""
+    threads = [threading.Thread(target=each) for each in work]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - begin
 
 
 def pairs_of_states(place: Path) -> Iterator[tuple[str, State, State | None]]:
-    """Yield states alone and upon their base, and the bf16 weights of the last regime alone."""
+    """Yield states alone, and upon their base: named by regime and distance in steps."""
     yield "alone", load(place / "high-1.safetensors"), None
+    yield "alone, no bf16", without_weights(load(place / "high-1.safetensors")), None
     for regime, distances in DISTANCES.items():
         for distance in distances:
             path = place / f"{regime}-{distance}.safetensors"
             target, base = load(path), load(place / f"{regime}-0.safetensors")
             yield f"{regime}, {distance}", target, base
             if regime == "tune" and distance == 1:
-                yield "bf16, 1", weights(target), weights(base)
-                yield "bf16, 0.1", part_of_step(target, base, 0.1), weights(base)
+                for same in (0.93, 0.99):
+                    part = step_that_leaves(same, target, base)
+                    yield f"bf16, {unchanged(part, base):.1%} same", part, weights(base)
 
 
 def compare(options: argparse.Namespace, place: Path) -> Iterator[dict[str, Any]]:
@@ -179,13 +212,16 @@ def compare(options: argparse.Namespace, place: Path) -> Iterator[dict[str, Any]
     for name, target, base in pairs_of_states(place):
         for effort in (2, 1):
             result, planning = ours(effort, options.rounds)(target, base)
-            yield row(name, f"ftckpt, level {effort}", target, result, planning=planning)
+            more = {"planning": planning}
+            if effort == 1:
+                encode, decode = scaling(target, base, options.rounds)
+                more |= {"two encode": encode, "two decode": decode}
+            yield row(name, f"ftckpt, level {effort}", target, result, **more)
         for peer, run in peers.items():
             made = run(target, base)
             if made is not None:
                 yield row(name, peer, target, made)
-        if options.scaling:
-            yield {"state": name, "two threads": round(scaling(target, base, options.rounds), 2)}
+        yield row(name, "(what planes allow)", target, Result(bound(target, base), inf, inf))
 
 
 def row(state: str, who: str, target: State, result: Result, **more: float) -> dict[str, Any]:
@@ -193,7 +229,9 @@ def row(state: str, who: str, target: State, result: Result, **more: float) -> d
     for info in target.infos.values():
         whole[info.kind.value] = whole.get(info.kind.value, 0) + info.nbytes
     ratios = {
-        kind: round(whole[kind] / max(size, 1), 3) for kind, size in result.sizes.items() if kind
+        kind: round(whole[kind] / size, 3) if size else None  # nothing stored: it is derived
+        for kind, size in result.sizes.items()
+        if kind
     }
     return {
         "state": state,
@@ -208,21 +246,20 @@ def row(state: str, who: str, target: State, result: Result, **more: float) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--states", type=Path, help="directory that keeps the trained states")
+    parser.add_argument("--cache", type=Path, help="directory that keeps the trained states")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--steps", type=int, default=100, help="before the first regime is saved")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--zipnn", help="a Python interpreter that has zipnn")
-    parser.add_argument("--scaling", action="store_true", help="also two threads against one")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
-    with workplace(None) if options.states is None else nullcontext(options.states) as place:
+    with workplace(None) if options.cache is None else nullcontext(options.cache) as place:
         make(place, options.width, options.layers, options.steps)
         rows = []
         if not options.json:
             print(f"deltas of a training state  ({machine()})")
-            print(f"{'state':10}{'':24}{'ratio':>8}{'encode':>8}{'decode':>8}  GB/s; by class")
+            print(f"{'state':18}{'':24}{'ratio':>8}{'encode':>8}{'decode':>8}  GB/s; by class")
         for made in compare(options, place):
             rows.append(made)
             if not options.json:
@@ -230,18 +267,15 @@ def main() -> None:
     if options.json:
         json.dump({"machine": machine(), "zipnn": bool(options.zipnn), "rows": rows}, sys.stdout)
     elif not options.zipnn:
-        print("ZipNN was left out: --zipnn PYTHON names an interpreter that has it")
+        print("ZipNN: not installed; --zipnn PYTHON names an interpreter that has it")
 
 
 def show(made: dict[str, Any]) -> None:
-    if "who" not in made:
-        print(f"{made['state']:10}two threads are {made['two threads']} times one")
-        return
-    classes = ", ".join(f"{kind} {ratio:g}" for kind, ratio in made["classes"].items())
-    print(
-        f"{made['state']:10}{made['who']:24}{made['ratio']:8.3f}"
-        f"{made['encode']:8.2f}{made['decode']:8.2f}  {classes}"
-    )
+    classes = ", ".join(f"{kind} {ratio or 'derived'}" for kind, ratio in made["classes"].items())
+    speeds = "".join(f"{made[way] or '':>8}" for way in ("encode", "decode"))
+    print(f"{made['state']:18}{made['who']:24}{made['ratio']:8.3f}{speeds}  {classes}")
+    if "two encode" in made:
+        print(f"{'':18}  two threads: {made['two encode']:.2f} x, {made['two decode']:.2f} x")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 Mixed precision as Megatron and DeepSpeed keep it: bf16 weights, which the forward pass uses, and
 their fp32 masters with AdamW's two moments, 14 bytes a parameter. Three regimes: `high` (the
-learning rate 1e-3 of early training), `late` (3e-5, going on from there) and `tune` (a new AdamW at
-1e-5). Each is saved at its base step, 1 and 10 steps later, and `high` also 100 steps later.
+learning rate 1e-3 of early training, saved after `--steps`), `late` (the same run after six times
+as many, its rate fallen to 3e-5) and `tune` (a new AdamW at 1e-5, after half as many). Each is
+saved at its base step, 1 and 10 steps later, and `high` also 100 steps later.
 """
 
 from __future__ import annotations
@@ -138,20 +139,33 @@ def words() -> list[int]:
 
 def make(place: Path, width: int, layers: int, steps: int) -> None:
     trainer = Trainer(width, layers)
-    warm = max(1, steps // 5)
-    for regime, peak in REGIMES.items():
+    for regime in REGIMES:
         if regime != "late":
             trainer.optimise(regime)
-        before = steps if regime == "high" else max(1, steps // 5)
-        last = before + max(DISTANCES[regime])
-        for step in range(1, last + 1):
-            rising = min(1.0, step / warm) if regime == "high" else 1.0
-            loss = trainer.step(peak * rising)
+        base = base_step(regime, steps)
+        while trainer.steps < base + max(DISTANCES[regime]):
+            lr = rate(regime, trainer.steps + 1, steps)
+            loss = trainer.step(lr)
             assert math.isfinite(loss)
-            if step == before or step - before in DISTANCES[regime]:
-                name = f"{regime}-{step - before}.safetensors"
-                trainer.save(place / name, peak * rising, BETAS[regime])
-                print(f"{name}: loss {loss:.3f}", flush=True)
+            if trainer.steps == base or trainer.steps - base in DISTANCES[regime]:
+                name = f"{regime}-{trainer.steps - base}.safetensors"
+                trainer.save(place / name, lr, BETAS[regime])
+                print(f"{name}: step {trainer.steps}, loss {loss:.3f}", flush=True)
+
+
+def base_step(regime: str, steps: int) -> int:
+    """Return the optimizer's step at which a regime's base is saved."""
+    return {"high": steps, "late": 6 * steps, "tune": steps // 2}[regime]
+
+
+def rate(regime: str, step: int, steps: int) -> float:
+    """Return the learning rate: it rises, stays, and falls by a cosine to that of `late`."""
+    if regime == "tune":
+        return REGIMES["tune"]
+    high, low = REGIMES["high"], REGIMES["late"]
+    rising = min(1.0, 5 * step / steps)
+    falling = min(1.0, max(0.0, (step - 2 * steps) / (3 * steps)))
+    return low + (high * rising - low) * (1 + math.cos(math.pi * falling)) / 2
 
 
 if __name__ == "__main__":

@@ -66,6 +66,23 @@ def weights(state: State) -> State:
     return State(infos, {key: state.data[key] for key in infos}, state.settings)
 
 
+def without_weights(state: State) -> State:
+    """Return the fp32 tensors alone, as a run keeps them that has no bf16 copies."""
+    infos = {key: info for key, info in state.infos.items() if info.kind is not Kind.PARAM}
+    return State(infos, {key: state.data[key] for key in infos}, state.settings)
+
+
+def unchanged(target: State, base: State) -> float:
+    """Return the share of bf16 elements whose bits are equal."""
+    import numpy as np
+
+    same = 0
+    for key in target.infos:
+        now, before = (np.frombuffer(state.data[key], "<u2") for state in (target, base))
+        same += int(np.count_nonzero(now == before))
+    return same / (target.nbytes // 2)
+
+
 def part_of_step(target: State, base: State, share: float) -> State:
     """Return the target's bf16 weights as a learning rate of `share` times its own makes them."""
     import numpy as np
@@ -78,6 +95,19 @@ def part_of_step(target: State, base: State, share: float) -> State:
         rounded = (moved + np.uint32(0x7FFF) + ((moved >> 16) & 1)) >> 16
         data[info.key] = memoryview(rounded.astype("<u2").tobytes())
     return State(weights(target).infos, data, target.settings)
+
+
+def step_that_leaves(same: float, target: State, base: State) -> State:
+    """Return the target's bf16 weights at the learning rate that leaves a share of them unchanged.
+
+    States at the same share compare, whatever the training; what remains is how the changes lie.
+    """
+    low, high = 0.0, 4.0
+    for _ in range(9):
+        share = (low + high) / 2
+        part = part_of_step(target, base, share)
+        low, high = (low, share) if unchanged(part, base) < same else (share, high)
+    return part
 
 
 def make(place: Path, width: int, layers: int, steps: int) -> None:
