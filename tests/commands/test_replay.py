@@ -164,7 +164,9 @@ def test_a_working_directory_of_its_own(script: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "train.py").write_text(script.read_text())
-    arguments = ("--steps", "2", "--runs", "1", "--dir", "trial", "--", sys.executable, "train.py")
+    arguments = (
+        "--steps", "2", "--runs", "1", "--dir", "trial", "--", sys.executable, "train.py", ".",
+    )  # fmt: skip
     done = ftckpt("replay", "run", *arguments, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "the restart is exact for 2 steps" in done.stdout

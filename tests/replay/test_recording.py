@@ -12,13 +12,16 @@ import torch
 
 from ftckpt.checkpoint import Box
 from ftckpt.dtypes import DTYPES
+from ftckpt.replay import device_sums as device_sums_module
 from ftckpt.replay.comparing import compare
 from ftckpt.replay.device_sums import device_sums
 from ftckpt.replay.floats import written
-from ftckpt.replay.readings import value_items
+from ftckpt.replay.journal import Journal
+from ftckpt.replay.readings import random_streams, value_items
 from ftckpt.replay.records import Log, read_log
 from ftckpt.replay.running import environment
-from ftckpt.replay.settings import Settings, read_settings
+from ftckpt.replay.settings import Settings, read_settings, values_file
+from ftckpt.replay.streams import distance, read_stream
 from ftckpt.replay.tensors import tensor_digest
 from ftckpt.tensor_digest import TensorDigest
 from tests.commands.golden import ftckpt
@@ -39,6 +42,32 @@ def test_sums_on_a_device_are_the_tensor_digest(dtype: str) -> None:
     shown = "".join(f"{part:016x}" for part in digest.sums)
     assert tensor_digest(tensor) == f"{dtype}[5,7]:{shown}"
     assert tensor_digest(tensor.t().contiguous().t()) == tensor_digest(tensor)
+
+
+def test_sums_of_more_than_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_sums_module, "_CHUNK", 7)
+    for count in (0, 1, 7, 8, 50):
+        tensor = torch.arange(count, dtype=torch.int16)
+        digest = TensorDigest(DTYPES["int16"], tensor.shape)
+        digest.update(Box.whole((count,)), tensor.numpy().tobytes())
+        assert device_sums(tensor) == digest.sums
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_device_agrees_with_the_processor(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex128, torch.bool):
+        tensor = (torch.randn(1 << 20) * 9).to(dtype)
+        assert tensor_digest(tensor.cuda()) == tensor_digest(tensor)
+    device = f"cuda:{torch.cuda.current_device()}"
+    before = read_stream(random_streams(whole=True)[device])
+    torch.randn(4, device="cuda")
+    after = read_stream(random_streams(whole=True)[device])
+    assert (distance(before, after) or 0) > 0
+    # Whatever was kept on a device is read where there is none.
+    asked = Settings(log=str(tmp_path), look_step=1, look_event="grad", look_items="w")
+    Journal(asked).keep(1, "grad", "w", torch.ones(3, device="cuda"))
+    assert values_file(tmp_path, 0, 0).read_bytes().endswith(torch.ones(3).numpy().tobytes())
 
 
 def test_what_cannot_be_read_is_told_by_its_shape() -> None:
