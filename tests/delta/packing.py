@@ -103,7 +103,12 @@ def pack(
     pairs = pair(target.infos.values(), {} if base is None else base.infos)
     fill = base_fill or (None if base is None else base.fill)
     encoder = DeltaEncoder(
-        pairs, target.fill, fill, lambda pair: settings, EFFORTS[effort], tuple(Side) if digests else ()
+        pairs,
+        target.fill,
+        fill,
+        lambda pair: settings,
+        EFFORTS[effort],
+        tuple(Side) if digests else (),
     )
     rows = Rows([encoder.blocks(number) for number in range(len(pairs))])
     data = bytearray()

@@ -66,7 +66,9 @@ def save_steps(folder: Path, count: int, *, rows: int = 40, optimizer: bool = Tr
 
     rng = np.random.default_rng(5)
     f = np.float32
-    w: dict[str, Any] = {f"layers.{i}.weight": rng.standard_normal((rows, 30)).astype(f) for i in range(3)}
+    w: dict[str, Any] = {
+        f"layers.{i}.weight": rng.standard_normal((rows, 30)).astype(f) for i in range(3)
+    }
     m = {name: np.zeros_like(value) for name, value in w.items()}
     v = {name: np.zeros_like(value) for name, value in w.items()}
     places = []

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ftckpt.delta import NAME
 from ftckpt.formats.delta import Delta
+from ftckpt.sealing import seal
 from tests.checkpoints import open_checkpoint
 from tests.delta.on_disk import index_of, pack_upon, save_full, state_at, training
 from tests.delta.packing import trained
-from tests.format_suite import FormatTests, Made, Truth
+from tests.format_suite import FormatTests, Made, Truth, findings_of
 
 
 class TestDelta(FormatTests):
@@ -19,7 +20,7 @@ class TestDelta(FormatTests):
     imports = frozenset({"numpy"})
     truncated = frozenset({"truncated-file", "bad-delta"})
     empty = frozenset({"truncated-file", "bad-delta"})
-    missing = frozenset({"missing-file", "uncommitted"})
+    missing = frozenset({"missing-file"})
 
     def make(self, root: Path) -> list[Made]:
         saves = training(2)
@@ -48,4 +49,24 @@ class TestDelta(FormatTests):
         return copy
 
     def victims(self, path: Path) -> list[str]:
-        return [NAME, *(file.name for file in index_of(path).files)]
+        return [file.name for file in index_of(path).files]
+
+    def test_the_index_is_what_makes_it_whole(self, made: list[Made], tmp_path: Path) -> None:
+        for path, _ in made:
+            copy = self._copy(path, tmp_path)
+            data = (copy / NAME).read_bytes()
+            for damaged in (b"", data[:-1], data[: len(data) // 2]):
+                (copy / NAME).write_bytes(damaged)
+                self._expect(copy, self.truncated, NAME)
+            (copy / NAME).write_bytes(data)
+            (copy / NAME).unlink()
+            assert {f.kind for f in findings_of(self.format, copy)} == {"uncommitted"}
+            (copy / NAME).write_bytes(data)
+            for file in self.victims(copy):
+                held = (copy / file).read_bytes()
+                (copy / file).unlink()
+                self._expect(copy, self.missing, file)
+                (copy / file).write_bytes(held)
+            seal(open_checkpoint(copy))
+            (copy / NAME).unlink()
+            self._expect(copy, self.missing, NAME)
