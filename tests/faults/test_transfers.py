@@ -1,4 +1,4 @@
-"""What reshard and convert end with when something goes wrong around them."""
+"""What reshard, convert and copy end with when something goes wrong around them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.killing import kill_points
 from tests.servers.faults import Fault
 
 Install = Callable[[Answer], None]
-WORDS = {"reshard": ["--dp", "2"], "convert": ["--to", "safetensors"]}
+WORDS = {"reshard": ["--dp", "2"], "convert": ["--to", "safetensors"], "copy": []}
 REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=WORDS)
 def verb(request: pytest.FixtureRequest) -> str:
-    """Each of the two verbs."""
+    """Each of the verbs that write a checkpoint from another."""
     return str(request.param)
 
 
