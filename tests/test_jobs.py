@@ -104,7 +104,7 @@ def cron_lines() -> list[str]:
 def test_the_lines_of_the_crontab(root: Path, path: str, tmp_path: Path) -> None:
     metrics = tmp_path / "ftckpt.prom"
     lines = cron_lines()
-    assert len(lines) == 3
+    assert len(lines) == 2
     for line in lines:
         times, command = line.split(None, 5)[:5], line.split(None, 5)[5]
         assert all(re.fullmatch(r"[\d*/]+", each) for each in times)
