@@ -63,7 +63,7 @@ def pack_checkpoint(
         None if base is None else _packable(base, check),
         destination,
         record_file(Content.of(target)),
-        Delta(bases=given),
+        Delta(bases=given, stores=store_options),
         same_objects=SameObject,
         options=replace(options, settings=settings_of(target, base)),
         store_options=store_options,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import prod
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.delta import DeltaIndex, Reference
+from ftckpt.delta import NAME, DeltaIndex, Reference
 from ftckpt.delta.index import DeltaTensor
 from ftckpt.delta.packed import Method, Share, shares
 from ftckpt.delta.predictions import Side
@@ -44,8 +44,9 @@ class Link:
         base: how the place of its base is recorded; None for a full checkpoint.
         identity: how it is known to be the one.
         stored: bytes of its files.
-        state: bytes of its tensors, each element once.
-        read: bytes of it that a restore reads: stored payloads, or elements of a full checkpoint.
+        ratio: bytes of the state that it holds, other state too, over bytes stored; None of one
+            that is no delta.
+        read: bytes of it that a restore reads: index and payloads, or elements of a full one.
         blocks: of it that a restore decodes; 0 of one that is no delta.
     """
 
@@ -55,14 +56,9 @@ class Link:
     base: str | None
     identity: Identity
     stored: int
-    state: int
+    ratio: float | None
     read: int
     blocks: int
-
-    @property
-    def ratio(self) -> float | None:
-        """Bytes of the state over bytes stored."""
-        return self.state / self.stored if self.stored else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,13 @@ def survey(delta: DeltaCheckpoint) -> Survey:
 
 
 def _link(here: Checkpoint, above: DeltaCheckpoint | None, read: int, blocks: int) -> Link:
-    base = here.index.base if isinstance(here, DeltaCheckpoint) else None
+    stored = sum(here.source.entries[n].size for n in here.members() if n in here.source.entries)
+    base = ratio = None
+    if isinstance(here, DeltaCheckpoint):
+        base = here.index.base
+        other = sum(entry.length for entry in here.index.objects)
+        ratio = (sum(info.nbytes for info in own_tensors(here).values()) + other) / stored
+        read += here.source.size(NAME) + (0 if above is not None else other)
     identity = Identity.ITSELF
     if above is not None:
         assert above.index.base is not None
@@ -128,8 +130,8 @@ def _link(here: Checkpoint, above: DeltaCheckpoint | None, read: int, blocks: in
         here.step,
         None if base is None else base.path,
         identity,
-        sum(here.source.entries[n].size for n in here.members() if n in here.source.entries),
-        sum(info.nbytes for info in own_tensors(here).values()),
+        stored,
+        ratio,
         read,
         blocks,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,7 +83,7 @@ def command(
     if found.broken is not None:
         return invocation.fail(found.broken.code, found.broken.message, _HINT)
     if advise:
-        _advise(invocation, opened, storage_rate, job_count(jobs))
+        _advise(invocation, opened, found.links[0].ratio or 1.0, storage_rate, job_count(jobs))
     deltas = sum(link.blocks > 0 or link.base is not None for link in found.links)
     return Result(
         ExitCode.OK,
@@ -105,7 +104,7 @@ def _report(invocation: Invocation, delta: DeltaCheckpoint, found: Survey) -> No
         created=index.created,
         content=index.content(),
         base=None if index.base is None else index.base._asdict(),
-        chain=[asdict(link) | {"ratio": link.ratio} for link in found.links],
+        chain=found.links,
         broken=found.broken,
         ratio=own.ratio,
         components=found.components,
@@ -142,19 +141,19 @@ def _row(link: Link) -> list[object]:
     ]
 
 
-def _advise(invocation: Invocation, delta: DeltaCheckpoint, rate: str, jobs: int) -> None:
+def _advise(
+    invocation: Invocation, delta: DeltaCheckpoint, ratio: float, rate: str, jobs: int
+) -> None:
     """Say when deltas pay, by rates that are measured here."""
     from ftckpt.delta.advice import advise
     from ftckpt.formats.delta_rates import measure
     from ftckpt.limits import parse_rate
 
-    stored = sum(delta.source.size(name) for name in delta.members())
-    state = sum(tensor.nbytes for tensor in delta.index.tensors)
-    if not state:
+    if not any(tensor.nbytes for tensor in delta.index.tensors):
         raise UsageError(f"{delta.source.url} has no tensors to measure with")
     rates = measure(delta, jobs)
     advice = advise(
-        ratio=state / stored,
+        ratio=ratio,
         encode_rate=rates.encode,
         decode_rate=rates.decode,
         storage_write=parse_rate(rate) if rate else rates.read,
