@@ -46,6 +46,7 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
         ratio=report.ratio,
         components=report.components,
         methods=report.methods,
+        index_bytes=report.index_bytes,
         content=report.content,
     )
     if not invocation.json:
@@ -56,7 +57,7 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
     upon = "" if report.base is None else f" upon {report.base}"
     message = (
         f"packed {human_bytes(report.bytes_in)} into {human_bytes(report.bytes_out)}, "
-        f"{report.ratio:.2f} to 1"
+        f"{human_bytes(report.index_bytes)} of it the index: {report.ratio:.2f} to 1"
     )
     speed = f"in {human_duration(report.seconds['encode'])}"
     if report.taken_over:

@@ -63,8 +63,9 @@ class PackReport:
         bytes_in: of the tensors' elements and the objects.
         bytes_out: of all files, the index among them.
         ratio: the first over the second.
-        components: what was packed, by component and kind (`model.param`).
-        methods: the same, by method.
+        components: what was packed, by component and kind (`model.param`), and `objects`.
+        methods: the tensors alone, by method.
+        index_bytes: of the index.
         content: the digest of the content, by which a delta upon this one names it.
         taken_over: bytes that an earlier, killed run had made.
         already_there: whether an earlier run had finished and this one only swept up.
@@ -83,6 +84,7 @@ class PackReport:
     ratio: float | None = None
     components: Mapping[str, Share] = field(default_factory=dict)
     methods: Mapping[Method, Share] = field(default_factory=dict)
+    index_bytes: int = 0
     content: str = ""
     taken_over: int = 0
     already_there: bool = False

@@ -29,7 +29,7 @@ from ftckpt.transfer.staging import Staging
 from .assembling import Packable, Packing, PackOptions
 from .building import build_files
 from .index import NAME
-from .packed import PackReport, shares
+from .packed import PackReport, Share, shares
 from .records import RecordFile, record_digests
 
 
@@ -127,6 +127,9 @@ def pack(
         bytes_in = sum(info.nbytes for info in work.tensors) + records.nbytes
         bytes_out = sum(file.size for file in manifest.files)
         components, methods = shares(index)
+        if records.entries:
+            stored = sum(file.size for file in records.files)
+            components["objects"] = Share.of(records.nbytes, stored)
         return PackReport(
             destination,
             where,
@@ -138,6 +141,7 @@ def pack(
             ratio=bytes_in / bytes_out,
             components=components,
             methods=methods,
+            index_bytes=len(commit[NAME]),
             content=index.content(),
             taken_over=built.taken_over + small.taken_over,
             proof=proof,

@@ -16,6 +16,7 @@ RUN = DATA / "run"
 GOLDEN = DATA / "golden"
 
 _TIMES = re.compile(r"\d+(?:\.\d+)? (?:ms|s)\b(?: \([\d.]+ \w+/s\))?")
+_MEASURED = re.compile(r"(?<=slower than )[\d.]+ \w+/s")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
@@ -45,7 +46,7 @@ def check_golden(name: str, done: subprocess.CompletedProcess[str], *, timed: bo
     """
     text = f"exit {done.returncode}\n--- stdout\n{done.stdout}--- stderr\n{done.stderr}"
     if timed:
-        text = _STAMP.sub("TIME", _TIMES.sub("TIME", text))
+        text = _STAMP.sub("TIME", _TIMES.sub("TIME", _MEASURED.sub("RATE", text)))
     path = GOLDEN / name
     if os.environ.get("WRITE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
