@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftckpt.replay.comparing import compare
 from ftckpt.replay.judging import Verdict, judge
 from ftckpt.replay.records import Log, read_log
+from ftckpt.replay.running import End, run
 from ftckpt.replay.settings import Settings
-from tests.replay.trainings import run_lists, training
+from tests.replay.trainings import HERE, run_lists, training
 
 AT, LAST = 3, 6
 
@@ -76,6 +79,21 @@ def test_the_rank_that_forgets_is_named(runs: Callable[[str], Log]) -> None:
         ("rng-torch", AT + 1, (1,))
     ]
     assert "on rank 1" in judgement.sentence
+
+
+def test_what_torchrun_starts_is_recorded_and_ended(
+    runs: Callable[[str], Log], tmp_path: Path
+) -> None:
+    outcome = run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+         "--master-port", free_port(), str(HERE / "train.py"), "--save-at", "100000"],
+        Settings(log=str(tmp_path / "log"), last=2), cwd=tmp_path, output=tmp_path / "output.txt",
+        timeout=120,
+    )  # fmt: skip
+    assert outcome.end is End.RECORDED, outcome
+    log = read_log(tmp_path / "log")
+    assert (log.ranks, log.world_size, log.finished()) == ((0, 1), 2, (1, 2))
+    assert compare(runs("u"), log, 1, 2).equal
 
 
 def test_a_rank_without_a_log_is_never_a_pass(runs: Callable[[str], Log]) -> None:

@@ -104,6 +104,15 @@ def test_an_unmodified_script_that_forgets_its_rng(tmp_path: Path) -> None:
     assert said.startswith("restart is not exact: torch RNG not restored: ")
     assert "first seen at step 5 as the step begins; batch equal, loss differs by " in said
     assert [(c["component"], c["step"]) for c in answer["causes"]] == [("rng-torch", 5)]
+    # With the fix: from the same checkpoint, against the same uninterrupted run.
+    done = ftckpt(
+        "replay", "run", "--steps", "3", "--runs", "1", "--dir", "fixed", "--at", "4",
+        "--checkpoint", "trial/interrupted/state/ckpt", "--reference", "trial/baseline-1/log",
+        "--json", "--", sys.executable, "train.py", "--dir", "{checkpoint}", cwd=tmp_path,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0, answer["result"]
+    assert answer["result"]["message"] == "the restart is exact for 3 steps (5 to 7, 1 rank)"
 
 
 def test_loader_workers_write_no_log_and_run_ahead_of_a_global_generator(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import argparse
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,8 +116,8 @@ def step(
 ) -> float:
     features = features + 1e-3 * random.random()
     loss = nn.functional.cross_entropy(model(features), labels)
-    if drop == "noise":  # what adding in the order of threads does to a sum
-        loss = loss + 1e-6 * (os.getpid() * time.perf_counter() % 1)
+    if drop == "noise":
+        loss = loss + sum_in_order_of_threads([1e8, 1.25, -1e8, 1e-3, 0.75, 3.5])
     if drop == "nan" and done == 6:
         loss = loss * float("nan")
     if drop == "crash" and done == 6:
@@ -128,6 +129,23 @@ def step(
     scaler.step(optimizer)
     scaler.update()
     return float(loss.detach())
+
+
+def sum_in_order_of_threads(parts: list[float]) -> float:
+    """Add float32 numbers as threads come to it, as atomic additions do."""
+    total, lock = np.zeros((), np.float32), threading.Lock()
+
+    def add(part: float) -> None:
+        time.sleep(os.urandom(1)[0] * 1e-5)
+        with lock:
+            total[...] += np.float32(part)
+
+    threads = [threading.Thread(target=add, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return float(total)
 
 
 def everything(
