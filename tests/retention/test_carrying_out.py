@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from ftckpt.errors import (
     NotFoundError,
     RefusedError,
     UnsafeError,
+    UnsupportedError,
     UsageError,
 )
 from ftckpt.retention import Policy, leases, log, pins, tags, trashed
@@ -225,6 +227,20 @@ def test_survivors_that_are_gone_break_a_floor(root: Path) -> None:
     assert names_in(root) == before - {"step-6"}
 
 
+def test_floors_are_asked_again(root: Path) -> None:
+    for step in (1, 2):
+        tags.tag(read(root), f"step-{step}", "paper", owner="me", now=NOW)
+    plan = plan_of(root, Policy(keep_tags=("paper",)))
+    assert plan.order == ("step-3.pt", "step-4", "step-5")
+    for step in (1, 2):
+        os.rename(root / f"step-{step}", root.parent / f"elsewhere-{step}")
+    before = saved(root)
+    with pytest.raises(RefusedError, match="1 good checkpoint would be left") as error:
+        apply_to(root, plan)
+    assert error.value.hint == "--min-survivors 1 allows it"
+    assert saved(root) == before
+
+
 def test_a_wish_for_space_drops_no_more_than_it_needs(root: Path) -> None:
     plan = plan_of(root, Policy(keep_last=2, reclaim=500))
     applied = apply_to(root, plan)
@@ -241,6 +257,10 @@ def test_a_base_stays_with_the_delta_that_could_not_go(
     save(tmp_path, "step-4", 4, base="step-2")
     plan = plan_of(tmp_path)
     assert plan.order == ("step-4", "step-2", "step-1", "step-3")
+    applied = apply_to(tmp_path, plan)
+    assert [t.name for t in trashed(place_of(tmp_path), FORMATS)] == list(plan.order)
+    undelete_in(tmp_path, *plan.order)
+    plan = plan_of(tmp_path)
     deny(monkeypatch, "step-2")
     applied = apply_to(tmp_path, plan)
     assert applied.code is ExitCode.PARTIAL
@@ -313,6 +333,37 @@ def test_two_at_once_are_told_apart(root: Path) -> None:
         for refused in (lambda: undelete_in(root, "step-1"), lambda: purge_in(root, NOW + DAY)):
             with pytest.raises(RefusedError, match="another gc"):
                 refused()
+
+
+@pytest.mark.parametrize("locked", [".", ".ftckpt/gc.lock"])
+def test_either_lock_keeps_others_away(root: Path, locked: str) -> None:
+    # Of a network filesystem other machines see the lock of the file alone; on a full disk there
+    # may be no file.
+    (root / ".ftckpt").mkdir()
+    (root / ".ftckpt/gc.lock").touch()
+    before = saved(root)
+    other = os.open(root / locked, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RefusedError, match="another gc is at work"):
+            apply_to(root)
+    finally:
+        os.close(other)
+    assert saved(root) == before
+    assert apply_to(root).code is ExitCode.OK
+
+
+def test_a_filesystem_without_locks_is_unsupported(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlockable(*args: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unlockable)
+    before = saved(root)
+    with pytest.raises(UnsupportedError, match="has no locks"):
+        apply_to(root)
+    assert saved(root) == before
 
 
 def test_a_clock_that_goes_back_is_refused(root: Path) -> None:

@@ -155,6 +155,29 @@ def test_a_rename_takes_no_name_that_is_taken(
     assert {p.name for p in tmp_path.iterdir()} == {"b", "c"}
 
 
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EEXIST])
+def test_a_rename_whose_answer_was_lost_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    real = renaming.renameat2
+
+    def repeated(*names: Any) -> int:
+        real(*names)
+        return code
+
+    monkeypatch.setattr(renaming, "renameat2", repeated)
+    (tmp_path / "a").write_text("a")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        rename_new("a", "b", source_dir=folder, target_dir=folder)
+        os.link(tmp_path / "b", tmp_path / "c")  # the same file, and no rename of ours
+        with pytest.raises(FileExistsError if code == errno.EEXIST else FileNotFoundError):
+            rename_new("b", "c", source_dir=folder, target_dir=folder)
+    finally:
+        os.close(folder)
+    assert {p.name for p in tmp_path.iterdir()} == {"b", "c"}
+
+
 def test_a_manifest_that_finds_its_name_taken_goes_back(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,26 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert [e["time"] for e in log.read(root)] == [NOW]
 
 
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    write(tmp_path, "step-1", 1)
+    root = read(tmp_path)
+    log.append(root, log.APPLIED, NOW, {})
+    with (tmp_path / ".ftckpt/log.jsonl").open("a") as file:
+        file.write('{"schema": "ftckpt.log/1", "ti')
+    log.append(root, log.PURGED, NOW + 1, {})
+    log.append(root, log.PURGED, NOW + 2, {})
+    assert [e["time"] for e in log.read(root)] == [NOW, NOW + 1, NOW + 2]
+
+
+@pytest.mark.parametrize("time", ["1e300", "NaN", "Infinity", "true", '"noon"'])
+def test_an_event_without_a_time_is_none(tmp_path: Path, time: str) -> None:
+    write(tmp_path, "step-1", 1)
+    log.append(read(tmp_path), log.APPLIED, NOW, {})
+    with (tmp_path / ".ftckpt/log.jsonl").open("a") as file:
+        file.write(f'{{"event": "applied", "time": {time}}}\n')
+    assert log.last_time(read(tmp_path)) == NOW
+
+
 def test_the_log_does_not_follow_a_link(tmp_path: Path) -> None:
     write(tmp_path / "root", "step-1", 1)
     outside = tmp_path / "outside"
