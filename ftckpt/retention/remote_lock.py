@@ -149,10 +149,10 @@ class RemoteLock:
         if outcome is not None:  # who may not delete had better not begin
             raise outcome
         if not self._store.traits.conditional_put or now is None:
-            lacks = "does not say when" if now is None else "takes a second writer where"
+            lacks = "keeps no times" if now is None else "ignores conditions"
             raise UnsupportedError(
-                f"{self._root.url} cannot be locked: the store {lacks} an object was written, so "
-                "two runs would not see another",
+                f"{self._root.url} cannot be locked: the store {lacks}, so two runs would not see "
+                "each other",
                 hint="a store with conditional writes is needed (PUT with If-None-Match)",
             )
         return now

@@ -291,7 +291,7 @@ class TestServices:
         rclone.enter(monkeypatch)
         store = open_store(f"s3://{BUCKET}/root", QUICK)
         store.put("step-1/x", b"1")
-        with pytest.raises(UnsupportedError, match="takes a second writer"):
+        with pytest.raises(UnsupportedError, match="ignores conditions"):
             RemoteLock(root_on(store), "alice").acquire()
         assert names(store) == ["step-1/x"]
 
