@@ -15,6 +15,7 @@ from ftckpt.errors import CorruptError, FtckptError, UsageError
 
 from .blocks import Form, Reference, decode_block
 from .index import DeltaIndex, DeltaTensor, StoredBlock
+from .lending import Lend, lender
 from .predictions import Side, predict
 from .words import GUESS, as_words, scratch, words_of
 
@@ -120,8 +121,9 @@ class DeltaDecoder:
         if stored.form is not Form.EXACT:
             payload = memoryview(self._payload(tensor, stored))
         try:
-            reference = self._reference(tensor, block, stored.reference, out.size)
-            decode_block(stored.form, payload, reference, out)
+            with lender() as lend:
+                reference = self._reference(tensor, block, stored.reference, out.size, lend)
+                decode_block(stored.form, payload, reference, out)
         except FtckptError as error:
             if error.kind == "bad-delta":
                 raise self._located(error, tensor, stored) from None
@@ -146,13 +148,13 @@ class DeltaDecoder:
         return payload
 
     def _reference(
-        self, tensor: DeltaTensor, block: int, reference: Reference, count: int
+        self, tensor: DeltaTensor, block: int, reference: Reference, count: int, lend: Lend
     ) -> Array | None:
         if reference is Reference.NOTHING:
             return None
         size = words_of(tensor.dtype).size
         if reference is Reference.BASE:
-            return self._base_words(tensor, block, count)
+            return self._base_words(tensor, block, count, lend)
         assert tensor.fit is not None
         rule = tensor.fit.rule
         helpers = dict(zip(rule.helpers, tensor.helpers, strict=True))
@@ -162,21 +164,18 @@ class DeltaDecoder:
                 arrays.append(self._whole(helpers[need.kind], block))
                 continue
             owner = tensor if need.kind is None else self.index.tensors[helpers[need.kind]]
-            arrays.append(self._base_words(owner, block, count))
+            arrays.append(self._base_words(owner, block, count, lend))
         guess = scratch(count, size, GUESS)
         predict(rule, arrays, tensor.fit.coefficients, guess)
         return guess
 
-    def _base_words(self, tensor: DeltaTensor, block: int, count: int) -> Array:
-        import numpy as np
-
+    def _base_words(self, tensor: DeltaTensor, block: int, count: int, lend: Lend) -> Array:
         assert self._base is not None
         assert tensor.base is not None
         size = words_of(tensor.dtype).size
-        # Memory of its own, not the thread's: the base may be a decoder that works in this thread.
-        words = np.empty(count, f"<u{size}")
-        self._base(tensor.base.key, block * tensor.block_words * size, words.view("u1").data)
-        return words
+        view = lend(count * size)
+        self._base(tensor.base.key, block * tensor.block_words * size, view)
+        return as_words(view, size)
 
     def _located(
         self, error: FtckptError, tensor: DeltaTensor, stored: StoredBlock
