@@ -23,11 +23,17 @@ def test_what_is_lent_is_lent_once() -> None:
 
 
 def test_it_comes_back_from_what_fails_and_grows() -> None:
-    with pytest.raises(ZeroDivisionError), lender() as lend:
-        before = lend(10).obj
-        raise ZeroDivisionError
+    held = []
+
+    def fail() -> None:
+        with lender() as lend:
+            held.append(lend(10).obj)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     with lender() as lend:
-        assert lend(10).obj is before
+        assert lend(10).obj is held[0]
     with lender() as lend:
         assert len(lend(1000)) == 1000
 
