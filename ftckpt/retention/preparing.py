@@ -25,6 +25,7 @@ from .passed import Passed, read_passed, write_passed
 from .plan import Decision, Plan
 from .policy import Policy
 from .reading import read_entries
+from .uploads import upload_notes
 
 _Look = Callable[[Found], Found | None]
 
@@ -128,6 +129,7 @@ class _Work:
                 for p in root.pointers
                 if p.dangling
             ]
+            self.notes += upload_notes(root, self.now)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
             raise NotFoundError(f"{self.place.url} holds no checkpoint of any known format")
 

@@ -18,6 +18,7 @@ from .plan import Reason
 from .policy import DAY
 from .reading import read_entries
 from .trash import Trash, Trashed, open_trash
+from .uploads import abort_own
 
 TRASH_TTL = DAY
 # What one run drops has times that differ by less, so that all of it is reclaimed together.
@@ -103,7 +104,8 @@ def purge_held(
         except FtckptError as error:
             failed[thing.path] = error
         counter.add(1)
-    purged = Purged(erased=tuple(erased), held=held, freed=freed, failed=failed)
+    notes = [note for root in roots if root.base in trashes for note in abort_own(root, now())]
+    purged = Purged(erased=tuple(erased), held=held, freed=freed, failed=failed, notes=tuple(notes))
     for root in roots:
         _log(root, purged, actor, now())
     return purged

@@ -57,6 +57,23 @@ def header(plan: str) -> bytes:
     return _line({"schema": SCHEMA, "transfer": plan})
 
 
+def announced(files: Iterable[str]) -> bytes:
+    """Return the second line of a transfer's marker in an object store: what it writes."""
+    return json.dumps({"files": sorted(files)}).encode() + b"\n"
+
+
+def read_announced(marker: bytes) -> frozenset[str]:
+    """Return what a transfer says in its marker that it writes, relative to its destination.
+
+    Raises:
+        ValueError: the marker does not say it.
+    """
+    try:
+        return frozenset(json.loads(marker.split(b"\n")[1])["files"])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise ValueError("the marker of a transfer is damaged") from error
+
+
 def line(made: BlockMade) -> bytes:
     """Return the line of one block."""
     row = {

@@ -21,7 +21,7 @@ from ftckpt.store import Entry, EntryKind, Store
 from ftckpt.stores.overlay import OverlayStore
 
 from .blocks import BlockMade
-from .journal import SCHEMA, header, line, read_blocks, read_plan
+from .journal import SCHEMA, announced, header, line, read_announced, read_blocks, read_plan
 from .layout import OutputFile
 from .staging import StagedFile, Staging
 
@@ -53,7 +53,7 @@ class RemoteStaging(Staging):
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Put the marker, or find our own; see `Staging.begin`."""
         self._plan = plan
-        marker = header(plan) + json.dumps({"files": sorted(files)}).encode() + b"\n"
+        marker = header(plan) + announced(files)
         try:
             self._entries = {e.path: e for e in self._store.walk("")}
         except NotFoundError:
@@ -196,8 +196,8 @@ class RemoteStaging(Staging):
             RefusedError: the marker does not say it, and nothing else may be removed.
         """
         try:
-            theirs = set(json.loads(marker.split(b"\n")[1])["files"])
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            theirs = read_announced(marker)
+        except ValueError as error:
             raise RefusedError(
                 f"{self._store.describe(TRANSFER)} does not say what was being written",
                 hint="remove what is under this prefix by hand, or choose another",
