@@ -45,6 +45,9 @@ class PackingOptions:
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget what another run to OUT has left.")
     ] = False
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Where words are cut: cpu, cuda, cuda:N, auto.")
+    ] = "cpu"
     jobs: Annotated[
         int,
         typer.Option("--jobs", "-j", metavar="N", min=0, help="Threads; 0: one a processor."),
@@ -116,6 +119,7 @@ def pack_out(
             proof=not run.no_proof,
             restart=run.restart,
             renamed=renamed or {},
+            device=run.device,
         ),
         store_options=invocation.stores,
         check=None if run.no_proof else check,

@@ -19,6 +19,7 @@ from ftckpt.verification import VerifyReport
 
 from .building import BuiltFiles
 from .choosing import EFFORTS, Plan
+from .device import device_named
 from .dividing import Part, divide
 from .encoding import DeltaEncoder
 from .fitting import Settings
@@ -31,6 +32,9 @@ from .tensor_bytes import TensorBytes, own_tensors, tied
 from .whereabouts import recorded_path
 
 
+Paths = Mapping[str, tuple[str | int, ...]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Packable:
     """A checkpoint that is packed, or packed upon.
@@ -39,11 +43,14 @@ class Packable:
         checkpoint: opened.
         digests: its tensor digests by key, where all are known (it is a delta); else empty.
         manifest: the digest of its manifest; "" where it has none.
+        paths: keys that lead to a tensor, by key, or to an object, by name, in the nested state
+            that it was saved from, where it recorded them.
         check: verifies it by its own evidence; None where nobody wants that.
     """
 
     checkpoint: Checkpoint
     digests: Mapping[str, str] = field(default_factory=dict)
+    paths: tuple[Paths, Paths] = ({}, {})
     manifest: str = ""
     check: Callable[[], VerifyReport] | None = None
 
@@ -60,6 +67,7 @@ class PackOptions:
         restart: forget what earlier runs have left at the destination, and build it anew.
         renamed: key in the target -> key in the base, where they differ.
         settings: of the optimizer, as far as known.
+        device: where words are transformed and cut: `cpu`, `cuda`, `cuda:N`, or `auto`.
     """
 
     level: int = 2
@@ -69,6 +77,7 @@ class PackOptions:
     restart: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     settings: Callable[[Pair], Settings] = lambda pair: Settings()
+    device: str = "cpu"
 
 
 class _Side(NamedTuple):
@@ -127,6 +136,7 @@ class Packing:
             options.settings,
             EFFORTS[options.level],
             unknown,
+            device_named(options.device),
         )
         self.parts: Sequence[Part] = divide(pairs)
 
@@ -223,6 +233,10 @@ class Packing:
             tensors.append(self.encoder.tensor(number, chosen, first, digest, theirs))
         rows = built.rows.dump()
         copies, more = _copies(checkpoint, self._tied, tensors, rows)
+        paths, others = self._target.packable.paths
+        tensors = [
+            replace(tensor, path=paths.get(tensor.key, ())) for tensor in [*tensors, *copies]
+        ]
         files = [*built.files, *(DataFile(file.path, file.size) for file in records.files)]
         topology = checkpoint.topology
         return DeltaIndex(
@@ -233,9 +247,18 @@ class Packing:
             ),
             base=name,
             files=files,
-            tensors=[*tensors, *copies],
+            tensors=tensors,
             objects=[
-                DeltaObject(e.name, e.form, e.rank, len(built.files), e.offset, e.length, digest)
+                DeltaObject(
+                    e.name,
+                    e.form,
+                    e.rank,
+                    len(built.files),
+                    e.offset,
+                    e.length,
+                    digest,
+                    others.get(e.name, ()),
+                )
                 for e, digest in zip(records.entries, held, strict=True)
             ],
             aliases=self._tied,
