@@ -16,18 +16,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from . import readings
 from .events import TOLD
 from .journal import Journal
-from .outermost import Outermost
 from .records import Record
 from .settings import Settings
-from .tensors import tensor_digest
-
-if TYPE_CHECKING:
-    import torch
+from .training import Training
 
 Method = TypeVar("Method", bound=Callable[..., None])
 
@@ -67,14 +63,12 @@ class Recorder:
         self._events: dict[str, dict[str, Any]] = {}
         self._notes: list[str] = []
         self._journal = Journal(settings)
-        self._roots = Outermost()
+        self._training = Training(
+            lambda event, item, tensor: self._journal.keep(self.step, event, item, tensor)
+        )
+        self._roots = self._training.modules
         self._captured: set[int] = set()
-        self._averaged: list[Any] = []
-        self._optimizers: list[Any] = []
-        self._schedulers: list[Any] = []
-        self._scalers: list[Any] = []
         self._before: dict[str, Any] = {}
-        self._moments: list[readings.ParameterState] = []
         self._unscaled: tuple[Any, Any] = (None, None)
         self._more = 0
         self._backward = False
@@ -90,10 +84,8 @@ class Recorder:
 
     def made(self, kind: str, thing: Any) -> None:
         """Remember an optimizer, schedule, scaler or averaged model that the training made."""
-        # Held for good: a training that drops them at its end would lose the last state otherwise.
-        known: list[Any] = getattr(self, f"_{kind}")
-        if os.getpid() == self.pid and all(other is not thing for other in known):
-            known.append(thing)
+        if os.getpid() == self.pid:
+            self._training.made(kind, thing)
 
     def note(self, text: str) -> None:
         """Remember in words what happened: a save, a seed."""
@@ -118,15 +110,13 @@ class Recorder:
         Batches that are drawn before the first backward pass of a step replace each other: skipped
         ones of a restart that runs forward to its place, and those of an evaluation.
         """
-        see = partial(self._see, "batch")
         if not self._backward:
             self._events["rng_start"] = self._before
-            self._events["batch"] = readings.value_items(batch, see=see)
+            self._events["batch"] = self._training.items("batch", batch)
             return
         self._more += 1
-        self._events.setdefault("batch", {}).update(
-            readings.value_items(batch, f"+{self._more}", see)
-        )
+        more = self._training.items("batch", batch, prefix=f"+{self._more}.")
+        self._events.setdefault("batch", {}).update(more)
 
     @_guarded
     def forward(self, module: Any, arguments: tuple[Any, ...]) -> None:
@@ -161,9 +151,8 @@ class Recorder:
 
     def _input(self, place: int, arguments: Any) -> None:
         if arguments and not self._backward:
-            prefix = self._roots.named(place, "")
-            items = readings.value_items(arguments, see=partial(self._see, "input", prefix=prefix))
-            self._events.setdefault("input", {}).update({prefix + n: v for n, v in items.items()})
+            items = self._training.items("input", arguments, prefix=self._roots.named(place, ""))
+            self._events.setdefault("input", {}).update(items)
 
     def scaled(self, loss: Any, result: Any) -> None:
         """Remember which loss a scaler has scaled: the loss is recorded without its scale."""
@@ -195,7 +184,7 @@ class Recorder:
             for parameter in group["params"]:
                 name = names.get(id(parameter), str(len(grads)))
                 if parameter.grad is not None:
-                    grads[name] = self._digest("grad", name, parameter.grad)
+                    grads[name] = self._training.digest("grad", name, parameter.grad)
 
     def updated(self) -> None:
         """An optimizer has made its step."""
@@ -213,8 +202,8 @@ class Recorder:
             event = "told" if key in TOLD else key
             prefix = f"{key}." if key in TOLD else ""
             value = readings.scalar(value) if key == "loss" else value
-            items = readings.value_items(value, see=partial(self._see, event, prefix=prefix))
-            self._events.setdefault(event, {}).update({prefix + n: v for n, v in items.items()})
+            items = self._training.items(event, value, prefix=prefix)
+            self._events.setdefault(event, {}).update(items)
         if not self._updated and not self._backward:  # nothing else shows where a step ends
             self._events.setdefault("rng", readings.random_streams(whole=self.dense))
             self._told_ends = self._updated = True
@@ -252,7 +241,8 @@ class Recorder:
         if not self.settings.last or self.step <= self.settings.last:
             self._write()
         self.step += 1
-        self._events, self._notes, self._captured, self._moments = {}, [], set(), []
+        self._events, self._notes, self._captured = {}, [], set()
+        self._training.forget_moments()
         self._backward = self._updated = False
         self._more = 0
         done = self.step - 1
@@ -276,23 +266,11 @@ class Recorder:
         os._exit(0)
 
     def _state(self, streams: str) -> None:
-        whole = self.dense
-        self._events.setdefault(streams, readings.random_streams(whole=whole))
-        self._events["lr"] = readings.learning_rates(self._optimizers)
-        self._events["scheduler"] = readings.scheduler_items(self._schedulers)
-        self._events["scaler"] = readings.scaler_items(self._scalers)
-        if whole:
-            names = self._roots.parameter_names()
-            see = partial(self._see, "optimizer")
-            self._moments = list(readings.parameter_states(self._optimizers, names, see))
-            ema: dict[str, str] = {}
-            for place, model in enumerate(self._averaged):
-                see = partial(self._see, "ema")
-                ema |= readings.value_items(model.state_dict(), str(place), see)
-            self._events["ema"] = ema
-        for key in ("lr", "scheduler", "scaler", "ema"):
-            if not self._events.get(key):
-                self._events.pop(key, None)
+        self._events.setdefault(streams, readings.random_streams(whole=self.dense))
+        self._events |= self._training.numbers()
+        if self.dense:
+            self._training.read_moments()
+            self._events |= self._training.averages()
 
     def _listen(self, root: Any, place: int) -> None:
         """Ask to be told the gradients that a rank computes before they are reduced over ranks."""
@@ -311,36 +289,15 @@ class Recorder:
             of = self._events.setdefault("grad_local", {})
             earlier = sum(1 for key in of if key.partition("+")[0] == name) if name in of else 0
             item = f"{name}+{earlier}" if earlier else name
-            of[item] = self._digest("grad_local", item, gradient)
+            of[item] = self._training.digest("grad_local", item, gradient)
 
     def _model(self, place: int) -> None:
-        if not self.dense:
-            return
-        root = self._roots[place]
-        for key, tensors in (
-            ("params", root.named_parameters()),
-            ("buffers", root.named_buffers()),
-        ):
-            named = ((self._roots.named(place, name), tensor) for name, tensor in tensors)
-            items = {name: self._digest(key, name, tensor) for name, tensor in named}
-            if items:
-                self._events.setdefault(key, {}).update(items)
-
-    def _digest(self, event: str, item: str, tensor: torch.Tensor) -> str:
-        self._see(event, item, tensor)
-        return tensor_digest(tensor)
-
-    def _see(self, event: str, item: str, tensor: torch.Tensor, *, prefix: str = "") -> None:
-        self._journal.keep(self.step, event, prefix + item, tensor)
+        if self.dense:
+            for event, items in self._training.weights(place).items():
+                self._events.setdefault(event, {}).update(items)
 
     def _write(self, *, partial: bool = False) -> None:
         if self.dense and self._captured:
-            # Parameters have names only now, when every module of the step has been called.
-            names = self._roots.parameter_names()
-            self._events["optimizer"] = {
-                f"{names.get(state.parameter, state.place)}.{key}": value
-                for state in self._moments
-                for key, value in state.items.items()
-            }
+            self._events["optimizer"] = self._training.moments()
         record = Record(self.step, self._journal.rank, self._events, tuple(self._notes), partial)
         self._journal.write(record)
