@@ -23,6 +23,7 @@ from .delta_checkpoint import DeltaCheckpoint
 from .delta_records import record_file
 from .optimizer_settings import settings_of
 from .same_object import SameObject
+from .state_paths import recorded_paths
 
 Check = Callable[[Checkpoint], VerifyReport]
 
@@ -88,8 +89,10 @@ def _packable(checkpoint: Checkpoint, check: Check | None) -> Packable:
         manifest = find(checkpoint.source)
     except FtckptError:  # one that cannot be understood is no evidence; the check reports it
         manifest = None
+    recorded = recorded_paths(checkpoint)
     packable = Packable(
         checkpoint=checkpoint,
+        paths=(recorded.tensors, recorded.objects),
         manifest="" if manifest is None else manifest_digest(manifest),
         check=None if check is None else lambda: check(checkpoint),
     )

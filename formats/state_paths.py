@@ -84,7 +84,18 @@ def with_aliases(content: Content) -> Content:
 
 
 def recorded_paths(checkpoint: Checkpoint) -> Recorded:
-    """Return the paths that a distributed checkpoint recorded, or the parts of a bundle."""
+    """Return the paths that a distributed checkpoint recorded, or the parts of a bundle.
+
+    A delta of one keeps them.
+    """
+    from .delta_checkpoint import DeltaCheckpoint  # it reads objects, and those know paths
+
+    if isinstance(checkpoint, DeltaCheckpoint):
+        index = checkpoint.index
+        return Recorded(
+            {tensor.key: tensor.path for tensor in index.tensors if tensor.path},
+            {entry.name: entry.path for entry in index.objects if entry.path},
+        )
     if type(checkpoint) is DcpCheckpoint:
         paths = checkpoint.meta.paths
         return Recorded(

@@ -31,7 +31,6 @@ from .records import RecordFile
 from .tensor_bytes import TensorBytes, own_tensors, tied
 from .whereabouts import recorded_path
 
-
 Paths = Mapping[str, tuple[str | int, ...]]
 
 

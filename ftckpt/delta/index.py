@@ -75,6 +75,7 @@ class DeltaTensor:
         fit: the rule that predicts it; or None.
         helpers: for each of the rule's helpers, its place among the index's tensors.
         first: row of its first block.
+        path: keys that lead to it in the source's nested state, where the source recorded them.
     """
 
     component: str
@@ -87,6 +88,7 @@ class DeltaTensor:
     fit: Fit | None = None
     helpers: tuple[int, ...] = ()
     first: int = 0
+    path: tuple[str | int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -132,6 +134,7 @@ class DeltaObject(NamedTuple):
         file: number of the data file.
         offset, length: of its bytes there.
         digest: XXH3-128 of them, 16 bytes, big-endian.
+        path: keys that lead to it in the source's nested state, where the source recorded them.
     """
 
     name: str
@@ -141,6 +144,7 @@ class DeltaObject(NamedTuple):
     offset: int
     length: int
     digest: bytes
+    path: tuple[str | int, ...] = ()
 
 
 class BaseName(NamedTuple):
@@ -297,9 +301,16 @@ def _document(index: DeltaIndex) -> dict[str, Any]:
         "block": BLOCK,
         "files": [list(file) for file in index.files],
         "tensors": [_tensor(tensor) for tensor in index.tensors],
-        "objects": [{**entry._asdict(), "digest": entry.digest.hex()} for entry in index.objects],
+        "objects": [_object(entry) for entry in index.objects],
         "aliases": dict(sorted(index.aliases.items())),
     }
+
+
+def _object(entry: DeltaObject) -> dict[str, Any]:
+    row = {**entry._asdict(), "digest": entry.digest.hex()}
+    if not entry.path:
+        del row["path"]
+    return row
 
 
 def _tensor(tensor: DeltaTensor) -> dict[str, Any]:
@@ -317,4 +328,6 @@ def _tensor(tensor: DeltaTensor) -> dict[str, Any]:
         row["rule"] = tensor.fit.rule.name
         row["coefficients"] = [float(number).hex() for number in tensor.fit.coefficients]
         row["helpers"] = list(tensor.helpers)
+    if tensor.path:
+        row["path"] = list(tensor.path)
     return row

@@ -38,10 +38,11 @@ from .predictions import RULES, Rule
 
 _DIGEST = 16
 _MAX = 1 << 63
-_MAX_AXES = 64
+_MAX_AXES = 64  # and steps of a path
 _GROWTH = 16  # bytes of parsed JSON for one of text, at most
 _MEMBERS = "tool created source_format step topology base block files tensors objects aliases"
 _TENSOR = frozenset(["component", "name", "kind", "dtype", "shape", "digest"])
+_PATH = "path"
 _PREDICTED = frozenset(["rule", "coefficients", "helpers"])
 _KINDS = {kind.value: kind for kind in Kind}
 
@@ -158,7 +159,7 @@ class Parser:
     def _tensor(self, row: object, first: int) -> DeltaTensor:
         if not isinstance(row, dict) or not row.keys() >= _TENSOR:
             self.bad("an entry of tensors lacks a member")
-        rest = row.keys() - _TENSOR - {"base"}
+        rest = row.keys() - _TENSOR - {"base", _PATH}
         if rest and rest != _PREDICTED:
             self.bad("an entry of tensors has unknown members, or only some of a prediction")
         kind, name = row["kind"], self._text(row["name"], "a tensor's name")
@@ -176,6 +177,7 @@ class Parser:
             fit=self._fit(row) if rest else None,
             helpers=tuple(self._counts(row["helpers"], "helpers")) if rest else (),
             first=first,
+            path=self._path(row),
         )
 
     def _dtype(self, value: object) -> DType:
@@ -225,7 +227,9 @@ class Parser:
                 self.bad(f"{tensor.key} is predicted from what cannot predict it", tensor.key)
 
     def _stored(self, row: object, files: Sequence[DataFile]) -> DeltaObject:
-        members = self._object(row, DeltaObject._fields, "an entry of objects")
+        path = self._path(row) if isinstance(row, dict) else ()
+        named = [n for n in DeltaObject._fields if path or n != _PATH]
+        members = self._object(row, named, "an entry of objects")
         number, offset, length = (
             self._count(members[name], name) for name in ("file", "offset", "length")
         )
@@ -239,6 +243,19 @@ class Parser:
             offset,
             length,
             self._hex(members["digest"]),
+            path,
+        )
+
+    def _path(self, row: dict[str, Any]) -> tuple[str | int, ...]:
+        """Return the path that an entry gives; nothing where it gives none."""
+        if _PATH not in row:
+            return ()
+        steps = self._list(row[_PATH], "a path")
+        if not 0 < len(steps) <= _MAX_AXES:
+            self.bad("a path leads nowhere, or too deep")
+        return tuple(
+            step if isinstance(step, str) else self._count(step, "a step of a path")
+            for step in steps
         )
 
     def _aliases(self, value: object, keys: set[str]) -> dict[str, str]:

@@ -67,6 +67,14 @@ def test_what_is_written_is_read() -> None:
     data = index.dump()
     assert DeltaIndex.parse(data) == index
     assert DeltaIndex.parse(data).dump() == data
+    nested = replace(
+        index,
+        tensors=[replace(t, path=("optimizer", 0, t.name)) for t in index.tensors],
+        objects=[o._replace(path=("a.b", 1)) for o in index.objects],
+    )
+    assert nested.objects
+    assert DeltaIndex.parse(nested.dump()) == nested
+    assert nested.content() == index.content()
     assert index.content() == content_digest(
         {t.key: t.digest for t in index.tensors if t.key != "w"}
     )
@@ -131,6 +139,10 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "overflow": set_member("tensors", 1, "coefficients", ["0x1p99999", "0x0", "0x0", "0x0"]),
     "alias of nothing": set_member("aliases", {"x": "w"}),
     "alias of itself": set_member("aliases", {"w": "w"}),
+    "empty path": set_member("tensors", 1, "path", []),
+    "negative step of a path": set_member("tensors", 1, "path", ["a", -1]),
+    "endless path": set_member("objects", 0, "path", ["a"] * 65),
+    "path of another type": set_member("objects", 0, "path", "a"),
     "object outside": set_member("objects", 0, "length", 1 << 40),
     "object in no file": set_member("objects", 0, "file", 9),
 }
