@@ -47,7 +47,8 @@ def apply(
     The root is read again first, under a lock. Where anything that is to go has changed, or would
     stay by now, nothing is touched. Right before each entry goes it is asked once more who holds it
     and whether it is the same; if not it stays, with what it is built upon. What has gone by
-    itself, or by an earlier run of the same plan, is no failure.
+    itself, is being removed by somebody else, or went in an earlier run of the same plan is no
+    failure.
 
     Args:
         plan: as `prepare` or `document.load_plan` gave it.
@@ -121,14 +122,20 @@ def _still_right(
     # What frees enough is for the plan to say; whether a thing may go is for the rules alone.
     policy = replace(plan.policy, reclaim=None)
     fresh = prepare(place, formats, policy, now, bases=bases, known=plan, counter=counter)
-    if not any(d.entry.name in fresh.found for d in plan.decisions):
+    if place.url != plan.url and not any(d.entry.name in fresh.found for d in plan.decisions):
         raise RefusedError(
             f"nothing of the plan is at {place.url}", hint=f"it was made for {plan.url}"
         )
-    # What lies in a run that is not held was not there when the runs were read.
-    there = {name for name, found in fresh.found.items() if found.entry.group in held}
-    absent = [d.entry.name for d in plan.drop if d.entry.name not in there]
-    going = [d for d in plan.drop if d.entry.name in there]
+    going, absent = [], []
+    for decision in plan.drop:
+        found = fresh.found.get(decision.entry.name)
+        if found is not None and found.entry.entry_class is not decision.entry.entry_class:
+            found = surveyed(found)
+        # What lies in a run that is not held was not there when the runs were read.
+        if found is None or found.entry.group not in held or _is_leaving(decision, found.entry):
+            absent.append(decision.entry.name)
+        else:
+            going.append(decision)
     stale = list(_stale(going, fresh))
     if stale:
         more = f" (and {len(stale) - 1} more)" if len(stale) > 1 else ""
@@ -158,6 +165,12 @@ def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
 def _same(decision: Decision, entry: RootEntry) -> bool:
     then, now = decision.entry.contents, entry.contents
     return then is not None and now is not None and then.fingerprint == now.fingerprint
+
+
+def _is_leaving(decision: Decision, entry: RootEntry) -> bool:
+    """Whether somebody else removes it at this moment: a trainer that rotates."""
+    then, now = decision.entry.contents, entry.contents
+    return then is not None and now is not None and now.files < then.files
 
 
 def _require_floors(plan: Plan, going: Sequence[Decision], fresh: Prepared) -> None:
@@ -244,8 +257,8 @@ class _Dropping:
         if held.pins or held.pointers or held.leases or tags:
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
         listed = surveyed(found.now(contents=None))
-        if listed is None:
-            raise NotFoundError(f"{name} is gone")
+        if listed is None or _is_leaving(decision, listed.entry):
+            raise NotFoundError(f"{name} is gone, or going")
         if not _same(decision, listed.entry):
             raise RefusedError(f"{name} stays: it has changed since the plan was made")
         return listed

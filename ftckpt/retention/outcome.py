@@ -69,7 +69,7 @@ class Applied(Outcome):
         plan: the plan's id.
         dropped: what went, in this order.
         trashed: what of it can be had back.
-        absent: names of what had gone before.
+        absent: names of what had gone before, or is being removed by somebody else.
         freed: bytes that were reclaimed, those of `purged` not counted.
         waiting: bytes that will be when the trash is purged.
         purged: what was reclaimed of the trash before; None where that was not asked for.
