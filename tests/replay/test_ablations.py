@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from ftckpt.replay.closeup import look
 from ftckpt.replay.floats import value_of
 from ftckpt.replay.judging import Judgement, Verdict, judge
 from ftckpt.replay.records import Log, read_log
-from ftckpt.replay.settings import Settings
+from ftckpt.replay.settings import Settings, values_file
+from ftckpt.replay.tensors import tensor_digest
 from tests.replay.trainings import run_lists, training
 
 AT, LAST = 4, 12
@@ -35,6 +37,13 @@ ABLATIONS = {
     "late": ("scheduler", "scheduler"),
     "ema": ("ema", "ema"),
 }
+
+
+# An item of each event that holds tensors.
+LOOKS = {
+    "params": "0.weight", "buffers": "1.running_mean", "optimizer": "0.weight.exp_avg",
+    "ema": "0.module.0.weight", "batch": "0", "input": "0", "grad": "4.bias",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +71,15 @@ def runs(root: Path) -> Callable[[str], Log]:
     restarts = [
         run(name, LAST, name.removesuffix("-again").replace("none", ""), at=AT) for name in names
     ]
-    for name, at, place, drop in (
-        ("u-close", 0, "u-state", ""),
-        ("nudge-close", AT, "made-state", "nudge"),
+    for name, event, drop in (
+        *((f"look-{event}", event, "") for event in LOOKS),
+        ("look-nudge", "params", "nudge"),
     ):
         settings = Settings(
-            log=str(root / name), at=at,
-            look_step=AT + 1, look_event="params", look_items="0.weight",
+            log=str(root / name), at=AT,
+            look_step=AT + 1, look_event=event, look_items=LOOKS[event],
         )  # fmt: skip
-        restarts.append(training(settings, root / place, AT + 1, drop=drop))
+        restarts.append(training(settings, root / "made-state", AT + 1, drop=drop))
     run_lists(root, restarts[::2], restarts[1::2])
     return lambda name: read_log(root / name, name)
 
@@ -120,15 +129,27 @@ def test_the_sentence_says_how(runs: Callable[[str], Log], ablation: str, words:
 
 
 def test_an_element_that_differs_is_found(runs: Callable[[str], Log], root: Path) -> None:
-    judgement = judge([runs("u")], [runs("nudge-close")], AT + 1, AT + 1)
+    judgement = judge([runs("u")], [runs("look-nudge")], AT + 1, AT + 1)
     assert [(c.component, c.event, c.step) for c in judgement.causes] == [
         ("weights", "params", AT + 1)
     ]
-    logs = root / "u-close", root / "nudge-close"
+    logs = root / "look-params", root / "look-nudge"
     [found] = look(*logs, AT + 1, 0, "params", ("0.weight",))
     assert (found.shape, found.index, found.ulps, found.changed) == ((16, 8), (3, 5), 1, 1)
     state = torch.load(root / "made-state" / "state-0.pt", weights_only=False)
     assert value_of(found.reference) == state["model"]["0.weight"][3, 5]
+
+
+@pytest.mark.parametrize("event", LOOKS)
+def test_values_are_kept_of_what_was_digested(
+    runs: Callable[[str], Log], root: Path, event: str
+) -> None:
+    digest = runs(f"look-{event}").steps[0][AT + 1].events[event][LOOKS[event]]
+    assert digest == runs("u").steps[0][AT + 1].events[event][LOOKS[event]]
+    head, _, data = values_file(root / f"look-{event}", 0, 0).read_bytes().partition(b"\n")
+    told = json.loads(head)
+    kept = torch.frombuffer(bytearray(data), dtype=getattr(torch, told["dtype"]))
+    assert tensor_digest(kept.reshape(told["shape"])) == digest
 
 
 def test_restarts_that_differ_are_unseeded(runs: Callable[[str], Log]) -> None:
