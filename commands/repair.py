@@ -12,7 +12,6 @@ from ftckpt.findings import counted
 from .invocation import Invocation, Result, invoked
 from .render import human_bytes, human_duration, printable
 from .replicas import ReplicaOptions
-from .target import source_at
 
 if TYPE_CHECKING:
     from ftckpt.replication.damage import BadBlock
@@ -66,17 +65,20 @@ def command(
     read; those that are wrong or missing are fetched, checked, and built into a new copy that takes
     the name of PATH in one act. The damaged one is kept in .ftckpt/damaged beside it.
     """
+    from functools import partial
+
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.opening import files_at, open_source
     from ftckpt.replication.places import is_local
     from ftckpt.replication.repairing import repair, settle
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
-    damaged, opened = source_at(invocation, path)
     invocation.report(target=path, replica=replica)
-    settle(damaged)
-    damaged, _ = source_at(invocation, path)  # as it is now
-    other, _ = source_at(invocation, replica)
+    settle(files_at(path, FORMATS, invocation.stores))
+    damaged = files_at(path, FORMATS, invocation.stores)  # as it is now
+    other = files_at(replica, FORMATS, invocation.stores)
     local = damaged.store.traits.local
     options = run.replication(
         reads_local=local and other.store.traits.local,
@@ -85,7 +87,7 @@ def command(
     report = repair(
         damaged,
         other,
-        opened=opened,
+        opened=partial(open_source, formats=FORMATS),
         to=to,
         dry_run=dry_run,
         options=options,

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt import opening
-from ftckpt.errors import FtckptError, UnsupportedError, UsageError
-from ftckpt.store import Entry, EntryKind
+from ftckpt.errors import FtckptError, UsageError
 
 from .render import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
     from ftckpt.opening import Target
     from ftckpt.roots import Child, Part, Root
     from ftckpt.rules import Rules
-    from ftckpt.source import Source
     from ftckpt.store import Store
 
     from .invocation import Invocation
@@ -158,45 +156,11 @@ def open_other(invocation: Invocation, path: str) -> Checkpoint:
     return opening.open_part(target.root.store, child.parts[0])
 
 
-def source_at(invocation: Invocation, path: str) -> tuple[Source, Callable[[Source], Checkpoint]]:
-    """List the files of a checkpoint that may be too damaged to open.
-
-    Returns:
-        Its files, and what opens those or another copy of them.
-
-    Raises:
-        NotFoundError: nothing is there, or no such step.
-        FtckptError: from what is returned, where it cannot be opened.
-    """
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.source import Source
-
-    place = opening.locate(path, invocation.stores)
-    entry = place.entry
-    if place.which:
-        entry = choose(opening.open_root(place, FORMATS), place.which).candidate.entry
-
-    def opened(source: Source) -> Checkpoint:
-        found = opening.recognise_at(source.store, _entry_of(source), FORMATS)
-        if found is None:
-            raise UnsupportedError(f"{source.url} is not a checkpoint of any known format")
-        return opening.open_part(source.store, found)
-
-    if entry.kind is EntryKind.DIRECTORY:
-        return Source.directory(place.store, entry.path), opened
-    return Source.file(place.store, entry), opened
-
-
-def _entry_of(source: Source) -> Entry:
-    if source.single:
-        return next(iter(source.entries.values()))
-    return Entry(source.base, 0, None, EntryKind.DIRECTORY)
-
-
 def hostile_findings(store: Store, part: Part) -> tuple[Finding, ...]:
     """Return what is unsafe in the pickles of a checkpoint that no format can open."""
     from ftckpt.formats.recognised import hostile
     from ftckpt.source import Source
+    from ftckpt.store import EntryKind
 
     if part.entry.kind is EntryKind.FILE:
         return tuple(hostile(Source.file(store, part.entry)))

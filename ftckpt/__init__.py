@@ -13,16 +13,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import convert, diff, inspect, latest, open_checkpoint, seal, verify
+    from .api import convert, copy, diff, inspect, latest, open_checkpoint, repair, seal, verify
 
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "convert",
+    "copy",
     "diff",
     "inspect",
     "latest",
     "open_checkpoint",
+    "repair",
     "seal",
     "verify",
 ]

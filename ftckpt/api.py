@@ -7,6 +7,7 @@ failures are the errors of `ftckpt.errors`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from . import inspection, opening, sealing
 from . import verification as _verification
@@ -21,6 +22,11 @@ from .formats.vocabulary import vocabulary_of
 from .inspection import Inspection
 from .manifest import PassedCheck
 from .progress import NULL, Counter
+from .replication.copying import CopyReport
+from .replication.copying import copy as _copy
+from .replication.options import ReplicationOptions
+from .replication.repairing import RepairReport, settle
+from .replication.repairing import repair as _repair
 from .sealing import SealReport
 from .selection import Note, Rules, Selection, select
 from .stores import StoreOptions
@@ -33,6 +39,7 @@ from .waiting import select_waiting
 _STORES = StoreOptions()
 _WISHES = Wishes()
 _OPTIONS = TransferOptions()
+_REPLICATION = ReplicationOptions()
 _READING = Reading()
 _EVERYTHING = Choice()
 
@@ -178,6 +185,72 @@ def convert(
         options=options,
         store_options=stores,
         check=check if options.proof else None,
+        counter=counter,
+    )
+
+
+def copy(
+    checkpoint: Checkpoint | str,
+    destination: str,
+    options: ReplicationOptions = _REPLICATION,
+    *,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> CopyReport:
+    """Copy a checkpoint to another tier; see `ftckpt.replication.copying.copy`.
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        destination: path or URL of the copy; `DIR/` for its own name in DIR.
+        options: threads, rate, proof.
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        CorruptError: the source is damaged, or what stands there already, or the proof failed.
+        ExistsError: something else stands at the destination.
+        IncompleteError: the source is not committed, or changed meanwhile.
+    """
+    opened = _opened(checkpoint, stores)
+    return _copy(opened, destination, options=options, stores=stores, counter=counter)
+
+
+def repair(
+    path: str,
+    replica: str,
+    to: str = "",
+    options: ReplicationOptions = _REPLICATION,
+    *,
+    dry_run: bool = False,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> RepairReport:
+    """Mend a checkpoint from a replica; see `ftckpt.replication.repairing.repair`.
+
+    Args:
+        path: the damaged one; it need not open.
+        replica: another copy of it.
+        to: path or URL of the mended one; "" for the place of the damaged one.
+        options: threads, rate, proof.
+        dry_run: look for damage, and do no more.
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        CorruptError: a block is damaged in both.
+        RefusedError: the replica is of another checkpoint.
+        UnverifiedError: nothing says which of two bytes is right.
+        UsageError: it lies in an object store and `to` is not given.
+    """
+    settle(opening.files_at(path, FORMATS, stores))
+    return _repair(
+        opening.files_at(path, FORMATS, stores),
+        opening.files_at(replica, FORMATS, stores),
+        opened=partial(opening.open_source, formats=FORMATS),
+        to=to,
+        dry_run=dry_run,
+        options=options,
+        stores=stores,
         counter=counter,
     )
 

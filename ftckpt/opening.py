@@ -215,6 +215,47 @@ def open_part(store: Store, part: Part) -> Checkpoint:
             raise second from first
 
 
+def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Source:
+    """List the files of a checkpoint that may be too damaged to be recognised.
+
+    Args:
+        url: a path, a URL, or a root with `@STEP` or `@latest`.
+        formats: in asking order, for a root.
+        options: how to reach object stores.
+
+    Raises:
+        NotFoundError: nothing is there, or no such step.
+    """
+    from .candidates import child_of_step, newest_child
+
+    place = locate(url, options)
+    entry = place.entry
+    if place.which:
+        root = open_root(place, formats)
+        newest = place.which == "latest"
+        child = newest_child(root) if newest else child_of_step(root, int(place.which))
+        entry = child.candidate.entry
+    if entry.kind is EntryKind.DIRECTORY:
+        return Source.directory(place.store, entry.path)
+    return Source.file(place.store, entry)
+
+
+def open_source(source: Source, formats: Sequence[Format]) -> Checkpoint:
+    """Open the checkpoint that listed files make up; they are listed anew.
+
+    Raises:
+        UnsupportedError: no format knows them.
+        IncompleteError, CorruptError, UnsafeError: see `open_part`.
+    """
+    entry = Entry(source.base, 0, None, EntryKind.DIRECTORY)
+    if source.single:
+        entry = next(iter(source.entries.values()))
+    part = recognise_at(source.store, entry, formats)
+    if part is None:
+        raise UnsupportedError(f"{source.url} is not a checkpoint of any known format")
+    return open_part(source.store, part)
+
+
 def _source(store: Store, entry: Entry) -> Source:
     if entry.kind is EntryKind.FILE:
         return Source.file(store, entry)
@@ -222,7 +263,7 @@ def _source(store: Store, entry: Entry) -> Source:
     if TRANSFER in source.entries and NAME not in source.entries:
         raise IncompleteError(
             f"a transfer to {source.url} is under way, or was killed",
-            hint="run the same reshard or convert again to finish it",
+            hint="run the same command again to finish it",
             file=TRANSFER,
         )
     return source

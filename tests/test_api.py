@@ -79,6 +79,18 @@ def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:
     assert len(said) == 1
 
 
+def test_copy_and_repair(root: Path, tmp_path: Path) -> None:
+    copy = ftckpt.copy(f"{root}@7", f"{tmp_path}/")
+    assert (copy.url, copy.evidence) == (f"{tmp_path}/step-7", "crc32")
+    ftckpt.copy(copy.url, f"{tmp_path}/replica")
+    file = tmp_path / "step-7" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    looked = ftckpt.repair(copy.url, f"{tmp_path}/replica", dry_run=True)
+    assert [(block.file, block.why) for block in looked.blocks] == [(file.name, "differs")]
+    assert ftckpt.repair(copy.url, f"{tmp_path}/replica").done
+    assert ftckpt.verify(copy.url).code is ExitCode.OK
+
+
 def test_convert_and_reshard(root: Path, tmp_path: Path) -> None:
     from ftckpt.transfer.layout import Wishes
     from ftckpt.transfer.narrowing import Only, only

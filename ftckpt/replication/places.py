@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.opening import Place, locate
+from ftckpt.opening import files_at
 from ftckpt.source import Source
-from ftckpt.store import EntryKind
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.local_staging import LocalStaging
 from ftckpt.transfer.object_staging import ObjectStaging
@@ -56,10 +55,7 @@ def standing_at(destination: str, stores: StoreOptions) -> Source:
     Raises:
         NotFoundError: nothing does.
     """
-    place: Place = locate(destination, stores)
-    if place.entry.kind is EntryKind.DIRECTORY:
-        return Source.directory(place.store, place.entry.path)
-    return Source.file(place.store, place.entry)
+    return files_at(destination, (), stores)
 
 
 def is_local(destination: str, stores: StoreOptions) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,11 @@ import pytest
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.opening import open_part, open_target, recognise_at
+from ftckpt.opening import files_at, open_source, open_target
 from ftckpt.replication.copying import CopyReport, copy
 from ftckpt.replication.options import ReplicationOptions
-from ftckpt.replication.places import standing_at
 from ftckpt.replication.repairing import RepairReport, repair, settle
 from ftckpt.sealing import seal
-from ftckpt.source import Source
-from ftckpt.store import Entry, EntryKind
 from ftckpt.stores import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, verify
 
@@ -47,25 +45,16 @@ def repaired(
     path: Path | str, replica: Path | str, *, to: str = "", dry_run: bool = False, **options: Any
 ) -> RepairReport:
     """Repair, from fresh listings."""
-    settle(standing_at(str(path), STORES))
+    settle(files_at(str(path), FORMATS, STORES))
     return repair(
-        standing_at(str(path), STORES),
-        standing_at(str(replica), STORES),
-        opened=opener,
+        files_at(str(path), FORMATS, STORES),
+        files_at(str(replica), FORMATS, STORES),
+        opened=partial(open_source, formats=FORMATS),
         to=to,
         dry_run=dry_run,
         options=ReplicationOptions(**{"jobs": 2, **options}),
         stores=STORES,
     )
-
-
-def opener(source: Source) -> Checkpoint:
-    entry = Entry(source.base, 0, None, EntryKind.DIRECTORY)
-    if source.single:
-        entry = next(iter(source.entries.values()))
-    part = recognise_at(source.store, entry, FORMATS)
-    assert part is not None
-    return open_part(source.store, part)
 
 
 def state(path: Path) -> Mapping[str, object]:

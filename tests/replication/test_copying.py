@@ -25,6 +25,7 @@ from ftckpt.manifest import NAME, SUFFIX, Manifest
 from ftckpt.stores import is_leftover
 from ftckpt.stores.local import LocalReader
 from ftckpt.stores.localwrite import LocalUpload
+from ftckpt.transfer.changes import require_unchanged
 from ftckpt.transfer.local_staging import LocalStaging
 from tests.killing import kill_points
 from tests.replication.replicas import (
@@ -225,8 +226,7 @@ def test_a_source_that_changes_meanwhile_is_no_result(
     source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        ftckpt.replication.copying,
-        "require_unchanged",
+        "ftckpt.replication.copying.require_unchanged",
         _after(lambda: (source / VICTIM).write_bytes(b"the next save")),
     )
     with pytest.raises(IncompleteError, match="changed while it was being read"):
@@ -236,11 +236,10 @@ def test_a_source_that_changes_meanwhile_is_no_result(
 
 def _after(change: Callable[[], object]) -> Callable[..., None]:
     """Return the last look at the source, with a change that comes just before it."""
-    real = ftckpt.replication.copying.require_unchanged
 
     def call(*args: Any) -> None:
         change()
-        real(*args)
+        require_unchanged(*args)
 
     return call
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import ftckpt.replication.repairing
 import ftckpt.stores.exchange
 from ftckpt.errors import (
     CorruptError,
@@ -23,6 +22,7 @@ from ftckpt.errors import (
 from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.replication.exchanging import ExchangeStaging
 from ftckpt.stores.local import LocalReader
+from ftckpt.transfer.changes import require_unchanged
 from tests.commands.golden import RUN
 from tests.killing import kill_points
 from tests.replication.replicas import (
@@ -316,13 +316,12 @@ def test_a_checkpoint_that_changes_meanwhile_is_let_be(
     source: Path, replica: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(source / VICTIM, INSIDE)
-    real = ftckpt.replication.repairing.require_unchanged
 
     def changed(*args: Any) -> None:
         (source / OTHER).write_bytes(b"the next save")
-        real(*args)
+        require_unchanged(*args)
 
-    monkeypatch.setattr(ftckpt.replication.repairing, "require_unchanged", changed)
+    monkeypatch.setattr("ftckpt.replication.repairing.require_unchanged", changed)
     with pytest.raises(IncompleteError, match="changed"):
         repaired(source, replica)
     assert (source / OTHER).read_bytes() == b"the next save"
