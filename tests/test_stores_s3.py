@@ -19,6 +19,7 @@ from ftckpt.errors import (
 from ftckpt.store import EntryKind, Store
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.stores.s3 import S3Store
+from ftckpt.stores.s3client import read_time
 from tests.s3_places import QUICK, place_on
 from tests.servers.faults import fault_proxy
 from tests.servers.s3 import S3Service, upload_tree
@@ -230,3 +231,10 @@ class TestSwiftOnly:
         place.raw_put("x", b"1")
         place.store.read("x")
         assert [t for t in threading.enumerate() if not t.daemon] == [threading.main_thread()]
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-31T12:00:05.000Z", "2026-01-31T12:00:05Z", "Sat, 31 Jan 2026 12:00:05 GMT"]
+)
+def test_times_are_read_as_any_service_spells_them(text: str) -> None:
+    assert read_time(text).timestamp() == 1769860805

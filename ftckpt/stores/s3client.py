@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -31,6 +32,17 @@ def _loader() -> Any:
     return create_loader()
 
 
+def read_time(value: Any) -> datetime:
+    """Return a time of an answer; botocore's way takes three quarters of the time of a listing."""
+    from botocore.utils import parse_timestamp
+
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):  # in headers times are spelled otherwise
+        found: datetime = parse_timestamp(value)
+        return found
+
+
 class S3Client:
     """Requests to one S3 service; safe to use from many threads."""
 
@@ -46,6 +58,8 @@ class S3Client:
         self._slots = asyncio.Semaphore(PARALLEL)
         session = AioSession(profile=options.profile or None)
         session.register_component("data_loader", _loader())
+        parsers = session.get_component("response_parser_factory")
+        parsers.set_parser_defaults(timestamp_parser=read_time)
         self._fs = s3fs.S3FileSystem(
             anon=options.anonymous,
             endpoint_url=options.endpoint or None,
