@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftckpt import opening
 from ftckpt.delta import NAME
 from ftckpt.delta.index import HEAD
-from ftckpt.delta.index_head import read_base
+from ftckpt.delta.index_head import _member, read_base
 from ftckpt.delta.whereabouts import recorded_path, resolved
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS
@@ -164,6 +169,44 @@ def test_of_another_version_nothing_is_known(tmp_path: Path) -> None:
 def test_places(base: str, delta: str, recorded: str) -> None:
     assert recorded_path(base, delta) == recorded
     assert resolved(recorded, delta) == base
+
+
+_NAMES = st.lists(st.sampled_from(["a", "b", "step-1", "x.y"]), min_size=1, max_size=5)
+
+
+@given(
+    st.sampled_from(["", "s3://b", "memory://m"]), _NAMES, st.sampled_from(["", "s3://b"]), _NAMES
+)
+def test_what_is_recorded_is_resolved(
+    near: str, own: list[str], far: str, other: list[str]
+) -> None:
+    delta, base = "/".join([near, *own]), "/".join([far, *other])
+    recorded = recorded_path(base, delta)
+    assert resolved(recorded, delta) == base
+    if recorded.startswith("."):  # both were moved together
+        moved = f"{near}/moved/further"
+        assert resolved(recorded, moved + delta.removeprefix(near)) == moved + base.removeprefix(
+            far
+        )
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), _VALUES, max_size=5), _VALUES, st.integers(1, 40))
+def test_a_member_is_found_however_much_is_read_first(
+    before: dict[str, Any], value: Any, first: int
+) -> None:
+    before.pop("base", None)
+    text = json.dumps(before | {"base": value, "tensors": [1] * 50}, separators=(",", ":"))
+    assert _member(text) == value
+    # A text that ends too early never gives another value: it fails, and more is read.
+    with suppress(ValueError, IndexError):
+        assert _member(text[: len(text) * first // 40]) == value
 
 
 def test_a_place_does_not_climb_out_of_its_bucket() -> None:

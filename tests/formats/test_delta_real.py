@@ -29,7 +29,7 @@ def pack(target: Path, base: Path | None, out: Path) -> None:
 
 
 def keys_of(path: Path) -> set[Any]:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     return set(FileSystemReader(path).read_metadata().state_dict_metadata)
 
