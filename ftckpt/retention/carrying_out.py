@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ftckpt.errors import FtckptError, NotFoundError, RefusedError
 from ftckpt.opening import Place, open_runs
@@ -17,16 +16,14 @@ from . import log
 from .checking import surveyed
 from .classifying import classify
 from .document import plan_id
-from .entries import EntryClass, RootEntry
+from .entries import EntryClass
 from .evidence import Evidence
-from .floors import broken_floors
 from .found import Bases, Found, Reading, no_bases
 from .holding import hold, require_clock
-from .outcome import Applied, Purged
+from .outcome import Applied
 from .plan import Decision, Plan
-from .preparing import Prepared, prepare
-from .protections import reckon
 from .purging import purge_held, require_all
+from .staleness import is_leaving, is_same, still_right
 from .trash import Trash, Trashed, open_trash
 
 
@@ -75,142 +72,60 @@ def apply(
     concerned = {d.entry.group for d in plan.drop}
     purging = trash_ttl is not None
     wanted = [r for r in roots if r.base in concerned or (purging and open_trash(r).listed())]
+    identity = plan_id(plan)
     with hold(wanted, actor, now()) as trashes:
         require_clock(wanted, now())
-        going, absent, fresh = _still_right(
-            plan, place, formats, now(), set(trashes), bases, counter
-        )
-        known = [r for r in roots if r.base in {d.entry.group for d in plan.decisions}]
-        told = [r.base for r in known if going and _tell(r, plan, going, actor, now())]
+        current = still_right(plan, place, formats, now(), trashes, bases=bases, counter=counter)
+        groups = {d.entry.group for d in plan.decisions}
+        logged = [root for root in roots if root.base in groups]
+        before = {root.base: _intent(root, plan, current.going, actor) for root in logged}
+        untold = [r for r in logged if not _tell(r, log.APPLYING, now(), identity, before[r.base])]
         how = Reading(formats, now(), plan.policy.metric, bases)
         purged = None
         if trash_ttl is not None:
             purged = purge_held(
                 roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
             )
-        dropping = _Dropping(plan, fresh, trashes, how, actor, now, purge_now)
-        counter.start("dropping", len(going), "entries")
-        for decision in going:
+        dropping = _Dropping(plan, current.found, trashes, how, actor, now, purge_now)
+        counter.start("dropping", len(current.going), "entries")
+        for decision in current.going:
             dropping.drop(decision)
             counter.add(1)
-        applied = dropping.applied(absent, purged)
-        unsaid = []
-        for root in known:
-            if going and root.base not in told:
-                _tell(root, plan, going, actor, now())
-            if not _tell_end(root, applied, actor, now()):
-                unsaid.append(f"there was no room in the log of {root.url} for what was done")
-        return replace(applied, notes=tuple(unsaid))
-
-
-def _still_right(
-    plan: Plan,
-    place: Place,
-    formats: Sequence[Format],
-    now: float,
-    held: set[str],
-    bases: Bases,
-    counter: Counter,
-) -> tuple[list[Decision], list[str], Prepared | None]:
-    """Read everything again; return what is to go, what has gone, and what was read.
-
-    Raises:
-        RefusedError: the plan is stale.
-    """
-    if not plan.drop:
-        return [], [], None
-    # What frees enough is for the plan to say; whether a thing may go is for the rules alone.
-    policy = replace(plan.policy, reclaim=None)
-    fresh = prepare(place, formats, policy, now, bases=bases, known=plan, counter=counter)
-    if place.url != plan.url and not any(d.entry.name in fresh.found for d in plan.decisions):
-        raise RefusedError(
-            f"nothing of the plan is at {place.url}", hint=f"it was made for {plan.url}"
+        applied = Applied(
+            plan=identity,
+            dropped=tuple(dropping.dropped),
+            trashed=tuple(dropping.trashed),
+            absent=(*current.absent, *dropping.absent),
+            freed=dropping.freed,
+            waiting=0 if purge_now else sum(d.frees or 0 for d in dropping.dropped),
+            purged=purged,
+            failed=dropping.failed,
         )
-    going, absent = [], []
-    for decision in plan.drop:
-        found = fresh.found.get(decision.entry.name)
-        if found is not None and found.entry.entry_class is not decision.entry.entry_class:
-            found = surveyed(found)
-        # What lies in a run that is not held was not there when the runs were read.
-        if found is None or found.entry.group not in held or _is_leaving(decision, found.entry):
-            absent.append(decision.entry.name)
-        else:
-            going.append(decision)
-    stale = list(_stale(going, fresh))
-    if stale:
-        more = f" (and {len(stale) - 1} more)" if len(stale) > 1 else ""
-        raise RefusedError(
-            f"the plan is stale: {stale[0]}{more}; nothing was touched", hint="make a new plan"
-        )
-    _require_floors(plan, going, fresh)
-    return going, absent, fresh
+        for root in untold:  # there may be room by now
+            _tell(root, log.APPLYING, now(), identity, before[root.base])
+        after = {root.base: _result(root, applied, actor) for root in logged}
+        untold = [r for r in logged if not _tell(r, log.APPLIED, now(), identity, after[r.base])]
+    said = "there was no room in the log of {} for what was done"
+    return replace(applied, notes=tuple(said.format(root.url) for root in untold))
 
 
-def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
-    """Yield in words what is not as the plan saw it."""
-    decided = {d.entry.name: d for d in fresh.plan.decisions}
-    leaving = {d.entry.name for d in going}
-    for decision in going:
-        name = decision.entry.name
-        if decided[name].keep:
-            yield f"{name} stays now ({decided[name].reasons[0]})"
-        elif not _same(decision, decided[name].entry):
-            yield f"{name} has changed"
-    for name, found in fresh.found.items():
-        below = [base for base in found.entry.bases if base in leaving]
-        if below and name not in leaving:
-            yield f"{name} is a delta upon {below[0]}"
-
-
-def _same(decision: Decision, entry: RootEntry) -> bool:
-    then, now = decision.entry.contents, entry.contents
-    return then is not None and now is not None and then.fingerprint == now.fingerprint
-
-
-def _is_leaving(decision: Decision, entry: RootEntry) -> bool:
-    """Whether somebody else removes it at this moment: a trainer that rotates."""
-    then, now = decision.entry.contents, entry.contents
-    return then is not None and now is not None and now.files < then.files
-
-
-def _require_floors(plan: Plan, going: Sequence[Decision], fresh: Prepared) -> None:
-    groups: dict[str, list[RootEntry]] = defaultdict(list)
-    for found in fresh.found.values():
-        groups[found.entry.group].append(found.entry)
-    runs = {group: reckon(members, fresh.plan.now) for group, members in groups.items()}
-    times = {group: log.last_applied(root) for group, root in fresh.roots.items()}
-    last_run = {group: time for group, time in times.items() if time is not None}
-    dropped = [fresh.found[d.entry.name].entry for d in going]
-    broken = tuple(broken_floors(plan.policy, runs, dropped, last_run))
-    replace(plan, broken=broken).require()
-
-
+@dataclass
 class _Dropping:
-    """Drops one entry after the other."""
+    """Drops one entry after the other; `found` is what still stands."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        fresh: Prepared | None,
-        trashes: Mapping[str, Trash],
-        how: Reading,
-        actor: str,
-        now: Callable[[], float],
-        purge_now: bool,
-    ) -> None:
-        self.plan = plan
-        self.found = {} if fresh is None else dict(fresh.found)
-        self.trashes = trashes
-        self.how = how
-        self.actor = actor
-        self.now = now
-        self.purge_now = purge_now
-        self.dropped: list[Decision] = []
-        self.trashed: list[Trashed] = []
-        self.absent: list[str] = []
-        self.failed: dict[str, FtckptError] = {}
-        self.freed = 0
-        self.last = 0.0
+    plan: Plan
+    found: dict[str, Found]
+    trashes: Mapping[str, Trash]
+    how: Reading
+    actor: str
+    now: Callable[[], float]
+    purge_now: bool
+    dropped: list[Decision] = field(default_factory=list)
+    trashed: list[Trashed] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    failed: dict[str, FtckptError] = field(default_factory=dict)
+    freed: int = 0
+    last: float = 0.0
 
     def drop(self, decision: Decision) -> None:
         """Drop one, or note why not."""
@@ -219,7 +134,7 @@ class _Dropping:
             self._drop(decision)
         except NotFoundError:
             self.absent.append(name)
-            del self.found[name]
+            self.found.pop(name, None)
         except FtckptError as error:
             self.failed[name] = error
 
@@ -257,9 +172,9 @@ class _Dropping:
         if held.pins or held.pointers or held.leases or tags:
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
         listed = surveyed(found.now(contents=None))
-        if listed is None or _is_leaving(decision, listed.entry):
+        if listed is None or is_leaving(decision, listed.entry):
             raise NotFoundError(f"{name} is gone, or going")
-        if not _same(decision, listed.entry):
+        if not is_same(decision, listed.entry):
             raise RefusedError(f"{name} stays: it has changed since the plan was made")
         return listed
 
@@ -271,39 +186,28 @@ class _Dropping:
                 with suppress(NotFoundError):
                     self.found[candidate.entry.path] = classify(root, candidate, self.how)
 
-    def applied(self, absent: Sequence[str], purged: Purged | None) -> Applied:
-        """Return what it came to."""
-        waiting = 0 if self.purge_now else sum(d.frees or 0 for d in self.dropped)
-        return Applied(
-            plan=plan_id(self.plan),
-            dropped=tuple(self.dropped),
-            trashed=tuple(self.trashed),
-            absent=(*absent, *self.absent),
-            freed=self.freed,
-            waiting=waiting,
-            purged=purged,
-            failed=self.failed,
-        )
+
+def _intent(root: Root, plan: Plan, going: Sequence[Decision], actor: str) -> Mapping[str, object]:
+    """Return, for the log, what is about to go and why, and why the rest stays."""
+    drop = {d.entry.name: [str(r) for r in d.reasons] for d in going if d.entry.group == root.base}
+    if not drop:
+        return {}
+    kept = (d for d in plan.keep if d.entry.group == root.base)
+    keep = {d.entry.name: [r.rule for r in d.reasons] for d in kept}
+    return {"actor": actor, "drop": drop, "keep": keep}
 
 
-def _tell(root: Root, plan: Plan, going: Sequence[Decision], actor: str, now: float) -> bool:
-    """Log what is about to go and why, and why the rest stays; False where there is no room."""
-    here = [d for d in plan.decisions if d.entry.group == root.base]
-    names = {d.entry.name for d in going}
-    drop = {d.entry.name: [str(r) for r in d.reasons] for d in here if d.entry.name in names}
-    keep = {d.entry.name: [r.rule for r in d.reasons] for d in here if d.keep}
-    fields = {"plan": plan_id(plan), "actor": actor, "drop": drop, "keep": keep}
-    return not drop or log.append_if_room(root, log.APPLYING, now, fields)
-
-
-def _tell_end(root: Root, applied: Applied, actor: str, now: float) -> bool:
-    dropped = [d.entry.name for d in applied.dropped if d.entry.group == root.base]
-    fields = {
-        "plan": applied.plan,
+def _result(root: Root, applied: Applied, actor: str) -> Mapping[str, object]:
+    """Return, for the log, what was done."""
+    return {
         "actor": actor,
-        "dropped": dropped,
+        "dropped": [d.entry.name for d in applied.dropped if d.entry.group == root.base],
         "trash": [t.id for t in applied.trashed if t.group == root.base],
         "absent": list(applied.absent),
         "failed": {name: error.message for name, error in applied.failed.items()},
     }
-    return log.append_if_room(root, log.APPLIED, now, fields)
+
+
+def _tell(root: Root, event: str, now: float, identity: str, fields: Mapping[str, object]) -> bool:
+    """Write to the log, if there is anything to say; return False where there is no room."""
+    return not fields or log.append_if_room(root, event, now, {"plan": identity, **fields})

@@ -88,6 +88,12 @@ class Applied(Outcome):
         """How many entries went."""
         return len(self.dropped)
 
+    @property
+    def code(self) -> ExitCode:
+        """The code of the dropping, or of the purge where that weighs more."""
+        own = super().code
+        return own if self.purged is None else worst((own, self.purged.code))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Undeleted(Outcome):
