@@ -21,7 +21,7 @@ from ftckpt.errors import DeniedError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.retention.local_trash import LocalTrash
 from ftckpt.retention.trash import open_trash
-from ftckpt.stores import StoreOptions
+from ftckpt.stores import StoreOptions, open_store
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import DAY, HOUR, answer, ended, save, tree
 from tests.test_docs import validate
@@ -273,3 +273,26 @@ def test_several_runs_go_by_one_command(tmp_path: Path) -> None:
     assert ended("gc", "undelete", str(tmp_path), "100") == 2
     assert ended("gc", "undelete", str(tmp_path), "b/checkpoint-100") == 0
     assert steps(tmp_path / "b") == [100, 400, 500]
+
+
+@pytest.mark.s3
+def test_the_same_on_a_bucket(root: Path, s3_url: str) -> None:
+    store = open_store(s3_url)
+    for step in STEPS:
+        name = f"checkpoint-{step}/model.safetensors"
+        store.put(name, (root / name).read_bytes())
+    assert ended("pin", s3_url, "400", "--reason", "x") == 0
+    document = answer("gc", s3_url, *KEEP, "--apply")
+    assert document["result"]["code"] == 0
+    assert document["applied"]["dropped"] == [f"checkpoint-{s}" for s in GOING if s != 400]
+    assert ended("gc", "undelete", s3_url, "800") == 0
+    assert ended("unpin", s3_url, "400") == 0
+    names = {d["name"]: d["keep"] for d in answer("gc", s3_url, *KEEP)["plan"]["decisions"]}
+    assert not names["checkpoint-800"]
+    assert not names["checkpoint-400"]
+    assert names["checkpoint-2000"]
+    document = answer("gc", "purge", s3_url, "--trash-ttl", "0s", "--yes")
+    assert document["freed"] == 70 * (len(GOING) - 2)
+    left = {e.path for e in store.walk() if e.path.startswith("checkpoint-")}
+    kept = [400, 800, 1000, 2000, 2200]
+    assert left == {f"checkpoint-{step}/model.safetensors" for step in kept}
