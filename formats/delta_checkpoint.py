@@ -97,6 +97,10 @@ class DeltaCheckpoint(Checkpoint):
         """Return where the decoded elements are."""
         return Payload(self.decoded[piece.extent])
 
+    def digests(self) -> Mapping[str, str]:
+        """Return the tensor digests, all of which the index has."""
+        return {tensor.key: tensor.digest for tensor in self.index.tensors}
+
     def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield the payload of every block, the rows of every tensor, and every object."""
         for tensor in self.index.tensors:

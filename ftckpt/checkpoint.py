@@ -287,6 +287,10 @@ class Checkpoint(ABC):
         """Yield every record that carries a CRC-32; nothing where the format has none."""
         return iter(())
 
+    def digests(self) -> Mapping[str, str]:
+        """Return the tensor digests (`ftckpt.tensor_digest`) that are recorded, by key."""
+        return {}
+
     def self_checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
         """Yield every read that checks itself; nothing where the format has none.
 

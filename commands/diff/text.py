@@ -27,6 +27,7 @@ _PARTS = ("step", "learning-rate", "scheduler", "data", "rng-torch", "rng-cuda",
 _EVIDENCE = {
     "read": "read",
     "manifest": "not read: sealed with the same digests",
+    "digest": "not read: packed with the same digest",
     "crc32": "not read: recorded with the same CRC-32s",
     "tied": "tied to one that was compared",
     "headers": "by name, shape and type alone",

@@ -1,7 +1,8 @@
 """Which tensors are known to be equal without reading them, and by what.
 
-Only pieces that lie in the same files at the same places are asked about: what a manifest or a
-CRC-32 covers is bytes of a file, and says nothing of a tensor that is divided otherwise.
+A digest of a tensor says so whatever the layout. Else only pieces that lie in the same files at the
+same places are asked about: what a manifest or a CRC-32 covers is bytes of a file, and says nothing
+of a tensor that is divided otherwise.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Evidence(StrEnum):
 
     READ = "read"  # every byte of both
     MANIFEST = "manifest"  # both were sealed, and the digests of their blocks are the same
+    DIGEST = "digest"  # both formats recorded the tensor's digest, and they are the same
     CRC32 = "crc32"  # the same records with the same CRC-32s
     TIED = "tied"  # it has the bytes of a tensor that was compared
     HEADERS = "headers"  # names, shapes and types alone
@@ -47,6 +49,11 @@ class KnownEqual:
             key: of the first checkpoint's tensor.
             other: of the second's; both have one shape and type.
         """
+        recorded = [
+            digests.get(name) for digests, name in zip(self._digests, (key, other), strict=True)
+        ]
+        if recorded[0] is not None and recorded[0] == recorded[1]:
+            return Evidence.DIGEST
         one, two = (
             [piece for piece in tensors[name].pieces if not piece.replica]
             for tensors, name in ((self._ours.tensors, key), (self._theirs.tensors, other))
@@ -83,6 +90,10 @@ class KnownEqual:
             if not mine.packed and covered < mine.extent.length:
                 return False
         return True
+
+    @cached_property
+    def _digests(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        return self._ours.digests(), self._theirs.digests()
 
     @cached_property
     def _manifests(self) -> tuple[Manifest | None, Manifest | None]:

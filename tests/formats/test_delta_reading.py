@@ -121,6 +121,13 @@ class TestOperations:
         assert api.diff(str(run / "step-3"), str(whole)).code is ExitCode.OK
         assert api.diff(str(run / "step-3"), str(run / "step-2")).code is ExitCode.DIFFERENT
 
+    def test_diff_of_deltas_reads_what_their_digests_do_not_say(self, run: Path) -> None:
+        found = api.diff(str(run / "step-3"), str(run / "step-2"))
+        assert found.evidence["digest"] == 1  # the norm did not change
+        assert found.evidence["read"] == 3
+        again = api.diff(str(run / "step-3"), str(run / "step-3"))
+        assert (again.code, again.evidence["digest"], again.bytes_read) == (ExitCode.OK, 4, 0)
+
     @pytest.mark.parametrize("to", ["safetensors", "dcp", "torchsave"])
     def test_convert(self, run: Path, tmp_path: Path, to: str) -> None:
         api.convert(str(run / "step-3"), str(tmp_path / "out"), to)
