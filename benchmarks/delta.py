@@ -5,10 +5,11 @@
 
 A small GPT is trained first (delta_data.py), a quarter of an hour on two cores; `--cache DIR` keeps
 its states and takes them from there the next time. `--zipnn PYTHON` names an interpreter that has
-zipnn 0.5. Speeds are bytes of the state a second of processor time, best of the rounds, on one
-thread, and of two threads how much faster they were by the clock; the elements are in memory, the
-blocks' digests count, and the choice by a sample is told apart. Every decoding is compared with the
-original. Below them stands what byte planes allow (delta_bound.py).
+zipnn 0.5. Speeds are bytes of the state a second of processor time, on one thread, each piece in
+the best of its rounds, because others work on most machines; of two threads how much faster they
+were by the clock. The elements are in memory, the blocks' digests count, and the choice by a sample
+is told apart. Every decoding is compared with the original. Below them stands what byte planes
+allow (delta_bound.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from delta_bound import bound
-from delta_peers import Peer, Result, patch_from, xor_planes, zipnn, zstd
+from delta_peers import Best, Peer, Result, patch_from, xor_planes, zipnn, zstd
 from delta_states import (
     DISTANCES,
     State,
@@ -76,13 +77,14 @@ class Delta:
         # Room for two threads; made before, because the memory of a file is not the subject.
         self.file = bytearray(2 * target.nbytes)
 
-    def encode(self, tasks: Iterable[tuple[int, int]], at: int = 0) -> None:
-        """Encode blocks and write them from a place of the file on."""
+    def encode(self, tasks: Iterable[tuple[int, int]], at: int = 0) -> int:
+        """Encode blocks and write them from a place of the file on; return where they end."""
         for number, block in tasks:
             made = self.encoder.encode(number, block, self.plans[number])
             self.rows.put(number, block, made.at(0, at))
             self.file[at : at + len(made.payload)] = made.payload
             at += len(made.payload)
+        return at
 
     def count(self) -> dict[str, int]:
         """Return the bytes stored, by class."""
@@ -125,19 +127,19 @@ def ours(effort: int, rounds: int) -> Callable[[State, State | None], tuple[Resu
     def run(target: State, base: State | None) -> tuple[Result, float]:
         delta = Delta(target, base, effort)
         out = {key: memoryview(bytearray(len(data))) for key, data in target.data.items()}
-        encoding = decoding = inf
+        encoding, decoding = Best(), Best()
         for _ in range(rounds):
-            begin = time.thread_time()
-            delta.encode(delta.tasks)
-            encoding = min(encoding, time.thread_time() - begin)
+            at = 0
+            for task in delta.tasks:
+                with encoding.timed(task):
+                    at = delta.encode([task], at)
             decoder = delta.decoder()
-            begin = time.thread_time()
             # A parameter's tensors together, in the order in which they predict each other.
-            for info in by_parameter(target):
-                decoder.fill(info, 0, out[info])
-            decoding = min(decoding, time.thread_time() - begin)
+            for key in by_parameter(target):
+                with decoding.timed(key):
+                    decoder.fill(key, 0, out[key])
         assert all(out[key] == data for key, data in target.data.items())
-        return Result(delta.count(), encoding, decoding), delta.planning
+        return Result(delta.count(), encoding.sum, decoding.sum), delta.planning
 
     return run
 
@@ -167,15 +169,14 @@ def scaling(target: State, base: State | None, rounds: int) -> tuple[float, floa
         for many in (1, 0):
             # Threads take the next piece from one iterator, as those of a real run do.
             tasks, parts = iter(delta.tasks), iter(parameters)
-            work = [partial(delta.encode, tasks, n * target.nbytes) for n in range(1 + many)]
-            encoding[many] = min(encoding[many], together(work))
+            encoders = [partial(delta.encode, tasks, n * target.nbytes) for n in range(1 + many)]
+            encoding[many] = min(encoding[many], together(encoders))
             delta.encode(delta.tasks)
-            work = [partial(decode, parts)] * (1 + many)
-            decoding[many] = min(decoding[many], together(work))
+            decoding[many] = min(decoding[many], together([partial(decode, parts)] * (1 + many)))
     return encoding[0] / encoding[1], decoding[0] / decoding[1]
 
 
-def together(work: list[partial[None]]) -> float:
+def together(work: Sequence[partial[Any]]) -> float:
     """Return the seconds that as many threads take."""
     threads = [threading.Thread(target=each) for each in work]
     begin = time.perf_counter()
@@ -202,7 +203,7 @@ def pairs_of_states(place: Path) -> Iterator[tuple[str, State, State | None]]:
 
 
 def compare(options: argparse.Namespace, place: Path) -> Iterator[dict[str, Any]]:
-    peers: dict[str, Peer | Callable[[State, State | None], Result | None]] = {
+    peers: dict[str, Peer] = {
         "zstd -3": zstd,
         "zstd --patch-from": patch_from,
         "xor + planes + zstd -1": xor_planes,
@@ -218,7 +219,7 @@ def compare(options: argparse.Namespace, place: Path) -> Iterator[dict[str, Any]
                 more |= {"two encode": encode, "two decode": decode}
             yield row(name, f"ftckpt, level {effort}", target, result, **more)
         for peer, run in peers.items():
-            made = run(target, base)
+            made = run(target, base, options.rounds)
             if made is not None:
                 yield row(name, peer, target, made)
         yield row(name, "(what planes allow)", target, Result(bound(target, base), inf, inf))

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +31,29 @@ class Result(NamedTuple):
     decode: float
 
 
-Peer = Callable[[State, "State | None"], Result]
+class Best:
+    """Processor time of the pieces of one work, each in the best of its rounds."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[object, float] = {}
+
+    @contextmanager
+    def timed(self, piece: object) -> Iterator[None]:
+        begin = time.thread_time()
+        yield
+        seconds = time.thread_time() - begin
+        self._seconds[piece] = min(seconds, self._seconds.get(piece, seconds))
+
+    @property
+    def sum(self) -> float:
+        return sum(self._seconds.values())
 
 
-def zstd(target: State, base: State | None) -> Result:
+# Of target, base and rounds; None where it does not apply or is not there.
+Peer = Callable[[State, "State | None", int], "Result | None"]
+
+
+def zstd(target: State, base: State | None, rounds: int) -> Result:
     """Run zstd -3 over each tensor's bytes; what torch's ZStandard extension does."""
     del base
     compressor, decompressor = zstandard.ZstdCompressor(level=3), zstandard.ZstdDecompressor()
@@ -44,10 +64,10 @@ def zstd(target: State, base: State | None) -> Result:
     def decode(key: str, parts: list[bytes]) -> bytes:
         return decompressor.decompress(parts[0])
 
-    return _measured(target, encode, decode)
+    return _measured(target, encode, decode, rounds)
 
 
-def xor_planes(target: State, base: State | None) -> Result:
+def xor_planes(target: State, base: State | None, rounds: int) -> Result:
     """XOR with the base, cut into byte planes, zstd -1 over each."""
     compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
 
@@ -63,11 +83,12 @@ def xor_planes(target: State, base: State | None) -> Result:
             apart ^= np.frombuffer(base.data[key], np.uint8)
         return apart.tobytes()
 
-    return _measured(target, encode, decode)
+    return _measured(target, encode, decode, rounds)
 
 
-def patch_from(target: State, base: State | None) -> Result | None:
-    """Run zstd --patch-from over the two files, whole; None where it is not there or not asked."""
+def patch_from(target: State, base: State | None, rounds: int) -> Result | None:
+    """Run zstd --patch-from over the two files, whole and once: it takes longest by far."""
+    del rounds
     if base is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -89,21 +110,24 @@ _ZIPNN = """
 import json, sys, time
 from pathlib import Path
 from zipnn import ZipNN
-folder, sizes, times = Path(sys.argv[1]), {}, [0.0, 0.0]
-for line in json.loads((folder / "tensors.json").read_text()):
-    name, kind, dtype = line
-    data = (folder / name).read_bytes()
-    coder = ZipNN(bytearray_dtype=dtype, threads=1)
-    given = bytearray(data)
-    begin = time.process_time()
-    made = coder.compress(given)
-    middle = time.process_time()
-    back = coder.decompress(made)
-    times[0] += middle - begin
-    times[1] += time.process_time() - middle
-    assert bytes(back) == data
-    sizes[kind] = sizes.get(kind, 0) + len(made)
-print(json.dumps([sizes, *times]))
+folder = Path(sys.argv[1])
+tensors = json.loads((folder / "tensors.json").read_text())
+data = {name: (folder / name).read_bytes() for name, _, _ in tensors}
+sizes, times = {}, {}
+for number in range(int(sys.argv[2])):
+    for name, kind, dtype in tensors:
+        coder = ZipNN(bytearray_dtype=dtype, threads=1)
+        given = bytearray(data[name])
+        begin = time.process_time()
+        made = coder.compress(given)
+        middle = time.process_time()
+        back = coder.decompress(made)
+        took = middle - begin, time.process_time() - middle
+        times[name] = [min(pair) for pair in zip(took, times.get(name, took))]
+        assert bytes(back) == data[name]
+        if not number:
+            sizes[kind] = sizes.get(kind, 0) + len(made)
+print(json.dumps([sizes, *map(sum, zip(*times.values()))]))
 """
 
 
@@ -111,7 +135,7 @@ def zipnn(python: str) -> Peer:
     """Return ZipNN run by another interpreter: XOR with the base, then its own coding."""
     import json
 
-    def run(target: State, base: State | None) -> Result:
+    def run(target: State, base: State | None, rounds: int) -> Result:
         with tempfile.TemporaryDirectory() as folder:
             rows = []
             for number, (key, info) in enumerate(target.infos.items()):
@@ -121,7 +145,10 @@ def zipnn(python: str) -> Peer:
                 rows.append((str(number), info.kind.value, info.dtype.name))
             Path(folder, "tensors.json").write_text(json.dumps(rows))
             done = subprocess.run(
-                [python, "-c", _ZIPNN, folder], capture_output=True, text=True, check=False
+                [python, "-c", _ZIPNN, folder, str(rounds)],
+                capture_output=True,
+                text=True,
+                check=False,
             )
         if done.returncode:
             raise SystemExit(f"zipnn failed: {done.stderr[-500:]}")
@@ -139,19 +166,20 @@ def _measured(
     target: State,
     encode: Callable[[str], list[bytes]],
     decode: Callable[[str, list[bytes]], bytes],
+    rounds: int,
 ) -> Result:
     sizes: dict[str, int] = {}
-    encoding = decoding = 0.0
-    for key, info in target.infos.items():
-        begin = time.thread_time()
-        parts = encode(key)
-        middle = time.thread_time()
-        back = decode(key, parts)
-        encoding += middle - begin
-        decoding += time.thread_time() - middle
-        assert back == target.data[key]
-        sizes[info.kind.value] = sizes.get(info.kind.value, 0) + sum(map(len, parts))
-    return Result(sizes, encoding, decoding)
+    encoding, decoding = Best(), Best()
+    for number in range(rounds):
+        for key, info in target.infos.items():
+            with encoding.timed(key):
+                parts = encode(key)
+            with decoding.timed(key):
+                back = decode(key, parts)
+            assert back == target.data[key]
+            if not number:
+                sizes[info.kind.value] = sizes.get(info.kind.value, 0) + sum(map(len, parts))
+    return Result(sizes, encoding.sum, decoding.sum)
 
 
 def _process(*command: str | os.PathLike[str]) -> float:
