@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from .dropped import Tomb, read_tombs
@@ -280,6 +281,7 @@ def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
     return name.endswith(_SUFFIXES) or (step is not None and not name.isdecimal())
 
 
+@lru_cache(maxsize=1 << 16)  # names of one root are asked about again and again while it changes
 def step_in_name(name: str) -> int | None:
     """Return the step that a directory's or file's name says; None unless the whole name does."""
     stem = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
