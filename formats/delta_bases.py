@@ -18,10 +18,10 @@ from .delta_chain import step_of
 def bases(root: Root, child: Child) -> Sequence[str]:
     """Return the store's paths of all that a checkpoint of a root may be a delta upon.
 
-    Only the first bytes of its index are read. Where nothing stands where the base was, every
-    checkpoint of its step in the root counts, because a reader would look for it among them; a
-    base outside the store is nobody's here. What lies inside a checkpoint (one model of several)
-    is named together with all around it.
+    Only the first bytes of its index are read. Where nothing stands where the base was, that place
+    counts all the same, because it may lie in the trash; and so does every checkpoint of its step
+    in the root, because a reader would look for it among them. A base outside the store is nobody's
+    here. What lies inside a checkpoint (one model of several) is named together with all around it.
 
     Raises:
         CorruptError: the index is damaged (`bad-delta`).
@@ -38,15 +38,20 @@ def _of_part(root: Root, child: Child, part: Part) -> Iterator[str]:
         return
     place = _place(root.store, part.entry.path)
     path = _inside(root.store, resolved(base.path, place))
-    if path is not None and _stands(root.store, path):
-        while path:
-            yield path
-            path = path.rpartition("/")[0]
-        return
+    if path is not None:
+        yield from _with_all_around(path)
+        if _stands(root.store, path):
+            return
     step = step_of(base)
     for candidate in root.candidates:
         if candidate.step == step is not None and candidate != child.candidate:
             yield candidate.entry.path
+
+
+def _with_all_around(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _place(store: Store, path: str) -> str:

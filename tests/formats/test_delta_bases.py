@@ -20,6 +20,7 @@ from ftckpt.delta.whereabouts import recorded_path, resolved
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta_bases import bases
+from ftckpt.retention import purge
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.preparing import Prepared, prepare
 from ftckpt.stores import StoreOptions, open_store
@@ -65,6 +66,19 @@ def test_without_their_names_the_bases_would_go(tmp_path: Path) -> None:
     assert set(dropped(blind)) >= {"step-0", "step-1", "step-2"}
 
 
+def test_a_base_in_the_trash_is_not_reclaimed(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    mixed_run(root)
+    trash = root / ".ftckpt/trash"
+    trash.mkdir(parents=True)
+    for step in (1, 4):
+        (root / f"step-{step}").rename(trash / f"20200101T000000.000000Z~step-{step}")
+    place = opening.locate(str(root), StoreOptions())
+    purged = purge(place, FORMATS, actor="me", now=time.time, bases=bases)
+    assert [t.name for t in purged.erased] == ["step-4"]
+    assert [str(r) for r in purged.held.values()] == ["base: step-3 is a delta upon it"]
+
+
 def test_a_moved_root_keeps_its_chains(tmp_path: Path) -> None:
     mixed_run(tmp_path / "run")
     moved = (tmp_path / "run").rename(tmp_path / "elsewhere")
@@ -89,7 +103,7 @@ def test_a_base_that_went_is_looked_for_among_those_of_its_step(tmp_path: Path) 
     (root / "step-0").rename(root / "checkpoint-0")
     prepared = plan_of(root, Policy(keep_last=1))
     assert dropped(prepared) == ["step-2", "step-4"]
-    assert prepared.found["step-1"].entry.bases == ("checkpoint-0",)
+    assert prepared.found["step-1"].entry.bases == ("step-0", "checkpoint-0")
 
 
 def test_a_store_of_objects(tmp_path: Path) -> None:
