@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ftckpt.opening import Place
     from ftckpt.retention import Plan, Policy
 
+# Asking about each of so many files takes seconds; who only looks at a larger root waits for names.
+_MOST_FILES = 1_000_000
+
 OPTIONS = (KeepOptions, LimitOptions)
 EXAMPLES = (
     (f"ftckpt gc /ckpt/run7 {RULES}", "the plan: what stays, what goes, and why; nothing changes"),
@@ -155,7 +158,16 @@ def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool
     from ftckpt.formats.delta_bases import bases
     from ftckpt.retention import prepare, remember
 
-    prepared = prepare(place, FORMATS, policy, time.time(), bases=bases, counter=invocation.counter)
+    exact = lasting or invocation.json or policy.reclaim is not None
+    prepared = prepare(
+        place,
+        FORMATS,
+        policy,
+        time.time(),
+        bases=bases,
+        most_files=None if exact else _MOST_FILES,
+        counter=invocation.counter,
+    )
     if lasting:
         # It saves time and nothing else: a full disk is when gc is needed most.
         with suppress(NoResourceError, DeniedError, UnavailableError):

@@ -50,7 +50,8 @@ def summary(plan: Plan) -> str:
     trash = f"; {trashed} in the trash" if trashed else ""
     if not plan.order:
         return f"nothing to drop, {kept_saves(plan)} kept{trash}"
-    frees = human_bytes(plan.frees)
+    known = all(decision.frees is not None for decision in plan.drop)
+    frees = human_bytes(plan.frees) if known else "what was not counted"
     return f"keeps {kept_saves(plan)}, drops {len(plan.drop)}, frees {frees}{trash}"
 
 

@@ -101,7 +101,7 @@ class _Candidate:
         except CorruptError as error:
             return self._found(EntryClass.CORRUPT, error.message, child)
         sealed = self.candidate.path + SUFFIX in self.root.foreign or NAME in listing.files
-        found = replace(found, sealed=sealed or len(child.parts) > 1)
+        found = replace(found, sealed=sealed or len(child.parts) > 1, names=len(listing.files))
         return found.now(step=step, time=time, named=named, metric=value, bases=bases)
 
     def _bases(self, child: Child) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ class Found:
         place: its directory or file.
         child: as the formats recognise it; None where none does.
         sealed: whether a manifest stands with it, or may, in one of several parts.
+        names: how many files were seen in its directory; it may have more, further down.
     """
 
     entry: RootEntry
@@ -37,6 +38,7 @@ class Found:
     place: Entry
     child: Child | None = None
     sealed: bool = False
+    names: int = 0
 
     def now(self, **known: object) -> Found:
         """Return it with more known of the entry."""

@@ -7,7 +7,7 @@ that the plan can say what it frees and recognise it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ftckpt.errors import NotFoundError
@@ -57,6 +57,7 @@ def prepare(
     bases: Bases = no_bases,
     sizes: bool = False,
     known: Plan | None = None,
+    most_files: int | None = None,
     counter: Counter = NULL,
 ) -> Prepared:
     """Read a root, or a directory of several, and plan what to keep; nothing is written.
@@ -69,6 +70,8 @@ def prepare(
         bases: returns what a checkpoint is a delta upon (see `Reading`).
         sizes: list the files of everything; of what goes and of what is checked they always are.
         known: an earlier plan: what it checked and has not changed since is not opened again.
+        most_files: where what goes has more files, do not list them: such a plan can be looked at,
+            but does not say what it frees and cannot be carried out.
         counter: is told of the work.
 
     Raises:
@@ -81,7 +84,7 @@ def prepare(
         work.recall(known)
     plan = work.settle()
     # How much is freed decides where a wish for space ends, so the files are listed before that.
-    work.survey(d.entry.name for d in plan.decisions if sizes or not d.keep)
+    work.survey([d.entry.name for d in plan.decisions if sizes or not d.keep], most_files)
     return Prepared(work.decide(policy), work.found, {r.base: r for r in work.roots})
 
 
@@ -175,9 +178,16 @@ class _Work:
                 self._read_steps(group)
             by_content |= groups
 
-    def survey(self, names: Iterable[str]) -> None:
-        """List the files of entries."""
+    def survey(self, names: Sequence[str], most_files: int | None) -> None:
+        """List the files of entries, where they are not more than that (None for any number)."""
         waiting = [n for n in names if self.found[n].entry.contents is None]
+        files = sum(self.found[name].names for name in waiting)
+        if most_files is not None and files > most_files:
+            self.notes.append(
+                f"{files:,} files of what goes were not listed, so that it is not known what they "
+                "free: with --json or --apply they are"
+            )
+            return
         self._each(waiting, surveyed, "listing")
 
     def _check(self, names: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands import verbs
+from ftckpt.commands import app, verbs
+from ftckpt.commands.invocation import Invocation
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import DAY, HOUR, answer, ended, save, tree
 from tests.json_run import ftckpt_json
@@ -171,6 +172,18 @@ def test_a_wish_for_space_is_told_where_it_cannot_be_met(root: Path) -> None:
     few = answer("gc", str(root), *KEEP, "--free", "1B")
     assert (few["drops"], few["plan"]["order"]) == (1, ["checkpoint-200"])
     assert verdicts(few)["checkpoint-400"] == ["enough-freed"]
+
+
+def test_a_large_root_is_shown_by_its_names(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ftckpt.commands.gc._MOST_FILES", 3)
+    words = ("gc", str(root), *KEEP)
+    assert app.run(words, Invocation(words=words)).code == 0
+    said = capsys.readouterr()
+    assert "drops 9, frees what was not counted" in said.out
+    assert "files of what goes were not listed" in said.err
+    assert answer(*words)["frees"] == 630
 
 
 def test_damaged_ones_go_only_where_that_is_said(root: Path) -> None:

@@ -188,6 +188,18 @@ def test_what_has_passed_is_not_opened_again(tmp_path: Path) -> None:
         assert kept(plan_of(tmp_path, policy)) == kept(changed)
 
 
+def test_a_large_root_is_looked_at_by_its_names(tmp_path: Path) -> None:
+    for step in range(1, 9):
+        save(tmp_path, f"step-{step}", step, (10 - step) * HOUR)
+    exact = plan_of(tmp_path, most_files=6)
+    assert (len(exact.plan.drop), exact.plan.notes) == (6, ())
+    assert all(d.frees is not None for d in exact.plan.drop)
+    rough = plan_of(tmp_path, most_files=5)
+    assert dropped(rough) == dropped(exact)
+    assert all(d.frees is None and d.entry.contents is None for d in rough.plan.drop)
+    assert rough.plan.notes[0].startswith("6 files of what goes were not listed")
+
+
 @pytest.mark.parametrize(("wrong", "kind"), [(1, EntryClass.COMMITTED), (2, EntryClass.CORRUPT)])
 def test_what_a_damaged_delta_stands_upon_is_asked_twice(
     tmp_path: Path, wrong: int, kind: EntryClass
