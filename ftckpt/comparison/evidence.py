@@ -32,7 +32,7 @@ class Evidence(StrEnum):
 
 
 class KnownEqual:
-    """Asks the manifests and the recorded CRC-32s of two checkpoints.
+    """Asks the recorded digests, the manifests and the recorded CRC-32s of two checkpoints.
 
     Args:
         ours: the first, opened.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from ftckpt import api
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta import NAME
+from ftckpt.delta.index import MAX_BYTES
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -340,8 +342,6 @@ class TestElsewhere:
     def test_options_reach_the_base(
         self, run: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import os
-
         endpoint = os.environ["AWS_ENDPOINT_URL"]
         put(open_store(s3_url), run / "step-0", "step-0")
         target = state_at(open_checkpoint(run / "step-1"))
@@ -410,6 +410,33 @@ class TestDamage:
         first, second = (verify(open_checkpoint(run / "step-3"), sampled) for _ in range(2))
         assert first.bytes_read == second.bytes_read > 0
         assert (first.code, first.sampled) == (ExitCode.OK, 0.5)
+
+
+class TestHostile:
+    def test_an_index_that_fills_the_memory_is_not_read(self, run: Path) -> None:
+        with (run / "step-3" / NAME).open("r+b") as index:
+            index.truncate(MAX_BYTES + 1)
+        with pytest.raises(CorruptError, match="is most") as raised:
+            open_checkpoint(run / "step-3")
+        assert raised.value.kind == "bad-delta"
+
+    def test_a_base_that_is_a_pipe_does_not_block(self, run: Path) -> None:
+        target = state_at(open_checkpoint(run / "step-1"))
+        pack_upon(run / "step-9", target, run / "step-0", place="../pipe")
+        os.mkfifo(run / "pipe")
+        report = verify(open_checkpoint(run / "step-9"))
+        assert (report.code, kinds(report)) == (ExitCode.UNSAFE, {"special-file"})
+
+    @pytest.mark.parametrize(
+        "place", ["", "nowhere://x/y", "a::b", "../" * 99 + "etc", "/dev/zero"]
+    )
+    def test_places_that_name_no_checkpoint(self, run: Path, place: str) -> None:
+        target = state_at(open_checkpoint(run / "step-1"))
+        pack_upon(run / "step-9", target, run / "step-0", place=place)
+        shutil.rmtree(run / "step-0")
+        with pytest.raises(FtckptError) as raised:
+            open_checkpoint(run / "step-9").require_bytes()
+        assert raised.value.exit_code not in (ExitCode.OK, ExitCode.INTERNAL)
 
 
 def test_latest_walks_over_a_corrupt_chain(run: Path) -> None:
