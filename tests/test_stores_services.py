@@ -64,6 +64,10 @@ class TestLookalike:
                 reader.read(len(data) - 5, 10)
         assert place.store.read_many([Extent("r", 7, 9)]) == [data[7:16]]
 
+    def test_no_uploads_are_no_failure(self, place: Place) -> None:
+        place.raw_put("x", b"1")
+        assert place.store.unfinished() == []
+
     def test_writing_and_deleting(self, place: Place) -> None:
         place.store.put("d/x", b"1")
         assert place.raw_get("d/x") == b"1"

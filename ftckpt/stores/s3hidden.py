@@ -48,11 +48,16 @@ async def list_unfinished(client: S3Client, below: S3Object) -> list[Unfinished]
     base = f"{below.key}/" if below.key else ""
     prefix = f"{below.path}/" if below.path else ""
     found = []
-    folder = below._replace(key=base)
-    async for page in _pages(client, "list_multipart_uploads", folder, "uploads", _AFTER_UPLOAD):
-        for item in page.get("Uploads", ()):
-            path = prefix + item["Key"][len(base) :]
-            found.append(Unfinished(path, item["UploadId"], item["Initiated"].timestamp()))
+    pages = _pages(
+        client, "list_multipart_uploads", below._replace(key=base), "uploads", _AFTER_UPLOAD
+    )
+    try:
+        async for page in pages:
+            for item in page.get("Uploads", ()):
+                path = prefix + item["Key"][len(base) :]
+                found.append(Unfinished(path, item["UploadId"], item["Initiated"].timestamp()))
+    except NotFoundError:  # what rclone says of a bucket that has never had any
+        return []
     return sorted(found)
 
 
