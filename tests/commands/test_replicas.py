@@ -167,3 +167,19 @@ def test_from_disk_to_s3_mended_there_and_back(replica: Path, s3_url: str) -> No
     done = ftckpt("copy", f"{s3_url}/mended", "back", cwd=replica)
     assert done.returncode == 0, done.stderr
     assert ftckpt("verify", "back", "--require", "content", cwd=replica).returncode == 0
+
+
+def test_a_delta_is_copied_with_what_it_is_upon(here: Path) -> None:
+    made = ftckpt("delta", "pack", "run/step-1", STEP, "run/step-3", cwd=here)
+    assert made.returncode == 0, made.stderr
+    (here / "tier").mkdir()
+    alone = ftckpt("copy", "run/step-3", "tier/alone", "--json", cwd=here)
+    assert json.loads(alone.stdout)["bases"] == []
+    done = ftckpt("copy", "run/step-3", "tier/", "--include-bases", "--json", cwd=here)
+    document = json.loads(done.stdout)
+    validate(document)
+    assert [base["destination"] for base in document["bases"]] == ["tier/step-1"]
+    shutil.rmtree(here / "run")
+    assert ftckpt("verify", "tier/step-3", "--require", "content", cwd=here).returncode == 0
+    again = ftckpt("diff", "tier/step-3", "tier/step-1", "--json", cwd=here)
+    assert again.returncode == 3, again.stderr  # its tensors can be read: the base was found

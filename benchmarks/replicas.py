@@ -1,0 +1,174 @@
+"""Copy a sealed checkpoint, beside `cp -r` on a disk and a plain parallel upload to an S3 service.
+
+    python benchmarks/replicas.py [local|s3] … [--size 2GB] [--rounds 3] [--json]
+
+Ours ends with every byte hashed, compared with the manifest, and flushed to the disk; `cp` does
+neither, so `cp -r` and then `sync` stands beside it. The plain upload reads each file and puts its
+parts from as many threads as ours: what the service itself takes. The service is OpenStack Swift's
+s3api, started on loopback by the tests' own code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import side_by_side
+from side_by_side import Contestant, compare, ftckpt_command, peak_memory, warm, workplace
+
+from ftckpt.api import open_checkpoint, seal
+from ftckpt.digest import BLOCK
+from ftckpt.limits import jobs, parse_bytes
+from ftckpt.replication.copying import copy
+from ftckpt.replication.options import ReplicationOptions
+
+_FILES = 8
+_REQUESTS = 4
+
+
+def main() -> None:
+    parser = side_by_side.arguments(__doc__.splitlines()[0], size="2GB", rounds=3)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="of local, s3")
+    options = parser.parse_args()
+    for name in options.cases or CASES:
+        with workplace(options.dir) as place:
+            source = save(place / "step-1", parse_bytes(options.size))
+            warm(source)
+            CASES[name](place, source, options)
+
+
+def save(path: Path, nbytes: int) -> Path:
+    """Save a checkpoint of a few files of random bytes, and seal it."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    path.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(_FILES):
+        data = random.integers(0, 1 << 16, nbytes // _FILES // 2, np.uint16)
+        save_file({f"w{number}": data}, path / f"model-{number + 1:05}-of-{_FILES:05}.safetensors")
+    _write_index(path)
+    seal(str(path), jobs=jobs())
+    return path
+
+
+def _write_index(path: Path) -> None:
+    import json
+
+    names = {f"w{n}": f"model-{n + 1:05}-of-{_FILES:05}.safetensors" for n in range(_FILES)}
+    index = {"metadata": {}, "weight_map": names}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _ours(source: Path, to: str, threads: int, *, proof: bool) -> Callable[[], int]:
+    def run() -> int:
+        how = ReplicationOptions(jobs=threads, proof=proof)
+        return copy(open_checkpoint(str(source)), to, options=how).nbytes
+
+    return run
+
+
+def _local(place: Path, source: Path, options: Any) -> None:
+    out = place / "out"
+    size = sum(f.stat().st_size for f in source.iterdir())
+
+    def clean() -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        # The host of a virtual machine takes free memory back, and whoever writes next pays for
+        # having it again (0.7 s a gigabyte was seen): so as much is written just before each run.
+        shutil.copytree(source, out)
+        shutil.rmtree(out)
+
+    def run(*command: str) -> Callable[[], int]:
+        def call() -> int:
+            subprocess.run(
+                command, check=True, capture_output=True, env=side_by_side.environment(),
+                cwd=side_by_side.ROOT,
+            )  # fmt: skip
+            return size
+
+        return call
+
+    ours = [*ftckpt_command(), "copy", str(source), str(out)]
+    contestants = [
+        Contestant("cp -r", run("cp", "-r", str(source), str(out))),
+        Contestant("cp -r, then sync", run("sh", "-c", f"cp -r {source} {out}; sync")),
+        Contestant("ftckpt, not read back", _ours(source, str(out), jobs(), proof=False)),
+        Contestant("ftckpt, in a process", _ours(source, str(out), jobs(), proof=True), ours=True),
+        Contestant("ftckpt copy, the command", run(*ours)),
+    ]
+    extra = {"peak memory of the command, files that it reads included, MiB": peak_memory(*ours)}
+    clean()
+    rows = compare([replace(c, prepare=clean) for c in contestants], options.rounds)
+    side_by_side.show("copy on one disk", rows, extra, as_json=options.json)
+
+
+def _s3(place: Path, source: Path, options: Any) -> None:
+    from tests.servers.s3 import BUCKET
+    from tests.servers.swift import swift_server
+
+    with swift_server() as service:
+        os.environ.update(service.environment)
+        service.client.create_bucket(Bucket=BUCKET)
+
+        def clean() -> None:
+            listed = service.client.list_objects_v2(Bucket=BUCKET).get("Contents", ())
+            for item in listed:
+                service.client.delete_object(Bucket=BUCKET, Key=item["Key"])
+
+        url = f"s3://{BUCKET}/out"
+        contestants = [
+            Contestant("ftckpt, not read back", _ours(source, url, _REQUESTS, proof=False), True),
+            Contestant("ftckpt, read back", _ours(source, url, _REQUESTS, proof=True)),
+            Contestant("plain parallel upload", lambda: _upload(service.client, BUCKET, source)),
+        ]
+        rows = compare([replace(c, prepare=clean) for c in contestants], options.rounds)
+        side_by_side.show("copy to an S3 service", rows, {}, as_json=options.json)
+
+
+def _upload(client: Any, bucket: str, source: Path) -> int:
+    """Put every file in parts of 64 MiB, several at once, and check nothing."""
+    parts: list[tuple[Path, str, int, int]] = []
+    uploads: dict[str, tuple[str, dict[int, str]]] = {}
+    for file in sorted(source.iterdir()):
+        key, size = f"plain/{file.name}", file.stat().st_size
+        if size > BLOCK:
+            answer = client.create_multipart_upload(Bucket=bucket, Key=key)
+            uploads[key] = answer["UploadId"], {}
+        parts += [(file, key, start, size) for start in range(0, size, BLOCK)]
+
+    def put(part: tuple[Path, str, int, int]) -> None:
+        file, key, start, size = part
+        with file.open("rb") as stream:
+            stream.seek(start)
+            data = stream.read(BLOCK)
+        if size <= BLOCK:
+            client.put_object(Bucket=bucket, Key=key, Body=data)
+            return
+        number, (upload, etags) = start // BLOCK + 1, uploads[key]
+        answer = client.upload_part(
+            Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=data
+        )
+        etags[number] = answer["ETag"]
+
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        list(pool.map(put, parts))
+    for key, (upload, etags) in uploads.items():
+        done = [{"PartNumber": n, "ETag": etag} for n, etag in sorted(etags.items())]
+        client.complete_multipart_upload(
+            Bucket=bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": done}
+        )
+    return sum(file.stat().st_size for file in source.iterdir())
+
+
+CASES: dict[str, Callable[[Path, Path, Any], None]] = {"local": _local, "s3": _s3}
+
+
+if __name__ == "__main__":
+    main()
