@@ -29,7 +29,7 @@ def root(here: Path) -> Path:
     run = here / "run"
     for step in range(200, 2400, 200):
         save(run, f"checkpoint-{step}", (24 - step // 100) * 10 * HOUR)
-    save(run, "checkpoint-2400.tmp", HOUR)
+    save(run, "checkpoint-2400.tmp", 10 * HOUR)
     save(run, "checkpoint-1500.tmp", 3 * DAY)
     save(run, "checkpoint-2300", 36 * HOUR, damaged=True)
     save(run, "best", 2 * DAY)
