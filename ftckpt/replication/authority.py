@@ -13,6 +13,8 @@ from ftckpt.errors import (
     CorruptError,
     ExitCode,
     FtckptError,
+    IncompleteError,
+    NotFoundError,
     RefusedError,
     UnsafeError,
     UnsupportedError,
@@ -149,7 +151,8 @@ def _named(manifest: Manifest, name: str) -> Manifest:
 
 def _require_step(known: Source, manifest: Manifest, other: Source, opened: Open) -> None:
     """Compare format and step, as far as the one without a manifest shows them."""
-    with suppress(CorruptError, UnsafeError, UnsupportedError):
+    # One that cannot be opened shows neither; that storage fails is another matter.
+    with suppress(CorruptError, IncompleteError, NotFoundError, UnsafeError, UnsupportedError):
         checkpoint = opened(other)
         if checkpoint.format != manifest.format:
             raise _other(other, known, f"one is {checkpoint.format}, one {manifest.format}")

@@ -18,8 +18,8 @@ from .oserror import twice
 if TYPE_CHECKING:
     import ctypes
 
-_NO_REPLACE = 1
-_CANNOT = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
+NO_REPLACE, EXCHANGE = 1, 2  # what Linux's renameat2(2) can be asked
+CANNOT = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
 
 def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) -> None:
@@ -42,7 +42,7 @@ def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) ->
 
 def _rename(source: str, target: str, source_dir: int, target_dir: int) -> None:
     code = renameat2(source_dir, source, target_dir, target)
-    if code in _CANNOT:
+    if code in CANNOT:
         if status(target, target_dir) is not None:
             code = errno.EEXIST
         else:
@@ -52,7 +52,9 @@ def _rename(source: str, target: str, source_dir: int, target_dir: int) -> None:
         raise OSError(code, os.strerror(code), source, None, target)
 
 
-def renameat2(source_dir: int, source: str, target_dir: int, target: str) -> int:
+def renameat2(
+    source_dir: int, source: str, target_dir: int, target: str, flag: int = NO_REPLACE
+) -> int:
     """Return 0, or the number of the error."""
     import ctypes
 
@@ -60,7 +62,7 @@ def renameat2(source_dir: int, source: str, target_dir: int, target: str) -> int
     if call is None:
         return errno.ENOSYS
     names = os.fsencode(source), os.fsencode(target)
-    failed = call(source_dir, names[0], target_dir, names[1], _NO_REPLACE)
+    failed = call(source_dir, names[0], target_dir, names[1], flag)
     return ctypes.get_errno() if failed else 0
 
 

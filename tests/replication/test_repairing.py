@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import ftckpt.stores.exchange
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
@@ -21,6 +21,7 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.replication.exchanging import ExchangeStaging
+from ftckpt.stores import renaming
 from ftckpt.stores.local import LocalReader
 from ftckpt.transfer.changes import require_unchanged
 from tests.commands.golden import RUN
@@ -111,11 +112,23 @@ def _lose_the_manifest(source: Path) -> None:
     flip(source / VICTIM, INSIDE)
 
 
+def _lose_manifest_and_index(source: Path) -> None:
+    (source / NAME).unlink()
+    (source / ".metadata").unlink()
+
+
 def _spoil_the_manifest(source: Path) -> None:
     flip(source / NAME, 300)
 
 
-DAMAGE = [_shorten, _lengthen, _lose_the_index, _lose_the_manifest, _spoil_the_manifest]
+DAMAGE = [
+    _shorten,
+    _lengthen,
+    _lose_the_index,
+    _lose_the_manifest,
+    _lose_manifest_and_index,
+    _spoil_the_manifest,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -331,7 +344,7 @@ def test_a_filesystem_that_cannot_swap_says_so_before_the_work(
     source: Path, replica: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(source / VICTIM, INSIDE)
-    monkeypatch.setattr(ftckpt.stores.exchange, "_renameat2", lambda: None)
+    monkeypatch.setattr(renaming, "renameat2", lambda *names: errno.EINVAL)
     with pytest.raises(UnsupportedError, match="cannot swap") as caught:
         repaired(source, replica)
     assert "--to" in caught.value.hint
