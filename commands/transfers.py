@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import typer
 
@@ -19,12 +19,13 @@ from .render import human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Box, Checkpoint
+    from ftckpt.registry import Format
     from ftckpt.rules import Rules
     from ftckpt.transfer.carrying import TransferReport
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import Layout, Wishes
+    from ftckpt.transfer.layout import Layout, Wishes, Writer
     from ftckpt.transfer.planned import Planned
-    from ftckpt.transfer.proof import Prover
+    from ftckpt.transfer.proof import Prover, SameObjects
     from ftckpt.verification import VerifyReport
 
 SourceArgument = Annotated[
@@ -196,6 +197,22 @@ def narrowed(content: Content, options: PartOptions) -> Content:
     return drop(content, options.drop) if options.drop else content
 
 
+class Means(NamedTuple):
+    """By what a result is written and proven.
+
+    Attributes:
+        target: reads it.
+        writer: lays it out.
+        prover: compares it with a content that the layout does not change.
+        same_objects: how objects are compared.
+    """
+
+    target: Format
+    writer: Writer
+    prover: Prover
+    same_objects: SameObjects
+
+
 def carry_out(
     invocation: Invocation,
     checkpoint: Checkpoint,
@@ -204,7 +221,7 @@ def carry_out(
     wishes: Wishes,
     destination: str,
     run: RunOptions,
-    prover: Prover | None = None,
+    means: Means | None = None,
 ) -> Result:
     """Lay out, then either print the plan or write, prove and show the result.
 
@@ -217,8 +234,8 @@ def carry_out(
         wishes: what the user asks of the layout.
         destination: where it goes.
         run: how it is done.
-        prover: compares the result with a content that the layout does not change; else every bit
-            of both is compared.
+        means: by what it is written and proven; by default the format's own writer, and a
+            comparison of every bit.
     """
     from ftckpt.formats.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
@@ -236,7 +253,8 @@ def carry_out(
     bound_memory(run.max_memory)
     local = open_store(destination, invocation.stores).traits.local
     jobs = affordable_jobs(job_count(run.jobs), local=local)
-    target, writer = format_and_writer(name, wishes.rules)
+    means = means or Means(*format_and_writer(name, wishes.rules), prove, SameObject)
+    target, writer, prover, same_objects = means
     with blaming_changes(checkpoint):
         layout = writer.layout(content, wishes)
     require_place(layout)
@@ -273,7 +291,7 @@ def carry_out(
         destination,
         target,
         single=writer.single,
-        same_objects=SameObject,
+        same_objects=same_objects,
         options=TransferOptions(
             jobs=jobs,
             limiter=limiter,
@@ -283,7 +301,7 @@ def carry_out(
         ),
         store_options=invocation.stores,
         check=None if run.no_proof else check,
-        prover=prove if prover is None or layout.content is not None else prover,
+        prover=prover if layout.content is None else prove,
         counter=invocation.counter,
     )
     return _show_report(invocation, report)

@@ -6,12 +6,18 @@ is undone first last: `torch`, `json`, `bytes`, `torch,stream.zstd`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ftckpt.checkpoint import Extent, ObjectInfo
 from ftckpt.delta import NAME, DeltaIndex
 from ftckpt.errors import UnsupportedError
-from ftckpt.transforms import supported
+from ftckpt.transforms import ZSTD, supported
 
 from .object_records import FORMS, Record, StoredObjects
+
+# Not state but the files that were packed (`ftckpt.delta.original`): the list of them, and what
+# they held beside tensors; the latter plain where it is much.
+FILES, REST, PLAIN_REST = f"files,{ZSTD}", f"rest,{ZSTD}", "rest"
 
 
 def form_of(record: Record) -> str:
@@ -28,6 +34,8 @@ def stored_objects(index: DeltaIndex) -> StoredObjects:
     infos: dict[str, ObjectInfo] = {}
     records: dict[str, Record] = {}
     for entry in index.objects:
+        if entry.form in (FILES, REST, PLAIN_REST):
+            continue
         form, *transforms = entry.form.split(",")
         if form not in FORMS or not supported(transforms):
             raise UnsupportedError(
@@ -40,3 +48,12 @@ def stored_objects(index: DeltaIndex) -> StoredObjects:
         infos[entry.name] = ObjectInfo(entry.name, place, entry.rank)
         records[entry.name] = Record(form, tuple(transforms))
     return StoredObjects(infos, index.step, (), records)
+
+
+def original_places(index: DeltaIndex) -> Mapping[str, Extent]:
+    """Return where a delta keeps the list of the files that were packed and the rest, by form."""
+    return {
+        entry.form: Extent(index.files[entry.file].name, entry.offset, entry.length)
+        for entry in index.objects
+        if entry.form in (FILES, REST, PLAIN_REST)
+    }

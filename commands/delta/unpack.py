@@ -14,6 +14,7 @@ from ftckpt.commands.transfers import (
 from ftckpt.commands.transfers import (
     DestinationArgument,
     LayoutOptions,
+    Means,
     PartOptions,
     RunOptions,
     carry_out,
@@ -48,14 +49,22 @@ def command(
 ) -> Result:
     """Write what was packed as a full checkpoint, every tensor proven by its digest.
 
-    Tensors and other state come back bit for bit. How they lie in files is written anew, for the
-    job that the options name or the one that is recorded, so that files may differ from those that
-    were packed. DST becomes visible by one last act; a killed run goes on where it was.
+    The files come back as they were, byte for byte. With --to, or with options for another job, the
+    state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a
+    killed run goes on where it was.
     """
     from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta_original import (
+        OriginalWriter,
+        format_of,
+        has_original,
+        same_objects_there,
+    )
+    from ftckpt.formats.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.digest_proof import DigestProof
+    from ftckpt.transfer.layout import Wishes
 
     invocation = invoked(ctx)
     wishes = invocation.options(LayoutOptions).wishes(PartOptions())
@@ -69,6 +78,16 @@ def command(
         )
     index = checkpoint.index
     run = invocation.options(RunOptions)
+    prover = DigestProof({tensor.key: tensor.digest for tensor in index.tensors})
+    original = not to and wishes == Wishes() and has_original(checkpoint)
+    invocation.report(original=original)
+    if original:
+        writer = OriginalWriter(checkpoint)
+        means = Means(format_of(checkpoint), writer, prover, same_objects_there)
+    else:
+        invocation.say("the files are laid out anew; tensors and other state stay bit for bit")
+        name = to or checkpoint.source_format
+        means = Means(*format_and_writer(name, wishes.rules), prover, SameObject)
     result = carry_out(
         invocation,
         checkpoint,
@@ -77,9 +96,10 @@ def command(
         wishes,
         destination,
         run,
-        DigestProof({tensor.key: tensor.digest for tensor in index.tensors}),
+        means,
     )
     invocation.report(content=index.content())
     if result.code is ExitCode.OK and not (run.dry_run or run.no_proof):
-        invocation.print(f"content {index.content()}, as it was packed")
+        files = ", in the same files" if original else ""
+        invocation.print(f"content {index.content()}, as it was packed{files}")
     return result

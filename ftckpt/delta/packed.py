@@ -60,10 +60,11 @@ class PackReport:
         tensors: number of logical tensors.
         objects: number of objects, byte for byte.
         files: number of files, the manifest aside.
-        bytes_in: of the tensors' elements and the objects.
+        bytes_in: of the tensors' elements, and of what is stored beside them, once.
         bytes_out: of all files, the index among them.
         ratio: the first over the second.
-        components: what was packed, by component and kind (`model.param`), and `objects`.
+        components: what was packed, by component and kind (`model.param`), and as `objects` what
+            lies beside the tensors.
         methods: the tensors alone, by method.
         index_bytes: of the index.
         content: the digest of the content, by which a delta upon this one names it.

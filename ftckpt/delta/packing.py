@@ -124,17 +124,16 @@ def pack(
         digests += [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = manifest_of(opened, digests, proven=proof is not None)
         staging.publish(commit, manifest.dump())
-        bytes_in = sum(info.nbytes for info in work.tensors) + records.nbytes
+        bytes_in = sum(info.nbytes for info in work.tensors) + records.bytes_in
         bytes_out = sum(file.size for file in manifest.files)
         components, methods = shares(index)
         if records.entries:
-            stored = sum(file.size for file in records.files)
-            components["objects"] = Share.of(records.nbytes, stored)
+            components["objects"] = Share.of(records.bytes_in, records.nbytes)
         return PackReport(
             destination,
             where,
             tensors=len(index.tensors),
-            objects=len(index.objects),
+            objects=len(target.checkpoint.objects),
             files=len(manifest.files),
             bytes_in=bytes_in,
             bytes_out=bytes_out,

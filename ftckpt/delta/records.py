@@ -31,20 +31,23 @@ class RecordEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordFile:
-    """All objects.
+    """All that a delta holds beside tensors.
 
     Attributes:
         files: the file that holds them; none where there are none.
         entries: in the order in which they lie in it.
+        bytes_in: of the source, each byte once: the objects, or all that its files hold beside
+            tensors where that is kept too.
     """
 
     files: Sequence[OutputFile] = ()
     entries: Sequence[RecordEntry] = ()
+    bytes_in: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the objects."""
-        return sum(entry.length for entry in self.entries)
+        """Bytes of the file."""
+        return sum(file.size for file in self.files)
 
 
 def record_digests(records: RecordFile, gatherer: Gatherer) -> list[bytes]:
