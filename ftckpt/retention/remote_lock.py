@@ -116,21 +116,20 @@ class RemoteLock:
     def check(self) -> None:
         """Make sure, before a change, that the lease is still ours; prolong it in time.
 
+        One that has ended and that nobody has taken is taken up again.
+
         Raises:
-            RefusedError: it is not; nothing more may be changed.
+            RefusedError: another has taken it; nothing more may be changed.
         """
-        if self._clock() >= self._until:
-            raise self._lost("it has ended meanwhile")
-        try:
-            mine = self._store.read(self._path(self._number), 0, len(self._record))
-        except (NotFoundError, CorruptError):
-            mine = b""
-        if mine != self._record or any(n > self._number for n in self._numbers()):
-            raise self._lost("another has taken it")
-        if self._until - self._clock() < self._seconds * 2 / 3:
-            until = self._clock() + self._seconds
+        self._require_mine()
+        now = self._clock()
+        if self._until - now < self._seconds * 2 / 3:
+            ended = now >= self._until
             self._store.put(self._path(self._number), self._record)
-            self._until = until
+            self._until = now + self._seconds
+            if ended:
+                # Who took it between the look and the put is there by now, or finds this one.
+                self._require_mine()
 
     def release(self) -> None:
         """Give the lease back; one that cannot be given back ends by itself."""
@@ -193,9 +192,14 @@ class RemoteLock:
         except NotFoundError:
             return []
 
-    def _numbers(self) -> list[int]:
+    def _require_mine(self) -> None:
         names = (entry.path[len(self._folder) + 1 :] for entry in self._listed())
-        return [int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match is not None]
+        numbers = (int(m[1]) for m in map(_NUMBERED.fullmatch, names) if m is not None)
+        if not self._is_mine(self._number) or any(n > self._number for n in numbers):
+            raise RefusedError(
+                f"the lock of {self._root.url} was lost: another gc has taken it",
+                hint="what was done is done, and nothing half: run it again",
+            )
 
     def _is_mine(self, number: int) -> bool:
         try:
@@ -210,10 +214,4 @@ class RemoteLock:
         waiting = f"; should that one have been killed, it ends in {left:.0f} s" if left else ""
         return RefusedError(
             f"another gc is at work on {self._root.url}{who}", hint=f"wait for it{waiting}"
-        )
-
-    def _lost(self, why: str) -> RefusedError:
-        return RefusedError(
-            f"the lock of {self._root.url} was lost: {why}",
-            hint="what was done is done, and nothing half: run it again",
         )

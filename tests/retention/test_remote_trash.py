@@ -62,7 +62,7 @@ def trash(store: TimedStore) -> list[str]:
 
 def content(store: TimedStore) -> dict[str, bytes]:
     """Return everything that is not ftckpt's own."""
-    return {k: store.read(k) for k in keys(store) if not k.startswith(".ftckpt/")}
+    return {k: store.read(k) for k in keys(store) if ".ftckpt/" not in k}
 
 
 class TestDropping:
@@ -151,6 +151,25 @@ class TestDropping:
         assert done.code is ExitCode.PARTIAL
         assert isinstance(done.failed["step-1"], RefusedError)
         assert store.read(f"step-1/{MARKER}").endswith(b'"again": 1}')
+
+    def test_several_runs_at_one_place(self) -> None:
+        store = TimedStore()
+        for run in ("alpha/", "beta/"):
+            saves(store, range(1, 5), run)
+        before = content(store)
+        assert applied(store).code is ExitCode.OK
+        gone = {f"{run}/step-{n}/{MARKER}" for run in ("alpha", "beta") for n in (1, 2)}
+        assert before.keys() - content(store).keys() == gone
+        assert len([key for key in keys(store) if key.startswith("alpha/.ftckpt/trash/")]) == 2
+        assert undeleted(store, "alpha/step-1").code is ExitCode.OK
+        store.now += 2 * DAY
+        assert len(purged(store).erased) == 3
+        left = {key.rpartition("/")[0] for key in content(store) if key.endswith(MARKER)}
+        assert left == {
+            "alpha/step-1",
+            *(f"{r}/step-{n}" for r in ("alpha", "beta") for n in (3, 4)),
+        }
+        assert not [key for key in keys(store) if "/trash/" in key]
 
 
 class TestUndoing:
