@@ -25,7 +25,6 @@ from ftckpt.sealing import utc_now
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 from ftckpt.transfer.changes import blamed, require_unchanged
-from ftckpt.transfer.journal import fingerprint
 from ftckpt.transfer.places import place_of, require_names
 from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
@@ -36,7 +35,7 @@ from .contents import Contents, CopiedFile, contents_of
 from .evidence import Evidence, ManifestEvidence, record_evidence
 from .moving import Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import destination_of, name_of, staging_at, standing_at
+from .places import destination_of, name_of, plan_of, staging_at, standing_at
 
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
@@ -149,7 +148,8 @@ def copy(
     sizes = {file.path: file.size for file in layout.files}
     try:
         try:
-            if staging.begin(fingerprint(checkpoint, layout), sizes, restart=options.restart):
+            plan = plan_of(source, names, sizes)
+            if staging.begin(plan, sizes, restart=options.restart):
                 return replace(report, already_there=True, taken_over=contents.nbytes)
         except ExistsError as error:
             with blamed(source, names):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.opening import files_at
 from ftckpt.source import Source
@@ -56,6 +58,22 @@ def standing_at(destination: str, stores: StoreOptions) -> Source:
         NotFoundError: nothing does.
     """
     return files_at(destination, (), stores)
+
+
+def plan_of(source: Source, names: Iterable[str], result: object) -> str:
+    """Return the fingerprint of all that decides the bytes of a replica.
+
+    Args:
+        source: as it was listed.
+        names: of its files that are read.
+        result: what is made of them; its `repr` counts.
+    """
+    import xxhash
+
+    entries = ((name, source.entries.get(name)) for name in sorted(names))
+    seen = [(name, entry and (entry.size, entry.mtime, entry.etag)) for name, entry in entries]
+    digest: str = xxhash.xxh3_128_hexdigest(repr((place_of(source), seen, result)).encode())
+    return digest
 
 
 def is_local(destination: str, stores: StoreOptions) -> bool:

@@ -30,7 +30,7 @@ from .evidence import ManifestEvidence
 from .exchanging import ExchangeStaging
 from .moving import Damage, Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import name_of, staging_at
+from .places import name_of, plan_of, staging_at
 
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
@@ -232,15 +232,9 @@ class _Work:
 
         The replica does not: another one may go on where one was not enough.
         """
-        import xxhash
-
-        seen = [
-            (name, entry.size, entry.mtime, entry.etag)
-            for name, entry in sorted(self.source.entries.items())
-        ]
-        what = (place_of(self.source), seen, self.manifest.files)
-        digest: str = xxhash.xxh3_128_hexdigest(repr(what).encode())
-        return digest
+        single = self.source.single
+        names = self.source.entries if single else [file.path for file in self.manifest.files]
+        return plan_of(self.source, names, self.manifest.files)
 
     def origin(self, file: CopiedFile, number: int) -> Origin:
         """Return where a block is good."""
