@@ -14,8 +14,6 @@ from ftckpt.errors import (
     ExistsError,
     IncompleteError,
     NotFoundError,
-    UnsafeError,
-    UnsupportedError,
 )
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.links import followed_links
@@ -36,6 +34,7 @@ from .evidence import Evidence, ManifestEvidence, record_evidence
 from .moving import Moved, Mover, Origin
 from .options import ReplicationOptions
 from .places import destination_of, name_of, plan_of, staging_at, standing_at
+from .standing import renamed, require_same
 
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
@@ -122,7 +121,7 @@ def copy(
         name = name_of(destination) if source.single else ""
         contents = contents_of(checkpoint, manifest, beside=options.beside, called=name)
         if manifest is not None and source.single:
-            manifest = _renamed(manifest, name)
+            manifest = renamed(manifest, name)
     layout = contents.layout
     require_names(layout)
     names = [file.name for file in (*contents.files, *contents.beside)]
@@ -153,7 +152,7 @@ def copy(
                 return replace(report, already_there=True, taken_over=contents.nbytes)
         except ExistsError as error:
             with blamed(source, names):
-                _require_same(source, manifest, destination, stores, options, counter, error)
+                require_same(source, manifest, destination, stores, options, counter, error)
             return replace(report, already_there=True, evidence="manifest", covered=report.nbytes)
         with blamed(source, names):
             if options.proof:
@@ -302,50 +301,3 @@ def _manifest(
         tool=f"ftckpt {__version__}",
         created=now,
     )
-
-
-def _renamed(manifest: Manifest, name: str) -> Manifest:
-    """Return the manifest of a single file under another name."""
-    return replace(manifest, files=[replace(file, path=name) for file in manifest.files])
-
-
-def _require_same(
-    source: Source,
-    manifest: Manifest | None,
-    destination: str,
-    stores: StoreOptions,
-    options: ReplicationOptions,
-    counter: Counter,
-    taken: ExistsError,
-) -> None:
-    """Let pass a destination that holds the source's very bytes already, by its manifest.
-
-    Raises:
-        ExistsError: it holds something else, or has no manifest that would say it.
-        CorruptError: it is the same checkpoint and damaged.
-    """
-    there = standing_at(destination, stores)
-    try:
-        standing = find(there)
-    except (CorruptError, UnsafeError, UnsupportedError):
-        standing = None
-    if standing is None or there.single != source.single:
-        raise taken
-    if manifest is not None and not manifest.same_content(standing):
-        raise taken
-
-    def differs(found: Finding) -> None:
-        if found.severity is Severity.ERROR:
-            raise taken
-
-    if manifest is None:
-        theirs = standing if not source.single else _renamed(standing, next(iter(source.entries)))
-        check_manifest(source, theirs, emit=differs, jobs=options.jobs, counter=counter)
-    if options.proof:
-        check_manifest(there, standing, emit=_raise_damage, jobs=options.jobs, counter=counter)
-
-
-def _raise_damage(found: Finding) -> None:
-    if found.severity is Severity.ERROR:
-        damaged = replace(found, message=f"it is there already, and damaged: {found.message}")
-        raise as_error(damaged, "ftckpt repair DST --from SRC mends it")
