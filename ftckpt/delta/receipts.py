@@ -83,8 +83,8 @@ class Receipt:
             if said["plans"] != plans or len(rows) != blocks * ROW.size:
                 return None
             sums = {
-                int(number): (Sums(*map(int, rest[:3])), Sums(*map(int, rest[3:])))
-                for number, *rest in said["sums"]
+                int(number): (Sums(int(a), int(b), int(c)), Sums(int(d), int(e), int(f)))
+                for number, a, b, c, d, e, f in said["sums"]
             }
             return cls(plans, int(said["size"]), rows, sums)
         except (ValueError, TypeError, KeyError):
