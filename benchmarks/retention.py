@@ -1,0 +1,135 @@
+"""What planning costs: `ftckpt gc` of a root of many checkpoints of many files each.
+
+    python benchmarks/retention.py [--checkpoints 200] [--files 2000] [--rounds 3] [--json]
+
+The checkpoints are real: torch saves one, and the others have its bytes. Twenty million files fit
+on few machines, so the cost of one file more is measured, by a root of four checkpoints beside the
+large one, and what ten thousand checkpoints of two thousand files cost is reckoned from it. What is
+kept was checked before, as it is in cron. Beside it stand one pass over the same names (`find`) and
+one that asks for the size of each (`du`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import side_by_side
+from side_by_side import Contestant, Row, compare, peak_memory, workplace
+
+# What is asked for in one listing of ten thousand checkpoints.
+LARGE = 10_000 * 2_000
+FEW = 4
+RULES = ("--keep-last", "3", "--max-delete", "100%")
+SAVE = """
+import sys
+from pathlib import Path
+from retention import save_files
+save_files(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+def main() -> None:
+    parser = side_by_side.arguments(__doc__.splitlines()[0], rounds=3)
+    parser.add_argument("--checkpoints", type=int, default=200)
+    parser.add_argument("--files", type=int, default=2_000, help="of each checkpoint")
+    options = parser.parse_args()
+    with workplace(options.dir) as place:
+        make_roots(place, {"few": FEW, "many": options.checkpoints}, options.files)
+        rows: dict[str, list[Row]] = {}
+        for name in ("few", "many"):
+            root = str(place / name)
+            gc = ("gc", root, *RULES)
+            contestants = [
+                Contestant("ftckpt gc, by names", lambda g=gc: by_names(*g), ours=True),  # type: ignore[misc]
+                Contestant("ftckpt gc --json, sizes too", lambda g=gc: sizes_too(*g)),  # type: ignore[misc]
+                Contestant("find, names", lambda r=root: silent("find", r)),  # type: ignore[misc]
+                Contestant("du, sizes", lambda r=root: silent("du", "-s", r)),  # type: ignore[misc]
+            ]
+            rows[name] = compare(contestants, options.rounds)
+        files = (options.checkpoints - FEW) * options.files
+        extra: dict[str, object] = {
+            f"{many.name}, of {LARGE // 10**6} million files": reckoned(few, many, files)
+            for few, many in zip(rows["few"], rows["many"], strict=True)
+        }
+        extra["peak RSS, MiB"] = peak_memory(*side_by_side.ftckpt_command(), *gc, "--json")
+    title = f"gc of {options.checkpoints} checkpoints of {options.files} files"
+    side_by_side.show(title, rows["many"], extra, as_json=options.json)
+
+
+def by_names(*words: str) -> int:
+    """Plan as for a person who looks at a root of more files than are worth asking about."""
+    code = "from ftckpt.commands import app, gc; gc._MOST_FILES = 0; app.main()"
+    return silent(sys.executable, "-c", code, *words)
+
+
+def sizes_too(*words: str) -> int:
+    """Plan as for a plan that is to be carried out."""
+    return silent(*side_by_side.ftckpt_command(), *words, "--json")
+
+
+def reckoned(few: Row, many: Row, files: int) -> str:
+    """Return what one file more costs, and as many as `LARGE`."""
+    each = (min(many.seconds) - min(few.seconds)) / files
+    return f"{each * 1e6:.2f} us a file, {each * LARGE:.0f} s"
+
+
+def make_roots(place: Path, numbers: dict[str, int], files: int) -> None:
+    """Make roots of so many real checkpoints, an hour apart, those that are kept checked before."""
+    one = place / "one"
+    # In a process of its own: what a process starts inherits its peak memory.
+    command = [sys.executable, "-c", SAVE, str(one), str(files)]
+    subprocess.run(command, cwd=Path(__file__).parent, check=True)
+    data = {path.name: path.read_bytes() for path in one.iterdir()}
+    now = time.time()
+    for root, number in numbers.items():
+        for back in range(number):
+            path = place / root / f"step-{(number - back) * 100}"
+            path.mkdir(parents=True)
+            for name, content in data.items():
+                (path / name).write_bytes(content)
+                os.utime(path / name, (now - (back + 1) * 3600,) * 2)
+        check_kept(place / root)
+
+
+def check_kept(root: Path) -> None:
+    from ftckpt import opening
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.retention import Policy, prepare, remember
+    from ftckpt.stores import StoreOptions
+
+    found = opening.locate(str(root), StoreOptions())
+    remember(prepare(found, FORMATS, Policy(keep_last=3), time.time()))
+
+
+def save_files(path: Path, files: int) -> None:
+    """Let torch save a checkpoint of so many files: one a tensor, and the metadata."""
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    state = {f"layers.{i}.weight": torch.full((2,), float(i)) for i in range(files - 1)}
+    writer = FileSystemWriter(path, single_file_per_rank=False, sync_files=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that one process saves is what is meant
+        save({"model": state}, storage_writer=writer, no_dist=True)
+
+
+def silent(*command: str) -> int:
+    subprocess.run(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=side_by_side.ROOT,
+        env=side_by_side.environment(),
+        check=True,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    main()
