@@ -115,7 +115,7 @@ class RemoteTrash:
             there = standing.get(file.path)
             if there is None and file.path not in tombstone.markers:
                 raise RefusedError(f"{trashed.name} is not whole any more: {file.path} is gone")
-            if there is not None and not there.same_object(file):
+            if there is not None and not self._is_same(there, file, tombstone):
                 raise ExistsError(
                     f"{self._store.describe(file.path)} holds something else by now: "
                     f"{trashed.name} was saved again",
@@ -248,6 +248,13 @@ class RemoteTrash:
             self._delete(trashed.path)
             raise RefusedError(message, hint="it is no trash any more")
         raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
+
+    def _is_same(self, there: Entry, file: Entry, tombstone: Tombstone) -> bool:
+        """Say whether a key holds what it held; what was put back may have another ETag."""
+        marker = tombstone.markers.get(file.path)
+        if there.same_object(file) or marker is None or there.size != len(marker):
+            return there.same_object(file)
+        return self._store.read(file.path, 0, there.size) == marker
 
     def _standing(self, tombstone: Tombstone) -> list[Entry]:
         """List what an entry holds by now; nothing where all of it is gone."""

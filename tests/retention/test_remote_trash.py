@@ -190,6 +190,27 @@ class TestUndoing:
         assert done.code is ExitCode.REFUSED
         assert content(store) == before
 
+    def test_a_marker_that_was_put_back_may_have_another_etag(
+        self, store: TimedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # As where each put is encrypted anew. The run that put it back was killed then.
+        before = content(store)
+        applied(store)
+        store.put(f"step-1/{MARKER}", before[f"step-1/{MARKER}"])
+        walk = store.walk
+
+        def salted(path: str = "") -> list[Entry]:
+            return [
+                e._replace(etag="salted") if e.path == f"step-1/{MARKER}" else e for e in walk(path)
+            ]
+
+        monkeypatch.setattr(store, "walk", salted)
+        assert undeleted(store, "step-1").code is ExitCode.OK
+        assert len(trash(store)) == 2
+        assert {k: v for k, v in before.items() if k.startswith("step-1/")} == {
+            k: v for k, v in content(store).items() if k.startswith("step-1/")
+        }
+
     def test_what_is_not_whole_does_not_come_back(self, store: TimedStore) -> None:
         applied(store)
         store.delete(["step-1/deep/data"])
