@@ -97,7 +97,7 @@ def apply(
             trashed=tuple(dropping.trashed),
             absent=(*current.absent, *dropping.absent),
             freed=dropping.freed,
-            waiting=0 if purge_now else sum(d.frees or 0 for d in dropping.dropped),
+            waiting=dropping.waiting,
             purged=purged,
             failed=dropping.failed,
         )
@@ -105,8 +105,11 @@ def apply(
             _tell(root, log.APPLYING, now(), identity, before[root.base])
         after = {root.base: _result(root, applied, actor) for root in logged}
         untold = [r for r in logged if not _tell(r, log.APPLIED, now(), identity, after[r.base])]
-    said = "there was no room in the log of {} for what was done"
-    return replace(applied, notes=tuple(said.format(root.url) for root in untold))
+    notes = [f"there was no room in the log of {root.url} for what was done" for root in untold]
+    if not purge_now:
+        forced = "{} was reclaimed at once: there was no room for its name in the trash"
+        notes += [forced.format(name) for name in dropping.forced]
+    return replace(applied, notes=tuple(notes))
 
 
 @dataclass
@@ -124,7 +127,9 @@ class _Dropping:
     trashed: list[Trashed] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     failed: dict[str, FtckptError] = field(default_factory=dict)
+    forced: list[str] = field(default_factory=list)
     freed: int = 0
+    waiting: int = 0
     last: float = 0.0
 
     def drop(self, decision: Decision) -> None:
@@ -146,10 +151,14 @@ class _Dropping:
         thing = trash.discard(found, decision, actor=self.actor, now=self.last)
         del self.found[decision.entry.name]
         self.dropped.append(decision)
-        if not self.purge_now:
+        if not self.purge_now and not thing.erasing:
             self.trashed.append(thing)
+            self.waiting += decision.frees or 0
             return
         nbytes, errors = trash.erase(thing)
+        if thing.erasing:
+            self.forced.append(decision.entry.name)
+            nbytes = decision.frees or 0  # most of it had gone before
         self.freed += nbytes
         require_all(errors)
 

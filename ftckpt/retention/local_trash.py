@@ -29,10 +29,12 @@ from ftckpt.stores.renaming import rename_new
 
 from .found import Found
 from .local_lock import locked
+from .local_room import is_full, is_marked, mark, taken_apart
 from .plan import Decision
 from .records import own_folder
 from .trash import BESIDE, FOLDER, Erased, Trashed, parse_trash_name, trash_name
 
+_NOT_WHOLE = "{} is being reclaimed: it is not whole any more"
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_TRASH = _NO_SPACE | {errno.EMLINK, errno.EXDEV}
 
@@ -63,12 +65,12 @@ class LocalTrash:
         with self._translated("drop", name):
             self._require_itself(name, found.place.kind)
             try:
-                with self._trash_folder(make=True) as folder:
-                    return self._moved(name, now, folder, join(base, f"{OWN}/{FOLDER}/"))
+                return self._moved(name, now)
             except OSError as error:
-                if error.errno not in _NO_TRASH:
+                # It cannot be undone, so a word of the system alone is not enough.
+                if error.errno not in _NO_SPACE or not is_full(self._here):
                     raise
-                return self._moved(name, now, self._here, join(base, BESIDE))
+                return self._forced(found, name, now, error)
 
     def listed(self) -> list[Trashed]:
         """Return what lies in the trash, the earliest first."""
@@ -91,9 +93,11 @@ class LocalTrash:
     def restore(self, trashed: Trashed) -> None:
         """Rename a thing back onto its old name, which must be free."""
         if trashed.erasing:
-            raise RefusedError(f"{trashed.name} is being reclaimed: it is not whole any more")
+            raise RefusedError(_NOT_WHOLE.format(trashed.name))
         here, there, back = self._here, _last(trashed.path), trashed.name
         with self._translated("restore", back), self._folder_of(trashed) as folder:
+            if is_marked(there, folder):
+                raise RefusedError(_NOT_WHOLE.format(back))
             if status(back, here) is not None:
                 raise ExistsError(f"{self._url(back)} exists already")
             sealed = is_file(there + SUFFIX, folder)
@@ -110,12 +114,11 @@ class LocalTrash:
         """Rename a thing so that it cannot be had back, and remove it file by file."""
         there = _last(trashed.path)
         prefix = there[: len(there) - len(trashed.id)]
-        doomed = prefix + trash_name(trashed.name, trashed.time, erasing=True)
         with self._translated("reclaim", trashed.name), self._folder_of(trashed) as folder:
-            if not trashed.erasing:
-                rename_new(there, doomed, source_dir=folder, target_dir=folder)
-                _sync(self._here)
-                _sync(folder)
+            if trashed.erasing:
+                doomed = there
+            else:
+                doomed = self._condemned(there, prefix, trashed, folder)
             removal = Removal()
             # The manifest first: alone it would be taken for an entry of its own.
             manifest = prefix + trashed.id + SUFFIX
@@ -134,17 +137,63 @@ class LocalTrash:
                 file=name,
             )
 
-    def _moved(self, name: str, now: float, folder: int, prefix: str) -> Trashed:
+    def _moved(self, name: str, now: float, *, erasing: bool = False) -> Trashed:
+        """Rename an entry into the trash, or to a hidden name beside it."""
+        base = self._root.base
+        try:
+            with self._trash_folder(make=True) as folder:
+                return self._renamed(
+                    name, now, folder, join(base, f"{OWN}/{FOLDER}/"), erasing=erasing
+                )
+        except OSError as error:
+            if error.errno not in _NO_TRASH:
+                raise
+            return self._renamed(name, now, self._here, join(base, BESIDE), erasing=erasing)
+
+    def _renamed(
+        self, name: str, now: float, folder: int, prefix: str, *, erasing: bool
+    ) -> Trashed:
         """Rename an entry, and then its manifest, to a free name in the trash."""
         beside = _last(prefix)
-        while status(beside + trash_name(name, now), folder) is not None:
+        while status(beside + trash_name(name, now, erasing=erasing), folder) is not None:
             now += 1e-6
-        trashed = Trashed(name, now, self._root.base, prefix + trash_name(name, now))
+        path = prefix + trash_name(name, now, erasing=erasing)
+        trashed = Trashed(name, now, self._root.base, path, erasing)
         sealed = is_file(name, self._here)
-        rename_new(name, _last(trashed.path), source_dir=self._here, target_dir=folder)
+        rename_new(name, _last(path), source_dir=self._here, target_dir=folder)
         if sealed:
             self._move_manifest(trashed, folder)
         return trashed
+
+    def _forced(self, found: Found, name: str, now: float, error: OSError) -> Trashed:
+        """Take an entry apart until there is room for the name of what is left."""
+        for _ in taken_apart(found, self._here):
+            try:
+                return self._moved(name, now, erasing=True)
+            except FileNotFoundError:  # it was one file
+                continue
+            except OSError as again:
+                if again.errno not in _NO_SPACE:
+                    raise
+        Removal().remove(name, self._here, name)  # directories alone
+        if status(name, self._here) is not None:
+            raise error
+        path = join(self._root.base, BESIDE + trash_name(name, now, erasing=True))
+        return Trashed(name, now, self._root.base, path, erasing=True)
+
+    def _condemned(self, there: str, prefix: str, trashed: Trashed, folder: int) -> str:
+        """Make it unmistakable that a thing cannot be had back; return its name then."""
+        doomed = prefix + trash_name(trashed.name, trashed.time, erasing=True)
+        try:
+            rename_new(there, doomed, source_dir=folder, target_dir=folder)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            mark(there, folder)
+            return there
+        _sync(self._here)
+        _sync(folder)
+        return doomed
 
     def _move_manifest(self, trashed: Trashed, folder: int) -> None:
         """Move the manifest after its file; whoever locks the root next tries it again."""

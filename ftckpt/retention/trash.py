@@ -98,6 +98,9 @@ class Trash(Protocol):
     def discard(self, found: Found, decision: Decision, *, actor: str, now: float) -> Trashed:
         """Take an entry out of the root: at once it is no checkpoint any more, and can be had back.
 
+        Where a full disk has no room even for a name, it is on its way to being reclaimed instead
+        (`Trashed.erasing`), so that at least the next one can be kept.
+
         Args:
             found: the entry, as it was just listed.
             decision: why it goes.

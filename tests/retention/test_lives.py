@@ -158,8 +158,9 @@ class Life(RuleBasedStateMachine):
                 with Calls(killed, None).failing():
                     self.carry(plan, at_once, ttl)
             except Killed:
-                self.check_dropped(plan)
-                plan = plan_of(self.root, policy, self.now)
+                pass
+            self.check_dropped(plan)
+            plan = plan_of(self.root, policy, self.now)
         done = self.carry(plan, at_once, ttl)
         self.check_dropped(plan)
         if done:

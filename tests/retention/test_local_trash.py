@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import ExistsError, ExitCode, NoResourceError, RefusedError, UnsafeError
 from ftckpt.manifest import SUFFIX
-from ftckpt.retention import Plan, apply, trashed
+from ftckpt.retention import Plan, Policy, apply, trashed
 from ftckpt.retention.entries import EntryClass
 from ftckpt.retention.preparing import prepare
 from ftckpt.retention.trash import BESIDE, Trashed, parse_trash_name, trash_name
@@ -24,6 +25,7 @@ from ftckpt.stores import renaming
 from ftckpt.stores.removal import Removal
 from ftckpt.stores.renaming import rename_new
 
+from .calls import Calls, Killed
 from .carrying import (
     DAY,
     FORMATS,
@@ -476,3 +478,99 @@ def test_a_root_that_the_user_named_by_a_link_is_the_root(root: Path) -> None:
     plan: Plan = prepare(place, FORMATS, KEEP_2, NOW).plan
     assert apply(plan, place, FORMATS, actor="me", now=lambda: NOW).code is ExitCode.OK
     assert names_in(root) == {"step-3", "step-4"}
+
+
+class Stuck:
+    """A filesystem without room for one more name, until so many files have been removed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, removals: int) -> None:
+        self.removed: list[str] = []
+        self.removals = removals
+        self.rename, self.unlink = renaming.renameat2, os.unlink
+        full(monkeypatch, "mkdir", "open", "write", "pwrite")
+        monkeypatch.setattr(renaming, "renameat2", self._rename)
+        monkeypatch.setattr(os, "unlink", self._unlink)
+        none = os.statvfs_result((4096, 4096, 1000, 0, 0, 1000, 10, 10, 0, 255))
+        monkeypatch.setattr(os, "fstatvfs", lambda folder: none)
+
+    def _rename(self, *names: Any) -> int:
+        return errno.ENOSPC if len(self.removed) < self.removals else self.rename(*names)
+
+    def _unlink(self, *args: Any, **more: Any) -> None:
+        self.unlink(*args, **more)
+        self.removed.append(args[0])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("removals", [1, 2, 3, 100])
+def test_where_not_even_a_name_fits_the_first_makes_room(
+    root: Path, monkeypatch: pytest.MonkeyPatch, removals: int, at_once: bool
+) -> None:
+    plan = plan_of(root)
+    Stuck(monkeypatch, removals)
+    applied = apply_to(root, plan, purge_now=at_once)
+    assert applied.code is ExitCode.OK
+    assert dropped(applied) == ["step-1", "step-2.pt"]
+    assert names_in(root) == {"step-3", "step-4"}
+    said = [n for n in applied.notes if "reclaimed at once" in n]
+    lost = ["step-1"] if removals < 3 else ["step-1", "step-2.pt"]
+    assert [n.partition(" ")[0] for n in said] == ([] if at_once else lost)
+    assert applied.freed + applied.waiting == plan.frees
+    monkeypatch.undo()
+    assert {t.name for t in trash_of(root)} == (
+        set() if at_once else {"step-1", "step-2.pt"} - set(lost)
+    )
+    assert not plan_of(root).drop
+
+
+def test_what_commits_it_goes_first_where_nothing_can_be_renamed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = Stuck(monkeypatch, 100)
+    apply_to(root)
+    assert stuck.removed[:2] == ["marker", "shard"]
+
+
+def test_what_is_half_reclaimed_is_marked_where_it_cannot_be_renamed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_to(root)
+    monkeypatch.setattr(Removal, "remove", lambda *args: None)
+    Stuck(monkeypatch, 100)
+    purge_in(root, NOW + DAY)
+    monkeypatch.undo()
+    refused = undelete_in(root, "step-1", now=NOW + DAY)
+    assert "step-1 is being reclaimed" in refused.failed["step-1"].message
+    assert len(purge_in(root, NOW + DAY).erased) == 2
+    assert trash_of(root) == []
+
+
+def test_killed_while_it_makes_room(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for point in range(1, 100):
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        for name in ("step-1", "step-2.pt", "step-3", "step-4"):
+            save(root, name, int(name[5]))
+        before = saved(root)
+        calls = Calls(point, None)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                Stuck(patch, 100)
+                with calls.failing():
+                    apply_to(root)
+            break
+        except Killed:
+            pass
+        now = saved(root)
+        assert {k: v[3] for k, v in now.items()} == {k: before[k][3] for k in now}
+        finished = [
+            d.entry.name
+            for d in plan_of(root, Policy(keep_last=9)).decisions
+            if d.entry.entry_class is EntryClass.COMMITTED
+        ]
+        for name in finished:  # what looks like a checkpoint is whole
+            assert {k for k in before if k.split("/")[0] == name} <= now.keys()
+        assert set(finished) >= {"step-3", "step-4"}
+        assert apply_to(root).code is ExitCode.OK
+    assert point > 4
