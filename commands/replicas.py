@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from .bounds import bound_memory, job_count, rate_limit
+from .bounds import MemoryOption, RateOption, bound_memory, job_count, rate_limit
 
 if TYPE_CHECKING:
     from ftckpt.replication.options import ReplicationOptions
@@ -39,10 +39,8 @@ class ReplicaOptions:
             help="Blocks in flight; 0: one a processor, 8 to or from an object store.",
         ),
     ] = 0
-    limit_rate: Annotated[str, typer.Option(metavar="RATE", help="Read no faster: 200MB/s.")] = ""
-    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that may be used.")] = (
-        "1GiB"
-    )
+    limit_rate: RateOption = ""
+    max_memory: MemoryOption = "1GiB"
 
     def bound(self) -> None:
         """Set the memory budget of the process; before anything is opened.

@@ -1,4 +1,4 @@
-"""What `reshard` and `convert` share: their flags, and the way from a layout to an answer."""
+"""What `reshard` and `convert` share: their flags, and the way from a layout to a result."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 import typer
 
 from ftckpt.errors import ExitCode
-from ftckpt.findings import counted
 
 from . import render
-from .bounds import bound_memory, job_count, rate_limit
+from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
-from .render import human_bytes, human_duration, printable
+from .transferred import show_plan, show_report
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Box, Checkpoint
+    from ftckpt.checkpoint import Checkpoint
     from ftckpt.registry import Format
     from ftckpt.rules import Rules
-    from ftckpt.transfer.carrying import TransferReport
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import Layout, Wishes, Writer
-    from ftckpt.transfer.planned import Planned
+    from ftckpt.transfer.layout import Wishes, Writer
     from ftckpt.transfer.proof import Prover, SameObjects
     from ftckpt.verification import VerifyReport
 
@@ -145,14 +142,9 @@ class RunOptions:
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:N; auto measures and chooses.")
     ] = "cpu"
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", metavar="N", min=0, help="Threads; 0: one a processor."),
-    ] = 0
-    limit_rate: Annotated[str, typer.Option(metavar="RATE", help="Read no faster: 200MB/s.")] = ""
-    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that may be used.")] = (
-        "1GiB"
-    )
+    jobs: JobsOption = 0
+    limit_rate: RateOption = ""
+    max_memory: MemoryOption = "1GiB"
 
 
 def _read_rules(path: str) -> Rules | None:
@@ -271,7 +263,7 @@ def carry_out(
         invocation.say(f"note: {note.message}")
     if run.dry_run:
         plan = planned(layout, checkpoint, jobs=jobs, proof=not run.no_proof, local=local)
-        return _show_plan(invocation, layout, checkpoint, plan)
+        return show_plan(invocation, layout, checkpoint, plan)
     limiter = rate_limit(run.limit_rate)
 
     def check() -> VerifyReport:
@@ -304,66 +296,4 @@ def carry_out(
         prover=prover if layout.content is None else prove,
         counter=invocation.counter,
     )
-    return _show_report(invocation, report)
-
-
-def _show_report(invocation: Invocation, report: TransferReport) -> Result:
-    invocation.report(
-        files=report.files,
-        bytes=report.nbytes,
-        taken_over=report.taken_over,
-        already_there=report.already_there,
-        proof=report.proof,
-        seconds=report.seconds,
-    )
-    if report.already_there:
-        message = "an earlier run had finished: nothing was left to do"
-        invocation.print(printable(f"ok: {message}: {report.url}"))
-        return Result(ExitCode.OK, message)
-    taking = report.seconds["write"]
-    message = f"wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
-    speed = f"in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
-    if report.taken_over:
-        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
-    invocation.print(printable(f"{message} as {report.format} {speed}: {report.url}"))
-    if report.proof is None:
-        invocation.print("not proven: --no-proof")
-        return Result(ExitCode.OK, f"{message}, not proven")
-    proof = report.proof
-    invocation.print(
-        f"proven: {counted(proof.tensors, 'tensor')}, {human_bytes(proof.nbytes)}, and "
-        f"{counted(proof.objects, 'object')} equal the source bit for bit"
-        f" (in {human_duration(report.seconds['prove'])})"
-    )
-    return Result(ExitCode.OK, f"{message}, proven")
-
-
-def _show_plan(
-    invocation: Invocation, layout: Layout, checkpoint: Checkpoint, plan: Planned
-) -> Result:
-    """Print every copy, the files, and the cost."""
-    from ftckpt.transfer.planned import box_copies
-
-    copies = list(box_copies(layout, checkpoint))
-    for copy in copies:
-        cast = f" as {copy.cast}" if copy.cast else ""
-        invocation.print(
-            f"{copy.file}: {_show(copy.local)} <- {copy.key} {_show(copy.source)}"
-            f" {human_bytes(copy.nbytes)}{cast}"
-        )
-    for file in plan.files:
-        invocation.print(f"{file.path}: {human_bytes(file.nbytes)}")
-    took = "" if plan.seconds is None else f", about {human_duration(plan.seconds)}"
-    message = (
-        f"would write {counted(len(plan.files), 'file')}, {human_bytes(plan.nbytes)}, with "
-        f"{counted(len(copies), 'copy') if len(copies) == 1 else f'{len(copies)} copies'}, "
-        f"at most {human_bytes(plan.memory)} of memory{took}"
-    )
-    invocation.print(message)
-    invocation.report(plan=plan, copies=copies)
-    return Result(ExitCode.OK, message)
-
-
-def _show(box: Box) -> str:
-    spans = ", ".join(f"{o}:{o + n}" for o, n in zip(box.offsets, box.sizes, strict=True))
-    return f"[{spans}]"
+    return show_report(invocation, report)

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 from .errors import UsageError
 
-DEFAULT_MEMORY = 1 << 30
-
 _UNITS = {"": 1, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtp]?)(i?b?)\s*", re.IGNORECASE)
 

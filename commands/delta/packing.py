@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ftckpt.commands.bounds import bound_memory, job_count, rate_limit
+from ftckpt.commands.bounds import (
+    JobsOption,
+    MemoryOption,
+    RateOption,
+    bound_memory,
+    job_count,
+    rate_limit,
+)
 from ftckpt.commands.invocation import Invocation, Result
 from ftckpt.commands.render import finding_line
 from ftckpt.errors import ExitCode
@@ -48,14 +55,9 @@ class PackingOptions:
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="Where words are cut: cpu, cuda, cuda:N, auto.")
     ] = "cpu"
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", metavar="N", min=0, help="Threads; 0: one a processor."),
-    ] = 0
-    limit_rate: Annotated[str, typer.Option(metavar="RATE", help="Read no faster: 200MB/s.")] = ""
-    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that may be used.")] = (
-        "1GiB"
-    )
+    jobs: JobsOption = 0
+    limit_rate: RateOption = ""
+    max_memory: MemoryOption = "1GiB"
     storage_rate: Annotated[
         str, typer.Option(metavar="RATE", help="What the storage takes in, for the advice: 2GB/s.")
     ] = ""

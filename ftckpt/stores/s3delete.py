@@ -21,7 +21,6 @@ from .s3errors import translate
 from .s3read import S3Object
 
 _BATCH = 1000
-_ANOTHER = '"00000000000000000000000000000000"'
 _REFUSED = frozenset({"PreconditionFailed", "ConditionNotMet"})
 
 
