@@ -201,7 +201,8 @@ def _carry_out(
         invocation.print(line)
     if applied.trashed:
         invocation.say(f"undo: ftckpt gc undelete {quote(place.url)} --all")
-    return _with_wish(invocation, plan, ended(invocation, applied, applied_text(applied)))
+    outcomes = (applied,) if applied.purged is None else (applied, applied.purged)
+    return _with_wish(invocation, plan, ended(invocation, applied_text(applied), *outcomes))
 
 
 def _with_wish(invocation: Invocation, plan: Plan, result: Result) -> Result:

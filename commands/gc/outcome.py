@@ -86,20 +86,21 @@ def purged_lines(purged: Purged | None) -> Iterator[str]:
         yield f"held in the trash: {path}: {why}"
 
 
-def ended(invocation: Invocation, outcome: Outcome, message: str) -> Result:
-    """Say what failed and what is to be known, and return how the verb ends."""
-    outcomes = [outcome]
-    purged = getattr(outcome, "purged", None)
-    if purged is not None:
-        outcomes.append(purged)
-    for one in outcomes:
-        for note in one.notes:
+def ended(invocation: Invocation, message: str, *outcomes: Outcome) -> Result:
+    """Say what failed and what is to be known, and return how the verb ends.
+
+    Args:
+        invocation: told of it.
+        message: what was done, in one sentence.
+        outcomes: of all that was done.
+    """
+    for outcome in outcomes:
+        for note in outcome.notes:
             invocation.say(f"note: {note}")
-        for name, error in one.failed.items():
+        for name, error in outcome.failed.items():
             invocation.warn(f"failed: {name}: {error.message}")
-    code = worst(one.code for one in outcomes)
+    code = worst(outcome.code for outcome in outcomes)
     if code is ExitCode.OK:
         return Result(code, message)
-    failed = [error for one in outcomes for error in one.failed.values()]
-    hint = next((error.hint for error in failed if error.hint), "")
-    return invocation.fail(code, message, hint)
+    failed = [error for outcome in outcomes for error in outcome.failed.values()]
+    return invocation.fail(code, message, next((e.hint for e in failed if e.hint), ""))

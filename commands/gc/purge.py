@@ -72,4 +72,4 @@ def command(
     invocation.report(**purged_record(purged))
     lines = list(purged_lines(purged)) or [f"nothing in the trash of {root} is due"]
     invocation.print("\n".join(lines))
-    return ended(invocation, purged, lines[0])
+    return ended(invocation, lines[0], purged)

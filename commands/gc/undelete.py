@@ -76,7 +76,7 @@ def command(
     )
     for thing in undeleted.restored:
         invocation.print(f"{place.store.describe(thing.entry)} is back")
-    return ended(invocation, undeleted, f"{len(undeleted.restored)} of {len(wanted)} are back")
+    return ended(invocation, f"{len(undeleted.restored)} of {len(wanted)} are back", undeleted)
 
 
 def _last_of_each(things: Sequence[Trashed]) -> list[str]:
