@@ -20,7 +20,9 @@ def listing_of_directory(store: Store, path: str) -> Listing:
     files: Mapping[str, Entry]
     if store.traits.local:
         names = store.names(path)
-        directories = frozenset(n for n, kind in names.items() if kind is EntryKind.DIRECTORY)
+        directories: frozenset[str] = frozenset()
+        if EntryKind.DIRECTORY in names.values():  # rarely, and looking is quick
+            directories = frozenset(n for n, kind in names.items() if kind is EntryKind.DIRECTORY)
         files = _Asked(store, path, [n for n in names if n not in directories])
     else:
         files, directories = listing_of(store.children(path), path)

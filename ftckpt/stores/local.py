@@ -159,15 +159,18 @@ class LocalStore(Store):
         full = self.local_path(path)
 
         def scan() -> dict[str, EntryKind]:
+            # A directory may have thousands of names, and all but a few are files: what is done for
+            # each of them is done in C.
             with os.scandir(full) as names:
-                return {
-                    name.name: _FILE if name.is_file(follow_symlinks=False) else _kind(name)
-                    for name in names
-                }
+                found = list(names)
+            kinds = dict.fromkeys(sorted([name.name for name in found]), _FILE)
+            for name in found:
+                if not name.is_file(follow_symlinks=False):
+                    kinds[name.name] = _kind(name)
+            return kinds
 
         try:
-            kinds = twice(scan)
-            return {name: kinds[name] for name in sorted(kinds)}
+            return twice(scan)
         except OSError as error:
             raise translate(error, full, "list", path) from error
 
