@@ -49,7 +49,7 @@ def open_base(
         CorruptError: what stands there holds other content (`wrong-base`), or is damaged.
         FtckptError: what stands there cannot be opened.
     """
-    wrong: CorruptError | None = None
+    wrong: FtckptError | None = None
     likely: Checkpoint | None = None
     recorded = resolved(base.path, place_of(delta.source))
     for url in _places(delta, recorded, base, given):
@@ -57,11 +57,16 @@ def open_base(
             found = _open(url, formats, delta)
         except NotFoundError:
             continue
+        except FtckptError as error:  # what lies elsewhere may be whole
+            wrong = wrong or error
+            continue
         if found is None:
             continue
-        if is_known(found, base):
-            return found
-        why = _difference(delta, base, found, look=url != recorded)
+        why = _misfit(delta, found)
+        if not why:
+            if is_known(found, base):
+                return found
+            why = _difference(delta, base, found, look=url != recorded)
         if not why:
             likely = likely or found
             continue
@@ -181,30 +186,42 @@ def is_known(found: Checkpoint, base: BaseName) -> bool:
     return bool(base.manifest) and _manifest(found) == base.manifest
 
 
+def _misfit(delta: DeltaCheckpoint, found: Checkpoint) -> str:
+    """Say which tensor that a delta is decoded upon a checkpoint does not have; "" for none.
+
+    What a delta says of its base is no proof of that, whatever digests it names.
+    """
+    for tensor in delta.index.tensors:
+        if tensor.base is None:
+            continue
+        info = found.tensors.get(tensor.base.key)
+        if info is None:
+            return f"it has no tensor {tensor.base.key}"
+        if (info.shape, info.dtype) != (tensor.shape, tensor.dtype):
+            return f"its {tensor.base.key} is {info.dtype.name}{list(info.shape)}"
+    return ""
+
+
 def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint, *, look: bool) -> str:
     """Say why a checkpoint cannot be the base; "" where it may be.
 
     Args:
         delta: that stands upon it.
         base: what it says of it.
-        found: the checkpoint.
-        look: whether to compare small tensors too: it lies where nobody recorded it.
+        found: the checkpoint; it has the tensors (`_misfit`).
+        look: whether to compare small ones: it lies where nobody recorded it.
     """
     from .delta_checkpoint import DeltaCheckpoint
 
     if isinstance(found, DeltaCheckpoint):
         return f"its content is {found.index.content()}, not {base.content}"
-    smallest = sorted((t for t in delta.index.tensors if t.base), key=lambda t: t.nbytes)
     left = _LOOKED_AT if look else 0
-    for tensor in smallest:
+    for tensor in sorted((t for t in delta.index.tensors if t.base), key=lambda t: t.nbytes):
         assert tensor.base is not None
-        info = found.tensors.get(tensor.base.key)
-        if info is None:
-            return f"it has no tensor {tensor.base.key}"
-        if (info.shape, info.dtype) != (tensor.shape, tensor.dtype):
-            return f"its {tensor.base.key} is {info.dtype.name}{list(info.shape)}"
         left -= tensor.nbytes
-        if left > 0 and digest_tensor(found, info) != tensor.base.digest:
+        if left <= 0:
+            break
+        if digest_tensor(found, found.tensors[tensor.base.key]) != tensor.base.digest:
             return f"its {tensor.base.key} has other values"
     return ""
 

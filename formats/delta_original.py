@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ftckpt.checkpoint import Checkpoint, Extent
+from ftckpt.delta.index_parser import GROWTH
 from ftckpt.delta.original import Original, laid_out
 from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.memory import demand
 from ftckpt.registry import Format
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, Segment, Stored, Wishes
@@ -67,7 +69,7 @@ def original_of_delta(delta: DeltaCheckpoint) -> Original:
         CorruptError, UnsafeError: what it says of them cannot be trusted.
     """
     place = original_places(delta.index)[FILES]
-    return Original.parse(_undone(delta, place, _MOST_LIST))
+    return Original.parse(_undone(delta, place, _MOST_LIST, growth=GROWTH))
 
 
 def compressed(data: bytes) -> bytes:
@@ -77,8 +79,15 @@ def compressed(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(data)
 
 
-def _undone(delta: DeltaCheckpoint, place: Extent, most: int) -> bytes:
-    """Return what a frame of a delta unfolds to; not more than allowed, nor than it says."""
+def _undone(delta: DeltaCheckpoint, place: Extent, most: int, growth: int = 1) -> bytes:
+    """Return what a frame of a delta unfolds to; not more than allowed, nor than it says.
+
+    Args:
+        delta: that has it.
+        place: of the frame.
+        most: bytes that it may unfold to.
+        growth: what becomes of one of them in memory.
+    """
     import zstandard
 
     data = delta.source.read(place.file, place.offset, place.length)
@@ -86,6 +95,7 @@ def _undone(delta: DeltaCheckpoint, place: Extent, most: int) -> bytes:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= most:
             raise _bad(f"a record would unfold to {size} bytes")
+        demand(growth * size, "what a delta says of the files that were packed")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
     except zstandard.ZstdError as error:
         raise _bad("a record is no zstd frame") from error

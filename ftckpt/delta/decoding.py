@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ftckpt.errors import CorruptError, FtckptError, UsageError
+from ftckpt.errors import CorruptError, UsageError
 
 from .blocks import Form, Reference, decode_block
 from .index import DeltaIndex, DeltaTensor, StoredBlock
@@ -120,14 +120,12 @@ class DeltaDecoder:
         payload = memoryview(b"")
         if stored.form is not Form.EXACT:
             payload = memoryview(self._payload(tensor, stored))
-        try:
-            with lender() as lend:
-                reference = self._reference(tensor, block, stored.reference, out.size, lend)
+        with lender() as lend:
+            reference = self._reference(tensor, block, stored.reference, out.size, lend)
+            try:
                 decode_block(stored.form, payload, reference, out)
-        except FtckptError as error:
-            if error.kind == "bad-delta":
+            except CorruptError as error:
                 raise self._located(error, tensor, stored) from None
-            raise
         if xxhash.xxh3_128_digest(out.data) != stored.digest:
             self._explain(tensor, block, stored)
 
@@ -178,7 +176,7 @@ class DeltaDecoder:
         return as_words(view, size)
 
     def _located(
-        self, error: FtckptError, tensor: DeltaTensor, stored: StoredBlock
+        self, error: CorruptError, tensor: DeltaTensor, stored: StoredBlock
     ) -> CorruptError:
         file = self.index.files[stored.file].name
         return CorruptError(

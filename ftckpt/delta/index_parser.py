@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from ftckpt.checkpoint import Kind, Topology
@@ -39,7 +40,8 @@ from .predictions import RULES, Rule
 _DIGEST = 16
 _MAX = 1 << 63
 _MAX_AXES = 64  # and steps of a path
-_GROWTH = 16  # bytes of parsed JSON for one of text, at most
+_MAX_PATH = 4096  # characters
+GROWTH = 16  # bytes of parsed JSON for one of text, at most
 _MEMBERS = "tool created source_format step topology base block files tensors objects aliases"
 _TENSOR = frozenset(["component", "name", "kind", "dtype", "shape", "digest"])
 _PATH = "path"
@@ -85,8 +87,7 @@ class Parser:
         if len({file.name for file in files}) != len(files):
             self.bad("a data file stands twice")
         tensors = self._tensors(self._list(members["tensors"], "tensors"))
-        keys = {tensor.key for tensor in tensors}
-        if len(keys) != len(tensors):
+        if len({tensor.key for tensor in tensors}) != len(tensors):
             self.bad("a tensor stands twice")
         if base is None and any(tensor.base is not None for tensor in tensors):
             self.bad("a tensor is stored against a base that the delta does not have")
@@ -98,8 +99,8 @@ class Parser:
             base=None if base is None else self.base(base),
             files=files,
             tensors=tensors,
-            objects=[self._stored(row, files) for row in self._list(members["objects"], "objects")],
-            aliases=self._aliases(members["aliases"], keys),
+            objects=self._objects(self._list(members["objects"], "objects"), files),
+            aliases=self._aliases(members["aliases"], tensors, rows),
             rows=rows,
             tool=self._text(members["tool"], "tool"),
             created=self._text(members["created"], "created"),
@@ -132,7 +133,7 @@ class Parser:
     def _json(self, header: bytes) -> object:
         import json
 
-        demand(_GROWTH * len(header), f"reading {self.file}")
+        demand(GROWTH * len(header), f"reading {self.file}")
         try:
             return json.loads(header, object_pairs_hook=self._pairs, parse_constant=self.bad)
         except (ValueError, RecursionError) as error:
@@ -226,6 +227,12 @@ class Parser:
             ):
                 self.bad(f"{tensor.key} is predicted from what cannot predict it", tensor.key)
 
+    def _objects(self, rows: Sequence[object], files: Sequence[DataFile]) -> list[DeltaObject]:
+        objects = [self._stored(row, files) for row in rows]
+        if len({entry.name for entry in objects}) != len(objects):
+            self.bad("an object stands twice")
+        return objects
+
     def _stored(self, row: object, files: Sequence[DataFile]) -> DeltaObject:
         path = self._path(row) if isinstance(row, dict) else ()
         named = [n for n in DeltaObject._fields if path or n != _PATH]
@@ -258,20 +265,30 @@ class Parser:
             for step in steps
         )
 
-    def _aliases(self, value: object, keys: set[str]) -> dict[str, str]:
+    def _aliases(
+        self, value: object, tensors: Sequence[DeltaTensor], rows: bytes
+    ) -> dict[str, str]:
+        """Return the aliases; who reads an owner has read its copies, so that they must be some."""
         if not isinstance(value, dict):
             self.bad("aliases is no object")
+        held = {tensor.key: tensor for tensor in tensors} if value else {}
         for key, owner in value.items():
-            if key not in keys or not isinstance(owner, str) or owner not in keys or key == owner:
+            if key not in held or not isinstance(owner, str) or owner not in held:
                 self.bad("an alias is of no tensor")
+            copy, own = held[key], held[owner]
+            same = replace(own, name=copy.name, first=copy.first, path=copy.path) == copy
+            if owner in value or not same or _rows_of(copy, rows) != _rows_of(own, rows):
+                self.bad(f"{key} is no copy of {owner}", key)
         return value
 
     def base(self, value: object) -> BaseName:
         """Return the base that a header's member `base` names."""
         members = self._object(value, BaseName._fields, "base")
-        manifest = members["manifest"]
+        path, manifest = self._text(members["path"], "the base's path"), members["manifest"]
+        if len(path) > _MAX_PATH or not _may_name_a_file(path):
+            self.bad("the base's path cannot be one")
         return BaseName(
-            self._text(members["path"], "the base's path"),
+            path,
             self._optional(members["step"], "the base's step"),
             self._hex(members["content"]).hex(),
             "" if manifest == "" else self._hex(manifest).hex(),
@@ -338,3 +355,15 @@ class Parser:
         if len(digest) != _DIGEST or digest.hex() != text:
             self.bad("a digest is not 32 hexadecimal digits")
         return digest
+
+
+def _rows_of(tensor: DeltaTensor, rows: bytes) -> bytes:
+    return rows[tensor.first * ROW.size :][: tensor.blocks * ROW.size]
+
+
+def _may_name_a_file(path: str) -> bool:
+    """Say whether a system can be asked for a path; bytes that are no UTF-8 are escaped in it."""
+    try:
+        return b"\0" not in path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False

@@ -8,8 +8,9 @@ format.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from ftckpt.assembly import dense_strides
@@ -113,6 +114,9 @@ class Original:
             ]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise _bad("its list of files is not understood") from error
+        names = {file.path for file in files}
+        if len(names) != len(files) or any(map(is_own, names)) or _nested(names):
+            raise _bad("the files that it lists cannot lie beside each other")
         for file in files:
             if list(file.placed) != _apart(file.placed, file.size):
                 raise _bad(f"tensors overlap in {file.path}, or lie behind its end")
@@ -224,6 +228,11 @@ def _apart(placed: Sequence[Placed], size: int) -> list[Placed]:
             kept.append(one)
             at = one.offset + one.nbytes
     return kept
+
+
+def _nested(names: Collection[str]) -> bool:
+    """Say whether one name is that of a directory around another."""
+    return any(str(around) in names for name in names for around in PurePosixPath(name).parents)
 
 
 def _inside(box: Box, shape: Sequence[int]) -> bool:

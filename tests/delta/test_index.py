@@ -60,10 +60,22 @@ def with_row(number: int, **fields: Any) -> bytes:
     return sealed(json.dumps(document()).encode(), bytes(rows))
 
 
-def test_what_is_written_is_read() -> None:
-    index = replace(
-        SMALL.index, aliases={"w": "master:w"}, files=[*SMALL.index.files, DataFile("b/1", 9)]
+def with_copy(**fields: Any) -> DeltaIndex:
+    """Return an index with a tied copy of its first tensor, some of its fields as given."""
+    owner = SMALL.index.tensors[0]
+    first = len(SMALL.index.rows) // ROW.size
+    copy = replace(owner, name="copy", first=first, **fields)
+    rows = SMALL.index.rows[owner.first * ROW.size :][: owner.blocks * ROW.size]
+    return replace(
+        SMALL.index,
+        tensors=[*SMALL.index.tensors, copy],
+        rows=SMALL.index.rows + rows,
+        aliases={copy.key: owner.key},
     )
+
+
+def test_what_is_written_is_read() -> None:
+    index = replace(with_copy(), files=[*SMALL.index.files, DataFile("b/1", 9)])
     data = index.dump()
     assert DeltaIndex.parse(data) == index
     assert DeltaIndex.parse(data).dump() == data
@@ -76,7 +88,7 @@ def test_what_is_written_is_read() -> None:
     assert DeltaIndex.parse(nested.dump()) == nested
     assert nested.content() == index.content()
     assert index.content() == content_digest(
-        {t.key: t.digest for t in index.tensors if t.key != "w"}
+        {t.key: t.digest for t in index.tensors if t.key != "copy"}
     )
 
 
@@ -144,6 +156,10 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "endless path": set_member("objects", 0, "path", ["a"] * 65),
     "path of another type": set_member("objects", 0, "path", "a"),
     "object outside": set_member("objects", 0, "length", 1 << 40),
+    "object twice": lambda d: d["objects"].append(d["objects"][0]),
+    "base without end": set_member("base", "path", "x" * 5000),
+    "base with a zero": set_member("base", "path", "../a\0b"),
+    "base of no bytes": set_member("base", "path", "../\ud800"),
     "object in no file": set_member("objects", 0, "file", 9),
 }
 
@@ -190,6 +206,25 @@ def test_what_another_version_knows_is_refused(name: str) -> None:
 def test_a_row_that_cannot_be(fields: dict[str, int]) -> None:
     with pytest.raises(CorruptError):
         DeltaIndex.parse(with_row(2, **fields))  # the first moment: against its base, or scaled
+
+
+def test_an_alias_is_a_copy() -> None:
+    """Who verifies an owner does not read its copies again, so nothing else may be called one."""
+    index = with_copy()
+    assert DeltaIndex.parse(index.dump()) == index
+    key, owner = next(iter(index.aliases.items()))
+    rows = bytearray(index.rows)
+    rows[-1] ^= 1
+    for lie in (
+        with_copy(digest="0" * 32),
+        replace(index, rows=bytes(rows)),
+        replace(index, aliases={key: owner, owner: key}),
+        replace(index, aliases={"m:exp_avg": owner} | dict(index.aliases)),
+        replace(SMALL.index, aliases={SMALL.index.tensors[1].key: SMALL.index.tensors[2].key}),
+    ):
+        with pytest.raises(CorruptError) as caught:
+            DeltaIndex.parse(lie.dump())
+        assert caught.value.kind == "bad-delta"
 
 
 def test_a_name_that_leads_out() -> None:

@@ -130,6 +130,9 @@ LIES: dict[str, Any] = {
     "no number": {"single": False, "files": [["a", "20", []]]},
     "behind the end": {"single": False, "files": [["a", 11, [W]]]},
     "overlap": {"single": False, "files": [["a", 20, [W, [5, "w", [0], [1], 0, 1, 4]]]]},
+    "twice": {"single": False, "files": [["a", 1, []], ["a", 1, []]]},
+    "a file and a directory": {"single": False, "files": [["a", 1, []], ["a/b/c", 1, []]]},
+    "a manifest": {"single": False, "files": [["ftckpt.manifest.json", 1, []]]},
     "two singles": {"single": True, "files": [["a", 1, []], ["b", 1, []]]},
 }
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from ftckpt import api
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta import NAME
-from ftckpt.delta.index import MAX_BYTES
+from ftckpt.delta.index import MAX_BYTES, ROW, pack_row
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -27,6 +29,8 @@ from ftckpt.formats import delta_chain
 from ftckpt.formats.catalog import formats
 from ftckpt.formats.delta_chain import chain
 from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+from ftckpt.formats.delta_objects import FILES, REST
+from ftckpt.formats.delta_original import compressed, original_of_delta
 from ftckpt.memory import budget, set_budget
 from ftckpt.opening import open_target
 from ftckpt.selection import Rules
@@ -222,6 +226,17 @@ class TestMissingBase:
             open_checkpoint(run / "step-1").require_bytes()
         assert raised.value.kind == "wrong-base"
 
+    def test_what_lies_beside_and_cannot_be_opened_hides_nothing(self, run: Path) -> None:
+        shutil.copytree(run / "step-1", run / "iter_0000001")
+        (run / "checkpoint-1").mkdir()
+        (run / "checkpoint-1" / "model.safetensors").write_bytes(b"\xff" * 99)
+        (run / "step-1" / NAME).write_bytes(b"")
+        assert verify(open_checkpoint(run / "step-2"), CONTENT).code is ExitCode.OK
+        shutil.rmtree(run / "iter_0000001")
+        report = verify(open_checkpoint(run / "step-2"), CONTENT)
+        assert report.code is ExitCode.CORRUPT
+        assert any(str(f.file).endswith(f"step-1/{NAME}") for f in report.findings)
+
 
 class TestWrongBase:
     def test_a_delta_of_other_content(self, run: Path, tmp_path: Path) -> None:
@@ -413,6 +428,48 @@ class TestDamage:
 
 
 class TestHostile:
+    def test_a_base_that_lacks_what_is_decoded_upon_it(self, run: Path) -> None:
+        index = index_of(run / "step-2")
+        embed = next(t for t in index.tensors if t.name == "embed.weight")
+        assert embed.base is not None
+        for other in ("nothing", "count"):  # the content that is named is the right one
+            tensors = [
+                replace(t, base=embed.base._replace(key=other)) if t is embed else t
+                for t in index.tensors
+            ]
+            (run / "step-2" / NAME).write_bytes(replace(index, tensors=tensors).dump())
+            report = verify(open_checkpoint(run / "step-2"), VerifyOptions(Level.STRUCTURE))
+            assert (report.code, kinds(report)) == (ExitCode.CORRUPT, {"wrong-base"})
+            with pytest.raises(CorruptError, match=other):
+                read_tensor(open_checkpoint(run / "step-2"), "embed.weight")
+
+    def test_damage_that_decoding_finds_in_a_base_is_the_base_s(self, run: Path) -> None:
+        index = index_of(run / "step-1")
+        file = run / "step-1" / index.files[0].name
+        tensor = next(t for t in index.tensors if t.name == "embed.weight")
+        block = index.block(tensor, 0)
+        data = bytearray(file.read_bytes())
+        data[block.offset : block.offset + block.length] = b"\xff" * block.length
+        file.write_bytes(data)
+        stored = xxhash.xxh3_64_digest(b"\xff" * block.length)
+        row = pack_row(block._replace(stored=stored))
+        at = tensor.first * ROW.size
+        rows = index.rows[:at] + row + index.rows[at + ROW.size :]
+        (run / "step-1" / NAME).write_bytes(replace(index, rows=rows).dump())
+        report = verify(open_checkpoint(run / "step-2"), CONTENT)
+        assert (report.code, kinds(report)) == (ExitCode.CORRUPT, {"bad-delta"})
+        assert {f.file for f in report.findings if f.severity is Severity.ERROR} == {str(file)}
+
+    def test_a_list_of_files_that_fills_the_memory_is_not_read(
+        self, tmp_path: Path, small_budget: None
+    ) -> None:
+        bomb = compressed(b"[" * (64 << 20))
+        objects = {"ftckpt.files": bomb, "ftckpt.rest": compressed(b"")}
+        path = pack_upon(tmp_path / "step-1", State(), objects=objects, forms=(FILES, REST))
+        set_budget(128 << 20)
+        with pytest.raises(NoResourceError):
+            original_of_delta(delta_at(path))
+
     def test_an_index_that_fills_the_memory_is_not_read(self, run: Path) -> None:
         with (run / "step-3" / NAME).open("r+b") as index:
             index.truncate(MAX_BYTES + 1)
