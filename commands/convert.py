@@ -30,6 +30,10 @@ EXAMPLES = (
         "ftckpt convert iter_0001000 hf --to safetensors --names hf --only model",
         "Megatron's weights for transformers, with a config.json",
     ),
+    (
+        "ftckpt convert hf/ root/iter_0000000 --to megatron --names megatron --tp 2 --pp 4",
+        "weights for Megatron-LM, with the arguments that build the model",
+    ),
     ("ftckpt convert hf/ start/step-0 --to dcp --dp 64", "weights for an FSDP2 job of 64 ranks"),
     ("ftckpt convert run/step-1000 one.pt --to torchsave", "one file for torch.load"),
 )
@@ -51,6 +55,15 @@ class NamesChoice(StrEnum):
     MEGATRON = "megatron"
 
 
+class SpellingChoice(StrEnum):
+    """Where implementations of Megatron-core differ: whose names are written."""
+
+    TRANSFORMER_ENGINE = "transformer_engine"
+    LOCAL = "local"
+    SEQUENTIAL = "sequential"
+    GROUPED = "grouped"
+
+
 def command(
     ctx: typer.Context,
     source: SourceArgument,
@@ -62,6 +75,13 @@ def command(
     names: Annotated[
         NamesChoice | None,
         typer.Option(help="Hugging Face's or Megatron-core's names and layout; else kept."),
+    ] = None,
+    spelling: Annotated[
+        list[SpellingChoice] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Megatron's: transformer_engine or local, sequential or grouped. Repeatable.",
+        ),
     ] = None,
     family: Annotated[
         str, typer.Option(metavar="NAME", help="The model: llama, mistral, …; else what it shows.")
@@ -75,7 +95,9 @@ def command(
     State that the target has no place for is named, and refused unless `--drop` names it. The
     result is read back and compared with the source before DST becomes visible.
     """
+    from ftckpt.errors import UsageError
     from ftckpt.formats.families import to_hugging_face, to_megatron
+    from ftckpt.formats.family_translator import DEFAULT_SPELLINGS
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.renaming import parse_renames
@@ -85,13 +107,18 @@ def command(
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
     wishes = invocation.options(LayoutOptions).wishes(part)
+    if spelling and names is not NamesChoice.MEGATRON:
+        raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     renames = parse_renames(read_text(rename), rename) if rename else ()
     format_and_writer(to)  # a format that cannot be written is known before the source is opened
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
     content = narrowed(Content.of(checkpoint), part)
-    if names is not None:
-        translate = {NamesChoice.HF: to_hugging_face, NamesChoice.MEGATRON: to_megatron}[names]
-        content = translate(content, family=family, true_vocab_size=part.true_vocab_size)
+    rows = part.true_vocab_size
+    if names is NamesChoice.HF:
+        content = to_hugging_face(content, family=family, true_vocab_size=rows)
+    elif names is NamesChoice.MEGATRON:
+        spellings = (*(spelling or ()), *DEFAULT_SPELLINGS)
+        content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
     if renames:
         content = renamed(content, renames)
     if dtype is not None:

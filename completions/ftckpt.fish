@@ -130,6 +130,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -d 'Show thi
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -r -d 'The format to write.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16 fp16 fp32' -d 'Type of the model"s floating-point weights.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf megatron' -d 'Hugging Face"s or Megatron-core"s names and layout; else kept.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'Megatron"s: transformer_engine or local, sequential or grouped. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -r -d 'The model: llama, mistral, …; else what it shows.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l rename -r -d 'Other names for parameters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l only -x -a 'model optimizer' -d 'The weights alone, or the optimizer"s state alone.'
@@ -180,7 +181,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l debug -d 'Show trace
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l help -d 'Show this message and exit.'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l from -r -d 'Another copy of the same checkpoint.'
-complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l to -r -d 'Write the mended one there instead.'
+complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l to -r -d 'Write the mended one there; DIR/ keeps its name.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l dry-run -d 'List what is damaged; fetch and write nothing.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l no-proof -d 'Do not read back what was written.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l restart -d 'Forget what another run to DST has left.'

@@ -8,10 +8,11 @@ from dataclasses import replace
 from ftckpt.transfer.content import Content
 
 from .family_config import config_of
-from .family_facts import model_of
+from .family_facts import Model, model_of
 from .family_tables import family_names
 from .family_translator import DEFAULT_SPELLINGS, Translator
 from .hf_config import CONFIG
+from .megatron_registration import EMBEDDING
 
 __all__ = ["family_names", "to_hugging_face", "to_megatron"]
 
@@ -24,7 +25,8 @@ def to_hugging_face(
     Args:
         content: under Megatron-core's names.
         family: where the user says it; else what the arguments show.
-        true_vocab_size: rows of the vocabulary that are no padding; None keeps all.
+        true_vocab_size: rows of the vocabulary that are no padding; None keeps as many as the
+            `config.json` says that the model came with, else all.
 
     Raises:
         UsageError: nothing says what the model is, or a shape contradicts it.
@@ -32,11 +34,20 @@ def to_hugging_face(
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
     model = model_of(content.checkpoint, family)
-    translator = Translator(model.family, model.heads, true_vocab_size=true_vocab_size)
-    made = translator.to_hugging_face(content)
+    rows = true_vocab_size or _true_rows(model, content)
+    made = Translator(model.family, model.heads, true_vocab_size=rows).to_hugging_face(content)
     if model.config:
         return made
     return replace(made, beside={**made.beside, CONFIG: config_of(model, made)})
+
+
+def _true_rows(model: Model, content: Content) -> int | None:
+    """Return how many rows `config.json` says are no padding; None where it says nothing new."""
+    rows = model.config.get("vocab_size")
+    embedding = content.tensors.get(EMBEDDING)
+    if type(rows) is not int or embedding is None or not 0 < rows < embedding.shape[0]:
+        return None
+    return rows
 
 
 def to_megatron(

@@ -95,6 +95,7 @@ class Family(NamedTuple):
         config: constants of `config.json`.
         arguments: fields of `config.json`, and the arguments of Megatron that hold them.
         model: what Megatron's arguments say of such a model; empty where they cannot tell.
+        constants: what they say of it in any case.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Family(NamedTuple):
     config: Mapping[str, Any]
     arguments: Mapping[str, Sequence[str]]
     model: Mapping[str, Any]
+    constants: Mapping[str, Any]
 
 
 def family_names() -> tuple[str, ...]:
@@ -134,6 +136,7 @@ def family(name: str) -> Family:
         table.get("config", {}),
         table.get("arguments", {}),
         table.get("model", {}),
+        table.get("model", {}),
     )
     if base is None:
         return own
@@ -146,6 +149,7 @@ def family(name: str) -> Family:
         {**base.arguments, **own.arguments},
         # Where a table has none, Megatron's arguments cannot tell it from the one it extends.
         {**base.model, **own.model} if own.model else {},
+        {**base.constants, **own.constants},
     )
 
 

@@ -23,6 +23,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content, Wanted
 
+from .hf_beside import beside_weights
 from .inert_tree import leaves
 from .megatron_checkpoint import MegatronCheckpoint
 from .megatron_dist_job import (
@@ -45,13 +46,15 @@ from .megatron_source import FirstRanks
 from .torch_tree import Carried
 
 # Of core 0.16: every version since 0.4 reads a store with common.pt.
-_CONFIGURATION = {
+CONFIGURATION = {
     "sharded_backend": "torch_dist", "sharded_backend_version": 1,
     "common_backend": "torch", "common_backend_version": 1,
 }  # fmt: skip
+# What the store is said to hold beside tensors of the model.
+CONTENT = {"singleton_local_shards": False}
 _OBJECT = re.compile(r"rank_(\d+)\.(.+)", re.DOTALL)
 _STACKS = ("decoder.layers.", "encoder.layers.")
-_EXTRA = "._extra_state"
+EXTRA = "._extra_state"
 _NO_EXTRA = "output_layer._extra_state"  # which Megatron takes out before it saves or loads
 _RANDOM, _RERUN = "rng_state", "rerun_state_machine"
 _OF_RANKS = (_RANDOM, _RERUN)
@@ -68,7 +71,7 @@ def job_of_ranks(content: Content) -> Job:
     assert isinstance(checkpoint, MegatronCheckpoint)
     ranks = FirstRanks(checkpoint)
     state = _State(content, ranks)
-    tensors = _Tensors(content, checkpoint.layout.args, state.inside)
+    tensors = StoredTensors(content, checkpoint.layout.args, state.inside)
     common = state.common(tensors.steps)
     kept = replace(content.with_tensors(tensors.named.values()), objects={})
     random = state.random()
@@ -80,14 +83,15 @@ def job_of_ranks(content: Content) -> Job:
         weight_of=tensors.weight,
         objects={name: blob for name, (blob, _) in random.items()} | tensors.extra(ranks),
         random={name: place for name, (_, place) in random.items()},
-        configuration=json.dumps(_CONFIGURATION).encode(),
+        configuration=json.dumps(CONFIGURATION).encode(),
         master=master_word(numbered(common.root.get("optimizer"))),
         unplaced=[*state.unplaced, *tensors.unplaced],
         notes=state.notes,
+        further=list(beside_weights(content)),
     )
 
 
-class _Tensors:
+class StoredTensors:
     """The tensors under their names on disk.
 
     Attributes:
@@ -133,9 +137,10 @@ class _Tensors:
 
     def form(self, wanted: Wanted) -> Form:
         """Return how a tensor is stored: stacked, where all layers of the model are alike."""
-        return self._form(self.weight(wanted))
+        return self.form_of(self.weight(wanted))
 
-    def _form(self, weight: str) -> Form:
+    def form_of(self, weight: str) -> Form:
+        """Return how a weight of this name is stored."""
         return Form(layers=self._homogeneous and weight.startswith(_STACKS))
 
     def extra(self, ranks: FirstRanks) -> dict[str, Blob]:
@@ -150,10 +155,10 @@ class _Tensors:
             for chunk, key in chunk_keys(stream.tree).items():
                 for path, value in leaves(stream.tree[key]):
                     local = ".".join(map(str, path))
-                    if not local.endswith(_EXTRA) or local.endswith(_NO_EXTRA):
+                    if not local.endswith(EXTRA) or local.endswith(_NO_EXTRA):
                         continue
                     whole = self._spelling.stored(ranks.weight(at, chunk, local)[0])
-                    name = _object(whole, self._form(whole), sizes)
+                    name = object_of(whole, self.form_of(whole), sizes)
                     if name not in found:
                         found[name] = Blob([Carried(value, stream.storages)])
         return found
@@ -201,7 +206,7 @@ class _State:
             what = "the state of reruns is of one rank each and is dropped: Megatron begins it anew"
             self.notes.append(finding("note", what, tensor=f"rank_0.{_RERUN}"))
         common = Common(root, self._ranks.stream(self._first).storages)
-        common.put("content_metadata", {"singleton_local_shards": False})
+        common.put("content_metadata", dict(CONTENT))
         if "optimizer" in root:
             self._require_one_step(steps)
             optimizers = numbered(root["optimizer"])
@@ -271,7 +276,7 @@ def _is_homogeneous(args: Arguments) -> bool:
     )
 
 
-def _object(name: str, form: Form, sizes: tuple[int, int]) -> str:
+def object_of(name: str, form: Form, sizes: tuple[int, int]) -> str:
     """Return the name of the object of one layer, or of one expert of it."""
     stored, place = stored_place(name, form)
     lead = (*sizes[:1] * form.layers, *sizes[1:])[: len(place)]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Extent
 from ftckpt.findings import Finding
 from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Segment, Stored
+from ftckpt.transfer.layout import OutputFile, Segment, Stored
 
 from .inert import Inert
 from .megatron_checkpoint import Layout
@@ -157,10 +157,12 @@ class Job:
         objects: every byte item but the common state, by name.
         random: by name: the stage and tensor rank whose RNG state an item is.
         beside: files of the source that go with the store.
+        further: files that go with it and are not the source's as they are.
         configuration: of the store: the content of `metadata.json`.
         master: how the optimizer calls an fp32 copy of a weight.
         unplaced: names of what has no place.
         notes: what is worth knowing.
+        rows: of the vocabulary that are no padding, where the source shows it.
     """
 
     content: Content
@@ -172,10 +174,12 @@ class Job:
     objects: Mapping[str, Blob] = field(default_factory=dict)
     random: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     beside: Sequence[str] = ()
+    further: Sequence[OutputFile] = ()
     configuration: bytes = b""
     master: str = "param"
     unplaced: Sequence[str] = ()
     notes: Sequence[Finding] = ()
+    rows: int | None = None
 
 
 def numbered(optimizer: Any) -> dict[Any, Mapping[Any, Any]]:

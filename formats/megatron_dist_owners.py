@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 from math import lcm
 
+from .megatron_names import expert_of
 from .megatron_ranks import Grid
-from .megatron_registration import expert_of
 from .megatron_stages import Counts, offsets
 
 _LAYER = re.compile(r"(?:decoder|encoder)\.layers\.(\d{1,7})\.")
@@ -83,8 +83,8 @@ class Owners:
 
 def experts_of(names: Iterable[str]) -> int:
     """Return how many experts a model has, by the names of its tensors; 0 without."""
-    numbers = (expert_of(name) for name in names)
-    return max((n for n in numbers if n is not None), default=-1) + 1
+    found = (expert_of(name) for name in names)
+    return max((one[1] for one in found if one is not None), default=-1) + 1
 
 
 def layers_of(names: Iterable[str]) -> int:

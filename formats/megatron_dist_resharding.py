@@ -19,6 +19,7 @@ from ftckpt.sharding import even_rows
 from ftckpt.transfer.content import Content, Wanted
 
 from .dcp_state import COMMON, CONFIGURATION, is_common
+from .hf_beside import beside_weights
 from .megatron_checkpoint import Layout
 from .megatron_dist import FOLDERS, MegatronDistCheckpoint
 from .megatron_dist_buckets import is_bucket
@@ -78,7 +79,7 @@ def job_of_dist(content: Content) -> Job:
     kept = [wanted for key, wanted in content.tensors.items() if key not in tensors.buckets]
     return Job(
         content=replace(content.with_tensors(kept), objects=objects),
-        layout=_layout(content, common.args if common else Arguments()),
+        layout=layout_of(content, common.args if common else Arguments()),
         common=common,
         form_of=tensors.form,
         weight_of=tensors.weight,
@@ -93,6 +94,7 @@ def job_of_dist(content: Content) -> Job:
             if (match := _RANDOM.fullmatch(name))
         },
         beside=[name for name in checkpoint.source.entries if name.startswith(FOLDERS)],
+        further=list(beside_weights(content)),
         configuration=checkpoint.source.read(CONFIGURATION),
         master=master_word(optimizers),
         unplaced=[*tensors.buckets, *gathered],
@@ -212,7 +214,7 @@ def _transforms(checkpoint: MegatronDistCheckpoint, name: str) -> tuple[str, ...
     return item.transforms if item is not None else ()
 
 
-def _layout(content: Content, args: Arguments) -> Layout:
+def layout_of(content: Content, args: Arguments) -> Layout:
     """Return how the job was laid out, by its arguments and by what else shows it."""
     known = content.topology
     tp = args.count("tensor_model_parallel_size") or known.tp or 1

@@ -30,6 +30,11 @@ _INTO = {
     "pre_mlp": "mlp.linear_fc1.layer_norm_",
 }
 _GROUPED = re.compile(r"(.*\.experts\.)(linear_fc[12]\.)(weight|bias)(\d+)")
+_FROM = {into: norm for norm, into in _INTO.items()}
+_FUSED_NORM = re.compile(
+    rf"(.*\.layers\.\d+\.(?:transformer_layer\.)?)({'|'.join(map(re.escape, _FROM))})(weight|bias)"
+)
+_EXPERT = re.compile(r"(.*\.experts\.)local_experts\.(\d+)\.(linear_fc[12]\.(?:weight|bias))")
 _FUSED = (".linear_qkv.layer_norm_weight", ".linear_fc1.layer_norm_weight")
 _LATENT = ".linear_kv_down_proj.weight"
 # What torch_dist stores in another shape than the model has it, and why that is not done here.
@@ -87,3 +92,19 @@ class Spelling:
             name = f"{head}local_experts.{number}.{linear}{leaf}"
         match = _NORM.fullmatch(name) if self._fuse else None
         return f"{match[1]}{_INTO[match[2]]}{match[3]}" if match else name
+
+
+def own_name(name: str, args: Arguments) -> str:
+    """Return what the job's own model calls a tensor that torch_dist calls so.
+
+    The inverse of `Spelling.stored`; of a name that is the model's already, the same.
+
+    Args:
+        name: with numbers for layers and experts.
+        args: of the job.
+    """
+    if args.get("transformer_impl") == "local":
+        match = _FUSED_NORM.fullmatch(name)
+        return f"{match[1]}{_FROM[match[2]]}_layernorm.{match[3]}" if match else name
+    match = _EXPERT.fullmatch(name) if args.flag("moe_grouped_gemm") else None
+    return f"{match[1]}{match[3]}{match[2]}" if match else name

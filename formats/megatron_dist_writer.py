@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from ftckpt.checkpoint import Box, Extent
 from ftckpt.coverage import intersection
-from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding
 from ftckpt.transfer.content import Content, Part, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
@@ -34,6 +34,7 @@ from .megatron_checkpoint import MegatronCheckpoint
 from .megatron_dist import MegatronDistCheckpoint
 from .megatron_dist_cuts import Cut, Cuts
 from .megatron_dist_from_ranks import job_of_ranks
+from .megatron_dist_from_whole import job_of_whole
 from .megatron_dist_job import Blob, Job
 from .megatron_dist_kept import Kept
 from .megatron_dist_owners import Owners
@@ -41,7 +42,7 @@ from .megatron_dist_resharding import job_of_dist
 from .megatron_dist_stacks import Member, StoredTensor, stacked
 from .megatron_registration import expert_of
 from .megatron_target import Target, target_of
-from .megatron_vocabulary import repadded
+from .megatron_vocabulary import padding, repadded
 from .torch_tree import save_shard
 
 _COMMON_STATE = "common_state/shard_0_1"
@@ -60,8 +61,8 @@ class MegatronDistWriter:
 
         Raises:
             UsageError: sizes that do not divide, or a wish of another format.
-            UnsupportedError: the source records no Megatron job, or has tensors that torch_dist
-                stores in another shape.
+            UnsupportedError: nothing describes the model to Megatron, or it has tensors that
+                torch_dist stores in another shape.
         """
         job = _job(content)
         target = target_of(job.layout, wishes)
@@ -71,13 +72,13 @@ class MegatronDistWriter:
         beside = store.add_common(kept)
         store.add_tensors()
         return Layout(
-            files=[*store.files.outputs(), *beside],
+            files=[*store.files.outputs(), *beside, *job.further],
             commit=[
                 OutputFile(MARKER, [Literal(metadata(store.tensors, store.objects, {}))]),
                 OutputFile(CONFIGURATION, [Literal(job.configuration)]),
             ],
             unplaced=job.unplaced,
-            notes=[*job.notes, *kept.notes()],
+            notes=[*job.notes, *store.notes, *kept.notes()],
             content=store.content,
         )
 
@@ -88,11 +89,7 @@ def _job(content: Content) -> Job:
         return job_of_dist(content)
     if isinstance(checkpoint, MegatronCheckpoint):
         return job_of_ranks(content)
-    raise UnsupportedError(
-        f"a {checkpoint.format} checkpoint does not hold the arguments of a Megatron job (args),"
-        " without which Megatron loads no torch_dist checkpoint",
-        hint="megatron and megatron-dist checkpoints can be written as megatron-dist",
-    )
+    return job_of_whole(content)
 
 
 class _Store:
@@ -103,6 +100,7 @@ class _Store:
         tensors: by stored name.
         objects: places of byte items by name.
         content: what the store holds.
+        notes: on what it holds otherwise than the source.
     """
 
     def __init__(self, job: Job, target: Target, wishes: Wishes) -> None:
@@ -111,12 +109,14 @@ class _Store:
         self._job = job
         self._cuts = Cuts(weights, target.grid, wishes.rules)
         self._arguments = dict(target.arguments)
-        if wishes.true_vocab_size is not None:
+        self.notes: list[Finding] = []
+        true = wishes.true_vocab_size or job.rows
+        if true is not None:
             args, tp = job.layout.args, target.grid.tp
-            self.content, rows = repadded(
-                job.content, self._cuts.is_vocabulary, args, tp, wishes.true_vocab_size
-            )
-            self._arguments |= {} if rows is None else {"padded_vocab_size": rows}
+            self.content, rows = repadded(job.content, self._cuts.is_vocabulary, args, tp, true)
+            if rows is not None:
+                self._arguments["padded_vocab_size"] = rows
+                self.notes = [padding(true, rows)] if job.rows else []
             weights = {w.name: w for w in self.content.tensors.values() if w.component == "model"}
             self._cuts = Cuts(weights, target.grid, wishes.rules)
         experts = job.layout.experts * job.layout.grid.ep

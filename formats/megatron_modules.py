@@ -102,6 +102,11 @@ def order_of(ranks: FirstRanks) -> dict[Stage, list[Slot]]:
     return found
 
 
+def order_of_names(names: Iterable[str]) -> list[Slot]:
+    """Return the order of a whole model whose tensors stand in this order, each under one key."""
+    return _with_runs(Entry(name, (name.count(".") + 1,)) for name in names)
+
+
 def _entry(ranks: FirstRanks, at: Coordinate, chunk: int, path: Path, value: Any) -> Entry:
     name = dotted(path)
     if not all(type(step) is str for step in path):

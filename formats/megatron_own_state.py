@@ -72,10 +72,9 @@ class OwnState:
         """Return a rank's arguments, with the sizes of the new layout."""
         own = dict(self._changes)
         arguments = type(self._ranks.layout.args)(stream.tree.get("args"))
-        ranks = self._target.grid.world
-        if type(arguments.get("rank")) is int and ranks is not None:
-            stage = ranks // self._target.grid.pp
-            own["rank"] = self._target.grid.first_rank(at) + at.pp * stage
+        rank = self._target.grid.rank(at)
+        if type(arguments.get("rank")) is int and rank is not None:
+            own["rank"] = rank
         name = self._name(self._sources[self.source(at)], "args")
         if all(arguments.get(key) == value for key, value in own.items()):
             self._compare(at, "args")

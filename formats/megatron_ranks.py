@@ -139,6 +139,10 @@ class Grid(NamedTuple):
         pairs = ((rank % self.tp, rank // self.etp % self.ep) for rank in span)
         return next(rank for rank, pair in enumerate(pairs) if pair == (at.tp, at.ep))
 
+    def rank(self, at: Coordinate) -> int | None:
+        """Return the rank that writes a directory; None where the job's size is not recorded."""
+        return None if self.world is None else self.first_rank(at) + at.pp * self.world // self.pp
+
     def name(self, at: Coordinate) -> str:
         """Return the name of a directory."""
         name = f"mp_rank_{at.tp:02d}"

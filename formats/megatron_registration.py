@@ -52,6 +52,7 @@ _FUSED = (*_FIRST, *_PROJECTION, *_NORM, *_REST)
 _MATRICES = ("linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight", "linear_fc2.bias")
 _LAYER = re.compile(r"decoder\.layers\.(\d{1,6})\.(.+)")
 _EXPERT = re.compile(r"(?:.+\.)?mlp\.experts\.local_experts\.(\d{1,6})\.(.+)")
+_GROUPED = re.compile(r"mlp\.experts\.(linear_fc[12]\.(?:weight|bias))(\d{1,6})")
 
 
 class Registration(NamedTuple):
@@ -78,6 +79,42 @@ def expert_of(name: str) -> int | None:
     """Return the number of the expert that a parameter is of; None for a dense one."""
     match = _EXPERT.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def constructed(names: Iterable[str]) -> list[str]:
+    """Return parameters in the order in which their own model registers them.
+
+    Args:
+        names: in the spelling of the model, which shows whether norms are fused and experts
+            grouped; on disk torch_dist shows neither (`registrations`).
+
+    Raises:
+        UnsupportedError: a name that is none of a GPT model of Megatron-Core.
+    """
+    return sorted(names, key=_constructed)
+
+
+def _constructed(name: str) -> tuple[int, int, int, int, int]:
+    """Return what sorts the parameters of a model; those of a layer in no order come last there."""
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        for place, known in ((0, _BEFORE), (2, _AFTER)):
+            if name in known:
+                return (place, 0, known.index(name), 0, 0)
+        raise UnsupportedError(
+            f"{name} is no parameter of a GPT model of Megatron-Core",
+            hint="--names megatron translates the names of a family that ftckpt knows",
+            kind="unknown-rule",
+            tensor=name,
+        )
+    layer, inner = int(match[1]), match[2]
+    grouped = _GROUPED.fullmatch(inner)
+    inside = (len(_FUSED), 0, 0)
+    if grouped is not None:
+        inside = (_FUSED.index(_EXPERTS), _MATRICES.index(grouped[1]), int(grouped[2]))
+    elif _is_known(inner):
+        inside = _place(inner, _FUSED, False)
+    return (1, layer, *inside)
 
 
 def registrations(names: Iterable[str]) -> list[Registration]:

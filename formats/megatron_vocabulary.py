@@ -13,7 +13,10 @@ from dataclasses import replace
 
 from ftckpt.checkpoint import Box, Kind
 from ftckpt.errors import UsageError
+from ftckpt.findings import Finding, finding
+from ftckpt.rules import Rules
 from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.parameters import parameter_names, parted
 
 from .megatron_ranks import Arguments
 
@@ -25,6 +28,20 @@ def padded_size(args: Arguments, true: int, tp: int) -> int:
     """Return to how many rows Megatron pads a vocabulary of `true` rows."""
     multiple = (args.count("make_vocab_size_divisible_by") or _DIVISOR) * tp
     return -(-true // multiple) * multiple
+
+
+def vocabulary_of(content: Content, rules: Rules) -> Callable[[Wanted], bool]:
+    """Return what says of a tensor whether its first axis is the vocabulary."""
+    names = parameter_names(content.tensors.values())
+
+    def is_vocabulary(wanted: Wanted) -> bool:
+        name, _ = parted(wanted, names)
+        rule, weight = rules.get(name), content.tensors.get(name)
+        if rule is None or weight is None or not rule.vocabulary:
+            return False
+        return bool(wanted.shape) and wanted.shape[0] == weight.shape[0]
+
+    return is_vocabulary
 
 
 def may_differ(args: Arguments, rows: int, before: int, after: int) -> bool:
@@ -40,6 +57,15 @@ def may_differ(args: Arguments, rows: int, before: int, after: int) -> bool:
     if not divisor or before == after:
         return False
     return rows % (divisor * after) != 0 or after < before
+
+
+def padding(true: int, rows: int) -> Finding:
+    """Return the note that a vocabulary without padding gets some."""
+    what = (
+        f"the vocabulary's {true} rows are padded with zeros to {rows}, as Megatron pads them for"
+        " these tensor ranks"
+    )
+    return finding("note", what)
 
 
 def repadded(

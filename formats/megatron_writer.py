@@ -18,8 +18,8 @@ from ftckpt.findings import Finding, finding
 from ftckpt.rules import Rules
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, OutputFile, Stored, Wishes
-from ftckpt.transfer.parameters import parameter_names, parted
 
+from .hf_beside import beside_weights
 from .inert import Ordered
 from .inert_tree import Path
 from .inert_tree import at as value_at
@@ -45,7 +45,8 @@ from .megatron_rules import rules_of
 from .megatron_source import FirstRanks
 from .megatron_stages import Stage, offsets
 from .megatron_target import changed, target_of
-from .megatron_vocabulary import may_differ, repadded
+from .megatron_vocabulary import may_differ, repadded, vocabulary_of
+from .megatron_whole_writer import lay_out
 from .torch_stream import TorchStream
 from .torch_tree import Carried, Tensor, save
 from .unpickle import no_gc
@@ -64,18 +65,14 @@ class MegatronWriter:
 
         Raises:
             UsageError: sizes that do not divide, or a wish that is not of this format.
-            UnsupportedError: a source that is no legacy Megatron checkpoint, a tensor that no rule
-                knows, or state that cannot be told from the rank that saved it.
+            UnsupportedError: a tensor that no rule knows, state that cannot be told from the rank
+                that saved it, or a model that nothing describes.
         """
         checkpoint = content.checkpoint
-        if not isinstance(checkpoint, MegatronCheckpoint):
-            raise UnsupportedError(
-                f"a {checkpoint.format} checkpoint does not show in what order the job registers"
-                " its parameters, which files of Megatron's ranks keep",
-                hint="--to megatron takes checkpoints of the format megatron",
-            )
         with no_gc():
-            return _Writing(content, checkpoint, wishes).layout()
+            if isinstance(checkpoint, MegatronCheckpoint):
+                return _Writing(content, checkpoint, wishes).layout()
+            return lay_out(content, wishes)
 
 
 class _Writing:
@@ -88,7 +85,7 @@ class _Writing:
         self._target = target_of(source, wishes)
         rules = self._rules(wishes.rules)
         tp, true = self._target.grid.tp, wishes.true_vocab_size
-        vocabulary = _vocabulary(content, rules)
+        vocabulary = vocabulary_of(content, rules)
         self._content, rows = repadded(content, vocabulary, source.args, tp, true)
         changes = dict(self._target.arguments)
         if rows is not None:
@@ -118,7 +115,7 @@ class _Writing:
             aliases=self._aliases,
         )
         return Layout(
-            files=files,
+            files=[*files, *beside_weights(content)],
             unplaced=[name for name in (*content.tensors, *content.objects) if name not in placed],
             notes=[*own.notes, *self._notes],
             content=held,
@@ -271,20 +268,6 @@ class _Writing:
                 _put(model, item.path, value)
             made[key] = model
         return made
-
-
-def _vocabulary(content: Content, rules: Rules) -> Callable[[Wanted], bool]:
-    """Return what says of a tensor whether its first axis is the vocabulary."""
-    names = parameter_names(content.tensors.values())
-
-    def is_vocabulary(wanted: Wanted) -> bool:
-        name, _ = parted(wanted, names)
-        rule, weight = rules.get(name), content.tensors.get(name)
-        if rule is None or weight is None or not rule.vocabulary:
-            return False
-        return bool(wanted.shape) and wanted.shape[0] == weight.shape[0]
-
-    return is_vocabulary
 
 
 def _file(folder: str, name: str, tree: Any) -> OutputFile:

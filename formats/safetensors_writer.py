@@ -16,22 +16,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ftckpt.checkpoint import Extent
 from ftckpt.errors import UsageError
 from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
+from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
 
-from .hf_config import CONFIG, retyped_config
+from .hf_beside import beside_weights
 from .object_records import lay_out_objects
 from .safetensors import SafetensorsCheckpoint
 from .safetensors_file import lay_out_file
-from .safetensors_files import COMPONENTS, OPTIMIZER, SUFFIX, is_beside
+from .safetensors_files import COMPONENTS, OPTIMIZER, SUFFIX
 from .safetensors_names import Alias, metadata, stored_name
 
 MAX_SHARD_SIZE = 5 * 10**9  # bytes; huggingface_hub's
 # Stems whose loaders look for just that name; every other model is called `model`.
 _STEMS = ("adapter_model", "diffusion_pytorch_model")
-_NOT_CARRIED = re.compile(r"ftckpt\.manifest.*|.*\.index(\.[^/]+)?\.json|trainer_state\.json")
 _FOLDER_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -64,7 +62,7 @@ class SafetensorsWriter:
         resumable = content.objects or any(w.component != "model" for w in content.tensors.values())
         objects = lay_out_objects(content, content.checkpoint.step if resumable else None)
         return Layout(
-            files=[*files, *objects.files, *_carried(content)],
+            files=[*files, *objects.files, *beside_weights(content)],
             # The index of the weights is what makes a folder of shards a checkpoint.
             commit=[*commit, *objects.commit, *weights],
             unplaced=objects.unplaced,
@@ -181,20 +179,3 @@ def _shards(tensors: Mapping[str, Wanted], limit: int) -> Iterator[Sequence[str]
         size += wanted.nbytes
     if held:
         yield held
-
-
-def _carried(content: Content) -> Iterator[OutputFile]:
-    """Copy what else lies in a Hugging Face folder: its `config.json` shows that it is one."""
-    beside = dict(content.beside)
-    source = content.checkpoint.source
-    if CONFIG not in beside and (config := retyped_config(content)) is not None:
-        beside[CONFIG] = config
-    for name, data in sorted(beside.items()):
-        yield OutputFile(name, [Literal(data)])
-    if source.single or CONFIG not in source.entries:
-        return
-    state = {info.extent.file for info in content.checkpoint.objects.values()}
-    for name, entry in sorted(source.entries.items()):
-        taken = name in state or name in beside or _NOT_CARRIED.fullmatch(name)
-        if is_beside(name) and not taken:
-            yield OutputFile(name, [Stored(Extent(name, 0, entry.size))])

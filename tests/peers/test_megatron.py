@@ -1,6 +1,6 @@
 """Megatron-LM as the judge: it loads what we laid out anew, and saves the same files again.
 
-Set FTCKPT_MEGATRON to a checkout of Megatron-LM; its requirements are einops and what we have.
+Set FTCKPT_MEGATRON to a checkout of Megatron-LM; it needs einops, psutil and what we have.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
+from ftckpt.assembly import read_tensor
+from ftckpt.formats.families import to_megatron
+from ftckpt.formats.family_translator import DEFAULT_SPELLINGS
 from ftckpt.formats.megatron_writer import MegatronWriter
+from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
+from tests.checkpoints import open_checkpoint
+from tests.hf_models import Model
 from tests.materialise import materialise
 from tests.megatron_files import opened
 from tests.megatron_trees import assert_same_files
@@ -47,7 +53,28 @@ UNTIED = ["--untie-embeddings-and-output-weights"]
 EXPERTS = ["--num-experts", "4", "--moe-router-topk", "2"]
 
 
-def megatron(place: Path, sizes: dict[str, int], more: Sequence[str]) -> Path:
+# What `--use-checkpoint-args` leaves to the command line.
+OWN = ("--num-layers", "--hidden-size", "--num-attention-heads", "--num-query-groups",
+       "--ffn-hidden-size", "--seq-length", "--max-position-embeddings", "--normalization",
+       "--position-embedding-type")  # fmt: skip
+FLAGS = ("--group-query-attention", "--swiglu", "--disable-bias-linear")
+
+
+def of_checkpoint() -> list[str]:
+    """Return the arguments without those that make the model."""
+    words = iter(MODEL.split())
+    found = []
+    for word in words:
+        if word in OWN:
+            next(words)
+        elif word not in FLAGS:
+            found.append(word)
+    return [*found, "--use-checkpoint-args"]
+
+
+def megatron(
+    place: Path, sizes: dict[str, int], more: Sequence[str], model: Sequence[str] = MODEL.split()
+) -> Path:
     """Let Megatron save to `place`; return the checkpoint."""
     given = []
     for name, flag in (("tp", "--tensor-model-parallel-size"),
@@ -59,7 +86,7 @@ def megatron(place: Path, sizes: dict[str, int], more: Sequence[str]) -> Path:
     job = Path(__file__).with_name("megatron_job.py")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}",
-         "--standalone", str(job), *MODEL.split(), *given, *more, "--save", str(place)],
+         "--standalone", str(job), *model, *given, *more, "--save", str(place)],
         env={**os.environ, "PYTHONPATH": CHECKOUT, "OMP_NUM_THREADS": "1",
              "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         capture_output=True,
@@ -68,7 +95,7 @@ def megatron(place: Path, sizes: dict[str, int], more: Sequence[str]) -> Path:
     )  # fmt: skip
     reasons = [line for line in done.stderr.splitlines() if "Error" in line]
     assert done.returncode == 0, reasons or done.stderr[-4000:]
-    return place / "iter_0000001"
+    return next(place.glob("iter_*"))
 
 
 CASES: dict[str, tuple[dict[str, int], dict[str, int], list[str]]] = {
@@ -98,3 +125,34 @@ def test_it_loads_and_saves_the_same_again(case: str, tmp_path: Path) -> None:
     again = megatron(tmp_path / "again", after, more)
     distributed = "--use-distributed-optimizer" in more
     assert_same_files(made, again, without=("args", "rng_state"), places=distributed)
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("llama", {"tp": 2, "pp": 2}), ("mixtral", {"ep": 2}), ("gpt2", {"pp": 2, "vp": 2}),
+     ("qwen3", {"tp": 2})],
+)  # fmt: skip
+def test_it_builds_and_loads_a_model_of_hugging_face(
+    name: str, sizes: dict[str, int], form: str, tmp_path: Path
+) -> None:
+    """Megatron makes the model from the arguments alone, loads it, and saves the same weights."""
+    Model(name, tied=name == "gpt2").save(tmp_path / "hf")
+    content = to_megatron(
+        Content.of(open_checkpoint(tmp_path / "hf")), spellings=("local", *DEFAULT_SPELLINGS)
+    )
+    made = tmp_path / "made" / "iter_0000000"
+    wishes: dict[str, Any] = {**sizes}
+    layout = format_and_writer(form)[1].layout(content, Wishes(**wishes))
+    materialise(layout, content.checkpoint, made)
+    (made.parent / "latest_checkpointed_iteration.txt").write_text("0")
+    kind = "torch" if form == "megatron" else "torch_dist"
+    (note,) = (n.message for n in layout.notes if "--use-checkpoint-args" in n.message)
+    flags = note.split("--use-checkpoint-args")[1].split()
+    more = [*flags, "--finetune", "--load", str(made.parent), "--ckpt-format", kind]
+    again = megatron(tmp_path / "again", sizes, more, of_checkpoint())
+    wanted, found = open_checkpoint(made), open_checkpoint(again)
+    weights = {key for key, info in found.tensors.items() if info.component == "model"}
+    assert weights == set(wanted.tensors)
+    for key in weights:
+        assert read_tensor(found, key) == read_tensor(wanted, key), key

@@ -1,0 +1,187 @@
+"""A whole GPT model under Megatron-Core's names, as the writers of Megatron's formats need it.
+
+Whatever format holds it: files of ranks and torch_dist alike need the arguments of a job, with
+which Megatron builds the model before it loads it. They are those that the source carries along, or
+follow from the `config.json` that its names were translated by. The order of the parameters is that
+of Megatron's constructors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ftckpt.assembly import dense_strides
+from ftckpt.checkpoint import Topology
+from ftckpt.dtypes import DType
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, finding
+from ftckpt.transfer.content import Content, Wanted
+
+from .dcp_state import is_common
+from .family_arguments import arguments_of_config, flags_beside
+from .family_facts import arguments_of, model_of
+from .hf_config import read_config
+from .inert import Inert
+from .inert_tree import leaves
+from .megatron_checkpoint import Layout
+from .megatron_dist_owners import layers_of
+from .megatron_dist_resharding import layout_of
+from .megatron_dist_spelling import own_name
+from .megatron_names import Local, expert_of, tied_to
+from .megatron_ranks import Arguments
+from .megatron_registration import EMBEDDING, constructed
+from .torch_table import TABLE
+from .torch_values import Composite, SubclassRef, TensorRef
+
+_TENSORS = (TensorRef, SubclassRef, Composite)
+# What Megatron reads of a checkpoint beside its model, and what is written of it here.
+VERSION = 3.0
+_OURS = re.compile(r"(?:rank_\d+\.)?(?:args|iteration|checkpoint_version)")
+_EXTRA = "._extra_state"
+_GROUPED = ".experts.linear_fc"
+_LOCAL = re.compile(r"decoder\.layers\.\d+\.input_layernorm\.weight")
+# The sizes of a job without a layout; how many data-parallel ranks it has is open.
+_ONE_RANK = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+    "expert_tensor_parallel_size", "context_parallel_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A model.
+
+    Attributes:
+        content: its tensors, in the order in which it registers them, tied ones once.
+        layout: of the job that the arguments are of; a model that no job has had has one rank.
+        iteration: of the save; 0 for weights that nobody says the step of.
+        rows: of the vocabulary that are no padding, where that is known.
+        unplaced: keys of tensors and names of objects that are no part of the model.
+        notes: how Megatron is to be started.
+    """
+
+    content: Content
+    layout: Layout
+    iteration: int
+    rows: int | None
+    unplaced: list[str]
+    notes: list[Finding]
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the job by name."""
+        record = self.layout.args.record
+        assert isinstance(record, dict)
+        return record
+
+    def locals(self) -> list[Local]:
+        """Return the tensors as a job of one rank would hold them; where is not said."""
+        return [
+            Local(0, w.name, TensorRef("", 0, w.shape, dense_strides(w.shape), w.dtype), w.kind)
+            for w in self.content.tensors.values()
+        ]
+
+
+def whole_model(content: Content) -> Whole:
+    """Return the model of a content under Megatron-Core's names.
+
+    Raises:
+        UnsupportedError: another name, or a model that the arguments cannot describe.
+        UsageError: nothing says what the model is, or it has no weights.
+        CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
+    """
+    checkpoint = content.checkpoint
+    carried = arguments_of(checkpoint)
+    model = {key: w for key, w in content.tensors.items() if w.component == "model"}
+    unplaced = [key for key in content.tensors if key not in model]
+    unplaced += [name for name in content.objects if not _is_ours(content, name)]
+    tied = [k for k, owner in content.aliases.items() if tied_to(k) == owner and k in model]
+    own = [w._replace(name=own_name(w.name, carried)) for k, w in model.items() if k not in tied]
+    named = {wanted.name: wanted for wanted in own}
+    names = constructed(named)
+    derived = carried.record is None
+    args = Arguments(_derived(content, named) if derived else _recorded(carried))
+    whole = replace(
+        content.with_tensors(named[name] for name in names),
+        objects={},
+        aliases={},
+        topology=Topology() if derived else content.topology,
+    )
+    rows = args.count("vocab_size") if derived else 0
+    notes = [_beside(args)] if derived else []
+    return Whole(whole, layout_of(whole, args), checkpoint.step or 0, rows or None, unplaced, notes)
+
+
+def namespace(values: Mapping[str, Any]) -> Inert:
+    """Return arguments as Megatron pickles them: an `argparse.Namespace`, inert."""
+    made: Inert = TABLE["argparse.Namespace"]()
+    made.called = False
+    made.state = dict(values)
+    return made
+
+
+def _beside(args: Arguments) -> Finding:
+    what = (
+        "the arguments follow from config.json: start Megatron with --use-checkpoint-args"
+        f" {flags_beside(args.record)}"
+    )
+    return finding("note", what.rstrip())
+
+
+def _is_ours(content: Content, name: str) -> bool:
+    """Return whether an object says what the result says in its own way, or nothing."""
+    if _OURS.fullmatch(name) or is_common(name):
+        return True
+    return _EXTRA in name and content.checkpoint.load_object(name) in (None, [None])
+
+
+def _recorded(carried: Arguments) -> dict[str, Any]:
+    """Return arguments that a source carries along.
+
+    Raises:
+        UnsupportedError: they are no namespace and no dict, or hold tensors.
+    """
+    record = carried.record
+    known = record.state if isinstance(record, Inert) else record
+    if not isinstance(known, dict) or any(isinstance(v, _TENSORS) for _, v in leaves(known)):
+        raise UnsupportedError("the arguments of the job (args) are no namespace of plain values")
+    return known
+
+
+def _derived(content: Content, named: Mapping[str, Wanted]) -> dict[str, Any]:
+    """Return the arguments of a model that no job of Megatron has trained."""
+    if not read_config(content.checkpoint):
+        raise UnsupportedError(
+            f"a {content.checkpoint.format} checkpoint without the arguments of a Megatron job"
+            " (args) and without a config.json does not say what Megatron is to build",
+            hint="put the model's config.json beside its weights",
+        )
+    said = arguments_of_config(model_of(content.checkpoint))
+    experts = [found[1] for name in named if (found := expert_of(name))]
+    dtype = _dtype(named)
+    rows = named[EMBEDDING].shape[0] if EMBEDDING in named else None
+    return said | dict.fromkeys(_ONE_RANK, 1) | {
+        "virtual_pipeline_model_parallel_size": None,
+        "num_layers": layers_of(named),
+        "num_experts": max(experts) + 1 if experts else None,
+        "moe_grouped_gemm": any(_GROUPED in name for name in named),
+        "transformer_impl": "local" if any(map(_LOCAL.fullmatch, named)) else "transformer_engine",
+        "untie_embeddings_and_output_weights": any(tied_to(name) for name in named),
+        "vocab_size": rows,
+        "padded_vocab_size": rows,
+        "make_vocab_size_divisible_by": 128,
+        "params_dtype": dtype,
+        "bf16": dtype is not None and dtype.name == "bfloat16",
+        "fp16": dtype is not None and dtype.name == "float16",
+        "ckpt_format": "torch",
+        "use_dist_ckpt": False,
+    }  # fmt: skip
+
+
+def _dtype(named: Mapping[str, Wanted]) -> DType | None:
+    """Return the type of the weights, by the embedding."""
+    found = named.get(EMBEDDING) or next(iter(named.values()), None)
+    return found.dtype if found is not None else None
