@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ftckpt.errors import FtckptError, NotFoundError, RefusedError
 from ftckpt.opening import Place, open_runs
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
-from ftckpt.roots import Root, read_again
+from ftckpt.roots import Root
 
 from . import log
 from .checking import surveyed
-from .classifying import classify
 from .document import plan_id
 from .entries import EntryClass
-from .evidence import Evidence
 from .found import Bases, Found, Reading, no_bases
 from .holding import hold, require_clock
 from .outcome import Applied
@@ -25,6 +23,7 @@ from .plan import Decision, Plan
 from .purging import purge_held, require_all
 from .staleness import is_leaving, is_same, still_right
 from .trash import Trash, Trashed, open_trash
+from .watching import Watch
 
 
 def apply(
@@ -86,7 +85,7 @@ def apply(
             purged = purge_held(
                 roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
             )
-        dropping = _Dropping(plan, current.found, trashes, how, actor, now, purge_now)
+        dropping = _Dropping(plan, current.found, trashes, how, actor, now, purge_now=purge_now)
         counter.start("dropping", len(current.going), "entries")
         for decision in current.going:
             dropping.drop(decision)
@@ -112,25 +111,39 @@ def apply(
     return replace(applied, notes=tuple(notes))
 
 
-@dataclass
 class _Dropping:
-    """Drops one entry after the other; `found` is what still stands."""
+    """Drops one entry after the other; knows what still stands, and what is built upon what."""
 
-    plan: Plan
-    found: dict[str, Found]
-    trashes: Mapping[str, Trash]
-    how: Reading
-    actor: str
-    now: Callable[[], float]
-    purge_now: bool
-    dropped: list[Decision] = field(default_factory=list)
-    trashed: list[Trashed] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
-    failed: dict[str, FtckptError] = field(default_factory=dict)
-    forced: list[str] = field(default_factory=list)
-    freed: int = 0
-    waiting: int = 0
-    last: float = 0.0
+    def __init__(
+        self,
+        plan: Plan,
+        found: Mapping[str, Found],
+        trashes: Mapping[str, Trash],
+        how: Reading,
+        actor: str,
+        now: Callable[[], float],
+        *,
+        purge_now: bool,
+    ) -> None:
+        self.plan = plan
+        self.trashes = trashes
+        self.how = how
+        self.actor = actor
+        self.now = now
+        self.purge_now = purge_now
+        self.dropped: list[Decision] = []
+        self.trashed: list[Trashed] = []
+        self.absent: list[str] = []
+        self.failed: dict[str, FtckptError] = {}
+        self.forced: list[str] = []
+        self.freed = 0
+        self.waiting = 0
+        self._last = 0.0
+        self._standing: dict[str, Found] = {}
+        self._upon: dict[str, dict[str, None]] = defaultdict(dict)
+        self._watches: dict[str, Watch] = {}
+        for one in found.values():
+            self._stands(one)
 
     def drop(self, decision: Decision) -> None:
         """Drop one, or note why not."""
@@ -139,7 +152,7 @@ class _Dropping:
             self._drop(decision)
         except NotFoundError:
             self.absent.append(name)
-            self.found.pop(name, None)
+            self._is_gone(name)
         except FtckptError as error:
             self.failed[name] = error
 
@@ -147,9 +160,9 @@ class _Dropping:
         found = self._looked_at_again(decision)
         trash = self.trashes[found.entry.group]
         # No two at one time, so that the trash keeps the order, and a delta goes before its base.
-        self.last = max(self.now(), self.last + 1e-6)
-        thing = trash.discard(found, decision, actor=self.actor, now=self.last)
-        del self.found[decision.entry.name]
+        self._last = max(self.now(), self._last + 1e-6)
+        thing = trash.discard(found, decision, actor=self.actor, now=self._last)
+        self._is_gone(decision.entry.name)
         self.dropped.append(decision)
         if not self.purge_now and not thing.erasing:
             self.trashed.append(thing)
@@ -170,13 +183,12 @@ class _Dropping:
             RefusedError: it may not.
         """
         name = decision.entry.name
-        found = self.found[name]
-        root = read_again(found.root)
-        self._note_new(root)
-        for other in self.found.values():
-            if name in other.entry.bases:
-                raise RefusedError(f"{name} stays: {other.entry.name} is a delta upon it")
-        held = Evidence.of(root, self.now()).added_to(found).entry
+        found = self._standing[name]
+        held, news = self._watch(found).look(found, self.now())
+        for one in news:
+            self._stands(one)
+        if self._upon[name]:
+            raise RefusedError(f"{name} stays: {next(iter(self._upon[name]))} is a delta upon it")
         tags = set(held.tags) & set(self.plan.policy.keep_tags)
         if held.pins or held.pointers or held.leases or tags:
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
@@ -187,13 +199,35 @@ class _Dropping:
             raise RefusedError(f"{name} stays: it has changed since the plan was made")
         return listed
 
-    def _note_new(self, root: Root) -> None:
-        """Read what has been saved meanwhile: it may be a delta upon what is to go."""
-        for candidate in root.candidates:
-            known = self.found.get(candidate.entry.path)
-            if known is None or known.entry.entry_class is EntryClass.STAGING:
-                with suppress(NotFoundError):
-                    self.found[candidate.entry.path] = classify(root, candidate, self.how)
+    def _watch(self, found: Found) -> Watch:
+        group = found.entry.group
+        if group not in self._watches:
+            unfinished = {
+                name
+                for name, one in self._standing.items()
+                if one.entry.entry_class is EntryClass.STAGING
+            }
+            self._watches[group] = Watch(found.root, self.how, unfinished)
+        return self._watches[group]
+
+    def _stands(self, found: Found) -> None:
+        """Note what stands, and what it is built upon."""
+        name = found.entry.name
+        self._forget(name)
+        self._standing[name] = found
+        for base in found.entry.bases:
+            self._upon[base][name] = None
+
+    def _is_gone(self, name: str) -> None:
+        found = self._forget(name)
+        if found is not None and found.entry.group in self._watches:
+            self._watches[found.entry.group].forget(found)
+
+    def _forget(self, name: str) -> Found | None:
+        found = self._standing.pop(name, None)
+        for base in found.entry.bases if found is not None else ():
+            self._upon[base].pop(name, None)
+        return found
 
 
 def _intent(root: Root, plan: Plan, going: Sequence[Decision], actor: str) -> Mapping[str, object]:

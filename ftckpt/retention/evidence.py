@@ -31,8 +31,13 @@ class Evidence:
     tags: Mapping[str, Sequence[str]]
 
     @classmethod
-    def of(cls, root: Root, now: float) -> Evidence:
+    def of(cls, root: Root, now: float, entry: str | None = None) -> Evidence:
         """Read what holds the entries of a root; its pointers are as they were when it was read.
+
+        Args:
+            root: of the run.
+            now: seconds since the epoch.
+            entry: of whose records alone are read, by its name there; None for all.
 
         Raises:
             UnavailableError, DeniedError: that could not be read; nothing is concluded then.
@@ -40,11 +45,11 @@ class Evidence:
         """
         pinned: dict[str, list[Pin]] = defaultdict(list)
         leased: dict[str, list[Lease]] = defaultdict(list)
-        for pin in pins.pins(root):
+        for pin in pins.pins(root, entry):
             pinned[pin.entry].append(pin)
-        for lease in leases.live(root, now):
+        for lease in leases.live(root, now, entry):
             leased[lease.entry].append(lease)
-        return cls(_pointed(root), pinned, leased, tags.tags(root))
+        return cls(_pointed(root), pinned, leased, tags.tags(root, entry))
 
     def added_to(self, found: Found) -> Found:
         """Return an entry with what holds it, and nothing of what held it before."""

@@ -36,14 +36,14 @@ def release(root: Root, lease: Lease) -> None:
     records.erase(root, [(_KIND, lease.entry, lease.holder)])
 
 
-def live(root: Root, now: float) -> tuple[Lease, ...]:
-    """Return the leases that have not ended.
+def live(root: Root, now: float, entry: str | None = None) -> tuple[Lease, ...]:
+    """Return the leases of one entry, or (None) of all, that have not ended.
 
     One that does not say when it ends is taken for as long as a lease can be, counted from when it
     was written.
     """
     found = []
-    for record in records.read(root, _KIND):
+    for record in records.read(root, _KIND, entry):
         expires = record.number("expires")
         if expires is None:
             expires = (now if record.time is None else record.time) + LONGEST

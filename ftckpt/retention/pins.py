@@ -45,11 +45,11 @@ def unpin(root: Root, entry: str, *, owner: str | None = None) -> tuple[Pin, ...
     return tuple(found)
 
 
-def pins(root: Root) -> tuple[Pin, ...]:
-    """Return all pins of a root, those of entries that are not there any more included."""
+def pins(root: Root, entry: str | None = None) -> tuple[Pin, ...]:
+    """Return the pins of one entry or (None) of all, also of those that are not there any more."""
     return tuple(
         Pin(
             r.entry, r.label, r.text("reason", "the record of the pin is damaged"), r.number("time")
         )
-        for r in records.read(root, _KIND)
+        for r in records.read(root, _KIND, entry)
     )

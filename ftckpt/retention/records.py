@@ -97,8 +97,8 @@ def erase(root: Root, records: list[tuple[str, str, str]]) -> None:
             raise error
 
 
-def read(root: Root, kind: str) -> list[Record]:
-    """Return every record of a kind, sorted by entry and label.
+def read(root: Root, kind: str, entry: str | None = None) -> list[Record]:
+    """Return every record of a kind, of one entry or (None) of all, sorted by entry and label.
 
     Raises:
         UnavailableError, DeniedError: they could not be listed or read; nothing is concluded then.
@@ -107,11 +107,11 @@ def read(root: Root, kind: str) -> list[Record]:
     folder = f"{own_folder(root)}/{kind}"
     found = []
     try:
-        listed = root.store.walk(folder)
+        listed = root.store.walk(folder if entry is None else f"{folder}/{_quoted(entry)}")
     except NotFoundError:
         return []
     for item in listed:
-        entry, slash, label = item.path[len(folder) + 1 :].partition("/")
+        holder, slash, label = item.path[len(folder) + 1 :].partition("/")
         if not slash or "/" in label or not label.endswith(_SUFFIX):
             continue
         fields: object = {}
@@ -124,7 +124,7 @@ def read(root: Root, kind: str) -> list[Record]:
                 fields = {}
         fields = fields if isinstance(fields, dict) else {}
         label = _unquoted(label.removesuffix(_SUFFIX))
-        found.append(Record(_unquoted(entry), label, fields, item.mtime))
+        found.append(Record(_unquoted(holder), label, fields, item.mtime))
     return sorted(found, key=lambda r: (r.entry, r.label))
 
 

@@ -36,9 +36,9 @@ def untag(root: Root, entry: str, name: str) -> None:
     records.erase(root, [(_KIND, entry, name)])
 
 
-def tags(root: Root) -> Mapping[str, tuple[str, ...]]:
-    """Return the tags of each entry that has any, sorted."""
+def tags(root: Root, entry: str | None = None) -> Mapping[str, tuple[str, ...]]:
+    """Return the tags of one entry, or (None) of each that has any, sorted."""
     found: dict[str, list[str]] = defaultdict(list)
-    for record in records.read(root, _KIND):
+    for record in records.read(root, _KIND, entry):
         found[record.entry].append(record.label)
     return {entry: tuple(names) for entry, names in found.items()}
