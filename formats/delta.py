@@ -7,7 +7,6 @@ on any store, and a delta itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +25,9 @@ from .delta_objects import stored_objects
 from .delta_source import DecodedSource, decoded_name
 
 _END = 16  # bytes of the digest behind the rows
-_DATA = re.compile(r"\d{5,}\.blocks")
+# The first data files, by their numbers: a directory of another format may have thousands of
+# names, and several files are written at once.
+_DATA = tuple(f"{number:05d}.blocks" for number in range(256))
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Delta:
             return None
         if NAME in listing.files:
             return Recognition(self.name, f"has {NAME}", CommitState.COMMITTED)
-        if any(map(_DATA.fullmatch, listing.files)):
+        if any(name in listing.files for name in _DATA):
             return Recognition(self.name, "has blocks of a delta", CommitState.UNCOMMITTED)
         return None
 

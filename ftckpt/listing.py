@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from .errors import CorruptError, NotFoundError, UnsafeError
@@ -23,7 +23,9 @@ def listing_of_directory(store: Store, path: str) -> Listing:
         directories: frozenset[str] = frozenset()
         if EntryKind.DIRECTORY in names.values():  # rarely, and looking is quick
             directories = frozenset(n for n, kind in names.items() if kind is EntryKind.DIRECTORY)
-        files = _Asked(store, path, [n for n in names if n not in directories])
+        for name in directories:
+            del names[name]
+        files = _Asked(store, path, names)
     else:
         files, directories = listing_of(store.children(path), path)
 
@@ -37,13 +39,16 @@ def listing_of_directory(store: Store, path: str) -> Listing:
 class _Asked(Mapping[str, Entry]):
     """Files by name; the store is asked about one when it is looked at."""
 
-    def __init__(self, store: Store, path: str, names: Iterable[str]) -> None:
+    def __init__(self, store: Store, path: str, names: Mapping[str, EntryKind]) -> None:
         self._store = store
         self._path = path
-        self._known: dict[str, Entry | None] = dict.fromkeys(names)
+        self._names = names
+        self._known: dict[str, Entry] = {}
 
     def __getitem__(self, name: str) -> Entry:
-        known = self._known[name]
+        if name not in self._names:
+            raise KeyError(name)
+        known = self._known.get(name)
         if known is None:
             path = join(self._path, name)
             try:
@@ -54,13 +59,13 @@ class _Asked(Mapping[str, Entry]):
         return known
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._names)
 
 
 def listing_of_file(store: Store, entry: Entry) -> Listing:

@@ -8,6 +8,8 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import filterfalse
+from operator import methodcaller
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeError
@@ -164,9 +166,8 @@ class LocalStore(Store):
             with os.scandir(full) as names:
                 found = list(names)
             kinds = dict.fromkeys(sorted([name.name for name in found]), _FILE)
-            for name in found:
-                if not name.is_file(follow_symlinks=False):
-                    kinds[name.name] = _kind(name)
+            for name in filterfalse(_is_file, found):
+                kinds[name.name] = _kind(name)
             return kinds
 
         try:
@@ -279,6 +280,9 @@ class LocalStore(Store):
             return twice(scan)
         except OSError as error:
             raise translate(error, full, "list", path) from error
+
+
+_is_file = methodcaller("is_file", follow_symlinks=False)
 
 
 def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:
