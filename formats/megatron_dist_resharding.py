@@ -215,7 +215,11 @@ def _transforms(checkpoint: MegatronDistCheckpoint, name: str) -> tuple[str, ...
 
 
 def layout_of(content: Content, args: Arguments) -> Layout:
-    """Return how the job was laid out, by its arguments and by what else shows it."""
+    """Return how the job was laid out, by its arguments and by what else shows it.
+
+    Raises:
+        CorruptError: more ranks or stages than any cluster has.
+    """
     known = content.topology
     tp = args.count("tensor_model_parallel_size") or known.tp or 1
     pp = args.count("pipeline_model_parallel_size") or known.pp or 1
@@ -229,8 +233,10 @@ def layout_of(content: Content, args: Arguments) -> Layout:
     if experts % ep:
         ep = 1
     chunks = args.count("virtual_pipeline_model_parallel_size") or 1 if pp > 1 else 1
+    grid = Grid(tp=tp, pp=pp, ep=ep, etp=etp, cp=cp, dp=dp)
+    grid._replace(pp=pp * chunks).require_size()
     return Layout(
-        grid=Grid(tp=tp, pp=pp, ep=ep, etp=etp, cp=cp, dp=dp),
+        grid=grid,
         chunks=chunks,
         args=args if args.record is not None else Arguments({}),
         layers=_layers(args, pp, chunks, layers_of(names)),

@@ -110,6 +110,16 @@ class Grid(NamedTuple):
         """Whether experts have a data-parallel group, and so an optimizer, of their own."""
         return self.ep > 1 or self.etp != self.tp
 
+    def require_size(self) -> None:
+        """Refuse sizes that would only be somebody's way to fill the memory.
+
+        Raises:
+            CorruptError: more ranks than any cluster has (`bad-metadata`).
+        """
+        if lcm(self.tp, self.etp * self.ep) * self.pp > _LARGEST:
+            what = f"the arguments record more ranks than any cluster has: {self}"
+            raise CorruptError(what, kind="bad-metadata")
+
     def directories(self) -> list[Coordinate]:
         """Return the coordinates that a complete checkpoint has, in the order of their names."""
         pairs = sorted(self.expert_parts())
@@ -191,7 +201,5 @@ def grid_of(args: Arguments, found: Iterable[tuple[int, ...]]) -> Grid:
         cp=args.count("context_parallel_size", 1) or 1,
         dp=args.count("data_parallel_size") or None,
     )
-    if lcm(grid.tp, grid.etp * grid.ep) * grid.pp > _LARGEST:
-        what = f"the arguments record more ranks than any cluster has: {grid}"
-        raise CorruptError(what, kind="bad-metadata")
+    grid.require_size()
     return grid

@@ -9,7 +9,8 @@ of Megatron's constructors.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,6 @@ from .hf_config import read_config
 from .inert import Inert
 from .inert_tree import leaves
 from .megatron_checkpoint import Layout
-from .megatron_dist_owners import layers_of
 from .megatron_dist_resharding import layout_of
 from .megatron_dist_spelling import own_name
 from .megatron_names import Local, expert_of, tied_to
@@ -41,6 +41,7 @@ _TENSORS = (TensorRef, SubclassRef, Composite)
 VERSION = 3.0
 _OURS = re.compile(r"(?:rank_\d+\.)?(?:args|iteration|checkpoint_version)")
 _EXTRA = "._extra_state"
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _GROUPED = ".experts.linear_fc"
 _LOCAL = re.compile(r"decoder\.layers\.\d+\.input_layernorm\.weight")
 # The sizes of a job without a layout; how many data-parallel ranks it has is open.
@@ -89,7 +90,7 @@ def whole_model(content: Content) -> Whole:
     """Return the model of a content under Megatron-Core's names.
 
     Raises:
-        UnsupportedError: another name, or a model that the arguments cannot describe.
+        UnsupportedError: another name, a model with a gap, or one that arguments cannot describe.
         UsageError: nothing says what the model is, or it has no weights.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
@@ -104,6 +105,7 @@ def whole_model(content: Content) -> Whole:
     names = constructed(named)
     derived = carried.record is None
     args = Arguments(_derived(content, named) if derived else _recorded(carried))
+    _require_whole(names, args.count("num_layers"), alike=derived)
     whole = replace(
         content.with_tensors(named[name] for name in names),
         objects={},
@@ -121,6 +123,41 @@ def namespace(values: Mapping[str, Any]) -> Inert:
     made.called = False
     made.state = dict(values)
     return made
+
+
+def _require_whole(names: Iterable[str], layers: int, *, alike: bool) -> None:
+    """Refuse a model with a gap: Megatron would begin at random what it does not find.
+
+    Args:
+        names: of the model's tensors.
+        layers: how many the arguments say; 0 where they do not.
+        alike: whether all layers have the same tensors.
+
+    Raises:
+        UnsupportedError: the embedding, a layer, or a tensor that other layers have is not there.
+    """
+    held: dict[int, set[str]] = defaultdict(set)
+    embedded = False
+    for name in names:
+        match = _LAYER.fullmatch(name)
+        if match is not None:
+            held[int(match[1])].add(match[2])
+        embedded = embedded or name == EMBEDDING
+    if not embedded:
+        raise _lacking(EMBEDDING)
+    if layers and max(held, default=-1) >= layers:
+        what = f"the model has a layer {max(held)}, and its arguments count {layers} layers"
+        raise UnsupportedError(what)
+    every = set().union(*held.values()) if alike else set()
+    for number in range(layers or max(held, default=-1) + 1):
+        lost = every - held[number]
+        if lost or not held[number]:
+            raise _lacking(f"decoder.layers.{number}.{min(lost, default='*')}")
+
+
+def _lacking(name: str) -> UnsupportedError:
+    what = f"the model lacks {name}, which Megatron would begin at random"
+    return UnsupportedError(what, tensor=name)
 
 
 def _beside(args: Arguments) -> Finding:
@@ -165,7 +202,6 @@ def _derived(content: Content, named: Mapping[str, Wanted]) -> dict[str, Any]:
     rows = named[EMBEDDING].shape[0] if EMBEDDING in named else None
     return said | dict.fromkeys(_ONE_RANK, 1) | {
         "virtual_pipeline_model_parallel_size": None,
-        "num_layers": layers_of(named),
         "num_experts": max(experts) + 1 if experts else None,
         "moe_grouped_gemm": any(_GROUPED in name for name in named),
         "transformer_impl": "local" if any(map(_LOCAL.fullmatch, named)) else "transformer_engine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from ftckpt.formats.family_translator import DEFAULT_SPELLINGS
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import Only, only
+from ftckpt.transfer.narrowing import Only, drop, only
 from tests.checkpoints import open_checkpoint
 from tests.hf_models import VOCAB, Model
 from tests.materialise import materialise
@@ -338,6 +339,31 @@ def test_other_names_are_refused_with_the_way_out(form: str, tmp_path: Path) -> 
         writer.layout(Content.of(open_checkpoint(tmp_path / "hf")), Wishes())
     assert refused.value.hint is not None
     assert "--names megatron" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        ("model.layers.3.*", "decoder.layers.3.mlp.linear_fc1.layer_norm_weight"),
+        ("model.layers.1.mlp.down_proj.weight", "decoder.layers.1.mlp.linear_fc2.weight"),
+        ("model.embed_tokens.weight", "embedding.word_embeddings.weight"),
+    ],
+)
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+def test_a_model_with_a_gap_is_refused(gone: str, says: str, form: str, tmp_path: Path) -> None:
+    Model().save(tmp_path / "hf")
+    content = to_megatron(drop(Content.of(open_checkpoint(tmp_path / "hf")), [gone]))
+    with pytest.raises(UnsupportedError, match=f"lacks {re.escape(says)}"):
+        format_and_writer(form)[1].layout(content, Wishes())
+
+
+def test_more_layers_than_the_arguments_count(tmp_path: Path) -> None:
+    model = Model()
+    model.save(tmp_path / "hf")
+    said = model.config() | {"num_hidden_layers": 3}
+    (tmp_path / "hf/config.json").write_text(json.dumps(said))
+    with pytest.raises(UnsupportedError, match="has a layer 3, and its arguments count 3 layers"):
+        format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), Wishes())
 
 
 def test_names_without_a_model_are_refused(tmp_path: Path) -> None:
