@@ -69,7 +69,7 @@ def command(
     run = invocation.options(ReplicaOptions)
     run.bound()
     checkpoint = open_checkpoint(invocation, source, newest=False)
-    destination = destination_of(checkpoint, destination)
+    destination = destination_of(checkpoint.source, destination)
     invocation.report(destination=destination, step=known_step(checkpoint))
     options = run.replication(
         reads_local=checkpoint.source.store.traits.local,
@@ -105,14 +105,13 @@ def _with_bases(
     """
     from ftckpt.formats.delta_chain import chain
     from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-    from ftckpt.replication.places import destination_of
+    from ftckpt.replication.places import around, destination_of
 
     if not isinstance(checkpoint, DeltaCheckpoint):
         invocation.say("no delta: it has no bases")
         return []
-    parent, slash, _ = destination.rpartition("/")
-    beside = parent + slash or "./"
-    return [(base, destination_of(base, beside)) for base in reversed(chain(checkpoint)[1:])]
+    beside = around(destination) or "./"
+    return [(base, destination_of(base.source, beside)) for base in reversed(chain(checkpoint)[1:])]
 
 
 def _show(invocation: Invocation, report: CopyReport, bases: list[CopyReport]) -> Result:

@@ -26,12 +26,12 @@ EXAMPLES = (
     ),
 )
 CODES = {
-    ExitCode.OK: "mended and in place; or nothing was wrong; or listed, with --dry-run",
+    ExitCode.OK: "mended and in place, or there already; or nothing was wrong; or --dry-run",
     ExitCode.CORRUPT: "a block is damaged in both; nothing has changed",
     ExitCode.INCOMPLETE: "one of the two changed meanwhile",
     ExitCode.UNVERIFIED: "neither is sealed, and nothing says which of two bytes is right",
     ExitCode.UNSAFE: "a file that is not regular, or hostile content; nothing was executed",
-    ExitCode.REFUSED: "the replica is of another checkpoint, or another run is at it",
+    ExitCode.REFUSED: "the replica is of another checkpoint, another run is at it, or DST is taken",
     ExitCode.NOT_FOUND: "one of the two is not there",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
@@ -53,7 +53,10 @@ def command(
         str, typer.Option("--from", metavar="REPLICA", help="Another copy of the same checkpoint.")
     ],
     to: Annotated[
-        str, typer.Option("--to", metavar="DST", help="Write the mended one there instead.")
+        str,
+        typer.Option(
+            "--to", metavar="DST", help="Write the mended one there; DIR/ keeps its name."
+        ),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what is damaged; fetch and write nothing.")
@@ -112,6 +115,7 @@ def _show(invocation: Invocation, report: RepairReport, replica: str) -> Result:
         proven=report.proven,
         taken_over=report.taken_over,
         done=report.done,
+        already_there=report.already_there,
         seconds=report.seconds,
     )
     for block in report.blocks[:_LISTED]:
@@ -129,11 +133,13 @@ def _show(invocation: Invocation, report: RepairReport, replica: str) -> Result:
             message = f"nothing to repair: every block is right by {_EVIDENCE[report.evidence]}"
         invocation.print(message)
         return Result(ExitCode.OK, message)
-    taking = report.seconds.get("write", 0.0)
+    if report.already_there:
+        invocation.print(printable(f"there already: {report.url}"))
+        return Result(ExitCode.OK, "the mended checkpoint is there already")
     message = (
         f"fetched {wrong}; wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
     )
-    speed = f" in {human_duration(taking)}" if report.seconds else ""
+    speed = f" in {human_duration(report.seconds['write'])}"
     if report.taken_over:
         speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
     invocation.print(printable(f"{message}{speed}: {report.url}"))

@@ -134,7 +134,10 @@ def cadence(saves: Sequence[Save], url: str) -> Cadence:
     times = [save.finished for save in ordered]
     known = [time for time in times if time is not None]
     if len(known) < len(times) or any(b <= a for a, b in pairwise(known)) or 0 in steps:
-        reason = "the modification times do not rise with the steps: they are those of a copy"
+        reason = (
+            "the modification times do not rise with the steps: a restart went back, or they are "
+            "those of a copy"
+        )
         return Cadence(ordered, nbytes, every_steps, reason=reason)
     seconds = [b - a for a, b in pairwise(known)]
     step_s = median(s / n for s, n in zip(seconds, steps, strict=True))

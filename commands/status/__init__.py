@@ -104,11 +104,11 @@ def command(
             _write(prometheus, unreadable(root, now))
         raise
     found = status(root, surveys, now, Thresholds(expected, late, slower), second)
+    if prometheus:  # before anything else can fail, or nobody reads the answer
+        _write(prometheus, metrics(found))
     kept = _kept(invocation, place, policy, now) if policy else None
     _report(invocation, found, kept)
     show(invocation, found, kept)
-    if prometheus:
-        _write(prometheus, metrics(found))
     if plot:
         from .timeline import draw
 

@@ -47,7 +47,6 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
             "unfinished": [held.entry.name for held in durable.unfinished],
         },
         "alerts": [alert._asdict() for alert in run.alerts],
-        "notes": run.notes,
         "saves": [
             (_held(held) or {}) | ({} if kept is None else {"keep": kept.get(held.entry.name)})
             for held in run.survey.held

@@ -27,8 +27,6 @@ def show(invocation: Invocation, found: Status, kept: Mapping[str, bool] | None)
         if len(found.runs) > 1:
             invocation.print(run.survey.url)
         invocation.print(pairs(list(_rows(run, kept))))
-        for note in run.notes:
-            invocation.print(f"note: {note}")
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
@@ -87,7 +85,7 @@ def _interval(run: Health) -> str:
         said.append(f"the last {brief_duration(round(rhythm.last_s))}")
         said.append(f"jitter {brief_duration(round(rhythm.jitter_s, 1))}")
     if rhythm.every_steps is not None:
-        said.append(f"{rhythm.every_steps:g} steps")
+        said.append(f"{rhythm.every_steps:g} step{'' if rhythm.every_steps == 1 else 's'}")
     if rhythm.expected_s is not None:
         said.append(f"expected {brief_duration(rhythm.expected_s)}")
     return ", ".join(said)

@@ -29,6 +29,7 @@ from ftckpt.verification import VerifyOptions, verify
 
 from .damage import Diagnosis
 from .options import ReplicationOptions
+from .standing import renamed
 
 Open = Callable[[Source], Checkpoint]
 """Opens the checkpoint that a place holds, with whatever formats are known."""
@@ -73,7 +74,7 @@ def authority(
     """
     (ours, damaged), (theirs, _) = _manifest_of(source), _manifest_of(replica)
     if theirs is not None and source.single:
-        theirs = _named(theirs, next(iter(source.entries)))
+        theirs = renamed(theirs, next(iter(source.entries)))
     if ours is not None and theirs is not None:
         if not ours.same_content(theirs):
             raise _other(source, replica, f"their manifests are of {_of(ours)} and {_of(theirs)}")
@@ -86,7 +87,7 @@ def authority(
         return Authority(theirs, "manifest", False, damaged)
     made = _by_records(replica, opened, options, counter)
     if source.single:
-        made = _named(made, next(iter(source.entries)))
+        made = renamed(made, next(iter(source.entries)))
     _require_step(replica, made, source, opened)
     return Authority(made, "crc32", False, damaged)
 
@@ -143,10 +144,6 @@ def _manifest_of(source: Source) -> tuple[Manifest | None, bool]:
         return find(source), False
     except (CorruptError, UnsafeError):
         return None, True
-
-
-def _named(manifest: Manifest, name: str) -> Manifest:
-    return replace(manifest, files=[replace(file, path=name) for file in manifest.files])
 
 
 def _require_step(known: Source, manifest: Manifest, other: Source, opened: Open) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ftckpt import __version__
@@ -13,7 +12,6 @@ from ftckpt.errors import (
     CorruptError,
     ExistsError,
     IncompleteError,
-    NotFoundError,
 )
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.links import followed_links
@@ -23,7 +21,7 @@ from ftckpt.sealing import utc_now
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 from ftckpt.transfer.changes import blamed, require_unchanged
-from ftckpt.transfer.places import place_of, require_names
+from ftckpt.transfer.places import require_names
 from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
@@ -33,8 +31,8 @@ from .contents import Contents, CopiedFile, contents_of
 from .evidence import Evidence, ManifestEvidence, record_evidence
 from .moving import Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import destination_of, name_of, plan_of, staging_at, standing_at
-from .standing import renamed, require_same
+from .places import destination_of, name_of, plan_of, staging_at
+from .standing import renamed, require_other, require_same
 
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
@@ -108,12 +106,13 @@ def copy(
         ExistsError: something else stands at the destination.
         RefusedError: another run is writing there, or it lies inside the source.
         UnsafeError: a file is not regular, or a name leads out of the checkpoint.
+        UsageError: one file would take the name of a bucket.
         NotFoundError: the directory around the destination does not exist.
         NoResourceError, DeniedError, UnavailableError: it could not be read or written.
     """
     began = time.monotonic()
     source = checkpoint.source
-    destination = destination_of(checkpoint, destination)
+    destination = destination_of(source, destination)
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
         raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
     with blamed(source, checkpoint.members()):
@@ -138,11 +137,7 @@ def copy(
         left=contents.left,
         notes=followed_links(source, names),
     )
-    with suppress(NotFoundError):
-        if place_of(standing_at(destination, stores)) == place_of(source):
-            raise ExistsError(
-                f"{destination} is the source itself", hint="choose another destination"
-            )
+    require_other(source, destination, stores)
     staging = staging_at(source, destination, stores)
     sizes = {file.path: file.size for file in layout.files}
     try:
@@ -178,6 +173,9 @@ def copy(
             taken_over=moved.taken_over,
             seconds={"copy": copied - began, "prove": time.monotonic() - copied},
         )
+    except IncompleteError:
+        staging.forget()
+        raise
     finally:
         staging.close()
 

@@ -75,7 +75,7 @@ class ExchangeStaging(LocalStaging):
         """
         try:
             journal = self._lock.acquire()
-            found, self._shown = read_plan(journal), read_shown(journal)
+            found = read_plan(journal)
             if found != plan or restart:
                 # A first line that was cut off is of a run that had built nothing yet.
                 if (found is not None or os.path.lexists(self._state)) and not restart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import UsageError
 from ftckpt.opening import files_at
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions, open_store
@@ -15,19 +15,35 @@ from ftckpt.transfer.remote_staging import RemoteStaging
 from ftckpt.transfer.staging import Staging
 
 
-def destination_of(checkpoint: Checkpoint, destination: str) -> str:
-    """Return where the replica stands: `DIR/` means the checkpoint's own name inside of DIR.
+def destination_of(source: Source, destination: str) -> str:
+    """Return where the replica stands: `DIR/` means the source's own name inside of DIR.
 
     The slash decides and not what is there, so that a run that is started again means the same.
     """
     if not destination.endswith("/"):
         return destination
-    return destination + place_of(checkpoint.source).rpartition("/")[2]
+    return destination + place_of(source).rpartition("/")[2]
 
 
 def name_of(destination: str) -> str:
     """Return the last element of a path or URL."""
     return destination.rstrip("/").rpartition("/")[2]
+
+
+def around(destination: str) -> str:
+    """Return the directory that a path or URL lies in, with its slash; "" for the working one.
+
+    Raises:
+        UsageError: it is a bucket, and lies in none.
+    """
+    scheme, colon, path = destination.rpartition("://")
+    parent, slash, name = path.rpartition("/")
+    if scheme and not parent:
+        raise UsageError(
+            f"{destination} is a bucket and not the name of a replica",
+            hint=f"{scheme}{colon}{name}/ keeps the name of the source",
+        )
+    return scheme + colon + parent + slash
 
 
 def staging_at(source: Source, destination: str, stores: StoreOptions) -> Staging:
@@ -40,6 +56,7 @@ def staging_at(source: Source, destination: str, stores: StoreOptions) -> Stagin
 
     Raises:
         RefusedError: the destination lies inside the source, or around it.
+        UsageError: one file would take the name of a bucket.
     """
     store = open_store(destination, stores)
     require_apart(source, store)
@@ -47,8 +64,7 @@ def staging_at(source: Source, destination: str, stores: StoreOptions) -> Stagin
         return LocalStaging(absolute(store), single=source.single)
     if not source.single:
         return RemoteStaging(store, single=False)
-    parent, _, name = destination.rpartition("/")
-    return ObjectStaging(open_store(parent, stores), name)
+    return ObjectStaging(open_store(around(destination), stores), name_of(destination))
 
 
 def standing_at(destination: str, stores: StoreOptions) -> Source:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ftckpt.digest import BLOCK
-from ftckpt.errors import CorruptError, RefusedError, UsageError
+from ftckpt.errors import CorruptError, ExistsError, IncompleteError, RefusedError, UsageError
 from ftckpt.findings import counted
 from ftckpt.manifest import Manifest
 from ftckpt.progress import NULL, Counter
@@ -30,7 +30,8 @@ from .evidence import ManifestEvidence
 from .exchanging import ExchangeStaging
 from .moving import Damage, Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import name_of, plan_of, staging_at
+from .places import destination_of, name_of, plan_of, staging_at
+from .standing import renamed, require_other, require_same
 
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
@@ -54,6 +55,7 @@ class RepairReport:
         taken_over: bytes that an earlier, killed run had written.
         done: whether the mended checkpoint is visible; False where nothing had to be done, or
             nothing was to be done.
+        already_there: whether it stood at another place before, whole.
         seconds: how long each stage took.
     """
 
@@ -69,6 +71,7 @@ class RepairReport:
     proven: bool = False
     taken_over: int = 0
     done: bool = False
+    already_there: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -101,7 +104,8 @@ def repair(
         source: the damaged checkpoint, listed; it need not open. `settle` comes before.
         replica: another copy of it, listed; it may be damaged in other blocks.
         opened: opens either, to know which step it is.
-        to: path or URL of the mended checkpoint; "" for the place of the damaged one.
+        to: path or URL of the mended checkpoint, `DIR/` for its own name in DIR; "" for the place
+            of the damaged one.
         dry_run: look for damage, and do no more.
         options: how.
         stores: how to reach object stores.
@@ -109,6 +113,7 @@ def repair(
 
     Raises:
         RefusedError: the replica is of another checkpoint, or another run is at it.
+        ExistsError: something else stands at `to`.
         CorruptError: a block is damaged in both; the message names the first.
         UnverifiedError: nothing says which of two bytes is right.
         UsageError: the names of an object store cannot be swapped, and `to` is not given.
@@ -122,6 +127,9 @@ def repair(
             f"{source.url} lies in an object store, where no name is given to other bytes",
             hint="--to DST writes the mended checkpoint to another place",
         )
+    if to:
+        to = destination_of(source, to)
+        require_other(source, to, stores)
     began = time.monotonic()
     known = authority(source, replica, opened, options, counter)
     names = [file.path for file in known.manifest.files]
@@ -140,13 +148,21 @@ def repair(
     staging = staging_at(source, to, stores) if to else exchange_staging(source)
     try:
         sizes = {file.path: file.size for file in work.files}
-        if staging.begin(work.plan, sizes, restart=options.restart):
-            return replace(report, url=to, done=True)
+        there = replace(report, url=to, done=True, already_there=True)
+        try:
+            if staging.begin(work.plan, sizes, restart=options.restart):
+                return there
+        except ExistsError as error:
+            require_same(source, work.manifest, to, stores, options, counter, error)
+            return there
         with blamed(replica, replica.entries), blamed(source, names):
             moved = _mend(work, staging, options, counter)
         written = time.monotonic()
         require_unchanged(source, names)
         _show(work, staging, moved, options, counter)
+    except IncompleteError:
+        staging.forget()
+        raise
     finally:
         staging.close()
     return replace(
@@ -222,7 +238,7 @@ class _Work:
         files = [CopiedFile(name or file.path, file.path, file.size) for file in sealed]
         manifest = known.manifest
         if name:
-            manifest = replace(manifest, files=[replace(f, path=name) for f in manifest.files])
+            manifest = renamed(manifest, name)
         stands = known.own and source.single and not to
         return cls(source, replica, found, files, manifest, b"" if stands else manifest.dump())
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
-from ftckpt.errors import CorruptError, ExistsError, UnsafeError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    ExistsError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest, find
 from ftckpt.progress import Counter
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
+from ftckpt.transfer.places import place_of
 from ftckpt.verification.blocks import check_manifest
 
 from .options import ReplicationOptions
@@ -19,6 +27,19 @@ from .places import standing_at
 def renamed(manifest: Manifest, name: str) -> Manifest:
     """Return the manifest of a single file under another name."""
     return replace(manifest, files=[replace(file, path=name) for file in manifest.files])
+
+
+def require_other(source: Source, destination: str, stores: StoreOptions) -> None:
+    """Refuse to write a checkpoint onto itself, however it is spelled.
+
+    Raises:
+        ExistsError: what stands at the destination is the source.
+    """
+    with suppress(NotFoundError):
+        if place_of(standing_at(destination, stores)) == place_of(source):
+            raise ExistsError(
+                f"{destination} is the source itself", hint="choose another destination"
+            )
 
 
 def require_same(

@@ -23,6 +23,7 @@ class AlertKind(StrEnum):
 
     EMPTY = "empty"
     STALE = "stale"
+    CLOCK = "clock"
     CORRUPT = "corrupt"
     UNFINISHED = "unfinished"
     NOT_DURABLE = "not-durable"
@@ -66,7 +67,8 @@ class Facts:
 
     Attributes:
         last: the save that was finished last.
-        age_s: seconds since.
+        age_s: seconds since; None where nobody knows.
+        ahead_s: seconds until, where its time lies in the future.
         interval_s: seconds between saves, as expected or measured.
         writing_now_s: how long the newest saves took.
         writing_before_s: how long those before took; None where there are too few.
@@ -82,6 +84,7 @@ class Facts:
 
     last: Held | None
     age_s: float | None
+    ahead_s: float | None
     interval_s: float | None
     writing_now_s: float | None
     writing_before_s: float | None
@@ -108,6 +111,13 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             AlertKind.EMPTY, "no save is finished", "ftckpt inspect ROOT says what lies there"
         )
     yield from _late(facts, wanted)
+    if facts.ahead_s is not None:
+        yield Alert(
+            AlertKind.CLOCK,
+            f"the last save lies {shown_duration(facts.ahead_s)} in the future, so that its age is "
+            "not known",
+            "compare this clock with that of the machine that saves: date -u",
+        )
     if facts.corrupt:
         names = _names(facts.corrupt)
         yield Alert(AlertKind.CORRUPT, f"damaged: {names}", "ftckpt verify says where")

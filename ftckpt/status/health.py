@@ -85,7 +85,6 @@ class Health:
         counts: entries by class.
         durable: what a second tier holds; None where none was named.
         alerts: what somebody should look at, the worst first.
-        notes: what the reader should know.
     """
 
     survey: Survey
@@ -100,7 +99,6 @@ class Health:
     counts: Mapping[EntryClass, int]
     durable: Durable | None
     alerts: tuple[Alert, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +148,14 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
     newest = max(stepped, key=lambda h: h.entry.age_order, default=None)
     timed = [h for h in committed if h.finished is not None]
     last = max(timed, key=_finished, default=newest)
-    notes: list[str] = []
     age = _age(last, now)
-    if last is not None and last.finished is not None and age is None:
-        notes.append("the newest save lies in the future: the clock here or there is wrong")
     rhythm, growth = _rhythm(survey, committed, wanted.expected_s)
     held = None if second is None else durable(survey, second)
     writing = _writing(timed)
     facts = Facts(
         last=last,
         age_s=age,
+        ahead_s=_ahead(last, now),
         interval_s=rhythm.interval_s,
         writing_now_s=writing.now_s,
         writing_before_s=writing.before_s,
@@ -185,7 +181,6 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         {c: len(survey.of(c)) for c in EntryClass if survey.of(c)},
         held,
         alerts(facts, wanted),
-        tuple(notes),
     )
 
 
@@ -195,9 +190,16 @@ def _finished(held: Held) -> float:
 
 
 def _age(held: Held | None, now: float) -> float | None:
-    if held is None or held.finished is None or held.finished > now + _SKEW_S:
+    if held is None or held.finished is None or _ahead(held, now) is not None:
         return None
     return max(0.0, now - held.finished)
+
+
+def _ahead(held: Held | None, now: float) -> float | None:
+    """Return how far in the future a save was written; None where it was not."""
+    if held is None or held.finished is None or held.finished <= now + _SKEW_S:
+        return None
+    return held.finished - now
 
 
 def _rhythm(

@@ -157,6 +157,12 @@ class LocalStaging(Staging):
             raise translate(error, self._path, "write") from error
         self._sweep()
 
+    def forget(self) -> None:
+        """Remove everything: the lock says that it is this run's alone."""
+        if self._lock.held:
+            self._remove_built()
+            self._sweep()
+
     def close(self) -> None:
         """Unlock; a place where nothing has been built yet is swept away."""
         if not self._lock.held:
@@ -219,13 +225,16 @@ class LocalStaging(Staging):
         os.unlink(probe)
 
     def _start_anew(self, plan: str) -> None:
+        self._remove_built()
+        self._lock.begin_anew(header(plan))
+
+    def _remove_built(self) -> None:
         if self._single and self._shown is not None and os.path.lexists(self._path + SUFFIX):
             os.unlink(self._path + SUFFIX)  # of the run that is forgotten
         if os.path.lexists(self._state):
             make_directory(self._state)  # refuses a link
             shutil.rmtree(self._state)
         self._shown = None
-        self._lock.begin_anew(header(plan))
 
     def require_room(self, nbytes: int) -> None:
         """Compare what is still to be written with what is free."""

@@ -124,6 +124,9 @@ class Staging(ABC):
             ExistsError: somebody else has made the destination meanwhile.
         """
 
+    def forget(self) -> None:  # noqa: B027 - where two runs may build at once, it is theirs too
+        """Remove what was built, where no run can go on from it: its source is another now."""
+
     @abstractmethod
     def close(self) -> None:
         """Let go; what was built stays and can be resumed."""

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -98,6 +99,22 @@ def test_metrics_for_a_monitor(root: Path, tmp_path: Path) -> None:
     text = file.read_text()
     assert f'ftckpt_status_up{{root="{root}"}} 0\n' in text
     assert "newest" not in text
+
+
+def test_metrics_do_not_wait_for_a_reader_or_a_policy(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ftckpt.prom"
+    words = f"{sys.executable} -m ftckpt status {root} --prometheus {file}"
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() in ("0", "141")
+    assert "ftckpt_newest_step" in file.read_text()
+    file.unlink()
+    assert ftckpt("status", root, "--prometheus", file, "--policy", "none.toml").returncode == 2
+    assert "ftckpt_newest_step" in file.read_text()
 
 
 def test_metrics_that_cannot_be_written(root: Path) -> None:

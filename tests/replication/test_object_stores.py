@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.manifest import FOLDER, NAME, SUFFIX
+from ftckpt.replication.places import around, staging_at
 from ftckpt.stores import open_store
 from ftckpt.stores.memory import MemoryStore
 from ftckpt.stores.s3 import S3Store
@@ -195,6 +197,20 @@ def _single(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
     save_file({"w": np.arange(5000, dtype=np.float32)}, path)
     return path
+
+
+def test_one_file_does_not_take_the_name_of_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    source = opened(_single(tmp_path)).source
+    with pytest.raises(UsageError, match="is a bucket"):
+        staging_at(source, "s3://bucket", STORES)
+    assert os.listdir() == []
+    assert around("s3://bucket/model.pt") == "s3://bucket/"
+    assert around("s3://bucket/run/model.pt") == "s3://bucket/run/"
+    assert [around(path) for path in ("/model.pt", "run/model.pt", "model.pt")] == ["/", "run/", ""]
 
 
 def test_what_stands_there_is_kept(source: Path, place: str) -> None:

@@ -22,6 +22,7 @@ from ftckpt.errors import (
 from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.replication.exchanging import ExchangeStaging
 from ftckpt.stores import renaming
+from ftckpt.stores.exchange import exchange
 from ftckpt.stores.local import LocalReader
 from ftckpt.transfer.changes import require_unchanged
 from tests.commands.golden import RUN
@@ -29,6 +30,7 @@ from tests.killing import kill_points
 from tests.replication.replicas import (
     INSIDE,
     VICTIM,
+    KilledError,
     contents,
     copied,
     flip,
@@ -267,14 +269,19 @@ def test_killed_again_and_again_it_gets_through(source: Path, replica: Path) -> 
     assert contents(kept) == damaged
 
 
-def test_one_file(tmp_path: Path) -> None:
+def _one_file(tmp_path: Path) -> Path:
+    """A sealed checkpoint of one file in a directory of its own."""
     import numpy as np
     from safetensors.numpy import save_file
 
-    (tmp_path / "root").mkdir()
-    path, replica = tmp_path / "root" / "model.safetensors", tmp_path / "copy.safetensors"
+    path = tmp_path / "root" / "model.safetensors"
+    path.parent.mkdir()
     save_file({"w": np.arange(5000, dtype=np.float32)}, path)
-    sealed(path)
+    return sealed(path)
+
+
+def test_one_file(tmp_path: Path) -> None:
+    path, replica = _one_file(tmp_path), tmp_path / "copy.safetensors"
     copied(path, replica)
     whole = path.read_bytes()
     flip(path, 9000)
@@ -304,8 +311,39 @@ def test_elsewhere_on_demand(source: Path, replica: Path, tmp_path: Path) -> Non
     assert (report.url, report.kept, report.fetched) == (str(mended), "", 4096)
     assert state(source.parent) == before
     assert contents(mended) == whole
+    again = repaired(source, replica, to=str(mended))
+    assert (again.done, again.already_there, again.files) == (True, True, 0)
+    (tmp_path / "out").mkdir()
+    inside = repaired(source, replica, to=f"{tmp_path}/out/")
+    assert inside.url == f"{tmp_path}/out/{source.name}"
+    flip(mended / VICTIM, INSIDE)
+    with pytest.raises(CorruptError, match="there already, and damaged"):
+        repaired(source, replica, to=str(mended))
     with pytest.raises(ExistsError):
-        repaired(source, replica, to=str(replica))
+        repaired(source, replica, to=str(source))
+
+
+def test_a_restart_leaves_the_damaged_manifest_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the note of what is shown next and the swap, then begun anew."""
+    path = _one_file(tmp_path)
+    copied(path, tmp_path / "copy.safetensors")
+    whole = path.read_bytes()
+    flip(path, 9000)
+
+    def swap(one: str, other: str) -> None:
+        if other == str(path):
+            raise KilledError
+        exchange(one, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ftckpt.replication.exchanging.exchange", swap)
+        with pytest.raises(KilledError):
+            repaired(path, tmp_path / "copy.safetensors")
+    repaired(path, tmp_path / "copy.safetensors", restart=True)
+    assert path.read_bytes() == whole
+    require_good(path)
 
 
 def test_two_at_once(source: Path, replica: Path, monkeypatch: pytest.MonkeyPatch) -> None:

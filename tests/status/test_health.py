@@ -92,11 +92,12 @@ def test_after_a_restart_from_an_earlier_step_the_last_save_counts() -> None:
     assert run.age_s == 30
 
 
-def test_a_time_in_the_future_is_no_age() -> None:
-    (run,) = of([*saves(3), held(9000, NOW + 7200)]).runs
-    assert run.age_s is None
-    assert run.notes
-    assert AlertKind.STALE not in kinds(of([*saves(3), held(9000, NOW + 7200)]))
+def test_a_time_in_the_future_is_no_age_and_hides_whether_the_run_is_late() -> None:
+    found = of([*saves(3), held(9000, NOW + 7200)])
+    assert found.runs[0].age_s is None
+    assert kinds(found) == [AlertKind.CLOCK]
+    assert "2 h in the future" in found.alerts[0].message
+    assert kinds(of([*saves(3), held(9000, NOW + 200)])) == []
 
 
 def test_a_store_without_times_is_told_as_such() -> None:
