@@ -161,7 +161,9 @@ class _Dropping:
         trash = self.trashes[found.entry.group]
         # No two at one time, so that the trash keeps the order, and a delta goes before its base.
         self._last = max(self.now(), self._last + 1e-6)
-        thing = trash.discard(found, decision, actor=self.actor, now=self._last)
+        thing = trash.discard(
+            found, decision, actor=self.actor, now=self._last, final=self.purge_now
+        )
         self._is_gone(decision.entry.name)
         self.dropped.append(decision)
         if not self.purge_now and not thing.erasing:

@@ -58,7 +58,15 @@ class LocalTrash:
             with self._translated("flush", ""):
                 self._flush()
 
-    def discard(self, found: Found, decision: Decision, *, actor: str, now: float) -> Trashed:
+    def discard(
+        self,
+        found: Found,
+        decision: Decision,
+        *,
+        actor: str,
+        now: float,
+        final: bool = False,
+    ) -> Trashed:
         """Rename an entry into the trash."""
         base = self._root.base
         name = found.place.path[len(base) + 1 if base else 0 :]
@@ -67,8 +75,9 @@ class LocalTrash:
             try:
                 return self._moved(name, now)
             except OSError as error:
-                # It cannot be undone, so a word of the system alone is not enough.
-                if error.errno not in _NO_SPACE or not is_full(self._here):
+                # It cannot be undone, so where that was not meant a word of the system alone, as of
+                # a quota, is not enough.
+                if error.errno not in _NO_SPACE or not (final or is_full(self._here)):
                     raise
                 return self._forced(found, name, now, error)
 

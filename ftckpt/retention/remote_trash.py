@@ -64,7 +64,15 @@ class RemoteTrash:
             with suppress(FtckptError):  # it ends by itself
                 lock.release()
 
-    def discard(self, found: Found, decision: Decision, *, actor: str, now: float) -> Trashed:
+    def discard(
+        self,
+        found: Found,
+        decision: Decision,
+        *,
+        actor: str,
+        now: float,
+        final: bool = False,
+    ) -> Trashed:
         """Put the tombstone of an entry, then remove what commits it."""
         files = list_entry(self._store, found.place)
         self._require_as_seen(found, files)

@@ -95,7 +95,15 @@ class Trash(Protocol):
             UnsafeError: a link stands where the root's own files belong.
         """
 
-    def discard(self, found: Found, decision: Decision, *, actor: str, now: float) -> Trashed:
+    def discard(
+        self,
+        found: Found,
+        decision: Decision,
+        *,
+        actor: str,
+        now: float,
+        final: bool = False,
+    ) -> Trashed:
         """Take an entry out of the root: at once it is no checkpoint any more, and can be had back.
 
         Where a full disk has no room even for a name, it is on its way to being reclaimed instead
@@ -106,6 +114,7 @@ class Trash(Protocol):
             decision: why it goes.
             actor: who drops it.
             now: seconds since the epoch.
+            final: it is to be reclaimed at once, so that nothing of it need be kept.
 
         Raises:
             NotFoundError: it is gone.

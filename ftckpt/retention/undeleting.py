@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
 from ftckpt.opening import Place, open_runs
 from ftckpt.registry import Format
-from ftckpt.roots import Root
+from ftckpt.roots import Root, read_again
 
 from . import log
+from .found import Bases, no_bases
 from .holding import hold
 from .outcome import Undeleted
 from .trash import Trashed, open_trash, parse_trash_name
@@ -33,6 +35,7 @@ def undelete(
     *,
     actor: str,
     now: Callable[[], float],
+    bases: Bases = no_bases,
 ) -> Undeleted:
     """Give things of the trash their old names again.
 
@@ -45,6 +48,8 @@ def undelete(
         names: each a name that a plan showed, the last part of one, a step, or a `Trashed.id`.
         actor: who, for the log.
         now: returns seconds since the epoch.
+        bases: returns what a checkpoint is a delta upon: the notes name what of it lies in the
+            trash still.
 
     Raises:
         UsageError: a name means things of several runs.
@@ -76,9 +81,33 @@ def undelete(
             if ids:
                 fields = {"actor": actor, "restored": ids}
                 log.append_if_room(roots[group], log.UNDELETED, now(), fields)
+        if restored:
+            lying = [t for trash in trashes.values() for t in trash.listed()]
+            notes += _left_behind(roots, restored, lying, bases)
     if restored:
         notes.append("the next gc by the same rules drops what came back again: pin it")
     return Undeleted(restored=tuple(restored), failed=failed, notes=tuple(notes))
+
+
+def _left_behind(
+    roots: Mapping[str, Root], restored: Sequence[Trashed], lying: Sequence[Trashed], bases: Bases
+) -> Iterator[str]:
+    """Yield in words what of the trash is missed by what came back."""
+    fresh = {group: read_again(roots[group]) for group in {t.group for t in (*restored, *lying)}}
+    live = {c.entry.path for r in fresh.values() for c in r.candidates if not r.is_dropped(c)}
+    missed = {t.entry for t in lying} - live
+    back = {t.entry for t in restored}
+    for root in fresh.values():
+        for candidate in root.candidates:
+            if not missed or candidate.entry.path not in back:
+                continue
+            with suppress(FtckptError):  # it is back all the same; who reads it finds out
+                child = root.recognise(candidate)
+                for base in missed.intersection(bases(root, child) if child else ()):
+                    yield (
+                        f"{candidate.entry.path} is a delta upon {base}, which lies in the trash "
+                        "too: have it back as well"
+                    )
 
 
 def _stands(name: str, root: Root) -> bool:

@@ -106,7 +106,7 @@ def purge_in(root: Path, now: float, **more: Any) -> Purged:
 
 
 def undelete_in(root: Path, *names: str, now: float = NOW) -> Undeleted:
-    return undelete(place_of(root), FORMATS, names, actor="tester", now=lambda: now)
+    return undelete(place_of(root), FORMATS, names, actor="tester", now=lambda: now, bases=bases)
 
 
 def names_in(root: Path) -> set[str]:

@@ -271,6 +271,22 @@ def test_a_base_stays_with_the_delta_that_could_not_go(
     assert dropped(apply_to(tmp_path)) == ["step-2", "step-1"]
 
 
+def test_what_comes_back_without_its_base_is_said(tmp_path: Path) -> None:
+    for step in (1, 3, 5, 6):
+        save(tmp_path, f"step-{step}", step)
+    save(tmp_path, "step-2", 2, base="step-1")
+    save(tmp_path, "step-4", 4, base="step-2")
+    apply_to(tmp_path)
+    says = "{} is a delta upon {}, which lies in the trash too: have it back as well"
+    pin = "the next gc by the same rules drops what came back again: pin it"
+    assert undelete_in(tmp_path, "step-4").notes == (says.format("step-4", "step-2"), pin)
+    assert undelete_in(tmp_path, "step-3").notes == (pin,)
+    assert undelete_in(tmp_path, "step-2").notes == (says.format("step-2", "step-1"), pin)
+    assert undelete_in(tmp_path, "step-1").notes == (pin,)
+    apply_to(tmp_path)
+    assert undelete_in(tmp_path, "step-2", "step-1").notes == (pin,)
+
+
 def deny(monkeypatch: pytest.MonkeyPatch, *names: str, code: int = errno.EACCES) -> None:
     """Let the system refuse to rename these."""
     real = renaming.renameat2

@@ -481,24 +481,47 @@ def test_a_root_that_the_user_named_by_a_link_is_the_root(root: Path) -> None:
 
 
 class Stuck:
-    """A filesystem without room for one more name, until so many files have been removed."""
+    """A filesystem without room for one more name, until so many files have been removed.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, removals: int) -> None:
+    With `EDQUOT` it is a quota that has no room, and the filesystem is half empty.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, removals: int, code: int = errno.ENOSPC
+    ) -> None:
         self.removed: list[str] = []
         self.removals = removals
+        self.code = code
         self.rename, self.unlink = renaming.renameat2, os.unlink
         full(monkeypatch, "mkdir", "open", "write", "pwrite")
         monkeypatch.setattr(renaming, "renameat2", self._rename)
         monkeypatch.setattr(os, "unlink", self._unlink)
-        none = os.statvfs_result((4096, 4096, 1000, 0, 0, 1000, 10, 10, 0, 255))
-        monkeypatch.setattr(os, "fstatvfs", lambda folder: none)
+        free = 0 if code == errno.ENOSPC else 500
+        system = os.statvfs_result((4096, 4096, 1000, free, free, 1000, 10, 10, 0, 255))
+        monkeypatch.setattr(os, "fstatvfs", lambda folder: system)
 
     def _rename(self, *names: Any) -> int:
-        return errno.ENOSPC if len(self.removed) < self.removals else self.rename(*names)
+        return self.code if len(self.removed) < self.removals else self.rename(*names)
 
     def _unlink(self, *args: Any, **more: Any) -> None:
         self.unlink(*args, **more)
         self.removed.append(args[0])
+
+
+@pytest.mark.parametrize("removals", [1, 3, 100])
+def test_a_quota_without_room_for_a_name_stops_only_what_is_to_be_kept(
+    root: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    before, plan = saved(root), plan_of(root)
+    Stuck(monkeypatch, removals, errno.EDQUOT)
+    assert apply_to(root, plan).code is ExitCode.NO_RESOURCE
+    assert saved(root) == before
+    applied = apply_to(root, plan, purge_now=True)
+    assert applied.code is ExitCode.OK
+    assert names_in(root) == {"step-3", "step-4"}
+    assert applied.freed == plan.frees
+    monkeypatch.undo()
+    assert trash_of(root) == []
 
 
 @pytest.mark.parametrize("at_once", [False, True])

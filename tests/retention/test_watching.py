@@ -49,7 +49,7 @@ def after(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[], objec
 
 def test_a_drop_asks_no_more_where_more_stands(tmp_path: Path) -> None:
     policy = Policy(keep_last=2, max_delete=DeleteLimit(100, percent=True))
-    per_drop = []
+    per_drop: list[float] = []
     for number in (8, 32):
         root = make(tmp_path / str(number), number)
         for label in range(number):
@@ -61,10 +61,14 @@ def test_a_drop_asks_no_more_where_more_stands(tmp_path: Path) -> None:
             for name in _LOOKS:
                 patch.setattr(LocalStore, name, counted(getattr(LocalStore, name), looks))
             # What goes last ends the count: after it the log is written.
-            after(patch, plan.order[-1], lambda seen=looks: per_drop.append(sum(seen.values())))
+            after(patch, plan.order[-1], partial(note, looks, per_drop))
             assert len(apply_to(root, plan).dropped) == number - 2
         per_drop[-1] /= number - 3
     assert per_drop[0] == per_drop[1]
+
+
+def note(looks: Counter[str], seen: list[float]) -> None:
+    seen.append(looks.total())
 
 
 def counted(real: Callable[..., Any], looks: Counter[str]) -> Callable[..., Any]:
