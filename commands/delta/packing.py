@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -127,4 +128,19 @@ def pack_out(
         check=None if run.no_proof else check,
         counter=invocation.counter,
     )
+    if base is not None:
+        _say_what_keeps(invocation, base, out)
     return show(invocation, report, storage)
+
+
+def _say_what_keeps(invocation: Invocation, base: Checkpoint, out: str) -> None:
+    """Say how the base stays where gc of its root does not look among what stands upon it."""
+    from ftckpt.stores import open_store
+    from ftckpt.transfer.places import absolute, place_of
+
+    store = open_store(out, invocation.stores)
+    delta = absolute(store) if store.traits.local else store.url.rstrip("/")
+    root, _, name = place_of(base.source).rpartition("/")
+    if root != delta.rpartition("/")[0]:
+        pin = shlex.join(["ftckpt", "pin", root, name, "--reason", "base of a delta"])
+        invocation.say(f"gc of {root} alone does not see what stands upon {name}: {pin} keeps it")
