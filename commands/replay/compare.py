@@ -10,6 +10,7 @@ import typer
 from ftckpt.commands.invocation import Result, invoked
 from ftckpt.errors import ExitCode, UnverifiedError
 from ftckpt.replay.foreign import read_any
+from ftckpt.replay.idle import idle_streams
 from ftckpt.replay.judging import judge
 from ftckpt.replay.records import Log
 
@@ -75,7 +76,7 @@ def command(
     judgement = (
         judge([a], [b], first or begin, last or end)
         if u is None
-        else judge([u], [a, b], first or begin, last or end)
+        else judge([u], [a, b], first or begin, last or end, idle=idle_streams([a, b], [u]))
     )
     invocation.report(**record(judgement))
     invocation.print(text(judgement))

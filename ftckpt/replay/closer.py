@@ -47,7 +47,7 @@ def _each_step(
         logs = runs.closer("closer", at, Settings(last=step, every=1, dense_from=since))
     except FailedRunError as failure:
         return _noted(judgement, f"not looked at closer: {failure}"), across
-    closer = judge(logs[:1], logs[1:], at + 1, step)
+    closer = judge(logs[:1], logs[1:], at + 1, step, idle=judgement.idle)
     if closer.verdict is not Verdict.STATE:
         note = "the run that looked closer did not show the difference again"
         return _noted(judgement, note), across

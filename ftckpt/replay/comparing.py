@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,11 +104,14 @@ class Comparison:
         return tuple(d for d in self.differences if d.step == step)
 
 
-def compare(reference: Log, other: Log, first: int, last: int) -> Comparison:
+def compare(
+    reference: Log, other: Log, first: int, last: int, idle: Collection[str] = ()
+) -> Comparison:
     """Compare the steps `first` to `last`, and what is recorded of the state after `last`.
 
     An event is compared where both runs recorded it; one that is recorded of the same step in one
-    run alone differs, unless it is heavy and the other run left it out of that step.
+    run alone differs, unless it is heavy and the other run left it out of that step. Random streams
+    that are `idle` (see `idle.idle_streams`) are not compared.
     """
     finished = set(reference.finished()) & set(other.finished())
     steps = tuple(step for step in range(first, last + 1) if step in finished)
@@ -119,7 +122,7 @@ def compare(reference: Log, other: Log, first: int, last: int) -> Comparison:
         for event in EVENTS:
             for rank in ranks:
                 pair = reference.steps[rank].get(step), other.steps[rank].get(step)
-                difference = _compare_event(*pair, event.key)
+                difference = _compare_event(*pair, event.key, idle)
                 if difference is None:
                     continue
                 grid[step, event.key, rank] = not difference
@@ -131,7 +134,9 @@ def compare(reference: Log, other: Log, first: int, last: int) -> Comparison:
     )
 
 
-def _compare_event(a: Record | None, b: Record | None, event: str) -> Difference | bool | None:
+def _compare_event(
+    a: Record | None, b: Record | None, event: str, idle: Collection[str]
+) -> Difference | bool | None:
     """Return the difference, False where the two are equal, None where they cannot be compared."""
     if a is None or b is None:
         return None
@@ -144,6 +149,10 @@ def _compare_event(a: Record | None, b: Record | None, event: str) -> Difference
             return None
         ours, theirs = ours or {}, theirs or {}
     names = list(dict.fromkeys([*ours, *theirs]))
+    if event in RANDOM:
+        names = [name for name in names if name not in idle]
+        if not names:
+            return None
     items = tuple(_differing(event, names, ours, theirs))
     if not items:
         return False

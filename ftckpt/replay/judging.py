@@ -12,16 +12,16 @@ noise. A run that failed, or that logged less than it should, is never a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ftckpt.findings import counted
 
-from .attribution import Cause, causes
+from .attribution import TITLES, Cause, causes
 from .closeup import Closeup
 from .comparing import Comparison, compare
-from .events import BY_KEY, STATE
+from .events import BY_KEY, STATE, component_of
 from .records import Log
 
 # Conditions of a run under which it need not repeat itself.
@@ -57,6 +57,7 @@ class Judgement:
         notes: what the verdict cannot say: repetitions that were not run, limits of the logs.
         problems: why nothing can be said, where the verdict is NOT_COMPARED.
         closeups: where the tensors that differ first do, element by element.
+        idle: random streams that were left out (`idle.idle_streams`).
     """
 
     verdict: Verdict
@@ -68,6 +69,7 @@ class Judgement:
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     closeups: tuple[Closeup, ...] = ()
+    idle: tuple[str, ...] = ()
 
 
 def judge(
@@ -76,6 +78,7 @@ def judge(
     first: int,
     last: int,
     before: Sequence[Comparison] = (),
+    idle: Sequence[str] = (),
 ) -> Judgement:
     """Weigh runs against each other.
 
@@ -85,20 +88,23 @@ def judge(
         first: the first step after the checkpoint.
         last: the last step that every run was to log.
         before: comparisons of uninterrupted runs over the steps before the restart.
+        idle: random streams that are left out (`idle.idle_streams`).
     """
     u, a = baselines[0], restarts[0]
-    repeats = [*before, *(compare(u, other, first, last) for other in baselines[1:])]
-    siblings = [compare(a, other, first, last) for other in restarts[1:]]
-    across = compare(u, a, first, last)
+    repeats = [*before, *(compare(u, other, first, last, idle) for other in baselines[1:])]
+    siblings = [compare(a, other, first, last, idle) for other in restarts[1:]]
+    across = compare(u, a, first, last, idle)
     comparisons = (*repeats, *siblings, across)
     problems = tuple(dict.fromkeys(p for c in comparisons for p in c.problems))
-    notes = tuple(_notes(len(baselines), len(restarts), (*baselines, *restarts)))
+    notes = tuple(_notes(len(baselines), len(restarts), (*baselines, *restarts), idle))
 
     def said(
         verdict: Verdict, sentence: str, found: tuple[Cause, ...] = (), more: Sequence[str] = ()
     ) -> Judgement:
         said = (*notes, *more)
-        return Judgement(verdict, sentence, first, last, found, comparisons, said, problems)
+        return Judgement(
+            verdict, sentence, first, last, found, comparisons, said, problems, idle=tuple(idle)
+        )
 
     unlike = next((c for c in repeats if not c.equal), None)
     if unlike is not None:
@@ -170,8 +176,11 @@ def _first_words(comparison: Comparison) -> str:
     return f"first at step {first.step}{when}, rank {first.rank}: {first.words}"
 
 
-def _notes(baselines: int, restarts: int, logs: Sequence[Log]) -> list[str]:
+def _notes(baselines: int, restarts: int, logs: Sequence[Log], idle: Collection[str]) -> list[str]:
     notes = []
+    if idle:
+        streams = " and ".join(TITLES[component_of("rng", name)] for name in idle)
+        notes.append(f"{streams}: seeded by nobody, and nothing drew from it: left out")
     if baselines < 2:
         notes.append(
             "the uninterrupted run was not repeated: that the training repeats itself is not shown"

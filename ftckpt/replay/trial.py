@@ -21,6 +21,7 @@ from ftckpt.errors import RefusedError, UsageError
 
 from .closer import look_closer
 from .comparing import compare
+from .idle import idle_streams
 from .judging import Judgement, Verdict, judge
 from .records import Log, read_log
 from .running import Outcome
@@ -128,10 +129,14 @@ def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> T
             Verdict.NOT_COMPARED, str(failure), 0, 0, (), (), problems=(str(failure),)
         )
         return Tried(judgement, trial.at, runs.outcomes, runs.logs)
-    before = []
-    if not trial.checkpoint:
-        before.append(compare(baselines[0], runs.logs["interrupted"], 1, at))
-    judgement = judge(baselines, restarts, first, last, before=before)
+    interrupted = [] if trial.checkpoint else [runs.logs["interrupted"]]
+    # With a reference there is one run from the start, and restarts are what was repeated.
+    repeated, others = [*baselines, *interrupted], restarts
+    if len(repeated) == 1:
+        repeated, others = others, repeated
+    idle = idle_streams(repeated, others)
+    before = [compare(baselines[0], run, 1, at, idle) for run in interrupted]
+    judgement = judge(baselines, restarts, first, last, before=before, idle=idle)
     if judgement.verdict is Verdict.STATE and not trial.reference:
         judgement = look_closer(runs, judgement, at)
     return Tried(judgement, at, runs.outcomes, runs.logs)

@@ -26,7 +26,7 @@ import json, os, struct, sys, time
 from pathlib import Path
 env = lambda name: int(os.environ["FTCKPT_REPLAY_" + name])
 log, state = Path(os.environ["FTCKPT_REPLAY_LOG"]), Path(sys.argv[1] if sys.argv[1:] else ".")
-fault = os.environ.get("FAULT", "")
+fault, noise = os.environ.get("FAULT", ""), os.urandom(16).hex()
 resumed = (state / "saved").exists()
 done = int((state / "saved").read_text()) if resumed else 0
 assert done == env("AT"), (done, env("AT"))
@@ -50,6 +50,8 @@ with (log / "rank-0.jsonl").open("w") as out:
         loss = "nan" if fault == "nan" and done > 4 else float(value).hex()
         events["loss"] = {"0": "float64 " + loss}
         every, since = env("EVERY"), env("DENSE_FROM")
+        if fault == "idle":
+            events["rng_start"] = {"python": {"digest": noise}}
         if not every or done < since or (done - since) % every:
             del events["params"]
         put({"step": done, "rank": 0, "events": events})
@@ -105,6 +107,18 @@ def test_a_restart_that_is_exact(script: Path) -> None:
     }  # fmt: skip
     printed = (script.parent / "trial" / "restart-1" / "output.txt").read_text()
     assert printed == "step 4\nstep 5\nstep 6\nstep 7\n"
+
+
+def test_a_generator_that_nobody_seeds_or_draws_from_is_no_difference(script: Path) -> None:
+    answer = replay(script, fault="idle")
+    assert answer["result"]["code"] == 0, answer["result"]
+    note = "Python RNG: seeded by nobody, and nothing drew from it: left out"
+    assert note in answer["notes"]
+    logs = [script.parent / "trial" / run / "log" for run in ("restart-1", "restart-2")]
+    reference = script.parent / "trial" / "baseline-1" / "log"
+    done = ftckpt("replay", "compare", *logs, "--reference", reference)
+    assert done.returncode == 0, done.stderr
+    assert note in done.stdout
 
 
 def test_a_restart_that_forgets_something(script: Path) -> None:
