@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from ftckpt.errors import RefusedError, UnsupportedError
+from ftckpt.errors import RefusedError, UnsafeError, UnsupportedError
 from ftckpt.manifest import FOLDER
 from ftckpt.stores.folders import opened
 from ftckpt.stores.oserror import twice
@@ -37,14 +37,14 @@ def locked(folder: int, url: str, actor: str) -> Iterator[None]:
     Raises:
         RefusedError: another has it.
         UnsupportedError: the filesystem has no locks.
-        UnsafeError: `.ftckpt` is a link.
+        UnsafeError: `.ftckpt`, or the file in it, is a link.
         OSError: the system refused.
     """
     with ExitStack() as held:
         with suppress(UnsupportedError):
             _claim(folder, folder, url)
         with suppress(_NoRoom):
-            file = _lock_file(folder)
+            file = _lock_file(folder, url)
             held.callback(os.close, file)
             _claim(file, folder, url)
             with suppress(OSError):  # there may be room for the file and none for its text
@@ -57,12 +57,18 @@ class _NoRoom(Exception):
     pass
 
 
-def _lock_file(folder: int) -> int:
+def _lock_file(folder: int, url: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         with opened(FOLDER, folder, make=True) as own:
             return twice(lambda: os.open(NAME, flags, 0o666, dir_fd=own))
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnsafeError(
+                f"{FOLDER}/{NAME} of {url} is a link: it was not made by ftckpt",
+                kind="special-file",
+                file=f"{FOLDER}/{NAME}",
+            ) from error
         if error.errno in _NO_SPACE:
             raise _NoRoom from error
         raise

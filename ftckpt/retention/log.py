@@ -6,6 +6,7 @@ append, so there each event is an object of its own below `.ftckpt/log/`, named 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -13,7 +14,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 
-from ftckpt.errors import CorruptError, NoResourceError, NotFoundError, UnavailableError
+from ftckpt.errors import (
+    CorruptError,
+    NoResourceError,
+    NotFoundError,
+    UnavailableError,
+    UnsafeError,
+)
 from ftckpt.roots import Root
 from ftckpt.stores.atomic import make_directories
 from ftckpt.stores.oserror import translate, twice
@@ -37,7 +44,7 @@ def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> 
 
     Raises:
         NoResourceError, DeniedError, UnavailableError: it could not be written.
-        UnsafeError: the root's `.ftckpt` is a link.
+        UnsafeError: the root's `.ftckpt`, or the file, is a link.
     """
     head = {"schema": SCHEMA, "time": now, "event": event}
     line = json.dumps({**head, **fields}, ensure_ascii=True).encode() + b"\n"
@@ -109,6 +116,9 @@ def _append(path: str, line: bytes) -> None:
         finally:
             os.close(fd)
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            message = f"{path} is a link: it was not made by ftckpt"
+            raise UnsafeError(message, kind="special-file", file=_FILE) from error
         raise translate(error, path, "append to") from error
 
 

@@ -58,16 +58,33 @@ def own_folder(root: Root) -> str:
         UnsafeError: it is a link; what lies behind it is not the root's.
     """
     path = join(root.base, FOLDER)
+    _require_own(root, path)
+    return path
+
+
+def _require_own(root: Root, path: str) -> None:
+    """Refuse what stands where a directory of the root's own belongs; it may be absent."""
     try:
         entry = root.store.stat(path)
     except NotFoundError:
-        return path
-    if entry.link is not None or entry.kind is EntryKind.SPECIAL:
+        return
+    # An object store has no directories, and a key of the same name hinders nobody.
+    wrong = EntryKind.SPECIAL, *((EntryKind.FILE,) if root.store.traits.local else ())
+    if entry.link is not None or entry.kind in wrong:
         raise UnsafeError(
             f"{root.store.describe(path)} is a link or no directory: it was not made by ftckpt",
             kind="special-file",
-            file=FOLDER,
+            file=path[len(root.base) + 1 if root.base else 0 :],
         )
+
+
+def _folder(root: Root, kind: str, entry: str | None = None) -> str:
+    """Return the path of the records of a kind, or of those of one entry; never behind a link."""
+    path = f"{own_folder(root)}/{kind}"
+    for part in ("",) if entry is None else ("", f"/{_quoted(entry)}"):
+        path += part
+        if root.store.traits.local:
+            _require_own(root, path)
     return path
 
 
@@ -76,7 +93,7 @@ def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, ob
 
     Raises:
         NotFoundError: the root has no such entry.
-        UnsafeError: the root's `.ftckpt` is a link.
+        UnsafeError: the root's `.ftckpt`, or a directory in it, is a link.
     """
     if all(entry != candidate.path for candidate in root.candidates):
         raise NotFoundError(
@@ -102,16 +119,18 @@ def read(root: Root, kind: str, entry: str | None = None) -> list[Record]:
 
     Raises:
         UnavailableError, DeniedError: they could not be listed or read; nothing is concluded then.
-        UnsafeError: the root's `.ftckpt` is a link.
+        UnsafeError: the root's `.ftckpt`, or a directory in it, is a link.
     """
-    folder = f"{own_folder(root)}/{kind}"
+    folder = _folder(root, kind)
     found = []
     try:
-        listed = root.store.walk(folder if entry is None else f"{folder}/{_quoted(entry)}")
+        listed = root.store.walk(folder if entry is None else _folder(root, kind, entry))
     except NotFoundError:
         return []
     for item in listed:
         holder, slash, label = item.path[len(folder) + 1 :].partition("/")
+        if item.link is not None and not slash:
+            _require_own(root, item.path)
         if not slash or "/" in label or not label.endswith(_SUFFIX):
             continue
         fields: object = {}
@@ -129,7 +148,7 @@ def read(root: Root, kind: str, entry: str | None = None) -> list[Record]:
 
 
 def _path(root: Root, kind: str, entry: str, label: str) -> str:
-    return f"{own_folder(root)}/{kind}/{_quoted(entry)}/{_quoted(label)}{_SUFFIX}"
+    return f"{_folder(root, kind, entry)}/{_quoted(label)}{_SUFFIX}"
 
 
 def _quoted(name: str) -> str:

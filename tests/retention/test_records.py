@@ -164,6 +164,26 @@ def test_the_log_does_not_follow_a_link(tmp_path: Path) -> None:
     assert outside.read_text() == "precious"
 
 
+@pytest.mark.parametrize("own", [".ftckpt", ".ftckpt/pins", ".ftckpt/pins/step-1"])
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_records_are_neither_read_nor_written_behind_a_link(
+    tmp_path: Path, own: str, kind: str
+) -> None:
+    place, outside = tmp_path / "root" / own, tmp_path / "outside"
+    write(tmp_path / "root", "step-1", 1)
+    root = read(tmp_path / "root")
+    outside.mkdir()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(outside) if kind == "link" else place.touch()
+    with pytest.raises(UnsafeError, match="it was not made by ftckpt"):
+        pins.pin(root, "step-1", owner="me", reason="x", now=NOW)
+    for entry in (None, "step-1"):
+        if kind == "link" or entry or not own.endswith("step-1"):
+            with pytest.raises(UnsafeError, match="it was not made by ftckpt"):
+                pins.pins(root, entry)
+    assert list(outside.iterdir()) == []
+
+
 def test_records_lie_where_the_document_says(tmp_path: Path) -> None:
     write(tmp_path, "step-1", 1)
     pins.pin(read(tmp_path), "step-1", owner="alice@host", reason="figure 3", now=NOW)
