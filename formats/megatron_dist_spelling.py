@@ -106,5 +106,6 @@ def own_name(name: str, args: Arguments) -> str:
     if args.get("transformer_impl") == "local":
         match = _FUSED_NORM.fullmatch(name)
         return f"{match[1]}{_FROM[match[2]]}_layernorm.{match[3]}" if match else name
-    match = _EXPERT.fullmatch(name) if args.flag("moe_grouped_gemm") else None
+    grouped = args.flag("moe_grouped_gemm") and not args.flag("moe_use_legacy_grouped_gemm")
+    match = _EXPERT.fullmatch(name) if grouped else None
     return f"{match[1]}{match[3]}{match[2]}" if match else name

@@ -198,13 +198,21 @@ def _derived(content: Content, named: Mapping[str, Wanted]) -> dict[str, Any]:
         )
     said = arguments_of_config(model_of(content.checkpoint))
     experts = [found[1] for name in named if (found := expert_of(name))]
+    grouped = any(_GROUPED in name for name in named)
+    local = any(map(_LOCAL.fullmatch, named))
+    if grouped and local:
+        raise UnsupportedError(
+            "experts that are grouped by matrix, a weight each, are Transformer Engine's, and the"
+            " norms are those of Megatron's own layers",
+            hint="--spelling local or --spelling grouped, not both",
+        )
     dtype = _dtype(named)
     rows = named[EMBEDDING].shape[0] if EMBEDDING in named else None
     return said | dict.fromkeys(_ONE_RANK, 1) | {
         "virtual_pipeline_model_parallel_size": None,
         "num_experts": max(experts) + 1 if experts else None,
-        "moe_grouped_gemm": any(_GROUPED in name for name in named),
-        "transformer_impl": "local" if any(map(_LOCAL.fullmatch, named)) else "transformer_engine",
+        "moe_grouped_gemm": grouped,
+        "transformer_impl": "local" if local else "transformer_engine",
         "untie_embeddings_and_output_weights": any(tied_to(name) for name in named),
         "vocab_size": rows,
         "padded_vocab_size": rows,

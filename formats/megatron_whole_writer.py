@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
@@ -20,7 +21,7 @@ from .hf_beside import beside_weights
 from .inert import Ordered
 from .megatron_holdings import Holdings, holdings
 from .megatron_modules import Order, Slot, cut_anew, embedding_of, order_of_names, with_copy
-from .megatron_names import head_of
+from .megatron_names import head_of, is_expert
 from .megatron_parts import Parts
 from .megatron_ranks import WEIGHTS
 from .megatron_rules import rules_of
@@ -41,6 +42,7 @@ def lay_out(content: Content, wishes: Wishes) -> Layout:
         UnsupportedError: a tensor that no rule knows, or a model that nothing describes.
     """
     whole = whole_model(content)
+    _require_own_names(whole)
     target = target_of(whole.layout, wishes)
     rules = rules_of(whole.layout.args, whole.locals())
     rules = wishes.rules.before(rules) if wishes.rules else rules
@@ -66,6 +68,26 @@ def lay_out(content: Content, wishes: Wishes) -> Layout:
         notes=[*whole.notes, *notes, _alone()],
         content=replace(padded, aliases=aliases),
     )
+
+
+def _require_own_names(whole: Whole) -> None:
+    """Refuse names that the implementation in the arguments does not have.
+
+    Megatron loads such files without a word and leaves what it does not find at random.
+
+    Raises:
+        UnsupportedError: experts that the job keeps in one matrix, or norms of the other one.
+    """
+    args, names = whole.layout.args, whole.content.tensors
+    local = args.get("transformer_impl") == "local"
+    stacked = args.flag("moe_grouped_gemm") and (local or args.flag("moe_use_legacy_grouped_gemm"))
+    if stacked and any(is_expert(name) for name in names):
+        what = "the job of the source keeps all experts of a rank in one matrix (moe_grouped_gemm)"
+        raise UnsupportedError(what, hint="--to megatron-dist writes what such a job loads")
+    latent = args.flag("multi_latent_attention")
+    if not (local or latent) and f"{_STACK}0.input_layernorm.weight" in names:
+        what = "the norms have the names of Megatron's own layers, and the arguments say otherwise"
+        raise UnsupportedError(what, hint="--names megatron --spelling transformer_engine")
 
 
 def _with_copy(

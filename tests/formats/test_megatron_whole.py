@@ -24,10 +24,12 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.narrowing import Only, drop, only
 from tests.checkpoints import open_checkpoint
+from tests.format_suite import Made
 from tests.hf_models import VOCAB, Model
 from tests.materialise import materialise
-from tests.megatron_files import opened
+from tests.megatron_files import altered, opened
 from tests.real_sets import real_set
+from tests.writer_suite import assert_repeatable
 
 LOCAL = ("local", *DEFAULT_SPELLINGS)
 SIZES: dict[str, dict[str, int]] = {
@@ -40,8 +42,10 @@ SIZES: dict[str, dict[str, int]] = {
 
 def made(content: Content, to: Path, form: str, **wishes: Any) -> tuple[Checkpoint, Layout]:
     """Write a content; hold what is read back to what the layout says."""
-    layout = format_and_writer(form)[1].layout(content, Wishes(**wishes))
+    writer = format_and_writer(form)[1]
+    layout = writer.layout(content, Wishes(**wishes))
     assert list(layout.unplaced) == []
+    assert_repeatable(writer.layout(content, Wishes(**wishes)), layout)
     materialise(layout, content.checkpoint, to)
     result = open_checkpoint(to)
     held = layout.content or content
@@ -173,6 +177,20 @@ def test_a_tied_embedding_lies_once_on_one_stage_and_twice_on_several(tmp_path: 
 
 
 @pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+def test_weights_that_share_memory_are_tied(form: str, tmp_path: Path) -> None:
+    import torch
+
+    model = Model()
+    weights = model.save(tmp_path / "hf")
+    (tmp_path / "hf/model.safetensors").unlink()
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    torch.save(weights, tmp_path / "hf/pytorch_model.bin")
+    result, _ = made(translated(tmp_path / "hf"), tmp_path / "there", form, pp=2)
+    assert "output_layer.weight" not in result.tensors
+    assert arguments(tmp_path / "there")["untie_embeddings_and_output_weights"] is False
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
 def test_the_arguments_build_the_model(form: str, tmp_path: Path) -> None:
     import torch
 
@@ -289,6 +307,42 @@ def test_arguments_are_carried_through_another_format(
     assert changed == (sizes if form == "megatron" else sizes | store)
 
 
+def carried(content: Content, place: Path, **args: Any) -> Content:
+    """Return a content whose source carries other arguments, and no `config.json`."""
+    made(content, place / "first", "megatron")
+    (place / "first/config.json").unlink()
+    altered(Made(place / "first", {}), "mp_rank_00", **{f"args__{k}": v for k, v in args.items()})
+    between, _ = made(Content.of(open_checkpoint(place / "first")), place / "second", "safetensors")
+    return only(Content.of(between), Only.MODEL)
+
+
+@pytest.mark.parametrize("spelling", ["sequential", "grouped"])
+def test_experts_get_the_names_of_the_job(spelling: str, tmp_path: Path) -> None:
+    Model("mixtral").save(tmp_path / "hf")
+    first = translated(tmp_path / "hf", spellings=("sequential", *DEFAULT_SPELLINGS))
+    content = carried(first, tmp_path, moe_grouped_gemm=spelling == "grouped")
+    result, _ = made(content, tmp_path / "there", "megatron", ep=2)
+    own = {
+        "sequential": "decoder.layers.3.mlp.experts.local_experts.3.linear_fc1.weight",
+        "grouped": "decoder.layers.3.mlp.experts.linear_fc1.weight3",
+    }
+    assert {key for key in own.values() if key in result.tensors} == {own[spelling]}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"moe_grouped_gemm": True, "moe_use_legacy_grouped_gemm": True}, "in one matrix"),
+        ({"transformer_impl": "transformer_engine"}, "the arguments say otherwise"),
+    ],
+)
+def test_names_that_the_job_does_not_have(args: Any, says: str, tmp_path: Path) -> None:
+    Model("mixtral").save(tmp_path / "hf")
+    content = carried(translated(tmp_path / "hf", spellings=LOCAL), tmp_path, **args)
+    with pytest.raises(UnsupportedError, match=says):
+        format_and_writer("megatron")[1].layout(content, Wishes())
+
+
 # --- refused --------------------------------------------------------------------------------------
 
 
@@ -355,6 +409,13 @@ def test_a_model_with_a_gap_is_refused(gone: str, says: str, form: str, tmp_path
     content = to_megatron(drop(Content.of(open_checkpoint(tmp_path / "hf")), [gone]))
     with pytest.raises(UnsupportedError, match=f"lacks {re.escape(says)}"):
         format_and_writer(form)[1].layout(content, Wishes())
+
+
+def test_spellings_that_no_implementation_has_together(tmp_path: Path) -> None:
+    Model("mixtral").save(tmp_path / "hf")
+    content = translated(tmp_path / "hf", spellings=("grouped", *LOCAL))
+    with pytest.raises(UnsupportedError, match="grouped by matrix"):
+        format_and_writer("megatron")[1].layout(content, Wishes())
 
 
 def test_more_layers_than_the_arguments_count(tmp_path: Path) -> None:
