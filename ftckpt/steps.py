@@ -36,6 +36,7 @@ class Scalar(NamedTuple):
 # How many counters a file are read: enough for two to be independent, few enough to be cheap.
 SCALARS_A_FILE = 8
 
+
 class Allowance:
     """Counters of each file that may still be read.
 
