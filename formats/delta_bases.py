@@ -16,12 +16,13 @@ from .delta_chain import step_of
 
 
 def bases(root: Root, child: Child) -> Sequence[str]:
-    """Return the store's paths of all that a checkpoint of a root may be a delta upon.
+    """Return the places of all that a checkpoint of a root may be a delta upon.
 
     Only the first bytes of its index are read. Where nothing stands where the base was, that place
     counts all the same, because it may lie in the trash; and so does every checkpoint of its step
-    in the root, because a reader would look for it among them. A base outside the store is nobody's
-    here. What lies inside a checkpoint (one model of several) is named together with all around it.
+    in the root, because a reader would look for it among them. What lies in the store is named by
+    its path there, what lies elsewhere by its absolute path or URL. What lies inside a checkpoint
+    (one model of several) is named together with all around it.
 
     Raises:
         CorruptError: the index is damaged (`bad-delta`).
@@ -37,8 +38,11 @@ def _of_part(root: Root, child: Child, part: Part) -> Iterator[str]:
     if base is None:
         return
     place = _place(root.store, part.entry.path)
-    path = _inside(root.store, resolved(base.path, place))
-    if path is not None:
+    recorded = resolved(base.path, place)
+    path = _inside(root.store, recorded)
+    if path is None:
+        yield recorded
+    else:
         yield from _with_all_around(path)
         if _stands(root.store, path):
             return

@@ -50,7 +50,12 @@ def checked(found: Found, now: float, passed: Passed | None) -> Found | None:
     if listed is None:
         return None
     contents = listed.entry.contents
-    if passed is not None and contents is not None and contents.fingerprint == passed.fingerprint:
+    if (
+        passed is not None
+        and not found.entry.bases  # what it is upon may have gone since
+        and contents is not None
+        and contents.fingerprint == passed.fingerprint
+    ):
         return listed.now(checked=True, step=passed.step)
     return _opened(listed, now)
 

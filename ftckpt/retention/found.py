@@ -53,7 +53,8 @@ class Reading:
         formats: in asking order.
         now: seconds since the epoch.
         metric: to look up; None for none.
-        bases: returns the paths, in the store, of what a checkpoint is a delta upon.
+        bases: returns the places of what a checkpoint is a delta upon: paths in the store, or whole
+            ones of what lies elsewhere, so that there is one for each delta.
     """
 
     formats: Sequence[Format]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,9 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta_bases import bases
 from ftckpt.retention import purge
+from ftckpt.retention.entries import EntryClass
 from ftckpt.retention.policy import Policy
-from ftckpt.retention.preparing import Prepared, prepare
+from ftckpt.retention.preparing import Prepared, prepare, remember
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.stores.local import LocalStore
 from tests.checkpoints import open_checkpoint
@@ -77,6 +79,31 @@ def test_a_base_in_the_trash_is_not_reclaimed(tmp_path: Path) -> None:
     purged = purge(place, FORMATS, actor="me", now=time.time, bases=bases)
     assert [t.name for t in purged.erased] == ["step-4"]
     assert [str(r) for r in purged.held.values()] == ["base: step-3 is a delta upon it"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_delta_that_passed_and_has_lost_its_base_is_no_survivor(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    root = tmp_path / "run"
+    mixed_run(root)
+    if elsewhere:
+        (tmp_path / "archive").mkdir()
+        for step in (3, 5):
+            (root / f"step-{step}").rename(tmp_path / "archive" / f"step-{step}")
+        base = (root / "step-0").rename(tmp_path / "archive" / "step-0")
+        shutil.rmtree(root / "step-1")
+        target = state_at(open_checkpoint(root / "step-4"))
+        pack_upon(root / "step-7", target, base, step=7, place=str(base))
+    policy = Policy(keep_last=1)
+    before = plan_of(root, policy)
+    assert "step-4" in dropped(before)
+    remember(before)
+    shutil.rmtree(base if elsewhere else root / "step-0")
+    after = plan_of(root, policy)
+    assert "step-4" not in dropped(after)
+    last = after.found["step-7" if elsewhere else "step-5"].entry
+    assert last.entry_class is EntryClass.FOREIGN
 
 
 def test_a_moved_root_keeps_its_chains(tmp_path: Path) -> None:
