@@ -49,9 +49,12 @@ def open_base(
         CorruptError: what stands there holds other content (`wrong-base`), or is damaged.
         FtckptError: what stands there cannot be opened.
     """
+    from .delta_checkpoint import DeltaCheckpoint
+
     wrong: FtckptError | None = None
     likely: Checkpoint | None = None
     recorded = resolved(base.path, place_of(delta.source))
+    above = delta.above | {place_of(delta.source)}
     for url in _places(delta, recorded, base, given):
         try:
             found = _open(url, formats, delta)
@@ -62,9 +65,15 @@ def open_base(
             continue
         if found is None:
             continue
+        if place_of(found.source) in above:  # its content may be the right one all the same
+            if url == recorded:
+                wrong = wrong or _comes_back(delta, found)
+            continue
         why = _misfit(delta, found)
         if not why:
             if is_known(found, base):
+                if isinstance(found, DeltaCheckpoint):
+                    found.above = above
                 return found
             why = _difference(delta, base, found, look=url != recorded)
         if not why:
@@ -102,24 +111,16 @@ def walk(delta: DeltaCheckpoint) -> Iterator[Checkpoint]:
     from .delta_checkpoint import DeltaCheckpoint
 
     here: Checkpoint = delta
-    seen = {place_of(delta.source)}
     yield here
     while isinstance(here, DeltaCheckpoint) and here.index.base is not None:
-        if len(seen) > MOST_LINKS:
+        if len(here.above) >= MOST_LINKS:
             raise UnsupportedError(
                 f"{delta.source.url} stands upon more than {MOST_LINKS} deltas",
                 hint="ftckpt delta rebase makes one in the middle of the chain full",
             )
         base = here.base
         assert base is not None
-        here, place = base, place_of(base.source)
-        if place in seen:
-            raise CorruptError(
-                f"{delta.source.url} stands upon itself: the chain comes back to {here.source.url}",
-                kind="bad-delta",
-                file=NAME,
-            )
-        seen.add(place)
+        here = base
         yield here
 
 
@@ -184,6 +185,14 @@ def is_known(found: Checkpoint, base: BaseName) -> bool:
     if isinstance(found, DeltaCheckpoint):
         return found.index.content() == base.content
     return bool(base.manifest) and _manifest(found) == base.manifest
+
+
+def _comes_back(delta: DeltaCheckpoint, found: Checkpoint) -> CorruptError:
+    return CorruptError(
+        f"{delta.source.url} stands upon itself: the chain comes back to {found.source.url}",
+        kind="bad-delta",
+        file=NAME,
+    )
 
 
 def _misfit(delta: DeltaCheckpoint, found: Checkpoint) -> str:

@@ -37,6 +37,7 @@ class DeltaCheckpoint(Checkpoint):
         formats: that read its base, in asking order.
         given: places where bases of the chain may lie, beside those that are recorded.
         stores: how to reach them.
+        above: places of the deltas for which it was opened as a base: none can be a base of its.
     """
 
     format: ClassVar[str] = "delta"
@@ -47,6 +48,7 @@ class DeltaCheckpoint(Checkpoint):
     formats: Sequence[Format]
     given: Sequence[str] = ()
     stores: StoreOptions
+    above: frozenset[str] = frozenset()
     _base: Checkpoint | None = field(default=None, init=False, repr=False)
     _decoder: ChainDecoder | None = field(default=None, init=False, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)

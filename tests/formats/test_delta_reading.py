@@ -304,6 +304,20 @@ class TestChains:
         assert raised.value.kind == "bad-delta"
         assert verify(open_checkpoint(tmp_path / "b")).code is ExitCode.CORRUPT
 
+    def test_states_that_come_back_are_no_loop(self, tmp_path: Path) -> None:
+        """A state may equal one further down; with places given, any of the two may be offered."""
+        one, two = (state_at(open_checkpoint(save_full(tmp_path / f"w{n}", w)))
+                    for n, w in enumerate(training(2)))  # fmt: skip
+        full = save_full(tmp_path / "full", training(1)[0])
+        below = full
+        for name, state in (("a", two), ("b", one), ("c", one), ("d", two)):
+            below = pack_upon(tmp_path / name, state, below)
+        known = formats(None, [str(tmp_path / name) for name in "dcba"])
+        opened = open_target(str(tmp_path / "d"), known, StoreOptions()).open()
+        assert isinstance(opened, DeltaCheckpoint)
+        assert [Path(link.source.url).name for link in chain(opened)] == [*"dcba", "full"]
+        assert verify(opened, CONTENT).code is ExitCode.OK
+
     def test_too_long(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(delta_chain, "MOST_LINKS", 2)
         assert len(chain(delta_at(run / "step-2"))) == 3
