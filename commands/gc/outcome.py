@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.invocation import Invocation, Result
-from ftckpt.commands.render import human_bytes
+from ftckpt.commands.render import human_bytes, printable
 from ftckpt.errors import ExitCode, worst
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def purged_lines(purged: Purged | None) -> Iterator[str]:
         freed = human_bytes(purged.freed)
         yield f"purged {len(purged.erased)} from the trash: {freed} freed"
     for path, why in purged.held.items():
-        yield f"held in the trash: {path}: {why}"
+        yield printable(f"held in the trash: {path}: {why}")
 
 
 def ended(invocation: Invocation, message: str, *outcomes: Outcome) -> Result:

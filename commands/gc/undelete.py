@@ -11,7 +11,7 @@ import typer
 
 from ftckpt.commands.invocation import Result, invoked
 from ftckpt.commands.marking import RootArgument, actor, open_place
-from ftckpt.commands.render import table
+from ftckpt.commands.render import printable, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 from ftckpt.quantities import shown_duration
@@ -76,7 +76,7 @@ def command(
         restored=[trashed_record(t) for t in undeleted.restored], **rest_record(undeleted)
     )
     for thing in undeleted.restored:
-        invocation.print(f"{place.store.describe(thing.entry)} is back")
+        invocation.print(printable(f"{place.store.describe(thing.entry)} is back"))
     return ended(invocation, f"{len(undeleted.restored)} of {len(wanted)} are back", undeleted)
 
 

@@ -20,7 +20,7 @@ from ftckpt.commands.invocation import Invocation
 from ftckpt.errors import DeniedError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.retention.local_trash import LocalTrash
-from ftckpt.retention.trash import open_trash
+from ftckpt.retention.trash import open_trash, trash_name
 from ftckpt.stores import StoreOptions, open_store
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import DAY, HOUR, answer, ended, save, tree
@@ -299,3 +299,18 @@ def test_the_same_on_a_bucket(root: Path, s3_url: str) -> None:
     left = {e.path for e in store.walk() if e.path.startswith("checkpoint-")}
     kept = [400, 800, 1000, 2000, 2200]
     assert left == {f"checkpoint-{step}/model.safetensors" for step in kept}
+
+
+def test_a_name_forges_no_line(tmp_path: Path) -> None:
+    run, name = tmp_path / "run", "checkpoint-1\ndropped 9\x1b[2J"
+    save(run, "checkpoint-2", HOUR)
+    save(run / ".ftckpt/trash", trash_name(name, time.time() - 2 * DAY), 3 * DAY)
+    pinned = run / ".ftckpt/pins" / "checkpoint-1%0Adropped 9%1B%5B2J/me.json"
+    pinned.parent.mkdir(parents=True)
+    pinned.write_text("{}")
+    held = ftckpt("gc", "purge", str(run))
+    back = ftckpt("gc", "undelete", str(run), "--all")
+    for said in (held.stdout, back.stdout):
+        assert "checkpoint-1\\x0adropped 9\\x1b[2J" in said
+        assert len(said.splitlines()) == 1
+    assert (run / name).is_dir()
