@@ -61,7 +61,7 @@ VERBS: dict[str, str] = {
 # Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
 NO_ENVIRONMENT = frozenset(
     {"apply", "force", "overwrite", "purge_now", "skip_unsafe", "skip_unverified", "yes"}
-    | {"no_proof", "proof"}
+    | {"no_proof", "proof", "restart"}
     | {"delete_corrupt", "free", "max_delete", "min_survivors", "policy", "trash_ttl"}
 )
 
@@ -246,6 +246,10 @@ def environment_flags(ctx: Any) -> dict[str, str]:
 
 
 def environment_name(verb: str, flags: Sequence[str]) -> str:
-    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`."""
-    name = f"ftckpt_{verb}_{max(flags, key=len).lstrip('-')}"
+    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`.
+
+    Of a flag's names the first long one counts; others stand for it.
+    """
+    flag = next(flag for flag in flags if flag.startswith("--"))
+    name = f"ftckpt_{verb}_{flag.lstrip('-')}"
     return name.replace("-", "_").replace(" ", "_").upper()

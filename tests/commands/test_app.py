@@ -209,6 +209,14 @@ def test_no_environment_may_skip_a_check() -> None:
     assert "FTCKPT_SEAL_FORCE" not in names
 
 
+@pytest.mark.parametrize("verb", ["copy", "repair", "verify"])
+def test_a_flag_of_several_names_has_the_variable_of_its_first_and_none_forgets(verb: str) -> None:
+    """`--restart` removes what another run has built."""
+    variables = {p.name: p.envvar for p in verbs.load(verb).params if p.envvar}
+    assert variables["jobs"] == f"FTCKPT_{verb.upper()}_JOBS"
+    assert "restart" not in variables
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("hang", ["time.sleep(600)", "pool.submit(time.sleep, 600).result()"])
 def test_signals_end_it_even_where_threads_hang(
