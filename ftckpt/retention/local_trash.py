@@ -75,6 +75,11 @@ class LocalTrash:
             try:
                 return self._moved(name, now)
             except OSError as error:
+                if error.errno == errno.EBUSY:
+                    raise RefusedError(
+                        f"{self._url(name)} stays: another filesystem is mounted there",
+                        hint="unmount it, or pin it",
+                    ) from error
                 # It cannot be undone, so where that was not meant a word of the system alone, as of
                 # a quota, is not enough.
                 if error.errno not in _NO_SPACE or not (final or is_full(self._here)):

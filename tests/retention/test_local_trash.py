@@ -471,6 +471,25 @@ def test_a_filesystem_that_is_mounted_in_a_checkpoint_is_not_emptied(
     assert (small_disk / "precious").read_text() == "precious"
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_checkpoint_that_is_another_filesystem_stays(
+    root: Path, small_disk: Path, at_once: bool
+) -> None:
+    save(small_disk, "step-1", 1)
+    bind = ["mount", "--bind", str(small_disk / "step-1"), str(root / "step-1")]
+    subprocess.run(bind, check=True)
+    try:
+        before = snapshot(small_disk)
+        applied = apply_to(root, purge_now=at_once)
+        assert (applied.code, dropped(applied)) == (ExitCode.PARTIAL, ["step-2.pt"])
+        assert "another filesystem is mounted there" in applied.failed["step-1"].message
+        assert apply_to(root, purge_now=at_once).code is ExitCode.REFUSED
+        assert snapshot(small_disk) == before
+    finally:
+        subprocess.run(["umount", str(root / "step-1")], check=True)
+    assert apply_to(root).code is ExitCode.OK
+
+
 def test_a_root_that_the_user_named_by_a_link_is_the_root(root: Path) -> None:
     link = root.parent / "run"
     link.symlink_to(root)
