@@ -16,7 +16,7 @@ from .s3client import PARALLEL, S3Client, gather
 from .s3delete import Doomed, delete_objects, honours_conditions, still_there
 from .s3errors import archived
 from .s3hidden import abort_uploads, list_unfinished, list_versions
-from .s3read import S3Object, S3Reader, Version, read_bytes
+from .s3read import S3Object, S3Reader, Version, head_object, read_bytes
 from .s3upload import S3Upload
 from .s3write import create_object, put_object, supports_conditions
 
@@ -189,9 +189,7 @@ class S3Store(Store):
         at = self.at(path)
         if not at.key:
             raise NotFoundError(f"{at.url} is a bucket, not an object", file=path)
-        head = await self.client.call(
-            "head_object", url=at.url, file=path, doing="look up", Bucket=at.bucket, Key=at.key
-        )
+        head = await head_object(self.client, at)
         restored = 'ongoing-request="false"' in head.get("Restore", "")
         cold = head.get("StorageClass") in _ARCHIVE_CLASSES or bool(head.get("ArchiveStatus"))
         frozen = cold and not restored

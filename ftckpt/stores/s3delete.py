@@ -18,7 +18,7 @@ from ftckpt.errors import (
 from .atomic import TEMPORARY
 from .s3client import S3Client, gather
 from .s3errors import translate
-from .s3read import S3Object
+from .s3read import S3Object, head_object
 
 _BATCH = 1000
 _REFUSED = frozenset({"PreconditionFailed", "ConditionNotMet"})
@@ -73,7 +73,7 @@ async def still_there(client: S3Client, target: Doomed) -> FtckptError | None:
     For services that delete without conditions: between this and the deletion, a moment is left.
     """
     try:
-        head = await _head(client, target.at)
+        head = await head_object(client, target.at)
     except NotFoundError:
         return None
     except FtckptError as error:
@@ -103,12 +103,6 @@ async def _put_empty(client: S3Client, at: S3Object) -> str:
         Body=b"",
     )
     return str(answer["ETag"])
-
-
-async def _head(client: S3Client, at: S3Object) -> dict[str, Any]:
-    return await client.call(
-        "head_object", url=at.url, file=at.path, doing="look up", Bucket=at.bucket, Key=at.key
-    )
 
 
 async def _delete_batch(client: S3Client, batch: Sequence[Doomed]) -> Sequence[FtckptError | None]:

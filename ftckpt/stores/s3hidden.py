@@ -10,7 +10,7 @@ from ftckpt.errors import FtckptError, NotFoundError, UnavailableError
 from ftckpt.store import Entry, Unfinished
 
 from .s3client import S3Client, gather
-from .s3read import S3Object
+from .s3read import S3Object, head_object
 
 # A bucket whose versioning was never enabled, or is suspended, gives this name to each object.
 _NO_VERSION = "null"
@@ -22,14 +22,7 @@ async def list_versions(client: S3Client, files: Sequence[S3Object]) -> list[Ent
     Whether it does, the first object says: asking the bucket takes a permission of its own.
     """
     first = files[0]
-    head = await client.call(
-        "head_object",
-        url=first.url,
-        file=first.path,
-        doing="look up",
-        Bucket=first.bucket,
-        Key=first.key,
-    )
+    head = await head_object(client, first)
     if head.get("VersionId", _NO_VERSION) == _NO_VERSION:
         return []
     wanted = {at.key: at.path for at in files}

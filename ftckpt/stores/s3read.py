@@ -40,15 +40,20 @@ class Version:
             )
 
 
+async def head_object(client: S3Client, at: S3Object, doing: str = "look up") -> dict[str, Any]:
+    """Return what the service says of an object; `doing` is for the message of an error."""
+    return await client.call(
+        "head_object", url=at.url, file=at.path, doing=doing, Bucket=at.bucket, Key=at.key
+    )
+
+
 async def read_bytes(
     client: S3Client, at: S3Object, offset: int, length: int, version: Version
 ) -> memoryview:
     """Return `length` bytes at `offset` in new memory; raises as `read_range`."""
     if length > PART:
         # A damaged index can ask for any length; memory is reserved only for what exists.
-        head = await client.call(
-            "head_object", url=at.url, file=at.path, doing="read", Bucket=at.bucket, Key=at.key
-        )
+        head = await head_object(client, at, "read")
         if offset + length > head["ContentLength"]:
             raise _truncated(at, offset, length)
     view = memoryview(bytearray(length))

@@ -20,7 +20,7 @@ from .atomic import TEMPORARY
 from .s3client import S3Client
 from .s3delete import Doomed, delete_objects
 from .s3errors import is_transient, status_of, translate
-from .s3read import S3Object
+from .s3read import S3Object, head_object
 
 _TOKEN = "ftckpt-token"
 _LARGEST = 5 << 30
@@ -36,12 +36,6 @@ def _request(at: S3Object, data: bytes) -> tuple[dict[str, Any], str]:
     return asked, md5.hexdigest()
 
 
-async def _head(client: S3Client, at: S3Object) -> dict[str, Any]:
-    return await client.call(
-        "head_object", url=at.url, file=at.path, doing="look up", Bucket=at.bucket, Key=at.key
-    )
-
-
 async def put_object(client: S3Client, at: S3Object, data: bytes) -> None:
     """Store `data`, replacing what was there, and compare what is stored with it.
 
@@ -51,7 +45,7 @@ async def put_object(client: S3Client, at: S3Object, data: bytes) -> None:
     """
     asked, md5 = _request(at, data)
     await client.call("put_object", url=at.url, file=at.path, doing="write", **asked)
-    head = await _head(client, at)
+    head = await head_object(client, at)
     if head["ContentLength"] != len(data) or differs(head, md5):
         raise UnavailableError(f"{at.url} does not hold what was written to it", file=at.path)
 
@@ -135,7 +129,7 @@ def _taken(at: S3Object) -> ExistsError:
 async def _stored_token(client: S3Client, at: S3Object) -> str | None:
     """Return the token of what is stored ("" where it has none), or None for an absent key."""
     try:
-        head = await _head(client, at)
+        head = await head_object(client, at)
     except NotFoundError:
         return None
     # Services differ in the case in which they give metadata names back.
