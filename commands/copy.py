@@ -14,6 +14,7 @@ from .invocation import Invocation, Result, invoked
 from .render import human_bytes, human_duration, printable
 from .replicas import ReplicaOptions
 from .target import known_step, open_checkpoint
+from .transferred import taken_over
 from .transfers import SourceArgument
 
 if TYPE_CHECKING:
@@ -158,6 +159,5 @@ def _line(report: CopyReport) -> str:
         return printable(f"there already: {amount}: {report.url}")
     seconds = max(report.seconds["copy"], 1e-6)
     speed = f"in {human_duration(seconds)} ({human_bytes(int(report.nbytes / seconds))}/s)"
-    if report.taken_over:
-        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
+    speed += taken_over(report.taken_over)
     return printable(f"copied {amount} {speed}: {report.url}")

@@ -12,6 +12,7 @@ from ftckpt.findings import counted
 from .invocation import Invocation, Result, invoked
 from .render import human_bytes, human_duration, printable
 from .replicas import ReplicaOptions
+from .transferred import taken_over
 
 if TYPE_CHECKING:
     from ftckpt.replication.damage import BadBlock
@@ -139,9 +140,7 @@ def _show(invocation: Invocation, report: RepairReport, replica: str) -> Result:
     message = (
         f"fetched {wrong}; wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
     )
-    speed = f" in {human_duration(report.seconds['write'])}"
-    if report.taken_over:
-        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
+    speed = f" in {human_duration(report.seconds['write'])}{taken_over(report.taken_over)}"
     invocation.print(printable(f"{message}{speed}: {report.url}"))
     invocation.print("read back and equal" if report.proven else "not read back: --no-proof")
     if report.kept:

@@ -1,4 +1,4 @@
-"""The answers of `reshard` and `convert`: what was written, or what would be."""
+"""The answers of verbs that write and prove: what was written, or what would be."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from .invocation import Invocation, Result
 from .render import human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ftckpt.checkpoint import Box, Checkpoint
     from ftckpt.transfer.carrying import TransferReport
     from ftckpt.transfer.layout import Layout
     from ftckpt.transfer.planned import Planned
+    from ftckpt.transfer.proof import Proof
 
 
 def show_report(invocation: Invocation, report: TransferReport) -> Result:
@@ -28,25 +31,44 @@ def show_report(invocation: Invocation, report: TransferReport) -> Result:
         seconds=report.seconds,
     )
     if report.already_there:
-        message = "an earlier run had finished: nothing was left to do"
-        invocation.print(printable(f"ok: {message}: {report.url}"))
-        return Result(ExitCode.OK, message)
+        return nothing_left(invocation, report.url)
     taking = report.seconds["write"]
     message = f"wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
     speed = f"in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
-    if report.taken_over:
-        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
+    speed += taken_over(report.taken_over)
     invocation.print(printable(f"{message} as {report.format} {speed}: {report.url}"))
-    if report.proof is None:
-        invocation.print("not proven: --no-proof")
-        return Result(ExitCode.OK, f"{message}, not proven")
-    proof = report.proof
-    invocation.print(
+    invocation.print(proof_line(report.proof, "equal the source", report.seconds))
+    proven = "not proven" if report.proof is None else "proven"
+    return Result(ExitCode.OK, f"{message}, {proven}")
+
+
+def nothing_left(invocation: Invocation, url: str) -> Result:
+    """Answer that an earlier run had made all of it."""
+    message = "an earlier run had finished: nothing was left to do"
+    invocation.print(printable(f"ok: {message}: {url}"))
+    return Result(ExitCode.OK, message)
+
+
+def taken_over(nbytes: int) -> str:
+    """Return how a sentence ends about a run that went on where another was killed."""
+    return f", {human_bytes(nbytes)} of it taken over from a run before" if nbytes else ""
+
+
+def proof_line(proof: Proof | None, held: str, seconds: Mapping[str, float]) -> str:
+    """Return what was proven.
+
+    Args:
+        proof: None where the user wanted none.
+        held: what was found of the tensors and objects.
+        seconds: how long each stage took.
+    """
+    if proof is None:
+        return "not proven: --no-proof"
+    return (
         f"proven: {counted(proof.tensors, 'tensor')}, {human_bytes(proof.nbytes)}, and "
-        f"{counted(proof.objects, 'object')} equal the source bit for bit"
-        f" (in {human_duration(report.seconds['prove'])})"
+        f"{counted(proof.objects, 'object')} {held} bit for bit"
+        f" (in {human_duration(seconds['prove'])})"
     )
-    return Result(ExitCode.OK, f"{message}, proven")
 
 
 def show_plan(

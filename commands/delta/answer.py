@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.invocation import Invocation, Result
 from ftckpt.commands.render import human_bytes, human_duration, printable, table
+from ftckpt.commands.transferred import nothing_left, proof_line, taken_over
 from ftckpt.errors import ExitCode
-from ftckpt.findings import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,9 +34,7 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
         seconds=report.seconds,
     )
     if report.already_there:
-        message = "an earlier run had finished: nothing was left to do"
-        invocation.print(printable(f"ok: {message}: {report.url}"))
-        return Result(ExitCode.OK, message)
+        return nothing_left(invocation, report.url)
     invocation.report(
         tensors=report.tensors,
         objects=report.objects,
@@ -59,20 +57,12 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
         f"packed {human_bytes(report.bytes_in)} into {human_bytes(report.bytes_out)}, "
         f"{human_bytes(report.index_bytes)} of it the index: {report.ratio:.2f} to 1"
     )
-    speed = f"in {human_duration(report.seconds['encode'])}"
-    if report.taken_over:
-        speed += f", {human_bytes(report.taken_over)} of it taken over from a run before"
+    speed = f"in {human_duration(report.seconds['encode'])}{taken_over(report.taken_over)}"
     invocation.print(printable(f"{message}{upon} {speed}: {report.url}"))
     invocation.print(f"content {report.content}")
+    invocation.print(proof_line(report.proof, "decode to the source", report.seconds))
     if report.proof is None:
-        invocation.print("not proven: --no-proof")
         return Result(ExitCode.OK, f"{message}, not proven")
-    proof = report.proof
-    invocation.print(
-        f"proven: {counted(proof.tensors, 'tensor')}, {human_bytes(proof.nbytes)}, and "
-        f"{counted(proof.objects, 'object')} decode to the source bit for bit"
-        f" (in {human_duration(report.seconds['prove'])})"
-    )
     _advise(invocation, report, storage)
     return Result(ExitCode.OK, f"{message}, proven")
 
