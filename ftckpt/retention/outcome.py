@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from .trash import Trashed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(ABC):
     """What was done, and what was not.
 
     Attributes:
@@ -25,9 +26,9 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
     @property
+    @abstractmethod
     def done(self) -> int:
         """How many things were done."""
-        raise NotImplementedError
 
     @property
     def code(self) -> ExitCode:
