@@ -9,8 +9,10 @@ machine and a cluster's `concurrent.futures.Executor` can be passed in where the
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -76,6 +78,29 @@ def run(
             future.cancel()
         if executor is None:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_turn(lists: Iterable[Iterable[T]], width: int) -> Iterator[T]:
+    """Yield from up to `width` lists a task each in turn, until all are used up; each in its order.
+
+    For lists whose tasks disturb each other: two threads that write one file wait for each other in
+    the kernel. A list is begun when one before it has ended.
+
+    Args:
+        lists: of tasks; consumed as slowly as possible.
+        width: how many are open at a time, 1 or more.
+    """
+    waiting = iter(lists)
+    turns = deque(map(iter, islice(waiting, width)))
+    while turns:
+        current = turns.popleft()
+        try:
+            task = next(current)
+        except StopIteration:
+            turns.extend(map(iter, islice(waiting, 1)))
+        else:
+            turns.append(current)
+            yield task
 
 
 class DaemonThreads(Executor):

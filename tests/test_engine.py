@@ -13,7 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
 
-from ftckpt.engine import DaemonThreads, run
+from ftckpt.engine import DaemonThreads, in_turn, run
 
 
 def square(number: int) -> int:
@@ -74,6 +74,26 @@ def test_the_first_failure_is_raised_and_the_rest_is_not_begun() -> None:
     with pytest.raises(ValueError, match="task 3"):
         list(run(itertools.count(), work, jobs=1, window=4))
     assert begun[-1] <= 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("width", "order"), [(1, "aaabccdd"), (2, "abaacdcd"), (3, "abacadcd"), (9, "abcdacda")]
+)
+def test_lists_are_taken_in_turn(width: int, order: str) -> None:
+    assert "".join(in_turn(["aaa", "b", "", "cc", "dd"], width)) == order
+
+
+def test_a_list_is_begun_when_one_before_it_has_ended() -> None:
+    begun: list[str] = []
+
+    def tasks(name: str) -> Iterator[str]:
+        begun.append(name)
+        yield from (name, name)
+
+    turns = in_turn(map(tasks, "abcd"), 2)
+    assert [next(turns) for _ in range(4)] == ["a", "b", "a", "b"]
+    assert begun == ["a", "b"]
+    assert next(turns) == "c"
 
 
 def test_a_failing_task_list_is_raised() -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ftckpt.buffers import chunks, size_for
 from ftckpt.crc import checksum
 from ftckpt.digest import BLOCK, block_count, block_length
-from ftckpt.engine import run
+from ftckpt.engine import in_turn, run
 from ftckpt.errors import CorruptError, FtckptError, NotFoundError
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest
@@ -122,7 +122,8 @@ class Mover:
         """
         opened: dict[str, _Open] = {}
         try:
-            tasks = self._tasks(files, opened, moved)
+            lists = (self._tasks(file, opened, moved) for file in files)
+            tasks = in_turn(lists, self.jobs)  # writers of one file wait for each other
             for task, made in run(tasks, self._work, jobs=self.jobs, executor=self.executor):
                 if isinstance(made, Damage):
                     moved.damage.append(made)
@@ -137,22 +138,19 @@ class Mover:
             for current in opened.values():
                 current.upload.close()
 
-    def _tasks(
-        self, files: Sequence[CopiedFile], opened: dict[str, _Open], moved: Moved
-    ) -> Iterator[_Task]:
-        for file in files:
-            staged = self.staging.open(file.output)
-            if staged.upload is None:
-                moved.files[file.path] = _digest(file, [*staged.earlier.values()])
-                moved.taken_over += file.size
-                self.counter.add(file.size)
-                continue
-            ledger = Ledger(self.evidence.ranges(file.path))
-            current = opened[file.path] = _Open(file, staged.upload, ledger)
-            if not file.size:
-                self._finish(current, opened, moved)
-            for number in range(block_count(file.size)):
-                yield _Task(current, number, staged.earlier.get(number))
+    def _tasks(self, file: CopiedFile, opened: dict[str, _Open], moved: Moved) -> Iterator[_Task]:
+        staged = self.staging.open(file.output)
+        if staged.upload is None:
+            moved.files[file.path] = _digest(file, [*staged.earlier.values()])
+            moved.taken_over += file.size
+            self.counter.add(file.size)
+            return
+        ledger = Ledger(self.evidence.ranges(file.path))
+        current = opened[file.path] = _Open(file, staged.upload, ledger)
+        if not file.size:
+            self._finish(current, opened, moved)
+        for number in range(block_count(file.size)):
+            yield _Task(current, number, staged.earlier.get(number))
 
     def _work(self, task: _Task) -> tuple[_Task, BlockMade | Damage]:
         file, earlier = task.opened.file, task.earlier

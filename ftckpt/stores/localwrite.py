@@ -11,6 +11,11 @@ from . import writeback
 from .atomic import make_directories, sync_directory
 from .oserror import translate
 
+# Larger writes make larger folios of the page cache, which were dearer: 2 GiB took 0.6 to 1 s of
+# processor time in writes of 256 KiB and 1.9 to 3.6 s in writes of 1 to 4 MiB (Linux 6.18, ext4).
+# They end at multiples of it in the file, because folios are aligned.
+_SLICE = 256 << 10
+
 
 class LocalUpload(Upload):
     """A file under its own name, of its full size from the beginning; its bytes outlive a kill.
@@ -49,7 +54,7 @@ class LocalUpload(Upload):
         at = offset
         try:
             while rest:
-                done = os.pwrite(file.number, rest, at)
+                done = os.pwrite(file.number, rest[: _SLICE - at % _SLICE], at)
                 rest, at = rest[done:], at + done
             writeback.begin(file.number, offset, at - offset)
         except OSError as error:

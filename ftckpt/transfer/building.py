@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ftckpt.digest import BLOCK, WIDTH, block_count, block_length, blocks_of_bytes
-from ftckpt.engine import run
+from ftckpt.engine import in_turn, run
 from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.store import Upload
@@ -75,19 +75,18 @@ def build(
     done: dict[str, FileDigest] = {}
     counter.start("writing", sum(file.size for file in layout.files))
 
-    def tasks() -> Iterator[_Work]:
-        for file in layout.files:
-            staged = staging.open(file)
-            if staged.upload is None:
-                done[file.path] = _digest(file, staged.earlier)
-                built.taken_over += file.size
-                counter.add(file.size)
-                continue
-            current = opened[file.path] = _Open(BlockMaker(file, gatherer, counter), staged.upload)
-            if not file.size:
-                _finish(current)
-            for number in range(block_count(file.size)):
-                yield _Work(current.maker, staged.upload, number, staged.earlier.get(number))
+    def tasks(file: OutputFile) -> Iterator[_Work]:
+        staged = staging.open(file)
+        if staged.upload is None:
+            done[file.path] = _digest(file, staged.earlier)
+            built.taken_over += file.size
+            counter.add(file.size)
+            return
+        current = opened[file.path] = _Open(BlockMaker(file, gatherer, counter), staged.upload)
+        if not file.size:
+            _finish(current)
+        for number in range(block_count(file.size)):
+            yield _Work(current.maker, staged.upload, number, staged.earlier.get(number))
 
     def work(task: _Work) -> tuple[BlockMade, bool]:
         maker, upload, number, earlier = task
@@ -110,7 +109,9 @@ def build(
         del opened[file.path]
 
     try:
-        for made, found in run(tasks(), work, jobs=jobs, executor=executor):
+        # Blocks of one file wait for each other, in the kernel and for checksums.
+        turns = in_turn(map(tasks, layout.files), jobs)
+        for made, found in run(turns, work, jobs=jobs, executor=executor):
             current = opened[made.file]
             current.blocks[made.number] = made
             if found:

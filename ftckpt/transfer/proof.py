@@ -22,9 +22,9 @@ from ftckpt.progress import NULL, Counter
 
 from .content import Content, Shard
 from .gathering import Gatherer
+from .regions import whole_rows
 
 if TYPE_CHECKING:
-    from ftckpt.dtypes import DType
     from ftckpt.limits import RateLimit
 
 _TASK = 32 << 20  # bytes compared by one task
@@ -165,9 +165,9 @@ def _compare_form(content: Content, key: str, result: Checkpoint) -> None:
 
 def _ranges(content: Content, result: Checkpoint) -> Iterator[_Range]:
     found = Content.of(result)
-    for key, want in content.tensors.items():
+    for key in content.tensors:
         one, two = content.whole(key), found.whole(result.aliases.get(key, key))
-        step = _elements(want.dtype, _TASK)
+        step = _elements(one, _TASK)
         for start in range(0, one.numel, step):
             yield _Range(key, one, two, start, min(start + step, one.numel))
 
@@ -185,14 +185,15 @@ def _tasks(ranges: Iterable[_Range]) -> Iterator[Sequence[_Range]]:
         yield task
 
 
-def _elements(dtype: DType, nbytes: int) -> int:
-    """Return how many elements fill so many bytes, or a few less; they end at a byte's end."""
-    return nbytes // dtype.bits * 8
+def _elements(shard: Shard, nbytes: int) -> int:
+    """Return how many elements fill so many bytes, or less; they end where bytes and rows end."""
+    most = nbytes // shard.dtype.bits * 8
+    return whole_rows(shard.shape, most) if shard.dtype.itemsize else most
 
 
 def _compare_bits(task: _Range, source: Gatherer, target: Gatherer) -> None:
     dtype = task.wanted.dtype
-    step = _elements(dtype, _STEP)
+    step = _elements(task.wanted, _STEP)
     for start in range(task.start, task.stop, step):
         stop = min(start + step, task.stop)
         size = dtype.nbytes(stop - start)

@@ -39,6 +39,19 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]
         yield from _below(last, boxes_of_range(shape[1:], 0, tail))
 
 
+def whole_rows(shape: Sequence[int], most: int) -> int:
+    """Return how many elements, at most `most`, are some whole rows of a C-ordered tensor.
+
+    The rows are the longest that fit. Steps of so many end where rows end, and need fewest boxes.
+    """
+    row = 1
+    for size in reversed(shape):
+        if not 0 < row * size <= most:
+            break
+        row *= size
+    return most // row * row
+
+
 def _below(index: int, boxes: Iterator[Box]) -> Iterator[Box]:
     for box in boxes:
         yield Box((index, *box.offsets), (1, *box.sizes))

@@ -6,20 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ftckpt.buffers import buffer
 from ftckpt.source import Source
 from ftckpt.store import Upload
 
 from .blocks import BlockMade, Sink
 from .layout import OutputFile
 
+_PART_SLOT = 2
+
 
 class BlockSink(Sink):
-    """Takes the chunks of one block, in order."""
+    """Takes the chunks of one block, in order; used by one thread, which fills one at a time."""
 
     def __init__(self, upload: Upload, length: int) -> None:
         self._upload = upload
         # A store that wants whole parts gets the block at once.
-        self._held = bytearray(length) if upload.unit > 1 else None
+        self._held = buffer(length, _PART_SLOT) if upload.unit > 1 else None
         self._begin: int | None = None
 
     def write(self, offset: int, view: memoryview) -> None:
@@ -34,7 +37,7 @@ class BlockSink(Sink):
     def flush(self) -> None:
         """Hand on what was kept."""
         if self._held is not None and self._begin is not None:
-            self._upload.write(self._begin, memoryview(self._held))
+            self._upload.write(self._begin, self._held)
 
 
 class StagedFile(NamedTuple):

@@ -5,18 +5,16 @@ The lock is the system's own and ends with the process, so a killed run leaves n
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import stat
 import threading
 from contextlib import suppress
 
-from ftckpt.errors import RefusedError, UnsupportedError
+from ftckpt.errors import RefusedError
+from ftckpt.stores.claim import claim
 from ftckpt.stores.oserror import translate
 
 _JOURNAL = "journal.jsonl"
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 def make_directory(path: str) -> None:
@@ -119,17 +117,10 @@ class StagingLock:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise RefusedError(f"{self._path} is no regular file", hint="remove it")
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            claim(self._fd, self._wanted, "write to another filesystem")
         except BlockingIOError as error:
             raise RefusedError(
                 f"another ftckpt is writing {self._wanted}", hint="wait for it, or stop it"
-            ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            raise UnsupportedError(
-                f"the filesystem of {self._wanted} has no locks, so two runs would not see another",
-                hint="mount it with them (Lustre: -o flock), or write to another filesystem",
             ) from error
 
     def _is_there(self) -> bool:

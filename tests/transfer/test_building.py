@@ -35,7 +35,7 @@ from ftckpt.transfer.layout import (
     Stored,
     Zeros,
 )
-from ftckpt.transfer.regions import boxes_of_range
+from ftckpt.transfer.regions import boxes_of_range, whole_rows
 from ftckpt.transfer.staging import StagedFile, Staging
 from tests.materialise import file_bytes
 from tests.raw_checkpoint import RawCheckpoint, checkpoints, cut, slices
@@ -252,3 +252,20 @@ def test_a_range_of_elements_is_a_few_boxes_in_order(shape: list[int], data: st.
     found = [i for box in boxes for i in whole[slices(box)].reshape(-1).tolist()]
     assert found == list(range(start, stop))
     assert len(boxes) <= max(1, 2 * len(shape) - 1)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(1, 300))
+@settings(deadline=None)
+def test_steps_of_whole_rows_need_few_boxes(shape: list[int], most: int) -> None:
+    step = whole_rows(shape, most)
+    volume = int(np.prod(shape))
+    assert min(most, volume) // 2 < step <= most
+    for start in range(0, volume, step):
+        boxes = list(boxes_of_range(shape, start, min(start + step, volume)))
+        if most >= shape[-1]:
+            assert all(box.sizes[-1] == shape[-1] for box in boxes), "no row is cut"
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
+def test_a_tensor_without_rows_is_one_step(shape: tuple[int, ...]) -> None:
+    assert whole_rows(shape, 5) == 5
