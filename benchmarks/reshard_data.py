@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ HIDDEN, FFN, HEADS, GROUPS, VOCAB = 1024, 2816, 16, 8, 8192
 BYTES_A_PARAMETER = 14
 
 
-def _layers(nbytes: int, bytes_a_parameter: int) -> int:
+def layers_of(nbytes: int, bytes_a_parameter: int) -> int:
     width = HIDDEN // HEADS
     layer = HIDDEN * (HEADS + 2 * GROUPS) * width + HIDDEN**2 + 3 * FFN * HIDDEN
     return max(1, round((nbytes / bytes_a_parameter - 2 * VOCAB * HIDDEN) / layer))
@@ -30,7 +31,7 @@ def save_megatron(place: Path, nbytes: int, *, tp: int) -> Path:
     import torch
 
     torch.manual_seed(0)
-    layers = _layers(nbytes, BYTES_A_PARAMETER)
+    layers = layers_of(nbytes, BYTES_A_PARAMETER)
     path = place / "iter_0000001"
     args = argparse.Namespace(
         tensor_model_parallel_size=tp, pipeline_model_parallel_size=1,
@@ -102,7 +103,7 @@ def save_dcp_with_optimizer(path: Path, nbytes: int) -> Path:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     torch.manual_seed(0)
-    model = _llama(_layers(nbytes, 12), torch.float32)
+    model = llama(layers_of(nbytes, 12), torch.float32)
     state = {
         "model": model,
         "optimizer": {
@@ -127,8 +128,8 @@ def save_hugging_face(path: Path, nbytes: int) -> Path:
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
-    layers = _layers(nbytes, 2)
-    model = _llama(layers, torch.bfloat16)
+    layers = layers_of(nbytes, 2)
+    model = llama(layers, torch.bfloat16)
     path.mkdir(parents=True)
     names = list(model)
     shards = 4
@@ -151,7 +152,17 @@ def save_hugging_face(path: Path, nbytes: int) -> Path:
     return path
 
 
-def _llama(layers: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def save_zero(place: Path, nbytes: int, *, ranks: int, stage: int, python: str) -> Path:
+    """Let DeepSpeed, under the interpreter `python`, train one step and save; return the path."""
+    script = Path(__file__).with_name("zero_data.py")
+    words = [python, str(script), str(place), str(nbytes), str(ranks), str(stage)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"DeepSpeed ended with {done.returncode}: {done.stderr[-2000:]}")
+    return place / "global_step1"
+
+
+def llama(layers: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     import torch
 
     kv = GROUPS * (HIDDEN // HEADS)
