@@ -43,8 +43,9 @@ CODES = {
     ExitCode.DIFFERENT: "it is not, or the training does not repeat itself; the verdict says which",
     ExitCode.CORRUPT: "a log is damaged",
     ExitCode.UNVERIFIED: "nothing could be compared: a run crashed, hung, or logged too little",
-    ExitCode.REFUSED: "--dir holds something else",
+    ExitCode.REFUSED: "--dir holds something else, or another run is at work there",
     ExitCode.NOT_FOUND: "the command, the checkpoint or the log is not there",
+    ExitCode.UNSUPPORTED: "the filesystem of --dir has no locks",
 }
 
 

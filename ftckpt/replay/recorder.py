@@ -58,6 +58,7 @@ class Recorder:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.pid = os.getpid()
+        self._parent = os.getppid()
         self.step = settings.at + 1
         self.broken = ""
         self._events: dict[str, dict[str, Any]] = {}
@@ -260,8 +261,7 @@ class Recorder:
     def _wait(self) -> None:
         """Wait to be ended from outside; not longer than whoever is to end us lives."""
         sys.stdout.flush()
-        parent = os.getppid()
-        while os.getppid() == parent:
+        while os.getppid() == self._parent:
             time.sleep(0.05)
         os._exit(0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ftckpt.errors import NotFoundError
 
+from .processes import bound, end_run
 from .settings import PREFIX, Settings, done_marker, stopped_marker
 
 # Pinned where the user has not set them, the same for every run; reported with the answer.
@@ -86,45 +87,67 @@ def run(
     Raises:
         NotFoundError: the program is not there.
     """
-    start = time.monotonic()
+    variables = environment(settings)
+    if shutil.which(command[0], path=variables.get("PATH")) is None:
+        raise NotFoundError(f"cannot run {command[0]}: there is no such program")
+    begin = time.monotonic()
+    begun: list[subprocess.Popen[bytes]] = []
+    # In a thread of its own, which lives as long as the process is to. A signal is raised here, at
+    # any place, and must not lose a process that starts just then: what this thread was given, it
+    # has done before what it is given next.
     with output.open("wb") as sink, ThreadPoolExecutor(1) as starter:
-        # In a thread of its own: a signal that comes while the process starts is raised here, and
-        # must not lose the process.
-        started = starter.submit(
-            subprocess.Popen,
-            command,
-            cwd=cwd,
-            env=environment(settings),
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        starter.submit(int).result()
+
+        def start() -> None:
+            begun.append(
+                subprocess.Popen(
+                    bound(command),
+                    cwd=cwd,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+        def end() -> None:
+            starter.submit(int).result()
+            for process in begun:
+                end_run(process, settings.log)
+
         try:
-            process = started.result()
-            end = _wait(process, Path(settings.log), start + timeout)
-        except OSError as error:
-            if started.exception() is not error:
-                raise
-            raise NotFoundError(f"cannot run {command[0]}: {error.strerror}") from error
+            starter.submit(start).result()
+            how, stopped_at = _wait(begun[0], Path(settings.log), begin + timeout)
         finally:
-            if started.exception() is None:
-                _end_tree(started.result())
-    code = process.returncode if end in (End.FINISHED, End.CRASHED) else None
-    marker = stopped_marker(Path(settings.log))
-    stopped_at = int(marker.read_text()) if end is End.STOPPED else None
-    return Outcome(end, code, time.monotonic() - start, stopped_at, _last_line(output))
+            try:
+                end()
+            except BaseException:  # a signal that comes only now; the next one would leave at once
+                end()
+                raise
+    code = begun[0].returncode if how in (End.FINISHED, End.CRASHED) else None
+    return Outcome(how, code, time.monotonic() - begin, stopped_at, _last_line(output))
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> End:
+def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> tuple[End, int | None]:
+    """Wait for a run's end; return it, and the step after which the run is to be stopped."""
     while time.monotonic() < deadline:
-        if stopped_marker(log).exists():
-            return End.STOPPED
+        if (step := _stopped(log)) is not None:
+            return End.STOPPED, step
         if _all_done(log):
-            return End.RECORDED
+            return End.RECORDED, None
         with suppress(subprocess.TimeoutExpired):
-            return End.FINISHED if process.wait(_POLL) == 0 else End.CRASHED
-    return End.TIMED_OUT
+            return End.FINISHED if process.wait(_POLL) == 0 else End.CRASHED, None
+    return End.TIMED_OUT, None
+
+
+def _stopped(log: Path) -> int | None:
+    """Return the step after which the run waits to be stopped; None as long as it does not."""
+    try:
+        text = stopped_marker(log).read_text()
+    except FileNotFoundError:
+        return None
+    return int(text) if text else None  # made, and not yet written
 
 
 def _all_done(log: Path) -> bool:
@@ -134,49 +157,6 @@ def _all_done(log: Path) -> bool:
     with (log / "rank-0.jsonl").open("rb") as file:
         header = json.loads(file.readline())
     return all(done_marker(log, rank).exists() for rank in range(header["world_size"]))
-
-
-def _end_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that it started, those in sessions of their own too."""
-    tree = _descendants(process.pid)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for pid in tree:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
-        children.setdefault(parent, []).append(pid)
-    found, todo = [], [root]
-    while todo:
-        more = children.get(todo.pop(), [])
-        found += more
-        todo += more
-    return found
-
-
-def _parents() -> list[tuple[int, int]]:
-    """Return (process, parent) of every process that can be seen."""
-    pairs = []
-    if Path("/proc/self/stat").exists():
-        for place in Path("/proc").iterdir():
-            if place.name.isdecimal():
-                with suppress(OSError, IndexError, ValueError):
-                    # The name in parentheses may hold anything; what follows it does not.
-                    fields = (place / "stat").read_text(errors="replace").rpartition(")")[2]
-                    pairs.append((int(place.name), int(fields.split()[1])))
-        return pairs
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
-    )
-    for line in listed.stdout.splitlines():
-        pid, parent = line.split()
-        pairs.append((int(pid), int(parent)))
-    return pairs
 
 
 def _last_line(output: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftckpt.findings import counted
+from ftckpt.stores.atomic import write_over
 
 from .records import Log, read_log
 from .running import End, Outcome, run
@@ -123,7 +124,8 @@ class Runs:
             outcome = _read_outcome(kept)
         else:
             self.say(f"running {name}")
-            shutil.rmtree(place, ignore_errors=True)
+            if place.exists():
+                shutil.rmtree(place)
             (place / "log").mkdir(parents=True)
             state, cwd = self._places(place, folder)
             words = _filled(command, state, settings.log, at + self.trial.steps)
@@ -132,7 +134,7 @@ class Runs:
                 cwd=cwd, output=place / "output.txt", timeout=self.trial.timeout,
             )  # fmt: skip
             if outcome.end not in (End.CRASHED, End.TIMED_OUT):
-                kept.write_text(json.dumps(asdict(outcome)))
+                write_over(str(kept), json.dumps(asdict(outcome)).encode())
         self.outcomes[folder] = outcome
         if any((place / "log").glob("rank-*.jsonl")):
             self.logs[folder] = replace(read_log(place / "log"), name=name)

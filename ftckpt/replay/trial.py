@@ -13,19 +13,25 @@ goes on there with the runs that are missing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ftckpt.errors import RefusedError, UsageError
+from ftckpt.stores.atomic import write_over
+from ftckpt.stores.claim import claim
 
 from .closer import look_closer
 from .comparing import compare
 from .idle import idle_streams
 from .judging import Judgement, Verdict, judge
+from .processes import end_left
 from .records import Log, read_log
 from .running import Outcome
 from .runs import FailedRunError, Runs
+
+_LOCK = "trial.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +116,16 @@ def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> T
 
     Raises:
         UsageError: see `check`.
-        RefusedError: the directory holds another trial.
+        RefusedError: the directory holds another trial, or another run is at work there.
+        UnsupportedError: its filesystem has no locks.
         NotFoundError: the command, or the reference log, is not there.
     """
     check(trial)
-    _enter(trial)
-    runs = Runs(trial, say)
+    with _entered(trial, say):
+        return _carried_out(trial, Runs(trial, say))
+
+
+def _carried_out(trial: Trial, runs: Runs) -> Tried:
     try:
         at = trial.at if trial.checkpoint else runs.interrupt()
         first, last = at + 1, at + trial.steps
@@ -142,23 +152,49 @@ def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> T
     return Tried(judgement, at, runs.outcomes, runs.logs)
 
 
-def _enter(trial: Trial) -> None:
-    """Make the directory, or recognise it as this trial's."""
+@contextmanager
+def _entered(trial: Trial, say: Callable[[str], None]) -> Iterator[None]:
+    """Make the directory, or recognise it as this trial's, and hold it: one run is there at a time.
+
+    Whatever an earlier one has left running there when it was killed is ended before.
+    """
+    folder, kept = trial.directory, trial.directory / "trial.json"
+    if not any((folder / name).exists() for name in (kept.name, _LOCK)):
+        if folder.exists() and any(folder.iterdir()):
+            raise RefusedError(f"{folder} is not empty and holds no trial")
+        folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("ab") as lock:
+        try:
+            claim(lock.fileno(), str(folder), "give another --dir")
+        except BlockingIOError as error:
+            raise RefusedError(
+                f"another run is at work in {folder}", hint="wait for it, or give another --dir"
+            ) from error
+        if not kept.exists():
+            write_over(str(kept), json.dumps(_spec(trial), indent=2).encode())
+        elif _read(kept) != json.loads(json.dumps(_spec(trial))):
+            raise RefusedError(
+                f"{folder} holds a trial of something else, or of files that changed since",
+                hint="take another --dir, or remove it",
+            )
+        if end_left(folder):
+            say("ended the training that a killed run had left there")
+        yield
+
+
+def _spec(trial: Trial) -> dict[str, object]:
+    """Return what a trial has to be asked again to be the same one."""
     spec = {k: v for k, v in asdict(trial).items() if k not in ("directory", "timeout")}
     spec["files"] = {
         word: [status.st_size, status.st_mtime_ns]
         for word in (*trial.command, *trial.baseline)
         if Path(word).is_file() and (status := Path(word).stat())
     }
-    text = json.dumps(spec, indent=2)
-    file = trial.directory / "trial.json"
-    if not file.exists():
-        if trial.directory.exists() and any(trial.directory.iterdir()):
-            raise RefusedError(f"{trial.directory} is not empty and holds no trial")
-        trial.directory.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    elif json.loads(file.read_text()) != json.loads(text):
-        raise RefusedError(
-            f"{trial.directory} holds a trial of something else, or of files that changed since",
-            hint="take another --dir, or remove it",
-        )
+    return spec
+
+
+def _read(file: Path) -> object:
+    try:
+        return json.loads(file.read_bytes())
+    except ValueError:
+        return None

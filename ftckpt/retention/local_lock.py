@@ -6,20 +6,19 @@ The locks are the system's own and end with the process, so a killed gc leaves n
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from ftckpt.errors import RefusedError, UnsafeError, UnsupportedError
 from ftckpt.manifest import FOLDER
+from ftckpt.stores.claim import claim
 from ftckpt.stores.folders import opened
 from ftckpt.stores.oserror import twice
 
 NAME = "gc.lock"
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 @contextmanager
@@ -76,17 +75,10 @@ def _lock_file(folder: int, url: str) -> int:
 
 def _claim(file: int, folder: int, url: str) -> None:
     try:
-        twice(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        claim(file, url)
     except BlockingIOError as error:
         raise RefusedError(
             f"another gc is at work on {url}{_holder(folder)}", hint="wait for it, or stop it"
-        ) from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS | {errno.EBADF}:
-            raise
-        raise UnsupportedError(
-            f"the filesystem of {url} has no locks, so two runs would not see another",
-            hint="mount it with them (Lustre: -o flock)",
         ) from error
 
 

@@ -3,75 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ftckpt.replay.records import SCHEMA, Record, line
 from tests.checkpoints import save_dcp
 from tests.commands.golden import RUN, ftckpt
+from tests.commands.replaying import SCRIPT, replay
 from tests.json_run import ftckpt_json
 from tests.replay.made import events
 from tests.test_docs import validate
-
-# A training that says what it computes, saves after step 3 and resumes; FAULT makes it go wrong.
-SCRIPT = """
-import json, os, struct, sys, time
-from pathlib import Path
-env = lambda name: int(os.environ["FTCKPT_REPLAY_" + name])
-log, state = Path(os.environ["FTCKPT_REPLAY_LOG"]), Path(sys.argv[1] if sys.argv[1:] else ".")
-fault, noise = os.environ.get("FAULT", ""), os.urandom(16).hex()
-resumed = (state / "saved").exists()
-done = int((state / "saved").read_text()) if resumed else 0
-assert done == env("AT"), (done, env("AT"))
-with (log / "rank-0.jsonl").open("w") as out:
-    def put(body):
-        out.write(json.dumps(body) + chr(10))
-        out.flush()
-    put({"log": "ftckpt.replay/1", "rank": 0, "world_size": 1})
-    while True:
-        done += 1
-        if done == 5 and fault == "crash":
-            sys.exit("out of memory")
-        if done == 5 and fault == "hang":
-            time.sleep(600)
-        if done == 5 and fault == "short":
-            sys.exit(0)
-        value = done + (1 if fault == "forgets" and resumed and done > 4 else 0)
-        wrong = 1 if fault == "drifts" and resumed and done > 5 else 0
-        events = {"params": {"w": f"float32[1]:{done + wrong}"}}
-        value += time.time_ns() if fault == "noise" else 0
-        loss = "nan" if fault == "nan" and done > 4 else float(value).hex()
-        events["loss"] = {"0": "float64 " + loss}
-        every, since = env("EVERY"), env("DENSE_FROM")
-        if fault == "idle":
-            events["rng_start"] = {"python": {"digest": noise}}
-        if not every or done < since or (done - since) % every:
-            del events["params"]
-        put({"step": done, "rank": 0, "events": events})
-        if done == env("LOOK_STEP"):
-            (log / "values").mkdir()
-            head = json.dumps({"dtype": "float32", "shape": [1]}).encode()
-            kept = head + b"\\n" + struct.pack("<f", done + wrong)
-            (log / "values" / "rank-0-0.bin").write_bytes(kept)
-        print("step", done, flush=True)
-        if done == 3 and not resumed and fault != "unsaved":
-            (state / "saved").write_text("3")
-            if env("STOP_AFTER_SAVE"):
-                (log / "stopped").write_text("3")
-                time.sleep(600)
-        if done == 8 and fault == "unsaved":
-            sys.exit(0)
-        if done == env("LAST"):
-            (log / "rank-0.done").touch()
-            time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -79,19 +22,6 @@ def script(tmp_path: Path) -> Path:
     file = tmp_path / "train.py"
     file.write_text(SCRIPT)
     return file
-
-
-def replay(script: Path, *arguments: str, fault: str = "") -> dict[str, Any]:
-    """Run the trial of a script; its place stands in the command, so the work goes on here."""
-    done = ftckpt(
-        "replay", "run", "--dir", script.parent / "trial", "--steps", "4", "--json", *arguments,
-        "--", sys.executable, script, "{checkpoint}", FAULT=fault,
-    )  # fmt: skip
-    document = json.loads(done.stdout)
-    validate(document)
-    assert document["result"]["code"] == done.returncode
-    assert isinstance(document, dict)
-    return document
 
 
 def test_a_restart_that_is_exact(script: Path) -> None:
@@ -186,30 +116,6 @@ def test_a_working_directory_of_its_own(script: Path, tmp_path: Path) -> None:
     assert "the restart is exact for 2 steps" in done.stdout
     assert "was not repeated" in done.stdout
     assert sorted(p.name for p in elsewhere.iterdir()) == ["train.py", "trial"]
-
-
-def test_an_interrupted_trial_goes_on(script: Path) -> None:
-    trial = script.parent / "trial"
-    command = [
-        sys.executable, "-m", "ftckpt", "replay", "run", "--dir", str(trial), "--steps", "4",
-        "--", sys.executable, str(script), "{checkpoint}",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, env=os.environ | {"FAULT": ""}, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-    while not (trial / "baseline-1" / "outcome.json").exists():
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 143
-    kept = (trial / "baseline-1" / "outcome.json").stat().st_mtime_ns
-    assert replay(script)["result"]["code"] == 0
-    assert (trial / "baseline-1" / "outcome.json").stat().st_mtime_ns == kept
-    # All of it is there now, so nothing runs; and another script is another trial.
-    assert replay(script, fault="crash")["result"]["code"] == 0
-    script.write_text(script.read_text() + "# changed\n")
-    answer = replay(script)
-    assert answer["result"]["code"] == 8
-    assert "files that changed" in answer["result"]["message"]
 
 
 @pytest.mark.parametrize(

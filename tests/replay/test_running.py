@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,23 @@ def gone(pid: int) -> bool:
     return not alive(pid)
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+
+# Leaves parent, group and session, as a daemon does, and says its number.
+DAEMON = (
+    "import os, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        print(os.getpid(), flush=True)\n"
+    "        time.sleep(600)\n"
+    "    os._exit(0)\n"
+    "os.wait()\n"
+    "time.sleep(0.5)"
+)
+
+
+@needs_proc
 def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
     output = tmp_path / "output.txt"
     outcome = run([sys.executable, "-c", NESTED], Settings(log=str(tmp_path / "log")),
@@ -47,7 +64,16 @@ def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
     assert gone(int(output.read_text()))
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+@needs_proc
+def test_a_daemon_ends_too(tmp_path: Path) -> None:
+    output = tmp_path / "output.txt"
+    outcome = run([sys.executable, "-c", DAEMON], Settings(log=str(tmp_path / "log")),
+                  cwd=tmp_path, output=output, timeout=30)  # fmt: skip
+    assert (outcome.end, outcome.code) == (End.FINISHED, 0)
+    assert gone(int(output.read_text()))
+
+
+@needs_proc
 def test_a_signal_while_the_process_starts_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +93,71 @@ def test_a_signal_while_the_process_starts_loses_nothing(
             Settings(log=str(tmp_path / "log")), cwd=tmp_path, output=tmp_path / "output.txt",
             timeout=60)  # fmt: skip
     assert gone(begun[0])
+
+
+@needs_proc
+def test_a_signal_while_the_starting_thread_starts_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    start, start_thread = subprocess.Popen, threading.Thread.start
+
+    def started(*arguments: Any, **named: Any) -> Any:
+        process = start(*arguments, **named)
+        begun.append(process.pid)
+        return process
+
+    def thread_started(self: threading.Thread) -> None:
+        start_thread(self)
+        time.sleep(0.3)  # what it was given, it does
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setattr(threading.Thread, "start", thread_started)
+    with pytest.raises(KeyboardInterrupt):
+        run([sys.executable, "-c", "import time; time.sleep(600)"],
+            Settings(log=str(tmp_path / "log")), cwd=tmp_path, output=tmp_path / "output.txt",
+            timeout=60)  # fmt: skip
+    assert all(gone(pid) for pid in begun)
+
+
+@needs_proc
+def test_a_signal_while_it_is_ended_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill, interrupts = os.killpg, iter([KeyboardInterrupt])
+
+    def interrupted(group: int, number: int) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", interrupted)
+    output = tmp_path / "output.txt"
+    with pytest.raises(KeyboardInterrupt):
+        run([sys.executable, "-c", NESTED], Settings(log=str(tmp_path / "log")), cwd=tmp_path,
+            output=output, timeout=2)  # fmt: skip
+    assert gone(int(output.read_text()))
+
+
+def test_a_stop_that_is_only_half_said_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    says = (
+        "import time; file = open('log/stopped', 'w'); time.sleep(0.5); file.write('3');"
+        " file.close(); time.sleep(600)"
+    )
+    outcome = run([sys.executable, "-c", says], Settings(log=str(tmp_path / "log")), cwd=tmp_path,
+                  output=tmp_path / "output.txt", timeout=60)  # fmt: skip
+    assert (outcome.end, outcome.stopped_at) == (End.STOPPED, 3)
+
+
+@needs_proc
+def test_no_signal_is_ignored_for_the_training(tmp_path: Path) -> None:
+    output = tmp_path / "output.txt"
+    outcome = run(["grep", "SigIgn", "/proc/self/status"], Settings(log=str(tmp_path / "log")),
+                  cwd=tmp_path, output=output, timeout=60)  # fmt: skip
+    assert outcome.end is End.FINISHED
+    assert int(output.read_text().split()[1], 16) == 0
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""Processes of a run: bound to the life of who runs them, found wherever they are, and ended.
+
+A process may leave its parent, its group and its session, but the environment that it was started
+with stays with it, and with what it starts: the log that it was to write. Where the system does not
+show that (outside of Linux), only those are found that still descend from the run's first process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .settings import PREFIX
+
+_LOG = f"{PREFIX}LOG=".encode()
+_PROC = Path("/proc")
+# Seconds that killed processes get to be gone; one that the kernel keeps longer runs no more code.
+_LETTING_GO = 5.0
+# 1 is PR_SET_PDEATHSIG: the kernel kills the process when the thread that started it ends, however
+# that ends. The parent may have been gone before; and Python has ignored two signals for itself.
+_BOUND = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+try:
+    if os.getppid() == int(sys.argv[1]):
+        os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"cannot run {sys.argv[2]}: {error.strerror}")
+"""
+
+
+def bound(command: Sequence[str]) -> list[str]:
+    """Return the command that runs `command`, and no longer than the thread that starts it lives.
+
+    Only Linux can do that; elsewhere it is the command itself.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
+
+
+def end_run(process: subprocess.Popen[bytes], log: str) -> None:
+    """Kill a process that leads a group, and all that records into `log` or descends from either.
+
+    Args:
+        process: the first one of the run.
+        log: `Settings.log` of the run; "" where it has none.
+    """
+
+    def left() -> set[int]:
+        first = {process.pid} if process.poll() is None else set()
+        return _with_descendants(first | _recording(lambda other: bool(log) and other == log))
+
+    first = left()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _end(first, left)
+    process.wait()
+
+
+def end_left(folder: Path) -> bool:
+    """Kill what the runs of a trial that is over have left; say whether there was anything.
+
+    Args:
+        folder: of the trial: its runs record into `FOLDER/RUN/log`.
+    """
+
+    def is_of_trial(log: str) -> bool:
+        places = Path(log).parents
+        try:
+            return len(places) > 1 and os.path.samefile(places[1], folder)
+        except OSError:
+            return False
+
+    def left() -> set[int]:
+        return _with_descendants(_recording(is_of_trial))
+
+    return bool(_end(left(), left))
+
+
+def _end(first: set[int], left: Callable[[], set[int]]) -> set[int]:
+    """Kill processes until `left` finds no more; return all that were found."""
+    found, living = set(first), first
+    deadline = time.monotonic() + _LETTING_GO
+    while living and time.monotonic() < deadline:
+        for pid in living:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+        living = left()
+        found |= living
+    return found
+
+
+def _recording(wanted: Callable[[str], bool]) -> set[int]:
+    """Return the processes that were started to record into a log, neither us nor who runs us."""
+    found: set[int] = set()
+    for pid in _living().keys() - _ourselves():
+        try:
+            variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:  # gone, or another user's
+            continue
+        logs = (v.removeprefix(_LOG) for v in variables if v.startswith(_LOG))
+        if any(wanted(os.fsdecode(log)) for log in logs):
+            found.add(pid)
+    return found
+
+
+def _ourselves() -> set[int]:
+    parents, pid, found = _living(), os.getpid(), set[int]()
+    while pid and pid not in found:
+        found.add(pid)
+        pid = parents.get(pid, 0)
+    return found
+
+
+def _with_descendants(roots: Iterable[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, parent in _living().items():
+        children.setdefault(parent, []).append(pid)
+    todo = list(roots)
+    found = set(todo)
+    while todo:
+        more = children.get(todo.pop(), [])
+        found.update(more)
+        todo += more
+    return found
+
+
+def _living() -> dict[int, int]:
+    """Return the parent of every process that can be seen and has not ended."""
+    if not (_PROC / "self" / "stat").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
+        )
+        rows = (line.split() for line in listed.stdout.splitlines())
+        return {int(pid): int(parent) for pid, parent, state in rows if state[0] != "Z"}
+    parents = {}
+    for place in _PROC.iterdir():
+        if place.name.isdecimal():
+            with suppress(OSError, IndexError, ValueError):
+                # The name in parentheses may hold anything; what follows it does not.
+                fields = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    parents[int(place.name)] = int(fields[1])
+    return parents
