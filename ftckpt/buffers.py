@@ -3,10 +3,14 @@
 Fresh memory costs more than reading into it: the kernel must clear every page first. A megabyte
 is large enough that the cost of a call vanishes and small enough to stay in the processor's cache
 between the copy out of the page cache and the sum over it.
+
+Buffers begin with a page: into memory that begins sixteen bytes after one, as the allocator gives
+it, the kernel copied a quarter slower (AMD EPYC with fast short `rep movsb`).
 """
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -34,12 +38,12 @@ def buffer(nbytes: int, slot: int = 0) -> memoryview:
         nbytes: how much is needed.
         slot: tells buffers apart that one thread needs at the same time.
     """
-    slots: dict[int, bytearray] | None = getattr(_thread, "slots", None)
+    slots: dict[int, mmap.mmap] | None = getattr(_thread, "slots", None)
     if slots is None:
         slots = _thread.slots = {}
     held = slots.get(slot)
     if held is None or len(held) < nbytes:
-        held = slots[slot] = bytearray(nbytes)
+        held = slots[slot] = mmap.mmap(-1, max(nbytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return memoryview(held)[:nbytes]
 
 
