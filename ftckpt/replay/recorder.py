@@ -233,7 +233,8 @@ class Recorder:
         for place in range(len(self._roots)):
             self._model(place)
         self._write(partial=True)
-        self._journal.done()
+        if self.settings.last and self.step > self.settings.last:  # else it may end in a crash
+            self._journal.done()
 
     def _begin(self) -> None:
         """Finish the step that an optimizer has ended, if one has."""

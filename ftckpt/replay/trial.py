@@ -13,7 +13,7 @@ goes on there with the runs that are missing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -126,30 +126,50 @@ def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> T
 
 
 def _carried_out(trial: Trial, runs: Runs) -> Tried:
+    at, baselines, restarts = trial.at, list[Log](), list[Log]()
     try:
         at = trial.at if trial.checkpoint else runs.interrupt()
-        first, last = at + 1, at + trial.steps
+        last = at + trial.steps
         if trial.reference:
-            baselines = [replace(read_log(Path(trial.reference)), name="the reference log")]
+            baselines.append(replace(read_log(Path(trial.reference)), name="the reference log"))
         else:
-            baselines = [runs.baseline(n, at, last) for n in range(trial.runs)]
-        restarts = [runs.restart(n, at, last) for n in range(trial.runs)]
+            baselines += (runs.baseline(n, at, last) for n in range(trial.runs))
+        restarts += (runs.restart(n, at, last) for n in range(trial.runs))
     except FailedRunError as failure:
-        judgement = Judgement(
-            Verdict.NOT_COMPARED, str(failure), 0, 0, (), (), problems=(str(failure),)
-        )
-        return Tried(judgement, trial.at, runs.outcomes, runs.logs)
+        judgement = _before_failure(trial, runs, baselines, at, str(failure))
+        return Tried(judgement, at, runs.outcomes, runs.logs)
+    judgement = _judged(trial, runs, baselines, restarts, at)
+    if judgement.verdict is Verdict.STATE and not trial.reference:
+        judgement = look_closer(runs, judgement, at)
+    return Tried(judgement, at, runs.outcomes, runs.logs)
+
+
+def _judged(
+    trial: Trial, runs: Runs, baselines: Sequence[Log], restarts: Sequence[Log], at: int
+) -> Judgement:
     interrupted = [] if trial.checkpoint else [runs.logs["interrupted"]]
     # With a reference there is one run from the start, and restarts are what was repeated.
     repeated, others = [*baselines, *interrupted], restarts
     if len(repeated) == 1:
-        repeated, others = others, repeated
+        repeated, others = list(others), repeated
     idle = idle_streams(repeated, others)
     before = [compare(baselines[0], run, 1, at, idle) for run in interrupted]
-    judgement = judge(baselines, restarts, first, last, before=before, idle=idle)
-    if judgement.verdict is Verdict.STATE and not trial.reference:
-        judgement = look_closer(runs, judgement, at)
-    return Tried(judgement, at, runs.outcomes, runs.logs)
+    return judge(baselines, restarts, at + 1, at + trial.steps, before=before, idle=idle)
+
+
+def _before_failure(
+    trial: Trial, runs: Runs, baselines: Sequence[Log], at: int, failure: str
+) -> Judgement:
+    """Judge what was recorded before a run failed: a difference is one, equal is not yet exact."""
+    restarts = [log for folder, log in runs.logs.items() if folder.startswith("restart-")]
+    # Against a log alone it takes two restarts to know the streams that nobody seeds.
+    if len(baselines) == (1 if trial.reference else trial.runs) and (
+        len(restarts) > bool(trial.reference)
+    ):
+        judgement = _judged(trial, runs, baselines, restarts, at)
+        if judgement.verdict not in (Verdict.EXACT, Verdict.NOT_COMPARED):
+            return replace(judgement, problems=(failure, *judgement.problems))
+    return Judgement(Verdict.NOT_COMPARED, failure, 0, 0, (), (), problems=(failure,))
 
 
 @contextmanager

@@ -29,11 +29,13 @@ with (log / "rank-0.jsonl").open("w") as out:
         done += 1
         if done == 5 and fault == "crash":
             sys.exit("out of memory")
+        if done == 7 and fault == "forgets and crashes" and resumed:
+            sys.exit("out of memory")
         if done == 5 and fault == "hang":
             time.sleep(600)
         if done == 5 and fault == "short":
             sys.exit(0)
-        value = done + (1 if fault == "forgets" and resumed and done > 4 else 0)
+        value = done + (1 if fault.startswith("forgets") and resumed and done > 4 else 0)
         wrong = 1 if fault == "drifts" and resumed and done > 5 else 0
         events = {"params": {"w": f"float32[1]:{done + wrong}"}}
         value += time.time_ns() if fault == "noise" else 0

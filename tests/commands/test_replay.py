@@ -65,6 +65,14 @@ def test_a_restart_that_forgets_something(script: Path) -> None:
     assert "http" not in text
 
 
+def test_a_restart_that_crashes_after_a_difference(script: Path) -> None:
+    answer = replay(script, fault="forgets and crashes")
+    assert (answer["result"]["code"], answer["verdict"]) == (3, "state"), answer["result"]
+    assert [(c["component"], c["step"]) for c in answer["causes"]] == [("computation", 5)]
+    crash = "restart A crashed with code 1 after step 6; it last printed: out of memory"
+    assert answer["problems"][0] == crash
+
+
 def test_what_began_between_two_readings_is_looked_at_closer(script: Path) -> None:
     answer = replay(script, "--every", "4", "--steps", "8", fault="drifts")
     assert answer["verdict"] == "state"

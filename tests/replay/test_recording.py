@@ -19,7 +19,7 @@ from ftckpt.replay.floats import written
 from ftckpt.replay.journal import Journal
 from ftckpt.replay.readings import random_streams, value_items
 from ftckpt.replay.records import Log, read_log
-from ftckpt.replay.running import environment
+from ftckpt.replay.running import End, environment, run
 from ftckpt.replay.settings import Settings, read_settings, values_file
 from ftckpt.replay.streams import distance, read_stream
 from ftckpt.replay.tensors import tensor_digest
@@ -123,7 +123,7 @@ def test_loader_workers_write_no_log_and_run_ahead_of_a_global_generator(tmp_pat
             env=environment(settings), timeout=120, check=True,
         )  # fmt: skip
         names = sorted(path.name for path in (tmp_path / log).iterdir())
-        assert names == ["rank-0.done", "rank-0.jsonl"]
+        assert names == ["rank-0.jsonl"]
         return read_log(tmp_path / log)
 
     # The sampler draws from NumPy's global generator, and workers make it run ahead.
@@ -206,3 +206,30 @@ def test_the_one_line_hook_does_nothing_elsewhere(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.stdout == "False\n"
     assert list(tmp_path.iterdir()) == []
+
+
+CRASHES = """
+import time
+import torch
+class Slow:  # torch too takes longer to be gone than whoever waits for the end sleeps
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+slow = Slow()
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(2):
+    net(torch.ones(2)).sum().backward()
+    optimizer.step()
+raise RuntimeError("boom")
+"""
+
+
+def test_a_crash_is_no_end_of_the_recording(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CRASHES)
+    for last, end in ((9, End.CRASHED), (1, End.RECORDED)):
+        settings = Settings(log=str(tmp_path / f"log-{last}"), last=last)
+        outcome = run([sys.executable, str(script)], settings, cwd=tmp_path,
+                      output=tmp_path / "output.txt", timeout=60)  # fmt: skip
+        assert outcome.end is end, outcome
+        assert read_log(Path(settings.log)).finished() == tuple(range(1, min(last, 2) + 1))
