@@ -171,7 +171,7 @@ class _Writer:
         self._state = xxhash.xxh3_128()
         self._blocks: list[BlockMade] = []
 
-    def append(self, payload: bytes) -> int:
+    def append(self, payload: bytes | memoryview) -> int:
         """Write bytes at the end, and return where they lie."""
         offset, view = self.size, memoryview(payload)
         while view:

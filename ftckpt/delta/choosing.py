@@ -36,17 +36,20 @@ class Effort(NamedTuple):
         coders: which coders are tried on each plane.
         price: bits of a byte that a plane must save to be coded, which takes several times as long
             as to copy it.
+        price_upon: likewise of a plane of differences. More of them save a little, and what they
+            stand upon must be read and subtracted as well.
     """
 
     predictions: bool
     coders: tuple[Coder, ...]
     price: float
+    price_upon: float
 
 
 EFFORTS: Mapping[int, Effort] = {
-    1: Effort(False, (Coder.HUFFMAN,), 0.25),
-    2: Effort(True, (Coder.HUFFMAN, Coder.MATCHES), 0.12),
-    3: Effort(True, (Coder.HUFFMAN, Coder.MATCHES, Coder.THOROUGH), 0.07),
+    1: Effort(False, (Coder.HUFFMAN,), 0.25, 0.75),
+    2: Effort(True, (Coder.HUFFMAN, Coder.MATCHES), 0.12, 0.12),
+    3: Effort(True, (Coder.HUFFMAN, Coder.MATCHES, Coder.THOROUGH), 0.07, 0.07),
 }
 
 
@@ -121,10 +124,11 @@ def _alone(dtype: DType, values: Array, effort: Effort) -> Iterator[Plan]:
     yield Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 8.0 * size)
     if values.nbytes <= _TINY:
         return
-    planes, bits = _planes(values, effort)
+    planes, bits = _planes(values, effort.coders, effort.price)
     yield Plan(Reference.NOTHING, None, Choice(Form.PLANES, planes), bits)
     if words_of(dtype).rotates:
-        planes, bits = _planes(rotate(values, np.empty_like(values)), effort)
+        rotated = rotate(values, np.empty_like(values))
+        planes, bits = _planes(rotated, effort.coders, effort.price)
         yield Plan(Reference.NOTHING, None, Choice(Form.ROTATED, planes), bits)
 
 
@@ -139,10 +143,10 @@ def _against(
     import numpy as np
 
     apart = difference(values, reference, np.empty_like(values))
-    planes, bits = _planes(apart, effort)
+    planes, bits = _planes(apart, effort.coders, effort.price_upon)
     yield Plan(kind, rule, Choice(Form.DIFFERENCE, planes), bits)
     if dtype.family not in ("float", "complex"):  # flags and packed bits do not carry
-        planes, bits = _planes(values ^ reference, effort)
+        planes, bits = _planes(values ^ reference, effort.coders, effort.price_upon)
         yield Plan(kind, rule, Choice(Form.XOR, planes), bits)
     changed = apart[apart != 0]
     same = 1 - changed.size / values.size
@@ -150,29 +154,29 @@ def _against(
         # 1.05: what gaps and masks have been seen to take above the bound.
         places = 1.05 * -(same * log2(same) + (1 - same) * log2(1 - same))
         form = Form.GAPS if same >= _GAPS_FROM else Form.MASK
-        _, each = _planes(changed, effort)
+        _, each = _planes(changed, effort.coders, effort.price_upon)
         yield Plan(kind, rule, Choice(form), places + (1 - same) * each)
 
 
-def _planes(words: Array, effort: Effort) -> tuple[Planes, float]:
+def _planes(words: Array, tried: Sequence[Coder], price: float) -> tuple[Planes, float]:
     """Return how to store the byte planes of sampled words, and the estimated bits of a word."""
     columns = words.view("u1").reshape(-1, words.itemsize)
     entropies = [_entropy(columns[:, plane]) for plane in range(words.itemsize)]
-    plain = [plane for plane, bits in enumerate(entropies) if bits > 8 - effort.price]
+    plain = [plane for plane, bits in enumerate(entropies) if bits > 8 - price]
     noisy = next((p for p in range(words.itemsize) if p not in plain), words.itemsize)
     joined = max(count for count in JOINED if count <= noisy and count < max(words.itemsize, 2))
     bits = [8.0 if plane in plain else entropy for plane, entropy in enumerate(entropies)]
     coders = [Coder.HUFFMAN] * words.itemsize
-    if len(effort.coders) > 1:
+    if len(tried) > 1:
         for plane in set(range(words.itemsize)) - set(plain):
             dense = columns[:, plane].tobytes()
-            sizes = {coder: len(compress(dense, coder)) for coder in effort.coders}
-            best = min(effort.coders, key=lambda coder: (sizes[coder], coder))
+            sizes = {coder: len(compress(dense, coder)) for coder in tried}
+            best = min(tried, key=lambda coder: (sizes[coder], coder))
             if sizes[best] < 0.97 * sizes[Coder.HUFFMAN]:  # the slower must be worth it
                 coders[plane] = best
                 bits[plane] = min(bits[plane], 8 * sizes[best] / len(dense))
     coded = sum(0 < entropy < 8 for entropy in bits)
-    return Planes(joined, frozenset(plain), tuple(coders)), sum(bits) + coded * effort.price
+    return Planes(joined, frozenset(plain), tuple(coders)), sum(bits) + coded * price
 
 
 def _entropy(plane: Array) -> float:

@@ -86,7 +86,9 @@ class DeltaDecoder:
             if len(part) == length and number not in self._predicts:
                 self._decode(number, block, as_words(part, words_of(tensor.dtype).size))
             else:
-                part[:] = self._whole(number, block).view("u1")[skip : skip + len(part)].data
+                # An array's assignment lets other threads go on, a view's does not.
+                held = self._whole(number, block).view("u1")
+                as_words(part, 1)[...] = held[skip : skip + len(part)]
             done += len(part)
 
     def _whole(self, number: int, block: int) -> Array:

@@ -35,7 +35,8 @@ class EncodedBlock(NamedTuple):
         tensor: its tensor's place in the list of pairs.
         block: its number in the tensor.
         reference, form: how it is stored.
-        payload: the bytes to write; none where it is as its reference.
+        payload: the bytes to write, before this thread encodes another block: it uses the memory
+            again. None where the block is as its reference.
         nbytes: of its elements.
         stored: XXH3-64 of the payload.
         digest: XXH3-128 of the elements.
@@ -47,7 +48,7 @@ class EncodedBlock(NamedTuple):
     block: int
     reference: Reference
     form: Form
-    payload: bytes
+    payload: bytes | memoryview
     nbytes: int
     stored: bytes
     digest: bytes

@@ -69,15 +69,17 @@ class WordCutter:
         """Put the bytes of each of these words from a place on into its word of `out`."""
         import numpy as np
 
-        shifted = self._chunk
-        if place:  # shift and cast beat strided copies
-            shifted = scratch(out.size, self._size, SHIFTED)
-            np.right_shift(self._chunk, self._chunk.dtype.type(8 * place), out=shifted)
-        np.copyto(out, shifted, casting="unsafe")
+        chunk = self._chunk
+        if not place:
+            np.copyto(out, chunk, casting="unsafe")
+            return
+        # NumPy casts what is shifted while it is in the nearest cache; strided copies are slower.
+        shift = chunk.dtype.type(8 * place)
+        np.right_shift(chunk, shift, out=out, casting="unsafe", dtype=chunk.dtype)
 
 
-def pack(count: int, size: int, words: Cutter, planes: Planes) -> bytes:
-    """Return the payload that holds `count` words.
+def pack(count: int, size: int, words: Cutter, planes: Planes) -> memoryview:
+    """Return the payload that holds `count` words; the next call of this thread overwrites it.
 
     Args:
         count: of words.
@@ -106,7 +108,7 @@ def pack(count: int, size: int, words: Cutter, planes: Planes) -> bytes:
             lengths.append(length)
             at += length
         table.pack_into(payload, 1 + number * table.size, *lengths)
-    return bytes(payload[:at])
+    return payload[:at]
 
 
 def unpack(
@@ -189,7 +191,7 @@ def _put(words: Cutter, plane: int, planes: Planes, room: memoryview) -> int:
     if coded:
         frame = compress(dense, planes.coders[plane] if planes.coders else Coder.HUFFMAN)
         if len(frame) < WORTH * stored.size:
-            room[: len(frame)] = frame
+            stored[: len(frame)] = as_words(frame, 1)
             return len(frame)
         stored[...] = dense
     return len(room)
