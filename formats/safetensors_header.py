@@ -127,7 +127,8 @@ def parse_header(head: bytes, size: int, file: str) -> Header:
     metadata = _metadata(value.pop("__metadata__", None), file)
     if len(value) > MAX_TENSORS:
         _refuse(file, f"names more than {MAX_TENSORS} tensors")
-    tensors = [_tensor(name, entry, len(head), file) for name, entry in value.items()]
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # there are few, and many tensors
+    tensors = [_tensor(name, entry, len(head), file, shapes) for name, entry in value.items()]
     _check_ranges(tensors, len(head), size, file)
     return Header(tensors, metadata, len(head))
 
@@ -140,7 +141,13 @@ def _metadata(value: Any, file: str) -> dict[str, str]:
     return value
 
 
-def _tensor(name: str, entry: Any, start: int, file: str) -> HeaderTensor:
+def _tensor(
+    name: str,
+    entry: Any,
+    start: int,
+    file: str,
+    shapes: dict[tuple[int, ...], tuple[int, ...]],
+) -> HeaderTensor:
     """Check one entry by itself; `start` is where the tensors' bytes begin."""
     try:
         code, dims, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -171,7 +178,8 @@ def _tensor(name: str, entry: Any, start: int, file: str) -> HeaderTensor:
             f"{bits // 8 if bits % 8 == 0 else bits / 8}",
             name,
         )
-    return HeaderTensor(name, dtype, tuple(dims), start + begin, start + end)
+    shape = tuple(dims)
+    return HeaderTensor(name, dtype, shapes.setdefault(shape, shape), start + begin, start + end)
 
 
 def _check_volume(name: str, dims: list[int], file: str) -> None:

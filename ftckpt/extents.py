@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -21,7 +22,13 @@ class Box(NamedTuple):
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
         """Return the box that covers all of `shape`."""
-        return cls((0,) * len(shape), tuple(shape))
+        return _whole(tuple(shape))
+
+
+# Thousands of tensors have few shapes, and a transfer describes each tensor several times.
+@lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...]) -> Box:
+    return Box((0,) * len(shape), shape)
 
 
 class Extent(NamedTuple):

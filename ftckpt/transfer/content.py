@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Box, Checkpoint, Kind, ObjectInfo, Topology, tensor_key
+from ftckpt.checkpoint import Box, Checkpoint, Kind, ObjectInfo, TensorInfo, Topology, tensor_key
 from ftckpt.coverage import intersection
 from ftckpt.dtypes import DType
 
@@ -74,6 +74,29 @@ class Wanted(NamedTuple):
                 copy.key,
                 Box(_shift(copy.source.offsets, copy.box.offsets, shared.offsets), shared.sizes),
             )
+
+
+class _Unchanged(Mapping[str, Wanted]):
+    """A checkpoint's tensors as they are; each is described when it is asked for."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
+        self._infos = infos
+
+    def __getitem__(self, key: str) -> Wanted:
+        info = self._infos[key]
+        box = Box.whole(info.shape)
+        return Wanted(
+            info.component, info.name, info.kind, info.shape, info.dtype, (Copy(box, key, box),)
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._infos
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
 
 
 class Fill(NamedTuple):
@@ -146,20 +169,9 @@ class Content:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Content:
         """Return all of a checkpoint, unchanged."""
-        tensors = {
-            key: Wanted(
-                info.component,
-                info.name,
-                info.kind,
-                info.shape,
-                info.dtype,
-                (Copy(Box.whole(info.shape), key, Box.whole(info.shape)),),
-            )
-            for key, info in checkpoint.tensors.items()
-        }
         return cls(
             checkpoint=checkpoint,
-            tensors=tensors,
+            tensors=_Unchanged(checkpoint.tensors),
             objects=checkpoint.objects,
             aliases=checkpoint.aliases,
             topology=checkpoint.topology,
@@ -179,12 +191,14 @@ class Content:
     def whole(self, key: str) -> Shard:
         """Return one tensor as one shard."""
         wanted = self.tensors[key]
-        box = Box.whole(wanted.shape)
-        return self.shard(wanted.shape, wanted.dtype, [Part(box, key, box)])
+        fills = (Fill(*copy) for copy in wanted.copies if copy.box.volume)
+        return Shard(wanted.shape, wanted.dtype, tuple(fills))
 
     def part(self, key: str, box: Box) -> Shard:
         """Return one box of a tensor as a shard of the box's shape."""
         wanted = self.tensors[key]
+        if box.sizes == wanted.shape:
+            return self.whole(key)
         return self.shard(box.sizes, wanted.dtype, [Part(Box.whole(box.sizes), key, box)])
 
     def shard(self, shape: Sequence[int], dtype: DType, parts: Iterable[Part]) -> Shard:
