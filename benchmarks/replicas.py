@@ -4,8 +4,9 @@
 
 Ours ends with every byte hashed, compared with the manifest, and flushed to the disk; `cp` does
 neither, so `cp -r` and then `sync` stands beside it. The plain upload reads each file and puts its
-parts from as many threads as ours: what the service itself takes. The service is OpenStack Swift's
-s3api, started on loopback by the tests' own code.
+parts from as many threads as ours: what the service itself takes. Its client signs the SHA-256 of
+each part, as ours does, and reads no digest of its own. The service is OpenStack Swift's s3api,
+started on loopback by the tests' own code; it shares the processors with everyone.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _s3(place: Path, source: Path, options: Any) -> None:
 
 
 def _upload(client: Any, bucket: str, source: Path) -> int:
-    """Put every file in parts of 64 MiB, several at once, and check nothing."""
+    """Put every file in parts of 64 MiB, several at once, and look at nothing afterwards."""
     parts: list[tuple[Path, str, int, int]] = []
     uploads: dict[str, tuple[str, dict[int, str]]] = {}
     for file in sorted(source.iterdir()):

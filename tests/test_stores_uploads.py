@@ -13,7 +13,7 @@ from ftckpt.errors import UnavailableError
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.stores.local import LocalStore
 from tests.servers.faults import Fault, fault_proxy
-from tests.servers.s3 import S3Service
+from tests.servers.s3 import BUCKET, S3Service
 
 
 def test_bytes_of_an_upload_that_was_given_up_go_nowhere_else(
@@ -91,4 +91,67 @@ def test_an_upload_that_is_given_up_is_aborted(
         with pytest.raises(Exception, match="AccessDenied"):
             upload.write(0, memoryview(bytes(64 << 20)))
         upload.close()
-        assert proxy.seen("^DELETE .*uploadId") == 1
+        assert proxy.seen("^POST .*[?]uploads") == proxy.seen("^DELETE .*uploadId") == 2
+        assert store.unfinished() == []
+
+
+SIZE = 9 << 20
+DATA = bytes(range(256)) * (SIZE // 256)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("name", ["swift", "radosgw"])
+def test_a_part_that_was_damaged_on_the_way_is_sent_again(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service: S3Service = request.getfixturevalue(name)
+    service.enter(monkeypatch)
+    with fault_proxy(service.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        upload = open_store(f"s3://{BUCKET}/damaged").upload("part", SIZE)
+        # The first is the damaged one by which the service shows that it looks.
+        proxy.faults = [Fault("^PUT .*part\\?"), Fault("^PUT .*part\\?", sent=SIZE // 2)]
+        upload.write(0, memoryview(DATA))
+        assert service.get("damaged/part") is None
+        upload.finish()
+        upload.close()
+        assert [fault.times for fault in proxy.faults] == [0, 0]
+        assert proxy.seen("^PUT .*part\\?") == 3
+        assert not any("content-md5" in head.lower() for head in proxy.heads)
+    assert service.get("damaged/part") == DATA
+
+
+def test_damage_that_a_service_takes_is_found_by_what_it_has_stored(
+    moto: S3Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto.enter(monkeypatch)
+    with fault_proxy(moto.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        upload = open_store(f"s3://{BUCKET}/damaged").upload("part", SIZE)
+        proxy.faults = [Fault("^PUT .*part\\?"), Fault("^PUT .*part\\?", sent=SIZE // 2)]
+        upload.write(0, memoryview(DATA))
+        with pytest.raises(UnavailableError, match="does not hold what was written"):
+            upload.finish()
+        upload.close()
+        assert [fault.times for fault in proxy.faults] == [0, 0]
+
+
+def test_a_lookalike_stores_parts_as_they_are(
+    rclone: S3Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rclone.enter(monkeypatch)
+    upload = open_store(f"s3://{BUCKET}/whole").upload("part", SIZE)
+    upload.write(0, memoryview(DATA))
+    upload.finish()
+    upload.close()
+    assert rclone.get("whole/part") == DATA
+
+
+@pytest.mark.s3
+def test_what_comes_after_the_end_begins_no_upload(swift: S3Service, s3_url: str) -> None:
+    store = open_store(s3_url)
+    upload = store.upload("late", SIZE)
+    upload.close()
+    with pytest.raises(UnavailableError, match="was given up"):
+        upload.write(0, memoryview(DATA))
+    assert store.unfinished() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -77,6 +78,13 @@ class _Open:
         self.upload = upload
         self.ledger = ledger
         self.blocks: dict[int, BlockMade] = {}
+        self._lock = threading.Lock()
+
+    def completes(self, made: BlockMade) -> bool:
+        """Note a block, and say whether it is the last; from any thread."""
+        with self._lock:
+            self.blocks[made.number] = made
+            return len(self.blocks) == block_count(self.file.size)
 
 
 class _Task(NamedTuple):
@@ -124,16 +132,14 @@ class Mover:
         try:
             lists = (self._tasks(file, opened, moved) for file in files)
             tasks = in_turn(lists, self.jobs)  # writers of one file wait for each other
-            for task, made in run(tasks, self._work, jobs=self.jobs, executor=self.executor):
+            for task, made, whole in run(tasks, self._work, jobs=self.jobs, executor=self.executor):
                 if isinstance(made, Damage):
                     moved.damage.append(made)
-                    continue
-                current = task.opened
-                current.blocks[task.number] = made
-                if made is task.earlier:
+                elif made is task.earlier:
                     moved.taken_over += task.length
-                if len(current.blocks) == block_count(current.file.size):
-                    self._finish(current, opened, moved)
+                if whole is not None:
+                    moved.files[whole.path] = whole
+                    del opened[whole.path]
         finally:
             for current in opened.values():
                 current.upload.close()
@@ -148,11 +154,19 @@ class Mover:
         ledger = Ledger(self.evidence.ranges(file.path))
         current = opened[file.path] = _Open(file, staged.upload, ledger)
         if not file.size:
-            self._finish(current, opened, moved)
+            moved.files[file.path] = self._finish(current)
+            del opened[file.path]
         for number in range(block_count(file.size)):
             yield _Task(current, number, staged.earlier.get(number))
 
-    def _work(self, task: _Task) -> tuple[_Task, BlockMade | Damage]:
+    def _work(self, task: _Task) -> tuple[_Task, BlockMade | Damage, FileDigest | None]:
+        """Carry a block; of those of one file the last to be there makes it whole."""
+        made = self._block(task)
+        if isinstance(made, Damage) or not task.opened.completes(made):
+            return task, made, None
+        return task, made, self._finish(task.opened)
+
+    def _block(self, task: _Task) -> BlockMade | Damage:
         file, earlier = task.opened.file, task.earlier
         path, number = file.path, task.number
         if (
@@ -161,20 +175,20 @@ class Mover:
             and self.staging.holds(file.output, earlier)
         ):
             self.counter.add(task.length)
-            return task, earlier
+            return earlier
         try:
             for _ in range(_READINGS):
                 made = self._carry(task.opened, number)
                 if not self.evidence.doubts(path, {number: made}):
                     self.staging.add(made)
                     self.counter.add(task.length)
-                    return task, made
+                    return made
             raise self.evidence.damage(path, number, task.length)
         except FtckptError as error:
             lacking = isinstance(error, (CorruptError, NotFoundError))
             if not (self.keep_going and lacking):
                 raise
-            return task, Damage(path, number, task.length, error)
+            return Damage(path, number, task.length, error)
 
     def _carry(self, opened: _Open, number: int) -> BlockMade:
         """Read one block and write it."""
@@ -195,7 +209,7 @@ class Mover:
         sink.flush()
         return BlockMade(file.path, number, state.digest(), sums.finished())
 
-    def _finish(self, current: _Open, opened: dict[str, _Open], moved: Moved) -> None:
+    def _finish(self, current: _Open) -> FileDigest:
         """Judge what lies in several blocks, and make the file whole."""
         file, blocks = current.file, current.blocks
         for number in self.evidence.doubts(file.path, blocks):
@@ -206,8 +220,7 @@ class Mover:
         current.upload.finish()
         made = [blocks[number] for number in sorted(blocks)]
         self.staging.finished(file.output, made)
-        moved.files[file.path] = _digest(file, made)
-        del opened[file.path]
+        return _digest(file, made)
 
 
 def _digest(file: CopiedFile, blocks: Sequence[BlockMade]) -> FileDigest:

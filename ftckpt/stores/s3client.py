@@ -8,6 +8,7 @@ condition is EINVAL), retry what they like for as long as they like, and cache l
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from functools import lru_cache
@@ -52,6 +53,9 @@ class S3Client:
         from fsspec.asyn import get_loop
 
         self.requests = 0
+        # Whether damaged bodies are refused; None before the service was asked.
+        self.refuses_damage: bool | None = None
+        self.asking = threading.Lock()
         self.bytes_read = 0
         self.options = options
         self._loop: asyncio.AbstractEventLoop = get_loop()
@@ -71,7 +75,7 @@ class S3Client:
                 # Every attempt is ours to count and to bound.
                 "retries": {"total_max_attempts": 1, "mode": "standard"},
                 # Lookalikes send the whole object's checksum with a range, and refuse trailing
-                # ones; we send Content-MD5, and check content by digests of our own.
+                # ones; what we send is signed, and what is read held to digests of our own.
                 "request_checksum_calculation": "when_required",
                 "response_checksum_validation": "when_required",
             },

@@ -19,7 +19,9 @@ from ftckpt.errors import (
     UsageError,
 )
 
-_TRANSIENT = frozenset(
+# The body of a request is not what its digest says; sent again it may be.
+DAMAGED = frozenset({"BadDigest", "XAmzContentSHA256Mismatch"})
+_TRANSIENT = DAMAGED | frozenset(
     {
         "SlowDown",
         "ServiceUnavailable",

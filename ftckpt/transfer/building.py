@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -32,13 +33,6 @@ class Built:
     taken_over: int = 0
 
 
-class _Work(NamedTuple):
-    maker: BlockMaker
-    upload: Upload
-    number: int
-    earlier: BlockMade | None
-
-
 class _Open:
     """One file on its way: its blocks so far."""
 
@@ -46,6 +40,19 @@ class _Open:
         self.maker = maker
         self.upload = upload
         self.blocks: dict[int, BlockMade] = {}
+        self._lock = threading.Lock()
+
+    def completes(self, made: BlockMade) -> bool:
+        """Note a block, and say whether it is the last; from any thread."""
+        with self._lock:
+            self.blocks[made.number] = made
+            return len(self.blocks) == block_count(self.maker.file.size)
+
+
+class _Work(NamedTuple):
+    opened: _Open
+    number: int
+    earlier: BlockMade | None
 
 
 def build(
@@ -84,40 +91,41 @@ def build(
             return
         current = opened[file.path] = _Open(BlockMaker(file, gatherer, counter), staged.upload)
         if not file.size:
-            _finish(current)
+            done[file.path] = finish(current)
+            del opened[file.path]
         for number in range(block_count(file.size)):
-            yield _Work(current.maker, staged.upload, number, staged.earlier.get(number))
+            yield _Work(current, number, staged.earlier.get(number))
 
-    def work(task: _Work) -> tuple[BlockMade, bool]:
-        maker, upload, number, earlier = task
+    def work(task: _Work) -> tuple[int, FileDigest | None]:
+        """Return the bytes taken over, and the file where this block has made it whole."""
+        current, number, earlier = task
+        maker, taken = current.maker, 0
         length = block_length(maker.file.size, number)
         if earlier is not None and staging.holds(maker.file, earlier):
             maker.known(earlier)
             counter.add(length)
-            return earlier, True
-        sink = BlockSink(upload, length)
-        made = maker.make(number, sink)
-        sink.flush()
-        staging.add(made)
-        return made, False
+            made, taken = earlier, length
+        else:
+            sink = BlockSink(current.upload, length)
+            made = maker.make(number, sink)
+            sink.flush()
+            staging.add(made)
+        return taken, finish(current) if current.completes(made) else None
 
-    def _finish(current: _Open) -> None:
-        file = current.maker.file
+    def finish(current: _Open) -> FileDigest:
+        file, blocks = current.maker.file, current.blocks
         current.upload.finish()
-        done[file.path] = _digest(file, current.blocks)
-        staging.finished(file, [current.blocks[n] for n in sorted(current.blocks)])
-        del opened[file.path]
+        staging.finished(file, [blocks[n] for n in sorted(blocks)])
+        return _digest(file, blocks)
 
     try:
         # Blocks of one file wait for each other, in the kernel and for checksums.
         turns = in_turn(map(tasks, layout.files), jobs)
-        for made, found in run(turns, work, jobs=jobs, executor=executor):
-            current = opened[made.file]
-            current.blocks[made.number] = made
-            if found:
-                built.taken_over += block_length(current.maker.file.size, made.number)
-            if len(current.blocks) == block_count(current.maker.file.size):
-                _finish(current)
+        for taken, whole in run(turns, work, jobs=jobs, executor=executor):
+            built.taken_over += taken
+            if whole is not None:
+                done[whole.path] = whole
+                del opened[whole.path]
     except BaseException as error:
         for current in opened.values():
             current.maker.ledger.fail(error)

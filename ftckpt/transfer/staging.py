@@ -53,7 +53,7 @@ class StagedFile(NamedTuple):
 
 
 class Staging(ABC):
-    """One destination. Used by one thread, but for `add`.
+    """One destination. Used by one thread, but for `holds`, `add` and `finished`.
 
     Attributes:
         shows_before_proof: whether nobody can read the result back before it is visible.
@@ -106,7 +106,7 @@ class Staging(ABC):
 
     @abstractmethod
     def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
-        """Note a file that is whole and durable."""
+        """Note a file that is whole and durable; from any thread."""
 
     @abstractmethod
     def source(self, commit: Mapping[str, bytes]) -> Source:

@@ -25,6 +25,7 @@ class Fault:
         cut: what happens to the answer at byte `at` of its body: `close`, `reset` or `stall` of
             the connection, `flip` of one bit; `lose` resets before anything of it is sent.
         at: see `cut`.
+        sent: one bit of this byte of the request's body is flipped on the way.
         whole: answer 200 with these bytes, whatever range was asked for.
         then: called before the request is passed on, for what happens meanwhile.
     """
@@ -35,6 +36,7 @@ class Fault:
     code: str = "SlowDown"
     cut: Literal["", "close", "reset", "stall", "flip", "lose"] = ""
     at: int = 0
+    sent: int | None = None
     whole: bytes = b""
     then: Callable[[], object] | None = None
 
@@ -97,6 +99,8 @@ class _Handler(socketserver.StreamRequestHandler):
         fault = self.server.note(head)
         if fault.then is not None:
             fault.then()
+        if fault.sent is not None:
+            sent = _flip(sent, fault.sent)
         if fault.whole:
             self.wfile.write(_answer(200, fault.whole))
         elif fault.status:
@@ -130,7 +134,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def _cut(self, fault: Fault, data: bytes, at: int) -> bytes:
         """Break the answer at byte `at` of `data`; return what goes on, empty for the end."""
         if fault.cut == "flip":
-            return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+            return _flip(data, at)
         self.wfile.write(data[:at])
         if fault.cut == "stall":
             self.server.stopped.wait(60)
@@ -142,6 +146,10 @@ class _Handler(socketserver.StreamRequestHandler):
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
+
+
+def _flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def _answer(status: int, body: bytes) -> bytes:
