@@ -7,6 +7,7 @@ on any store, and a delta itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,7 @@ from .delta_objects import stored_objects
 from .delta_source import DecodedSource, decoded_name
 
 _END = 16  # bytes of the digest behind the rows
-# The first data files, by their numbers: a directory of another format may have thousands of
-# names, and several files are written at once.
-_DATA = tuple(f"{number:05d}.blocks" for number in range(256))
+_DATA = re.compile(r"\d{5,}\.blocks")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class Delta:
             return None
         if NAME in listing.files:
             return Recognition(self.name, f"has {NAME}", CommitState.COMMITTED)
-        if any(name in listing.files for name in _DATA):
+        # It has little but these, so that a hundred of its names show one.
+        if any(n.endswith(".blocks") and _DATA.fullmatch(n) for n in listing.at_hand.files):
             return Recognition(self.name, "has blocks of a delta", CommitState.UNCOMMITTED)
         return None
 

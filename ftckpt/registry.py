@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,18 +16,26 @@ class Listing:
     """One level of a directory, or one file: what recognition may look at.
 
     Attributes:
-        files: regular and special files directly inside, by name.
+        files: regular and special files directly inside, by name. Of a large local directory one
+            name costs a look, but all of them are listed as soon as they are gone through.
         directories: names of the directories directly inside.
         single: the file's name where the place is one file; `files` holds just it.
         head: returns up to the first `n` bytes of a file of `files` (at most 4 KiB are worth it).
         inside: returns the names directly below one of `directories` (one more listing).
+        some: where not all names are listed yet, a listing of a hundred or so of them.
     """
 
     files: Mapping[str, Entry]
-    directories: frozenset[str]
+    directories: Collection[str]
     head: Callable[[str, int], bytes]
     inside: Callable[[str], Listing]
     single: str = ""
+    some: Listing | None = None
+
+    @property
+    def at_hand(self) -> Listing:
+        """The names that cost nothing to go through: all, or `some` of a large directory's."""
+        return self.some or self
 
 
 class Recognition(NamedTuple):

@@ -196,16 +196,21 @@ class Store(ABC):
             NotFoundError: nothing lies below it and it is no directory.
         """
 
-    def names(self, path: str = "") -> dict[str, EntryKind]:
+    def names(self, path: str = "", most: int | None = None) -> dict[str, EntryKind]:
         """Return the names directly below `path`, sorted, each with its kind and nothing else.
 
         Where sizes cost a call each, this is several times faster than `children`.
+
+        Args:
+            path: of the directory.
+            most: no more than so many, whichever come first to hand; None for all. More than that
+                need not be listed.
 
         Raises:
             NotFoundError: as `children`.
         """
         skip = len(path) + 1 if path else 0
-        return {entry.path[skip:]: entry.kind for entry in self.children(path)}
+        return {entry.path[skip:]: entry.kind for entry in self.children(path)[:most]}
 
     @abstractmethod
     def walk(self, path: str = "") -> list[Entry]:

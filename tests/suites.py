@@ -86,6 +86,9 @@ class StoreTests:
         ]
         assert shape(place.store.children("a")) == [("a/b", 0, DIRECTORY), ("a/x", 2, FILE)]
         assert list(place.store.names("a").items()) == [("b", DIRECTORY), ("x", FILE)]
+        assert place.store.names("a", 3) == place.store.names("a")
+        (one,) = place.store.names("a", 1).items()
+        assert one in place.store.names("a").items()
         with pytest.raises(NotFoundError):
             place.store.names("absent")
 

@@ -101,7 +101,8 @@ class _Candidate:
         except CorruptError as error:
             return self._found(EntryClass.CORRUPT, error.message, child)
         sealed = self.candidate.path + SUFFIX in self.root.foreign or NAME in listing.files
-        found = replace(found, sealed=sealed or len(child.parts) > 1, names=len(listing.files))
+        seen = len(listing.at_hand.files)
+        found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen)
         return found.now(step=step, time=time, named=named, metric=value, bases=bases)
 
     def _bases(self, child: Child) -> tuple[str, ...]:

@@ -30,6 +30,19 @@ def list_entry(store: Store, entry: Entry) -> list[Entry]:
     return found
 
 
+def count_names(store: Store, entry: Entry) -> int:
+    """Return how many names an entry has: a directory those directly in it, a file its own.
+
+    What is gone has none.
+    """
+    if entry.kind is not EntryKind.DIRECTORY or entry.link is not None:
+        return 1
+    try:
+        return len(store.names(entry.path))
+    except NotFoundError:
+        return 0
+
+
 def sum_up(files: Sequence[Entry]) -> Contents:
     """Return what a plan remembers of files; a file of several names counts once.
 

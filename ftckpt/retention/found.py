@@ -30,7 +30,7 @@ class Found:
         place: its directory or file.
         child: as the formats recognise it; None where none does.
         sealed: whether a manifest stands with it, or may, in one of several parts.
-        names: how many files were seen in its directory; it may have more, further down.
+        names: how many files were seen in its directory; it may have more, there or further down.
     """
 
     entry: RootEntry

@@ -18,6 +18,7 @@ from ftckpt.roots import Root, concurrently, join
 
 from . import log
 from .checking import checked, newest_verified, step_by_content, surveyed
+from .contents import count_names
 from .deciding import decide
 from .entries import EntryClass
 from .found import Bases, Found, Reading, no_bases
@@ -181,14 +182,25 @@ class _Work:
     def survey(self, names: Sequence[str], most_files: int | None) -> None:
         """List the files of entries, where they are not more than that (None for any number)."""
         waiting = [n for n in names if self.found[n].entry.contents is None]
-        files = sum(self.found[name].names for name in waiting)
-        if most_files is not None and files > most_files:
+        if most_files is not None and self._have_more(waiting, most_files):
             self.notes.append(
-                f"{files:,} files of what goes were not listed, so that it is not known what they "
-                "free: with --json or --apply they are"
+                f"more than {most_files:,} files of what goes were not listed, so that it is not "
+                "known what they free: with --json or --apply they are"
             )
             return
         self._each(waiting, surveyed, "listing")
+
+    def _have_more(self, names: Sequence[str], most: int) -> bool:
+        """Say whether entries have more files than that; no more of them are counted then."""
+        if sum(self.found[name].names for name in names) > most:
+            return True
+        counted = 0
+        for name in names:
+            found = self.found[name]
+            counted += count_names(found.root.store, found.place)
+            if counted > most:
+                return True
+        return False
 
     def _check(self, names: Sequence[str]) -> None:
         def one(found: Found) -> Found | None:

@@ -29,7 +29,7 @@ def time_of_files(files: Sequence[Entry], base: str) -> float | None:
 
 
 def time_of_listing(listing: Listing) -> float | None:
-    """Return the same by some files, evenly spread over the names.
+    """Return the same by some files, evenly spread over the names, where those are all known.
 
     Of directories the first and the last of each level are looked into.
     """
@@ -42,6 +42,7 @@ def _median(times: Sequence[float]) -> float | None:
 
 
 def _times(listing: Listing, depth: int) -> Iterator[float]:
+    listing = listing.at_hand
     for name in _spread(list(listing.files), _FILES):
         mtime = None if is_own(name) else listing.files[name].mtime
         if mtime is not None:

@@ -8,7 +8,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from itertools import filterfalse
+from itertools import filterfalse, islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -156,15 +156,15 @@ class LocalStore(Store):
         full = self.local_path(path)
         return sorted(self._scan(full, path))
 
-    def names(self, path: str = "") -> dict[str, EntryKind]:
-        """Return the names directly below `path`, sorted, each with its kind."""
+    def names(self, path: str = "", most: int | None = None) -> dict[str, EntryKind]:
+        """Return the names directly below `path`, or the `most` first, sorted, with their kinds."""
         full = self.local_path(path)
 
         def scan() -> dict[str, EntryKind]:
             # A directory may have thousands of names, and all but a few are files: what is done for
             # each of them is done in C.
             with os.scandir(full) as names:
-                found = list(names)
+                found = list(islice(names, most))
             kinds = dict.fromkeys(sorted([name.name for name in found]), _FILE)
             for name in filterfalse(_is_file, found):
                 kinds[name.name] = _kind(name)

@@ -31,7 +31,7 @@ from ftckpt.roots import Child, Root
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 from ftckpt.stores.local import LocalStore
-from tests.small_format import MARKER, Small, SmallCheckpoint, read, write
+from tests.small_format import DATA, MARKER, Small, SmallCheckpoint, read, write
 
 NOW = time.time()
 HOUR, DAY = 3600.0, 86400.0
@@ -197,7 +197,41 @@ def test_a_large_root_is_looked_at_by_its_names(tmp_path: Path) -> None:
     rough = plan_of(tmp_path, most_files=5)
     assert dropped(rough) == dropped(exact)
     assert all(d.frees is None and d.entry.contents is None for d in rough.plan.drop)
-    assert rough.plan.notes[0].startswith("6 files of what goes were not listed")
+    assert rough.plan.notes[0].startswith("more than 5 files of what goes were not listed")
+
+
+def test_a_large_checkpoint_is_planned_by_a_few_of_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 7):
+        save(tmp_path, f"step-{step}", step, 0)
+        for number in range(40):
+            (tmp_path / f"step-{step}/shard-{number}").touch()
+        old(tmp_path / f"step-{step}", (10 - step) * HOUR)
+    os.remove(tmp_path / "step-5" / MARKER)
+    (tmp_path / "step-5" / DATA).touch()
+    seal(tmp_path, "step-4", PassedCheck("content", "crc32", "2026-01-31T12:00:00Z"))
+    (tmp_path / "step-3/.ftckpt").mkdir()
+    (tmp_path / "step-3/.ftckpt/transfer.json").touch()
+    whole = plan_of(tmp_path, sizes=True)
+    listed: list[str] = []
+    names = LocalStore.names
+
+    def counted(store: LocalStore, path: str = "", most: int | None = None) -> Any:
+        listed.extend([path] if most is None else [])
+        return names(store, path, most)
+
+    monkeypatch.setattr(LocalStore, "names", counted)
+    monkeypatch.setattr("ftckpt.listing.FEW", 8)
+    assert plan_of(tmp_path, sizes=True).plan == whole.plan
+    assert listed == []
+    # Two go, of 41 files each. Nine of each were seen; more are counted only where that matters.
+    for most, counted_in in ((17, 0), (40, 1), (81, 2), (82, 2)):
+        listed.clear()
+        rough = plan_of(tmp_path, most_files=most)
+        assert dropped(rough) == ["step-1", "step-2"]
+        assert len(listed) == counted_in
+        assert bool(rough.plan.notes) is (most < 82)
 
 
 @pytest.mark.parametrize(("wrong", "kind"), [(1, EntryClass.COMMITTED), (2, EntryClass.CORRUPT)])
@@ -359,10 +393,10 @@ def test_an_unreadable_one_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         save(tmp_path, f"step-{step}", step, HOUR)
     names = LocalStore.names
 
-    def failing(store: LocalStore, path: str = "") -> Any:
+    def failing(store: LocalStore, path: str = "", most: int | None = None) -> Any:
         if path == "step-2":
             raise UnavailableError("the disk does not answer")
-        return names(store, path)
+        return names(store, path, most)
 
     monkeypatch.setattr(LocalStore, "names", failing)
     with pytest.raises(UnavailableError):
