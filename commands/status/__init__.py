@@ -106,7 +106,7 @@ def command(
     found = status(root, surveys, now, Thresholds(expected, late, slower), second)
     if prometheus:  # before anything else can fail, or nobody reads the answer
         _write(prometheus, metrics(found))
-    kept = _kept(invocation, place, policy, now) if policy else None
+    kept = _kept(invocation, place, surveys, policy, now) if policy else None
     _report(invocation, found, kept)
     show(invocation, found, kept)
     if plot:
@@ -177,7 +177,9 @@ def _second(invocation: Invocation, tier: str, urls: list[str], now: float) -> M
     return {url: by_name.get(url.rstrip("/").rpartition("/")[2], empty) for url in urls}
 
 
-def _kept(invocation: Invocation, place: Place, policy: str, now: float) -> Mapping[str, bool]:
+def _kept(
+    invocation: Invocation, place: Place, surveys: list[Survey], policy: str, now: float
+) -> Mapping[str, bool]:
     """Return by name which entries a policy keeps, as `ftckpt gc` would plan it now."""
     from ftckpt.commands.transfers import read_text
     from ftckpt.formats.catalog import FORMATS
@@ -187,9 +189,12 @@ def _kept(invocation: Invocation, place: Place, policy: str, now: float) -> Mapp
 
     tiers = parse_policy_file(read_text(policy).encode(), policy)
     chosen = tier_of(tiers, place.url, policy).policy
-    plan = prepare(place, FORMATS, chosen, now, bases=bases, counter=invocation.counter).plan
+    runs = [one.run for one in surveys if one.run is not None]
+    prepared = prepare(
+        place, FORMATS, chosen, now, bases=bases, runs=runs, counter=invocation.counter
+    )
     invocation.close()
-    return {d.entry.name: d.keep for d in plan.decisions}
+    return {d.entry.name: d.keep for d in prepared.plan.decisions}
 
 
 def _write(path: str, text: str) -> None:

@@ -42,6 +42,31 @@ def classify(root: Root, candidate: Candidate, how: Reading) -> Found:
     return _Candidate(root, candidate, how).classify()
 
 
+def judged_by(found: Found, how: Reading) -> Found:
+    """Return an entry with what a policy asks of a committed one: its metric and its bases.
+
+    Raises:
+        UnsupportedError: it is a delta of another version: what it is upon cannot be known.
+        UnavailableError, DeniedError: it cannot be read.
+    """
+    if found.entry.entry_class is not EntryClass.COMMITTED or found.child is None:
+        return found
+    metric = how.metric
+    value = metric and metric_of(found.root, found.place, metric.name, found.entry.step)
+    try:
+        return found.now(metric=value, bases=_bases(found.root, found.child, how))
+    except CorruptError as error:  # nobody can read it without
+        return found.now(entry_class=EntryClass.CORRUPT, why=error.message)
+
+
+def _bases(root: Root, child: Child, how: Reading) -> tuple[str, ...]:
+    """Return what it is a delta upon; a bit that flipped on the way is right the second time."""
+    try:
+        return tuple(how.bases(root, child))
+    except CorruptError:
+        return tuple(how.bases(root, child))
+
+
 class _Candidate:
     """One candidate, being told what it is."""
 
@@ -94,27 +119,10 @@ class _Candidate:
                 return self._found(EntryClass.FOREIGN, error.message, child)
         found = self._found(EntryClass.COMMITTED, why, child)
         time = time_of_listing(listing) if self.files is None else self._time()
-        metric = self.how.metric
-        value = metric and metric_of(self.root, self.place, metric.name, step)
-        try:
-            bases = self._bases(child)
-        except CorruptError as error:
-            return self._found(EntryClass.CORRUPT, error.message, child)
         sealed = self.candidate.path + SUFFIX in self.root.foreign or NAME in listing.files
         seen = len(listing.at_hand.files)
         found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen)
-        return found.now(step=step, time=time, named=named, metric=value, bases=bases)
-
-    def _bases(self, child: Child) -> tuple[str, ...]:
-        """Return what it is a delta upon; a bit that flipped on the way is right the second time.
-
-        Raises:
-            CorruptError: it does not say so any more, and nobody can read it without.
-        """
-        try:
-            return tuple(self.how.bases(self.root, child))
-        except CorruptError:
-            return tuple(self.how.bases(self.root, child))
+        return judged_by(found.now(step=step, time=time, named=named), self.how)
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> Found:
         """A save without its commit marker: not finished, unless it is known to have been."""

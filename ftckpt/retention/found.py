@@ -46,6 +46,19 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """One run, read.
+
+    Attributes:
+        root: its root.
+        members: everything that lies in it.
+    """
+
+    root: Root
+    members: Sequence[Found]
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """How a root is read.
 

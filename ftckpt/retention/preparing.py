@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ftckpt.errors import NotFoundError
 from ftckpt.opening import Place, open_runs
@@ -18,10 +19,11 @@ from ftckpt.roots import Root, concurrently, join
 
 from . import log
 from .checking import checked, newest_verified, step_by_content, surveyed
+from .classifying import judged_by
 from .contents import count_names
 from .deciding import decide
 from .entries import EntryClass
-from .found import Bases, Found, Reading, no_bases
+from .found import Bases, Found, Reading, Run, no_bases
 from .passed import Passed, read_passed, write_passed
 from .plan import Decision, Plan
 from .policy import Policy
@@ -59,6 +61,7 @@ def prepare(
     sizes: bool = False,
     known: Plan | None = None,
     most_files: int | None = None,
+    runs: Sequence[Run] | None = None,
     counter: Counter = NULL,
 ) -> Prepared:
     """Read a root, or a directory of several, and plan what to keep; nothing is written.
@@ -73,14 +76,21 @@ def prepare(
         known: an earlier plan: what it checked and has not changed since is not opened again.
         most_files: where what goes has more files, do not list them: such a plan can be looked at,
             but does not say what it frees and cannot be carried out.
+        runs: all that lies there, as it was read at `now` without a policy; None to read it.
         counter: is told of the work.
 
     Raises:
         NotFoundError: there is no entry that any format knows.
         UnavailableError, DeniedError: something could not be read; nothing is planned then.
     """
-    work = _Work(place, open_runs(place, formats), policy, now, counter)
-    work.read(Reading(formats, now, policy.metric, bases))
+    how = Reading(formats, now, policy.metric, bases)
+    if runs is None:
+        roots = open_runs(place, formats)
+        runs = [Run(root, read_entries(root, how, counter=counter)) for root in roots]
+    else:
+        judge = partial(judged_by, how=how)
+        runs = [Run(r.root, concurrently(place.store, judge, r.members)) for r in runs]
+    work = _Work(place, runs, policy, now, counter)
     if known is not None:
         work.recall(known)
     plan = work.settle()
@@ -103,10 +113,10 @@ class _Work:
     """The state between two decisions."""
 
     def __init__(
-        self, place: Place, roots: Sequence[Root], policy: Policy, now: float, counter: Counter
+        self, place: Place, runs: Sequence[Run], policy: Policy, now: float, counter: Counter
     ) -> None:
         self.place = place
-        self.roots = roots
+        self.roots = [run.root for run in runs]
         self.policy = policy
         self.now = now
         self.counter = counter
@@ -114,28 +124,29 @@ class _Work:
         self.notes: list[str] = []
         self.last_run: dict[str, float] = {}
         self.passed: dict[str, Passed] = {}
-
-    def read(self, how: Reading) -> None:
-        """Read every root; find the newest verified checkpoint of each."""
-        for root in self.roots:
-            members = read_entries(root, how, counter=self.counter)
-            self.found |= {f.entry.name: f for f in members}
-            verified = newest_verified(members)
-            if verified is not None:
-                self.found[verified.entry.name] = verified
-            for name, passed in read_passed(root).items():
-                self.passed[join(root.base, name)] = passed
-            time = log.last_applied(root)
-            if time is not None:
-                self.last_run[root.base] = time
-            self.notes += [
-                f"{root.store.describe(root.base)}: {p.name} says {p.says!r}, which is not there"
-                for p in root.pointers
-                if p.dangling
-            ]
-            self.notes += upload_notes(root, self.now)
+        for run in runs:
+            self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
-            raise NotFoundError(f"{self.place.url} holds no checkpoint of any known format")
+            raise NotFoundError(f"{place.url} holds no checkpoint of any known format")
+
+    def _take(self, run: Run) -> None:
+        """Take the entries of a run, its newest verified one, and what is known from before."""
+        root = run.root
+        self.found |= {f.entry.name: f for f in run.members}
+        verified = newest_verified(run.members)
+        if verified is not None:
+            self.found[verified.entry.name] = verified
+        for name, passed in read_passed(root).items():
+            self.passed[join(root.base, name)] = passed
+        time = log.last_applied(root)
+        if time is not None:
+            self.last_run[root.base] = time
+        self.notes += [
+            f"{root.store.describe(root.base)}: {p.name} says {p.says!r}, which is not there"
+            for p in root.pointers
+            if p.dangling
+        ]
+        self.notes += upload_notes(root, self.now)
 
     def recall(self, plan: Plan) -> None:
         """Take over what an earlier plan has checked."""

@@ -13,7 +13,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.retention.checking import newest_verified
 from ftckpt.retention.contents import list_entry, sum_up
 from ftckpt.retention.entries import Contents, EntryClass, RootEntry
-from ftckpt.retention.found import Found, Reading
+from ftckpt.retention.found import Found, Reading, Run
 from ftckpt.retention.reading import read_entries
 from ftckpt.roots import Root, concurrently
 from ftckpt.store import Entry
@@ -59,6 +59,7 @@ class Survey:
         verified: the newest whose content was checked when it was sealed; None where there is none.
         dangling: pointers that name nothing: the pointer, and what it says.
         free: bytes that the filesystem has left; None on object stores.
+        run: as retention reads it, the files of its entries listed; None where nothing was read.
     """
 
     url: str
@@ -66,6 +67,7 @@ class Survey:
     verified: Held | None
     dangling: tuple[tuple[str, str], ...]
     free: int | None
+    run: Run | None = None
 
     def of(self, *classes: EntryClass) -> tuple[Held, ...]:
         """Return the entries of some classes."""
@@ -96,31 +98,32 @@ def survey(root: Root, how: Reading, *, counter: Counter = NULL) -> Survey:
     found = read_entries(root, how, counter=counter)
     counter.start("listing", len(found), "entries")
 
-    def one(each: Found) -> Held | None:
+    def one(each: Found) -> tuple[Found, Held] | None:
         listed = _listed(root, each)
         counter.add(1)
         return listed
 
-    held = [each for each in concurrently(root.store, one, found) if each is not None]
-    held.sort(key=lambda each: each.entry.age_order)
-    newest = newest_verified(found)
+    listed = [each for each in concurrently(root.store, one, found) if each is not None]
+    run = Run(root, [each for each, _ in listed])
+    held = sorted((each for _, each in listed), key=lambda each: each.entry.age_order)
+    newest = newest_verified(run.members)
     verified = next((h for h in held if newest and h.entry.name == newest.entry.name), None)
     dangling = tuple((p.name, p.says) for p in root.pointers if p.dangling)
-    return Survey(root.url, tuple(held), verified, dangling, _free(root))
+    return Survey(root.url, tuple(held), verified, dangling, _free(root), run)
 
 
-def _listed(root: Root, found: Found) -> Held | None:
+def _listed(root: Root, found: Found) -> tuple[Found, Held] | None:
     """Return an entry with its files summed up; None where it was removed meanwhile."""
     url = root.store.describe(found.place.path)
     if found.entry.entry_class in _NOT_LISTED:
-        return Held(found.entry, url)
+        return found, Held(found.entry, url)
     try:
         files = list_entry(root.store, found.place)
     except NotFoundError:
         return None
     times = _times(files, found.place.path)
-    entry = found.now(contents=sum_up(files)).entry
-    return Held(entry, url, min(times, default=None), max(times, default=None))
+    found = found.now(contents=sum_up(files))
+    return found, Held(found.entry, url, min(times, default=None), max(times, default=None))
 
 
 def _times(files: Sequence[Entry], base: str) -> list[float]:

@@ -25,10 +25,12 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.retention import leases, pins, tags
 from ftckpt.retention.entries import EntryClass, RootEntry
+from ftckpt.retention.found import Reading
 from ftckpt.retention.policy import Metric, Policy
 from ftckpt.retention.preparing import Prepared, prepare, remember
 from ftckpt.roots import Child, Root
 from ftckpt.source import Source
+from ftckpt.status.survey import survey
 from ftckpt.stores import StoreOptions
 from ftckpt.stores.local import LocalStore
 from tests.small_format import DATA, MARKER, Small, SmallCheckpoint, read, write
@@ -232,6 +234,38 @@ def test_a_large_checkpoint_is_planned_by_a_few_of_its_names(
         assert dropped(rough) == ["step-1", "step-2"]
         assert len(listed) == counted_in
         assert bool(rough.plan.notes) is (most < 82)
+
+
+def test_what_status_has_read_is_not_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 9):
+        save(tmp_path, f"step-{step}", step, (10 - step) * HOUR, "torn" if step == 7 else "good")
+        (tmp_path / f"step-{step}/metrics.json").write_text(f'{{"loss": {abs(step - 3)}}}')
+    seal(tmp_path, "step-4", PassedCheck("content", "crc32", "2026-01-31T12:00:00Z"))
+    policy = Policy(keep_last=1, keep_best=1, metric=Metric.parse("min:loss"))
+
+    def bases(root: Root, child: Child) -> tuple[str, ...]:
+        if child.candidate.path == "step-5":
+            raise CorruptError("its index is damaged")
+        return ("step-1",) if child.candidate.path == "step-8" else ()
+
+    wanted = plan_of(tmp_path, policy, bases=bases, sizes=True)
+    assert kept(wanted) == {"step-1", "step-3", "step-4", "step-5", "step-7", "step-8"}
+    place, small = opening.locate(str(tmp_path), StoreOptions()), JudgedFormat()
+    runs = [survey(root, Reading([small], NOW)).run for root in opening.open_runs(place, [small])]
+    listed: list[str] = []
+    scan = LocalStore._scan
+
+    def counted(store: LocalStore, full: str, path: str) -> Any:
+        listed.append(path)
+        return scan(store, full, path)
+
+    monkeypatch.setattr(LocalStore, "_scan", counted)
+    again = plan_of(tmp_path, policy, small, bases=bases, runs=runs)
+    assert again.plan == wanted.plan
+    assert "step-8" in listed  # it is opened
+    assert not set(listed) & {"", "step-2", "step-6"}
 
 
 @pytest.mark.parametrize(("wrong", "kind"), [(1, EntryClass.COMMITTED), (2, EntryClass.CORRUPT)])
