@@ -12,18 +12,21 @@ attackers: whoever can change a file can find another with the same digest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from .buffers import chunks, size_for
 from .engine import run
 from .progress import NULL, Counter
+from .stores.mapped import mapped_hashing
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from .limits import RateLimit
     from .source import Source
-    from .store import Store
+    from .store import Reader, Store
+    from .stores.mapped import MappedHashing
 
 BLOCK = 64 << 20
 WIDTH = 16  # bytes of a digest
@@ -91,21 +94,33 @@ def blocks_of_bytes(data: bytes | memoryview) -> bytes:
     )
 
 
-def hash_block(block: Block) -> BlockDigest:
-    """Read one block and return its digest.
+def hash_block(block: Block, mapped: MappedHashing | None = None) -> BlockDigest:
+    """Return the digest of one block.
+
+    Args:
+        block: where it is.
+        mapped: hashes it without reading, where that works; it is read otherwise.
 
     Raises:
         TruncatedError: the file ends inside the block.
         FtckptError: the store could not read it.
     """
+    with block.store.open(block.path) as reader:
+        digest = mapped.digest(reader, block.offset, block.length) if mapped else None
+        if digest is None:
+            digest = _read(block, reader)
+    return BlockDigest(block.file, block.number, block.length, digest)
+
+
+def _read(block: Block, reader: Reader) -> bytes:
     import xxhash
 
     state = xxhash.xxh3_128()
     size = size_for(block.store)
-    with block.store.open(block.path) as reader:
-        for view in chunks(reader, block.offset, block.length, size=size, limiter=block.limiter):
-            state.update(view)
-    return BlockDigest(block.file, block.number, block.length, state.digest())
+    for view in chunks(reader, block.offset, block.length, size=size, limiter=block.limiter):
+        state.update(view)
+    digest: bytes = state.digest()
+    return digest
 
 
 def blocks(
@@ -144,8 +159,11 @@ def hash_files(
     """
     result = {file: bytearray(WIDTH * block_count(size)) for file, size in sizes.items()}
     tasks = blocks(source, sizes, limiter)
-    for done in run(tasks, hash_block, jobs=jobs, executor=executor):
-        start = done.number * WIDTH
-        result[done.file][start : start + WIDTH] = done.digest
-        counter.add(done.length)
+    nbytes = sum(sizes.values())
+    with mapped_hashing(source.store, nbytes, jobs, executor, limiter) as mapped:
+        work = partial(hash_block, mapped=mapped)
+        for done in run(tasks, work, jobs=jobs, executor=executor):
+            start = done.number * WIDTH
+            result[done.file][start : start + WIDTH] = done.digest
+            counter.add(done.length)
     return {file: bytes(digests) for file, digests in result.items()}

@@ -122,6 +122,10 @@ class Reader(Protocol):
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`; TruncatedError where the object is shorter."""
 
+    def fileno(self) -> int | None:
+        """Return the descriptor of a file of this machine, or None; `Usage` counts no use of it."""
+        return None
+
     def close(self) -> None:
         """Release it; reading afterwards is an error of the caller."""
 

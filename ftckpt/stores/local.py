@@ -86,6 +86,10 @@ class LocalReader(Reader):
             done += got
         self._count(done)
 
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
     def close(self) -> None:
         """Release it; reading afterwards is an error of the caller."""
         fd, self._fd = self._fd, -1

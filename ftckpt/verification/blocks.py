@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
+from functools import partial
 from typing import NamedTuple
 
 from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length, hash_block
@@ -14,6 +15,7 @@ from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
+from ftckpt.stores.mapped import MappedHashing, mapped_hashing
 
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged, listed
 
@@ -70,22 +72,25 @@ def check_manifest(
     counter.start("checking digests", None if sample else sum(f.size for f in wanted))
     read = 0
     tasks = _blocks(source, wanted, chosen, report, limiter)
-    for done in run(tasks, hash_or_fail, jobs=jobs, executor=executor):
-        counter.add(done.length)
-        if isinstance(done, BlockFailure):
-            report.fail(done.file, done.error)
-            continue
-        read += done.length
-        expected = manifest.by_path[done.file].block(done.number)
-        if done.digest != expected and not report.changed(done.file):
-            _report_block(source, done, expected, report, owners)
+    nbytes = round(sum(f.size for f in wanted) * (sample or 1))
+    with mapped_hashing(source.store, nbytes, jobs, executor, limiter) as mapped:
+        work = partial(hash_or_fail, mapped=mapped)
+        for done in run(tasks, work, jobs=jobs, executor=executor):
+            counter.add(done.length)
+            if isinstance(done, BlockFailure):
+                report.fail(done.file, done.error)
+                continue
+            read += done.length
+            expected = manifest.by_path[done.file].block(done.number)
+            if done.digest != expected and not report.changed(done.file):
+                _report_block(source, done, expected, report, owners)
     return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
 
 
-def hash_or_fail(block: Block) -> BlockDigest | BlockFailure:
+def hash_or_fail(block: Block, mapped: MappedHashing | None = None) -> BlockDigest | BlockFailure:
     """Hash one block; a failure is an answer too, so that it does not end the check of others."""
     try:
-        return hash_block(block)
+        return hash_block(block, mapped)
     except FtckptError as error:
         return BlockFailure(block.file, block.number, block.length, error)
 

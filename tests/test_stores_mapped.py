@@ -1,0 +1,380 @@
+"""Hashing cached files where they lie: the same digests, and where a process fails, reading."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from ftckpt.digest import BLOCK, Block, hash_block, hash_files
+from ftckpt.engine import DaemonThreads
+from ftckpt.errors import TruncatedError
+from ftckpt.findings import Finding
+from ftckpt.limits import RateLimit
+from ftckpt.manifest import find
+from ftckpt.sealing import seal
+from ftckpt.source import Source
+from ftckpt.stores import mapped, mapped_worker, open_store
+from ftckpt.stores.local import LocalReader
+from ftckpt.stores.mapped import MappedHashing, mapped_hashing
+from ftckpt.stores.pagecache import has_cachestat, is_cached
+from ftckpt.verification import blocks as checking
+from ftckpt.verification.content import StopChecking, check_manifest
+from tests.checkpoints import flip, open_checkpoint, save_dcp
+
+pytestmark = pytest.mark.skipif(
+    not has_cachestat(), reason="this system does not tell what is cached (Linux 6.5 does)"
+)
+SIZE = (9 << 20) + 4321
+DATA = "data.bin"
+
+# The worker as it is, on page caches of any kind, with something done to it when it would hash.
+WORKER = """
+import importlib.util, os, signal, sys, time, types
+spec = importlib.util.spec_from_file_location("worker", {script!r})
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+worker._is_huge = lambda mapped, start: True
+sys.path.append(sys.argv[1])
+from xxhash import xxh3_128_digest
+def hashing(view):
+    {deed}
+    return xxh3_128_digest(view)
+sys.modules["xxhash"] = types.SimpleNamespace(xxh3_128_digest=hashing)
+worker.main()
+"""
+DEEDS = {
+    "truncated while it is touched": "os.truncate({path!r}, 4096)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "hung": "time.sleep(600)",
+    "gone": "os._exit(0)",
+    "cut short": "os.write(1, b'x'); os._exit(0)",
+    "failing": "raise OSError(5, 'Input/output error')",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / DATA).write_bytes(os.urandom(SIZE))
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def source(place: Path) -> Source:
+    return Source.directory(open_store(str(place)))
+
+
+class Workers:
+    """Puts a script in the place of the worker's."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._script = folder / "worker.py"
+        self._real = mapped_worker.__file__
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(mapped, "WORTH", 0)
+
+    def do(self, deed: str, **names: object) -> None:
+        text = WORKER.format(script=self._real, deed=deed.format(**names))
+        self._script.write_text(text)
+        self._monkeypatch.setattr(mapped_worker, "__file__", str(self._script))
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    return Workers(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def hashing() -> Iterator[MappedHashing]:
+    with mapped_hashing(open_store("/"), mapped.WORTH, 2) as made:
+        assert made is not None
+        yield made
+
+
+def expected(place: Path) -> bytes:
+    return xxhash.xxh3_128_digest((place / DATA).read_bytes())
+
+
+def refuse(*args: object) -> None:
+    raise AssertionError("it was read")
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, SIZE), (2 << 20, 4 << 20), (4 << 20, 4321987)])
+def test_a_cached_range_is_hashed_without_reading_it(
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing,
+    offset: int, length: int,
+) -> None:  # fmt: skip
+    workers.do("pass")
+    data = (place / DATA).read_bytes()[offset : offset + length]
+    with source.open(DATA) as reader:
+        for _ in range(3):  # one process answers again and again
+            assert hashing.digest(reader, offset, length) == xxhash.xxh3_128_digest(data)
+    assert len(hashing._started) == 1
+
+
+def test_files_are_hashed_so_by_as_many_processes_as_jobs(
+    place: Path, source: Source, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.do("time.sleep(0.05)")
+    for number in range(8):
+        (place / f"more{number}").write_bytes(os.urandom(4 << 20))
+    source = Source.directory(source.store)
+    sizes = {name: entry.size for name, entry in source.entries.items()}
+    plain = hash_files(source, sizes, jobs=2, limiter=RateLimit(1e12))
+    monkeypatch.setattr(LocalReader, "readinto", refuse)
+    assert hash_files(source, sizes, jobs=2) == plain
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_what_becomes_of_a_process_is_what_reading_says(
+    place: Path, source: Source, workers: Workers, monkeypatch: pytest.MonkeyPatch, deed: str
+) -> None:
+    monkeypatch.setattr(mapped, "PATIENCE", 0.5)
+    workers.do(DEEDS[deed], path=str(place / DATA))
+    if "truncated" in deed:
+        with pytest.raises(TruncatedError) as caught:
+            hash_files(source, {DATA: SIZE}, jobs=2)
+        assert caught.value.file == DATA
+    else:
+        assert hash_files(source, {DATA: SIZE}, jobs=2) == {DATA: expected(place)}
+
+
+def test_a_process_dies_of_a_file_that_is_cut_and_not_we(
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing
+) -> None:
+    workers.do(DEEDS["truncated while it is touched"], path=str(place / DATA))
+    with source.open(DATA) as reader:
+        assert hashing.digest(reader, 0, SIZE) is None
+    assert [w._process.returncode for w in hashing._started] == [-signal.SIGBUS]
+
+
+def test_a_file_that_is_short_by_now_is_refused(
+    place: Path, source: Source, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.do("pass")
+    monkeypatch.setattr(mapped, "is_cached", lambda *args: True)
+    os.truncate(place / DATA, 100)
+    with pytest.raises(TruncatedError):
+        hash_files(source, {DATA: SIZE}, jobs=1)
+
+
+def test_a_descriptor_that_leads_to_another_file_is_refused(
+    place: Path, workers: Workers, hashing: MappedHashing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.do("pass")
+    (place / "other").write_bytes(bytes(SIZE))
+    store = open_store(str(place))
+    with store.open(DATA) as reader, store.open("other") as other:
+        assert hashing.digest(reader, 0, SIZE) == expected(place)
+        real = os.fstat
+        another = real(other.fileno() or 0)
+        monkeypatch.setattr(os, "fstat", lambda fd: another)
+        assert hashing.digest(reader, 0, SIZE) is None
+
+
+def test_each_process_dies_once_and_none_takes_its_place(
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing
+) -> None:
+    workers.do(DEEDS["killed"])
+    block = Block(source.store, DATA, DATA, 0, SIZE)
+    for _ in range(5):
+        assert hash_block(block, hashing).digest == expected(place)
+    assert len(hashing._started) == 2
+
+
+def test_what_the_page_cache_holds_by_pages_is_read(tmp_path: Path) -> None:
+    with (tmp_path / DATA).open("wb", buffering=0) as file:
+        for _ in range(2048):
+            file.write(os.urandom(4096))
+    with mapped_hashing(open_store("/"), mapped.WORTH, 2) as hashing:
+        assert hashing is not None
+        with open_store(str(tmp_path)).open(DATA) as reader:
+            for _ in range(mapped.ENOUGH):
+                assert hashing.digest(reader, 0, 8 << 20) is None
+            (worker,) = hashing._started
+            worker.close()  # and is not asked any more
+            assert hashing.digest(reader, 0, 8 << 20) is None
+
+
+def test_what_was_written_in_large_pieces_has_the_same_digest_either_way(
+    source: Source, place: Path
+) -> None:
+    (place / DATA).write_bytes(os.urandom(32 << 20))
+    with mapped_hashing(source.store, mapped.WORTH, 1) as hashing:
+        found = hash_block(Block(source.store, DATA, DATA, 0, 32 << 20), hashing)
+        assert hashing is not None
+        assert len(hashing._started) == 1
+    assert found.digest == expected(place)
+
+
+def test_what_is_not_cached_starts_nothing(
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing
+) -> None:
+    workers.do("pass")
+    with (place / DATA).open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(file.fileno(), 1, 5000)
+        if is_cached(file.fileno(), 0, SIZE):
+            pytest.skip("this filesystem keeps everything cached")
+        assert is_cached(file.fileno(), 5000, 1)
+    with source.open(DATA) as reader:
+        assert hashing.digest(reader, 0, SIZE) is None
+    assert not hashing._started
+
+
+def test_where_no_process_can_be_started_files_are_read(
+    place: Path, source: Source, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.do("pass")
+
+    def full(*args: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    assert hash_files(source, {DATA: SIZE}, jobs=2) == {DATA: expected(place)}
+
+
+def test_where_it_cannot_pay_or_work_it_is_not_begun(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, enough = source.store, mapped.WORTH
+
+    def is_begun(*args: object, **options: object) -> bool:
+        with mapped_hashing(*args, **options) as hashing:  # type: ignore[arg-type]
+            return hashing is not None
+
+    assert is_begun(store, enough, 2)
+    assert not is_begun(store, enough - 1, 2)
+    assert not is_begun(open_store("memory://mapped"), enough, 2)
+    assert not is_begun(store, enough, 2, executor=DaemonThreads(1))
+    assert not is_begun(store, enough, 2, limiter=RateLimit(1e12))
+    for name, value in (("executable", "/usr/bin/uwsgi"), ("executable", ""), ("platform", "mac")):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, name, value)
+            assert not is_begun(store, enough, 2)
+
+
+def test_the_end_ends_the_processes_and_who_waits_for_them(
+    place: Path, source: Source, workers: Workers
+) -> None:
+    workers.do("open({path!r}, 'w').close(); time.sleep(600)", path=str(place / "asked"))
+    answers: list[bytes | None] = []
+    with source.open(DATA) as reader:
+        with mapped_hashing(source.store, 0, 2) as hashing:
+            assert hashing is not None
+            ask = hashing.digest
+            thread = threading.Thread(target=lambda: answers.append(ask(reader, 0, SIZE)))
+            thread.start()
+            while not (place / "asked").exists():
+                assert thread.is_alive()
+        thread.join(60)
+        assert answers == [None]
+        assert [w._process.returncode for w in hashing._started] == [-signal.SIGKILL]
+        assert hashing.digest(reader, 0, SIZE) is None
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    path = save_dcp(tmp_path / "step-7")
+    (path / "long").write_bytes(os.urandom(BLOCK + SIZE))
+    checkpoint = open_checkpoint(path)
+    members = [*checkpoint.members(), "long"]
+    checkpoint.members = lambda: members  # type: ignore[method-assign]
+    seal(checkpoint)
+    return path
+
+
+def test_a_flipped_bit_is_found_as_by_reading(
+    sealed: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(sealed / "long", BLOCK + 5)
+
+    def found() -> list[Finding]:
+        heard: list[Finding] = []
+        source = Source.directory(open_store(str(sealed)))
+        manifest = find(source)
+        assert manifest is not None
+        assert not check_manifest(source, manifest, emit=heard.append, jobs=2).ok
+        return heard
+
+    workers.do("pass")
+    by_mapping = found()
+    monkeypatch.setattr(mapped, "WORTH", 1 << 60)
+    assert [f.kind for f in by_mapping] == ["bad-digest"]
+    assert by_mapping == found()
+
+
+def test_a_check_that_stops_leaves_no_process(
+    sealed: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.do("pass")
+    flip(sealed / "long", 5)
+    made: list[MappedHashing] = []
+
+    class Remembered(MappedHashing):
+        def __init__(self, jobs: int) -> None:
+            super().__init__(jobs)
+            made.append(self)
+
+    def stop(found: Finding) -> None:
+        raise StopChecking
+
+    monkeypatch.setattr(mapped, "MappedHashing", Remembered)
+    source = Source.directory(open_store(str(sealed)))
+    manifest = find(source)
+    assert manifest is not None
+    with pytest.raises(StopChecking):
+        checking.check_manifest(source, manifest, emit=stop, jobs=2)
+    (hashing,) = made
+    assert hashing._started
+    assert all(worker._process.wait(60) is not None for worker in hashing._started)
+
+
+INTERRUPTED = """
+import sys
+from ftckpt.stores import mapped, mapped_worker
+mapped.WORTH = 0
+mapped_worker.__file__ = sys.argv.pop(1)
+from ftckpt.commands.app import main
+main()
+"""
+
+
+def test_an_interrupt_does_not_wait_for_a_process_that_hangs(
+    sealed: Path, workers: Workers, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    deed = "open({path!r} + '.new', 'w').write(str(os.getpid()))"
+    deed += "; os.rename({path!r} + '.new', {path!r}); time.sleep(600)"
+    workers.do(deed, path=str(asked))
+    words = [str(tmp_path / "worker.py"), "verify", str(sealed)]
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *words],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            while not asked.exists():
+                assert process.poll() is None
+            hung = os.pidfd_open(int(asked.read_text()))
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+            assert process.returncode == 130
+        finally:
+            process.kill()
+    ended = select.poll()
+    ended.register(hung, select.POLLIN)
+    assert ended.poll(60_000)
+    os.close(hung)
