@@ -106,7 +106,8 @@ def _with_bases(
     """
     from ftckpt.formats.delta_chain import chain
     from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-    from ftckpt.replication.places import around, destination_of
+    from ftckpt.replication.places import destination_of
+    from ftckpt.transfer.places import around
 
     if not isinstance(checkpoint, DeltaCheckpoint):
         invocation.say("no delta: it has no bases")

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from .errors import FtckptError, NotFoundError, RefusedError
+from .errors import FtckptError, NotFoundError, RefusedError, UnsupportedError
 from .stores.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -258,6 +258,19 @@ class Store(ABC):
             NoResourceError: the store knows already that it has no room.
             DeniedError, UnavailableError: as `put`.
         """
+
+    def duplicate(self, path: str, copy: str) -> None:
+        """Store the content of one key under another, in one act and without reading it here.
+
+        Args:
+            path: what is copied; a file.
+            copy: the other key; what stands there is replaced.
+
+        Raises:
+            UnsupportedError: the store cannot do it.
+            UnavailableError: what is stored has another size.
+        """
+        raise UnsupportedError(f"{self.url} cannot copy what it holds")
 
     @abstractmethod
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:

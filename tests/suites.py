@@ -22,6 +22,7 @@ from ftckpt.errors import (
     RefusedError,
     TruncatedError,
     UnsafeError,
+    UnsupportedError,
 )
 from ftckpt.store import Entry, EntryKind, Store
 from ftckpt.stores import is_leftover
@@ -240,6 +241,19 @@ class StoreTests:
             assert len(found) == size
         elif self.hidden_uploads:
             assert found is None
+
+    def test_a_copy_is_whole(self, place: Place) -> None:
+        data = bytes(range(256)) * 5000
+        place.raw_put("d/source", data)
+        if place.store.traits.local:
+            with pytest.raises(UnsupportedError):
+                place.store.duplicate("d/source", "copy")
+            return
+        place.store.duplicate("d/source", "copy")
+        place.store.duplicate("d/source", "copy")
+        assert place.raw_get("copy") == place.raw_get("d/source") == data
+        with pytest.raises(NotFoundError):
+            place.store.duplicate("absent", "copy")
 
     def test_create_never_replaces(self, place: Place) -> None:
         place.store.create("a/new", b"mine")

@@ -79,7 +79,7 @@ def pack(
     if store.traits.local:
         staging = LocalStaging(absolute(store), single=False)
     else:
-        staging = RemoteStaging(store, single=False)
+        staging = RemoteStaging(store)
     url = absolute(store) if store.traits.local else store.url.rstrip("/")
     with ExitStack() as closing:
         closing.callback(staging.close)

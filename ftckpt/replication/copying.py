@@ -21,7 +21,7 @@ from ftckpt.sealing import utc_now
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 from ftckpt.transfer.changes import blamed, require_unchanged
-from ftckpt.transfer.places import require_names
+from ftckpt.transfer.places import name_of, require_names
 from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
@@ -31,7 +31,7 @@ from .contents import Contents, CopiedFile, contents_of
 from .evidence import Evidence, ManifestEvidence, record_evidence
 from .moving import Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import destination_of, name_of, plan_of, staging_at
+from .places import destination_of, plan_of, staging_at
 from .standing import renamed, require_other, require_same
 
 _OPTIONS = ReplicationOptions()

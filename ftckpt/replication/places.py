@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ftckpt.errors import UsageError
 from ftckpt.opening import files_at
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.local_staging import LocalStaging
 from ftckpt.transfer.object_staging import ObjectStaging
-from ftckpt.transfer.places import absolute, place_of, require_apart
+from ftckpt.transfer.places import absolute, around, name_of, place_of, require_apart
 from ftckpt.transfer.remote_staging import RemoteStaging
 from ftckpt.transfer.staging import Staging
 
@@ -23,27 +22,6 @@ def destination_of(source: Source, destination: str) -> str:
     if not destination.endswith("/"):
         return destination
     return destination + place_of(source).rpartition("/")[2]
-
-
-def name_of(destination: str) -> str:
-    """Return the last element of a path or URL."""
-    return destination.rstrip("/").rpartition("/")[2]
-
-
-def around(destination: str) -> str:
-    """Return the directory that a path or URL lies in, with its slash; "" for the working one.
-
-    Raises:
-        UsageError: it is a bucket, and lies in none.
-    """
-    scheme, colon, path = destination.rpartition("://")
-    parent, slash, name = path.rpartition("/")
-    if scheme and not parent:
-        raise UsageError(
-            f"{destination} is a bucket and not the name of a replica",
-            hint=f"{scheme}{colon}{name}/ keeps the name of the source",
-        )
-    return scheme + colon + parent + slash
 
 
 def staging_at(source: Source, destination: str, stores: StoreOptions) -> Staging:
@@ -63,7 +41,7 @@ def staging_at(source: Source, destination: str, stores: StoreOptions) -> Stagin
     if store.traits.local:
         return LocalStaging(absolute(store), single=source.single)
     if not source.single:
-        return RemoteStaging(store, single=False)
+        return RemoteStaging(store)
     return ObjectStaging(open_store(around(destination), stores), name_of(destination))
 
 

@@ -19,7 +19,7 @@ from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 from ftckpt.transfer.changes import blamed, require_unchanged
 from ftckpt.transfer.layout import Layout
-from ftckpt.transfer.places import place_of, require_names
+from ftckpt.transfer.places import name_of, place_of, require_names
 from ftckpt.transfer.staging import Staging
 
 from .authority import Authority, Open, authority, require_alike, require_explained
@@ -30,7 +30,7 @@ from .evidence import ManifestEvidence
 from .exchanging import ExchangeStaging
 from .moving import Damage, Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import destination_of, name_of, plan_of, staging_at
+from .places import destination_of, plan_of, staging_at
 from .standing import renamed, require_other, require_same
 
 _OPTIONS = ReplicationOptions()

@@ -213,6 +213,15 @@ class FsspecStore(Store):
         file = self.call("write", path, lambda: self._fs.open(key, "wb", block_size=BLOCK))
         return FsspecUpload(self, path, size, file)
 
+    def duplicate(self, path: str, copy: str) -> None:
+        """Have the filesystem copy one key to another, and compare the size."""
+        size = self.stat(path).size
+        self.call("copy", path, lambda: self._fs.cp_file(self.key(path), self.key(copy)))
+        if self.stat(copy).size != size:
+            raise UnavailableError(
+                f"{self.describe(copy)} does not hold what was copied to it", file=copy
+            )
+
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys one by one; an absent one is gone."""
         return {path: self._delete(path) for path in paths}

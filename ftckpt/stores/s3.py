@@ -13,6 +13,7 @@ from .keys import safe_key
 from .options import StoreOptions
 from .ranges import Run, plan_runs
 from .s3client import PARALLEL, S3Client, gather
+from .s3copy import copy_object
 from .s3delete import Doomed, delete_objects, honours_conditions, still_there
 from .s3errors import archived
 from .s3hidden import abort_uploads, list_unfinished, list_versions
@@ -124,6 +125,10 @@ class S3Store(Store):
     def upload(self, path: str, size: int) -> S3Upload:
         """Begin an object in parts; nothing is seen of it before it is finished."""
         return S3Upload(self.client, self.at(path), size)
+
+    def duplicate(self, path: str, copy: str) -> None:
+        """Have the service copy one key to another; it is seen when it is whole."""
+        self.client.run(copy_object(self.client, self.at(path), self.at(copy)))
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys, a thousand a request; an absent one is gone."""

@@ -17,6 +17,7 @@ from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
 from ftckpt.sealing import utc_now
+from ftckpt.store import Store
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.verification import VerifyReport
 
@@ -27,9 +28,10 @@ from .device import gatherer
 from .journal import fingerprint
 from .layout import Layout, OutputFile
 from .local_staging import LocalStaging
-from .places import absolute, require_apart, require_names
+from .places import absolute, around, name_of, require_apart, require_names, staging_name
 from .proof import Proof, Prover, SameObjects, prove
 from .remote_staging import RemoteStaging
+from .staged_object import StagedObject
 from .staging import Staging
 
 
@@ -119,6 +121,7 @@ def transfer(
         RefusedError: another run is writing there, or it lies inside the source.
         UnsafeError: the layout has a name that cannot be a file's.
         UnsupportedError: the format has no place for something (see `require_place`).
+        UsageError: one file would take the name of a bucket.
         CorruptError: the source is damaged, or the proof failed.
         NotFoundError: what the source's tensors are decoded upon is missing.
         FtckptError: what `check` found, by its exit code.
@@ -132,14 +135,11 @@ def transfer(
     held = layout.content or content
     store = open_store(destination, store_options)
     require_apart(source.source, store)
-    if store.traits.local:
-        path = absolute(store)
-        staging: Staging = LocalStaging(path, single=single)
-        if single:  # a file is called as the user calls it
-            (file,) = layout.files
-            layout = replace(layout, files=(OutputFile(basename(path), file.segments),))
-    else:
-        staging = RemoteStaging(store, single=single)
+    staging = _staging_at(store, destination, store_options, single=single)
+    if single:  # a file is called as the user calls it
+        (file,) = layout.files
+        name = basename(absolute(store)) if store.traits.local else name_of(destination)
+        layout = replace(layout, files=(OutputFile(name, file.segments),))
     require_names(layout)
     gathering = gatherer(source, options.device, layout, options.limiter)
     commit = commit_bytes(layout.commit)
@@ -194,6 +194,18 @@ def transfer(
     finally:
         gathering.close()
         staging.close()
+
+
+def _staging_at(
+    store: Store, destination: str, store_options: StoreOptions, *, single: bool
+) -> Staging:
+    if store.traits.local:
+        return LocalStaging(absolute(store), single=single)
+    if not single:
+        return RemoteStaging(store)
+    name, beside = name_of(destination), around(destination)
+    staged = open_store(beside + staging_name(name), store_options)
+    return StagedObject(open_store(beside, store_options), name, staged)
 
 
 def require_sound(report: VerifyReport) -> None:

@@ -38,7 +38,7 @@ class ObjectStaging(Staging):
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Look whether the name is free; there is nothing to resume."""
-        self._require_absent()
+        require_free(self._store, self._name)
         return False
 
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
@@ -67,16 +67,7 @@ class ObjectStaging(Staging):
             RefusedError: a manifest of other bytes stands there.
         """
         assert self._upload is not None
-        beside = self._name + SUFFIX
-        try:
-            self._store.create(beside, manifest)
-        except ExistsError as error:
-            if not read(self._store, beside).same_content(Manifest.parse(manifest)):
-                raise RefusedError(
-                    f"{self._store.describe(beside)} describes other bytes than these",
-                    hint="another copy is under way, or was killed: remove it, or choose a name",
-                ) from error
-        self._require_absent()
+        claim(self._store, self._name, manifest)
         self._upload.finish_now()
 
     def close(self) -> None:
@@ -84,15 +75,40 @@ class ObjectStaging(Staging):
         if self._upload is not None:
             self._upload.abort()
 
-    def _require_absent(self) -> None:
-        try:
-            self._store.stat(self._name)
-        except NotFoundError:
-            return
-        raise ExistsError(
-            f"{self._store.describe(self._name)} exists already",
-            hint="nothing is overwritten: choose another name",
-        )
+
+def claim(store: Store, name: str, manifest: bytes) -> None:
+    """Create the manifest of an object that is about to be shown, or find that of a killed run.
+
+    Raises:
+        RefusedError: a manifest of other bytes stands there.
+        ExistsError: the object does.
+    """
+    beside = name + SUFFIX
+    try:
+        store.create(beside, manifest)
+    except ExistsError as error:
+        if not read(store, beside).same_content(Manifest.parse(manifest)):
+            raise RefusedError(
+                f"{store.describe(beside)} describes other bytes than these",
+                hint="another run is under way, or was killed: remove it, or choose a name",
+            ) from error
+    require_free(store, name)
+
+
+def require_free(store: Store, name: str) -> None:
+    """Refuse a name that is taken.
+
+    Raises:
+        ExistsError: it is.
+    """
+    try:
+        store.stat(name)
+    except NotFoundError:
+        return
+    raise ExistsError(
+        f"{store.describe(name)} exists already",
+        hint="nothing is overwritten: choose another name",
+    )
 
 
 class _Held(Upload):

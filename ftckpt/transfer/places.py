@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ftckpt.errors import RefusedError, UnsafeError
+from ftckpt.errors import RefusedError, UnsafeError, UsageError
 from ftckpt.manifest import FOLDER, NAME
 from ftckpt.source import Source, safe_name
 from ftckpt.store import Store
@@ -15,6 +15,27 @@ from .layout import Layout
 def staging_name(name: str) -> str:
     """Return the name of the directory in which a local `name` is built."""
     return f".{name}.ftckpt-staging"
+
+
+def name_of(destination: str) -> str:
+    """Return the last element of a path or URL."""
+    return destination.rstrip("/").rpartition("/")[2]
+
+
+def around(destination: str) -> str:
+    """Return the directory that a path or URL lies in, with its slash; "" for the working one.
+
+    Raises:
+        UsageError: it is a bucket, and lies in none.
+    """
+    scheme, colon, path = destination.rpartition("://")
+    parent, slash, name = path.rpartition("/")
+    if scheme and not parent:
+        raise UsageError(
+            f"{destination} is a bucket and not the name of a replica",
+            hint=f"{scheme}{colon}{name}/ keeps the name of the source",
+        )
+    return scheme + colon + parent + slash
 
 
 def absolute(store: Store) -> str:

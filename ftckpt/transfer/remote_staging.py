@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ftckpt.engine import run
-from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnsupportedError
+from ftckpt.errors import ExistsError, NotFoundError, RefusedError
 from ftckpt.manifest import FOLDER, NAME, TRANSFER, Manifest, read
 from ftckpt.source import Source
 from ftckpt.store import Entry, EntryKind, Store
@@ -33,17 +33,9 @@ class RemoteStaging(Staging):
 
     Args:
         store: opened at the destination.
-
-    Raises:
-        UnsupportedError: a single file, which would be visible before it is proven.
     """
 
-    def __init__(self, store: Store, *, single: bool) -> None:
-        if single:
-            raise UnsupportedError(
-                f"{store.url} would be one object, visible before it is proven",
-                hint="write it to local disk, then copy it; or choose a format of several files",
-            )
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._plan = ""
         self._touched = True

@@ -19,11 +19,12 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.manifest import FOLDER, NAME, SUFFIX
-from ftckpt.replication.places import around, staging_at
+from ftckpt.replication.places import staging_at
 from ftckpt.stores import open_store
 from ftckpt.stores.memory import MemoryStore
 from ftckpt.stores.s3 import S3Store
 from ftckpt.stores.s3upload import S3Upload
+from ftckpt.transfer.places import around
 from tests.replication.replicas import (
     INSIDE,
     STORES,

@@ -29,7 +29,7 @@ def root(swift: S3Service, s3_url: str) -> Root:
     store = open_store(s3_url, QUICK)
     for step in (1, 2):
         save(store, f"step-{step}", step)
-    staging = RemoteStaging(open_store(f"{s3_url}/step-3", QUICK), single=False)
+    staging = RemoteStaging(open_store(f"{s3_url}/step-3", QUICK))
     staging.begin("a plan", {"weights/shard-1": 1 << 30}, restart=False)
     prefix = s3_url.removeprefix(f"s3://{BUCKET}/")
     for key in ("step-3/weights/shard-1", "step-3/weights/other", "theirs/file"):

@@ -28,7 +28,7 @@ def store() -> Iterator[MemoryStore]:
 
 
 def _begun(store: MemoryStore, plan: str = "one", *, restart: bool = False) -> RemoteStaging:
-    staging = RemoteStaging(store, single=False)
+    staging = RemoteStaging(store)
     assert not staging.begin(plan, {FILE.path: FILE.size}, restart=restart)
     return staging
 

@@ -1,0 +1,189 @@
+"""One object as the result of a transfer: proven before it is seen, resumed after a kill."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.api import convert
+from ftckpt.errors import (
+    CorruptError,
+    ExistsError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+)
+from ftckpt.manifest import SUFFIX
+from ftckpt.source import Source
+from ftckpt.stores import open_store, s3copy
+from ftckpt.stores.memory import MemoryStore
+from ftckpt.stores.s3 import S3Store
+from ftckpt.stores.s3upload import S3Upload
+from ftckpt.transfer.carrying import TransferOptions, TransferReport
+from ftckpt.transfer.staged_object import StagedObject
+from tests.commands.golden import RUN
+from tests.replication.replicas import STORES, KilledError, killed, require_good
+from tests.servers.s3 import BUCKET, S3Service
+
+NAMES = ["one.pt", f"one.pt{SUFFIX}"]
+CHANGES: dict[type[Any], tuple[str, ...]] = {
+    MemoryStore: ("put", "create", "upload", "delete", "duplicate"),
+    S3Store: ("put", "create", "delete", "duplicate"),
+    S3Upload: ("write", "finish", "close"),
+}
+_numbers = itertools.count()
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("swift", marks=pytest.mark.s3),
+        pytest.param("radosgw", marks=pytest.mark.s3),
+        "moto",
+        "rclone",
+    ]
+)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty prefix of a store."""
+    number = next(_numbers)
+    if request.param == "memory":
+        return f"memory://objects-{number}"
+    service: S3Service = request.getfixturevalue(request.param)
+    service.enter(monkeypatch)
+    return f"s3://{BUCKET}/objects-{number}"
+
+
+def _convert(to: str | Path, step: str = "step-2", *, restart: bool = False) -> TransferReport:
+    options = TransferOptions(jobs=2, restart=restart)
+    return convert(str(RUN / step), str(to), "torchsave", options=options, stores=STORES)
+
+
+def _held(place: str) -> list[str]:
+    try:
+        return [entry.path for entry in open_store(place, STORES).walk("")]
+    except NotFoundError:
+        return []
+
+
+def test_it_is_the_file_that_a_disk_would_hold(place: str, tmp_path: Path) -> None:
+    _convert(tmp_path / "one.pt")
+    report = _convert(f"{place}/one.pt")
+    assert report.proof is not None
+    assert report.proof.tensors
+    assert _held(place) == NAMES
+    assert open_store(place, STORES).read("one.pt") == (tmp_path / "one.pt").read_bytes()
+    require_good(f"{place}/one.pt")
+    with pytest.raises(ExistsError):
+        _convert(f"{place}/one.pt", restart=True)
+    assert _held(place) == NAMES
+
+
+@pytest.mark.parametrize("place", ["memory", "moto"], indirect=True)
+def test_killed_at_every_change_it_is_absent_or_whole(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    already = []
+    for point in itertools.count(1):
+        url = f"{place}/{point}/one.pt"
+        with killed(monkeypatch, point, CHANGES):
+            try:
+                _convert(url)
+                break
+            except KilledError:
+                shown = "one.pt" in _held(f"{place}/{point}")
+        if shown:
+            require_good(url)
+        report = _convert(url)
+        assert report.already_there is shown
+        already.append(shown)
+        assert _held(f"{place}/{point}") == NAMES
+        require_good(url)
+    assert len(already) > 5
+    assert already.count(True) == 1  # killed when it stood there, before the sweeping up
+
+
+@pytest.mark.parametrize("place", ["memory", "moto"], indirect=True)
+def test_what_fails_its_proof_is_not_seen(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = StagedObject.source
+
+    def source(self: StagedObject, commit: dict[str, bytes]) -> Source:
+        store = open_store(f"{place}/.one.pt.ftckpt-staging", STORES)
+        data = bytearray(store.read("one.pt"))
+        data[len(data) // 2] ^= 1
+        store.put("one.pt", bytes(data))
+        return real(self, commit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedObject, "source", source)
+        with pytest.raises(CorruptError):
+            _convert(f"{place}/one.pt")
+    assert not set(NAMES) & set(_held(place))
+    _convert(f"{place}/one.pt")
+    assert _held(place) == NAMES
+
+
+@pytest.mark.parametrize("place", ["memory", "moto"], indirect=True)
+def test_what_others_have_there_is_kept(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(place, STORES)
+    for name in NAMES:
+        store.put(name, b"precious")
+        with pytest.raises(ExistsError):
+            _convert(f"{place}/one.pt")
+        assert _held(place) == [name]
+        store.delete([name])
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedObject, "publish", _killed)
+        with pytest.raises(KilledError):
+            _convert(f"{place}/one.pt", "step-1")
+    with pytest.raises(RefusedError, match="another transfer"):
+        _convert(f"{place}/one.pt")
+    _convert(f"{place}/one.pt", restart=True)
+    assert _held(place) == NAMES
+
+
+def test_of_two_that_were_killed_the_first_to_claim_the_name_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = f"memory://objects-{next(_numbers)}"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "duplicate", _killed)
+        with pytest.raises(KilledError):
+            _convert(f"{place}/one.pt", "step-1")
+    with pytest.raises(ExistsError, match=r"one\.pt\.ftckpt\.json"):
+        _convert(f"{place}/one.pt", restart=True)
+    assert _convert(f"{place}/one.pt", "step-1").taken_over
+    assert _held(place) == NAMES
+
+
+def _killed(*args: Any, **named: Any) -> None:
+    raise KilledError
+
+
+def test_it_does_not_take_the_name_of_a_bucket() -> None:
+    with pytest.raises(UsageError, match="is a bucket"):
+        _convert("s3://bucket")
+
+
+@pytest.mark.parametrize("name", [pytest.param("swift", marks=pytest.mark.s3), "moto", "rclone"])
+def test_a_large_object_is_copied_in_parts(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service: S3Service = request.getfixturevalue(name)
+    service.enter(monkeypatch)
+    monkeypatch.setattr(s3copy, "_LARGEST", 5 << 20)
+    monkeypatch.setattr(s3copy, "_PART", 5 << 20)
+    data = bytes(range(251)) * 50_000
+    store = open_store(f"s3://{BUCKET}/parts", STORES)
+    store.put("source", data)
+    if name == "rclone":
+        with pytest.raises(UnsupportedError, match="copies no part"):
+            store.duplicate("source", "copy")
+        assert store.delete(["source"]) == {"source": None}
+        return
+    store.duplicate("source", "copy")
+    assert store.read("copy") == data
+    assert store.unfinished() == []
