@@ -203,7 +203,7 @@ def _staging_at(
         return LocalStaging(absolute(store), single=single)
     if not single:
         return RemoteStaging(store)
-    name, beside = name_of(destination), around(destination)
+    name, beside = name_of(destination), around(destination.rstrip("/"))
     staged = open_store(beside + staging_name(name), store_options)
     return StagedObject(open_store(beside, store_options), name, staged)
 

@@ -32,8 +32,8 @@ def around(destination: str) -> str:
     parent, slash, name = path.rpartition("/")
     if scheme and not parent:
         raise UsageError(
-            f"{destination} is a bucket and not the name of a replica",
-            hint=f"{scheme}{colon}{name}/ keeps the name of the source",
+            f"{destination} is a bucket and not a name in one",
+            hint=f"{scheme}{colon}{name}/NAME is one",
         )
     return scheme + colon + parent + slash
 

@@ -163,9 +163,16 @@ def _killed(*args: Any, **named: Any) -> None:
     raise KilledError
 
 
-def test_it_does_not_take_the_name_of_a_bucket() -> None:
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/"])
+def test_it_does_not_take_the_name_of_a_bucket(url: str) -> None:
     with pytest.raises(UsageError, match="is a bucket"):
-        _convert("s3://bucket")
+        _convert(url)
+
+
+def test_a_slash_at_the_end_names_the_same_object() -> None:
+    place = f"memory://objects-{next(_numbers)}"
+    _convert(f"{place}/one.pt/")
+    assert _held(place) == NAMES
 
 
 @pytest.mark.parametrize("name", [pytest.param("swift", marks=pytest.mark.s3), "moto", "rclone"])
