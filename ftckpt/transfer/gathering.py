@@ -88,6 +88,10 @@ class Gatherer:
         if shard.dtype.itemsize == 0:
             self._fill_packed(shard, start, stop, out)
             return
+        held = self._dense(shard) if len(out) <= SPAN else None
+        if held is not None:
+            self.bytes.get(held, held.origin + start * shard.dtype.itemsize, out)
+            return
         flat = np.frombuffer(out, raw_dtype(shard.dtype.itemsize))
         done = 0
         for box in boxes_of_range(shard.shape, start, stop):
@@ -142,6 +146,22 @@ class Gatherer:
             self.bytes.get(move.held, move.offset, raw)
             items = np.ndarray(move.sizes, raw_dtype(size), raw, strides=move.held.strides)
             target[...] = items if same else cast(np.ascontiguousarray(items), move.dtype, dtype)
+
+    def _dense(self, shard: Shard) -> Held | None:
+        """Return where a shard lies that is a whole tensor, dense; None where it is not so plain.
+
+        A checkpoint may have very many small tensors: most of the time went into geometry.
+        """
+        fill = shard.fills[0] if len(shard.fills) == 1 else None
+        info = None if fill is None else self.bytes.checkpoint.tensors[fill.key]
+        if fill is None or info is None or info.dtype != shard.dtype:
+            return None
+        if not info.shape == shard.shape == fill.source.sizes == fill.local.sizes:
+            return None
+        held = self.bytes.places(info).only
+        if held is None or held.box.sizes != info.shape:
+            return None
+        return held if is_run(info.shape, held.strides, info.dtype.itemsize) else None
 
     def _moves(self, shard: Shard, box: Box) -> Iterator[Move]:
         """Yield what fills a box of a shard, each read in one piece of bounded length."""

@@ -37,6 +37,11 @@ class Places:
         many = len(held) > _FEW and held[0].box.sizes
         self._boxes = Boxes.of([one.box for one in held]) if many else None
 
+    @property
+    def only(self) -> Held | None:
+        """The one place where all that is there lies; None where there are several, or none."""
+        return self._held[0] if len(self._held) == 1 else None
+
     def near(self, box: Box) -> Sequence[Held]:
         """Return all that share elements with a box of the tensor, and perhaps others."""
         if self._boxes is None:
