@@ -88,7 +88,13 @@ class Delta:
             decoded[rows] = Extent(decoded_name(tensor.key), 0, tensor.nbytes)
             piece = Piece(Box.whole(tensor.shape), rows, packed=True)
             tensors[tensor.key] = TensorInfo(
-                tensor.component, tensor.name, tensor.kind, tensor.shape, tensor.dtype, (piece,)
+                tensor.component,
+                tensor.name,
+                tensor.kind,
+                tensor.shape,
+                tensor.dtype,
+                (piece,),
+                tensor.stored_name,
             )
         stored = stored_objects(index)
         checkpoint = DeltaCheckpoint(

@@ -93,13 +93,14 @@ class StateObjects:
         if is_common(info.name):
             return ()  # Megatron's common state is what others have at the top
         if self._names(info) is not None:
-            return ("optimizer", info.field[-1])
+            return ("optimizer", _steps(info)[-1])
         return info.field if dotted(info.field) == info.name else (info.name,)
 
     def _names(self, info: ObjectInfo) -> Mapping[str, str] | None:
         """Return number -> parameter where the object is a part of an optimizer's state_dict."""
-        shared = info.rank is None and bool(info.field) and info.name not in self._recorded
-        return self._ids.get(dotted(info.field[:-1])) if shared else None
+        steps = _steps(info)
+        shared = info.rank is None and bool(steps) and info.name not in self._recorded
+        return self._ids.get(dotted(steps[:-1])) if shared else None
 
     def _leaves(
         self, info: ObjectInfo, roots: Iterable[tuple[Path, Path, Any]], walk: _Walk
@@ -148,9 +149,9 @@ def numbered(content: Content) -> dict[str, Path]:
     Only where the groups that give the numbers their meaning are there too.
     """
     groups = {
-        dotted(info.field[:-1])
+        dotted(_steps(info)[:-1])
         for info in content.objects.values()
-        if info.field[-1:] == ("param_groups",) and info.rank is None
+        if _steps(info)[-1:] == ("param_groups",) and info.rank is None
     }
     paths: dict[str, Path] = {}
     for key, wanted in content.tensors.items():
@@ -160,6 +161,14 @@ def numbered(content: Content) -> dict[str, Path]:
         if match and match["id"] is not None and (match["owner"] or "") in groups:
             paths[key] = ("optimizer", "state", int(match["id"]), match["leaf"])
     return paths
+
+
+def _steps(info: ObjectInfo) -> Path:
+    """Return where an object stood in a tree; nothing where it is a file of its own.
+
+    One that a delta holds has a record of its own, and says it by its name.
+    """
+    return info.field or (tuple(info.name.split(".")) if "." in info.name else ())
 
 
 def _named(tree: Any, names: Mapping[str, str]) -> Any:

@@ -303,9 +303,9 @@ def _copies(
     made, more = [], bytearray()
     for key in checkpoint.tensors:
         if key in copies:
-            owner = owners[copies[key]]
+            owner, info = owners[copies[key]], checkpoint.tensors[key]
             first = (len(rows) + len(more)) // ROW.size
-            made.append(replace(owner, name=checkpoint.tensors[key].name, first=first))
+            made.append(replace(owner, name=info.name, first=first, stored_name=info.stored_name))
             more += rows[owner.first * ROW.size :][: owner.blocks * ROW.size]
     return made, bytes(more)
 

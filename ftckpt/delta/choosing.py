@@ -22,7 +22,7 @@ from .words import difference, rotate, words_of
 if TYPE_CHECKING:
     from .words import Array
 
-_TINY = 1024  # bytes of a tensor that is not worth a choice
+TINY = 1024  # bytes of a tensor that is not worth a choice
 _RUNS, _SHARE, _LEAST, _MOST = 8, 32, 4096, 32768
 _GAPS_FROM = 0.8  # share of unchanged words from which gaps beat a mask
 _SPARSE_FROM = 0.3
@@ -80,6 +80,19 @@ def sample_ranges(elements: int) -> list[tuple[int, int]]:
     return [(start, start + length) for start in starts] if runs > 1 else [(0, length)]
 
 
+def untried(dtype: DType, *, upon_base: bool) -> Plan:
+    """Return how a tensor of at most `TINY` bytes is stored: as in the base, or else plain.
+
+    Nothing is read for it: a checkpoint may have more small tensors than large blocks.
+
+    Args:
+        dtype: of the tensor.
+        upon_base: whether the base has it.
+    """
+    reference = Reference.BASE if upon_base else Reference.NOTHING
+    return Plan(reference, None, Choice(Form.PLAIN), 8.0 * words_of(dtype).size)
+
+
 def choose(
     dtype: DType,
     values: Array,
@@ -111,9 +124,8 @@ def choose(
         if np.array_equal(values, reference):
             return Plan(kind, rule, Choice(Form.DIFFERENCE), 0.0)
     plans = list(_alone(dtype, values, effort))
-    if values.nbytes > _TINY:
-        for kind, rule, reference in references:
-            plans += _against(dtype, values, reference, kind, rule, effort)
+    for kind, rule, reference in references:
+        plans += _against(dtype, values, reference, kind, rule, effort)
     return min(plans, key=lambda plan: plan.bits)
 
 
@@ -122,8 +134,6 @@ def _alone(dtype: DType, values: Array, effort: Effort) -> Iterator[Plan]:
 
     size = values.itemsize
     yield Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 8.0 * size)
-    if values.nbytes <= _TINY:
-        return
     planes, bits = _planes(values, effort.coders, effort.price)
     yield Plan(Reference.NOTHING, None, Choice(Form.PLANES, planes), bits)
     if words_of(dtype).rotates:

@@ -15,7 +15,7 @@ from ftckpt.checkpoint import Box, Kind
 from ftckpt.tensor_digest import TensorDigest
 
 from .blocks import ALONE, BLOCK, Form, Reference, encode_block
-from .choosing import EFFORTS, Effort, Plan, choose, sample_ranges
+from .choosing import EFFORTS, TINY, Effort, Plan, choose, sample_ranges, untried
 from .fitting import Fit, Settings, fits
 from .index import ROW, BaseTensor, DeltaTensor, StoredBlock, pack_row
 from .pairing import Pair
@@ -106,6 +106,8 @@ class DeltaEncoder:
             FtckptError: what reading the sample raises.
         """
         pair = self.pairs[number]
+        if pair.info.nbytes <= TINY:
+            return untried(pair.info.dtype, upon_base=self._has_base(pair))
         dtype, size = pair.info.dtype, words_of(pair.info.dtype).size
         ranges = sample_ranges(word_count(dtype, pair.info.numel))
         values = _sampled(self._target, pair.info.key, ranges, size)
@@ -204,6 +206,7 @@ class DeltaEncoder:
             fit,
             () if fit is None else tuple(helpers[kind] for kind in fit.rule.helpers),
             first,
+            stored_name=info.stored_name,
         )
 
     def _may_predict(self, pair: Pair) -> bool:

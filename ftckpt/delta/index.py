@@ -76,6 +76,7 @@ class DeltaTensor:
         helpers: for each of the rule's helpers, its place among the index's tensors.
         first: row of its first block.
         path: keys that lead to it in the source's nested state, where the source recorded them.
+        stored_name: the name that the source used, where it differs from `name`.
     """
 
     component: str
@@ -89,6 +90,7 @@ class DeltaTensor:
     helpers: tuple[int, ...] = ()
     first: int = 0
     path: tuple[str | int, ...] = ()
+    stored_name: str = ""
 
     @property
     def key(self) -> str:
@@ -330,4 +332,6 @@ def _tensor(tensor: DeltaTensor) -> dict[str, Any]:
         row["helpers"] = list(tensor.helpers)
     if tensor.path:
         row["path"] = list(tensor.path)
+    if tensor.stored_name:
+        row["stored_name"] = tensor.stored_name
     return row

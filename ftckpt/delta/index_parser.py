@@ -45,6 +45,7 @@ GROWTH = 16  # bytes of parsed JSON for one of text, at most
 _MEMBERS = "tool created source_format step topology base block files tensors objects aliases"
 _TENSOR = frozenset(["component", "name", "kind", "dtype", "shape", "digest"])
 _PATH = "path"
+_STORED = "stored_name"
 _PREDICTED = frozenset(["rule", "coefficients", "helpers"])
 _KINDS = {kind.value: kind for kind in Kind}
 
@@ -160,7 +161,7 @@ class Parser:
     def _tensor(self, row: object, first: int) -> DeltaTensor:
         if not isinstance(row, dict) or not row.keys() >= _TENSOR:
             self.bad("an entry of tensors lacks a member")
-        rest = row.keys() - _TENSOR - {"base", _PATH}
+        rest = row.keys() - _TENSOR - {"base", _PATH, _STORED}
         if rest and rest != _PREDICTED:
             self.bad("an entry of tensors has unknown members, or only some of a prediction")
         kind, name = row["kind"], self._text(row["name"], "a tensor's name")
@@ -179,6 +180,7 @@ class Parser:
             helpers=tuple(self._counts(row["helpers"], "helpers")) if rest else (),
             first=first,
             path=self._path(row),
+            stored_name=self._text(row[_STORED], "a stored name") if _STORED in row else "",
         )
 
     def _dtype(self, value: object) -> DType:
@@ -276,7 +278,13 @@ class Parser:
             if key not in held or not isinstance(owner, str) or owner not in held:
                 self.bad("an alias is of no tensor")
             copy, own = held[key], held[owner]
-            same = replace(own, name=copy.name, first=copy.first, path=copy.path) == copy
+            same = copy == replace(
+                own,
+                name=copy.name,
+                first=copy.first,
+                path=copy.path,
+                stored_name=copy.stored_name,
+            )
             if owner in value or not same or _rows_of(copy, rows) != _rows_of(own, rows):
                 self.bad(f"{key} is no copy of {owner}", key)
         return value

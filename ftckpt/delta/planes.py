@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CHUNK = 256 << 10  # words; the last chunk of a block may be shorter
 JOINED = (0, 2, 4)
+_GLANCE = 256  # bytes that are looked at before all are: few planes are of zeros
 WORTH = 0.99  # a frame that saves less than this leaves is not worth its decoding
 
 
@@ -186,7 +187,7 @@ def _put(words: Cutter, plane: int, planes: Planes, room: memoryview) -> int:
     coded = plane not in planes.plain
     dense = scratch(stored.size, 1, PLANE) if coded else stored
     words.cut(plane, dense)
-    if not dense.max():
+    if not dense[:_GLANCE].any() and not dense.any():
         return 0
     if coded:
         frame = compress(dense, planes.coders[plane] if planes.coders else Coder.HUFFMAN)

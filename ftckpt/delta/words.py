@@ -11,6 +11,7 @@ padding bits come back as they were. All words are little-endian.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.buffers import buffer
@@ -40,6 +41,7 @@ class Words(NamedTuple):
     rotates: bool
 
 
+@cache  # there are a dozen types, and it is asked many times for each block
 def words_of(dtype: DType) -> Words:
     """Return how a type is cut; of types smaller than a byte the packed bytes are the words."""
     if dtype.family == "complex":

@@ -86,6 +86,9 @@ def test_what_is_written_is_read() -> None:
     )
     assert nested.objects
     assert DeltaIndex.parse(nested.dump()) == nested
+    numbered = [replace(t, stored_name=f"optimizer.state.0.{t.name}") for t in index.tensors]
+    spelt = replace(index, tensors=numbered)
+    assert DeltaIndex.parse(spelt.dump()) == spelt
     assert nested.content() == index.content()
     assert index.content() == content_digest(
         {t.key: t.digest for t in index.tensors if t.key != "copy"}
@@ -152,6 +155,7 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "alias of nothing": set_member("aliases", {"x": "w"}),
     "alias of itself": set_member("aliases", {"w": "w"}),
     "empty path": set_member("tensors", 1, "path", []),
+    "stored name of another type": set_member("tensors", 1, "stored_name", 3),
     "negative step of a path": set_member("tensors", 1, "path", ["a", -1]),
     "endless path": set_member("objects", 0, "path", ["a"] * 65),
     "path of another type": set_member("objects", 0, "path", "a"),
