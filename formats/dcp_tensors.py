@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import overload
+from collections.abc import Iterable, Sequence
 
 from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo, tensor_key
 from ftckpt.errors import CorruptError
@@ -15,6 +13,7 @@ from .dcp_items import rank_of
 from .dcp_metadata import DcpMetadata
 from .dcp_names import Place, place
 from .dcp_records import Chunk
+from .lazy_pieces import LazyPieces
 
 _MARKER = ".metadata"
 
@@ -33,7 +32,8 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
             copies[name].append(chunk)
     for component, kind, said in places:
         name, entry = entries.popleft()  # what is made next takes its memory
-        said = bare(component, said)
+        if component in bare:
+            said = bare[component][said]
         # Two stored names can mean one tensor only by our reading: they are kept apart.
         key = tensor_key(component, kind, said)
         while key in tensors:
@@ -43,38 +43,6 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
         tensors[key] = TensorInfo(component, said, kind, entry.size, entry.dtype, pieces, name)
         stored[key] = name
     return tensors, stored
-
-
-class LazyPieces(Sequence[Piece]):
-    """The pieces of one tensor, made when asked for: there may be a million of them."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def piece(self, index: int) -> Piece:
-        """Return one piece; `index` is in range.
-
-        Raises:
-            CorruptError: it lies in no file.
-        """
-
-    @abstractmethod
-    def box(self, index: int) -> Box:
-        """Return the box of one piece, whether it lies in a file or not."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @overload
-    def __getitem__(self, index: int) -> Piece: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Piece]: ...
-    def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self.piece(range(len(self))[index])
 
 
 class ChunkPieces(LazyPieces):
@@ -115,14 +83,13 @@ class ChunkPieces(LazyPieces):
         return Piece(box, place_, replica=replica, rank=rank_of(item.path), packed=True)
 
 
-def _bare_names(places: Iterable[Place]) -> Callable[[str, str], str]:
-    """Return what takes wrappers' prefixes off a (component, name)."""
+def _bare_names(places: Iterable[Place]) -> dict[str, dict[str, str]]:
+    """Return the names without wrappers' prefixes, by component and name, where there are any."""
     names: dict[str, list[str]] = {}
     for component, _, name in places:
         names.setdefault(component, []).append(name)
-    bare = {
+    return {
         component: unwrapped(own)
         for component, own in names.items()
         if any(n.startswith("module.") or "_orig_mod" in n or "_wrapped_module" in n for n in own)
     }
-    return lambda component, name: bare[component][name] if component in bare else name

@@ -44,7 +44,7 @@ from .dcp_items import misshapen
 from .dcp_markers import MARKER
 from .dcp_metadata import DcpMetadata
 from .dcp_state import COMMON, CONFIGURATION, unfinished
-from .dcp_tensors import LazyPieces
+from .lazy_pieces import LazyPieces
 from .megatron_dist_buckets import is_bucket, unbucketed
 from .megatron_dist_names import logical
 from .megatron_dist_pieces import Grid, shard_shape

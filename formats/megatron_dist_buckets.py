@@ -27,7 +27,7 @@ from ftckpt.checkpoint import Box, Kind, TensorInfo, Topology
 from ftckpt.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError
 
-from .dcp_tensors import LazyPieces
+from .lazy_pieces import LazyPieces
 from .megatron_dist_chunks import Bucket, BucketPieces
 from .megatron_dist_layout import Attempt, Buckets, Owned, Parts
 from .megatron_registration import expert_of, registrations

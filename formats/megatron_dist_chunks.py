@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo
 
-from .dcp_tensors import LazyPieces
+from .lazy_pieces import LazyPieces
 
 if TYPE_CHECKING:
     from .megatron_dist_layout import Owned

@@ -24,7 +24,7 @@ from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.memory import demand
 
 from .dcp_names import place
-from .dcp_tensors import LazyPieces
+from .lazy_pieces import LazyPieces
 from .megatron_dist_pieces import Joined, Row, rows_of
 
 CHAINED = re.compile(r"chained_\d+\.")

@@ -14,7 +14,7 @@ from operator import add
 
 from ftckpt.checkpoint import Box, Piece
 
-from .dcp_tensors import LazyPieces
+from .lazy_pieces import LazyPieces
 
 Numbers = tuple[int, ...]
 

@@ -24,7 +24,8 @@ from ftckpt.errors import CorruptError
 from ftckpt.transfer.content import Wanted
 
 from .dcp_names import weight_kind
-from .safetensors_header import Header
+from .lazy_pieces import LazyPieces
+from .safetensors_header import Header, HeaderTensor
 from .strict_json import Limits, parse
 
 REMARKS = "ftckpt"
@@ -89,6 +90,27 @@ def metadata(
     return plain | {REMARKS: json.dumps(said, ensure_ascii=False)} if said else plain
 
 
+class WholePiece(LazyPieces):
+    """The one piece of a tensor, which lies dense in a file as the header says."""
+
+    __slots__ = ("_file", "_tensor")
+
+    def __init__(self, file: str, tensor: HeaderTensor) -> None:
+        self._file, self._tensor = file, tensor
+
+    def __len__(self) -> int:
+        return 1
+
+    def box(self, index: int) -> Box:
+        """Return the box of the whole tensor."""
+        return Box.whole(self._tensor.shape)
+
+    def piece(self, index: int) -> Piece:
+        """Return the piece; see `LazyPieces.piece`."""
+        _, _, shape, begin, end = self._tensor
+        return Piece(Box.whole(shape), Extent(self._file, begin, end - begin))
+
+
 def read_remarks(header: Header, file: str) -> Remarks:
     """Return what the header of `file` adds.
 
@@ -138,11 +160,12 @@ def tensors_of(
     """
     component = remarks.component or component
     owners: dict[str, TensorInfo] = {}
-    for stored, dtype, shape, begin, end in header.tensors:
-        kind, name = _identify(stored, dtype, component, remarks.kinds)
-        piece = Piece(Box.whole(shape), Extent(file, begin, end - begin))
+    for tensor in header.tensors:
+        stored = tensor.name
+        kind, name = _identify(stored, tensor.dtype, component, remarks.kinds)
         said = "" if stored == name else stored
-        owners[stored] = TensorInfo(component, name, kind, shape, dtype, (piece,), said)
+        place = WholePiece(file, tensor)
+        owners[stored] = TensorInfo(component, name, kind, tensor.shape, tensor.dtype, place, said)
         yield owners[stored], None
     for alias in remarks.aliases:
         owner = owners[alias.stored]
