@@ -117,7 +117,7 @@ def planned(
 def _thread_memory(local: bool) -> int:
     """Return what one thread holds at most: a chunk, a span and what is picked out and cast of it.
 
-    For an object store a block more, its copy as the part of an upload, and the request's own.
+    For an object store a block more, which S3 is sent as it lies; other clients hold two copies.
     """
     return Gatherer.chunk + 3 * SPAN + (0 if local else 3 * BLOCK)
 
