@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ftckpt.delta import DeltaEncoder, pair
 from ftckpt.delta.blocks import Form, Reference
-from ftckpt.delta.choosing import EFFORTS, Plan, choose, sample_ranges
+from ftckpt.delta.choosing import EFFORTS, TINY, Plan, choose, sample_ranges
 from ftckpt.dtypes import DTYPES
+from tests.delta.packing import State
 
 FLOAT = DTYPES["float32"]
 NOISE = frozenset({0, 1, 2})
@@ -69,3 +71,35 @@ def test_a_sample_lies_in_its_tensor(elements: int) -> None:
     assert total == elements if elements <= 511 else 0 < total <= 32768
     if elements > 4096:
         assert (ranges[0][0], ranges[-1][1]) == (0, elements)
+
+
+def test_a_plane_of_differences_must_save_more_at_level_one() -> None:
+    rng = np.random.default_rng(4)
+    values = normal()
+    # The second byte of a difference is below 181: 7.5 of 8 bits.
+    low, middle = rng.integers(0, 256, values.size), rng.integers(0, 181, values.size)
+    near = values + ((middle.astype("u4") << 8 | low.astype("u4")) >> 1)
+    fast, small = (chosen(near, values, effort) for effort in (1, 2))
+    assert fast.reference is small.reference is Reference.BASE
+    assert 1 in fast.choice.planes.plain
+    assert 1 not in small.choice.planes.plain
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_tiny_tensor_is_not_read_for_a_choice(changed: bool) -> None:
+    base, target = State(), State()
+    values = normal()[: TINY // 4]
+    base.add("bias", "float32", values.shape, values)
+    target.add("bias", "float32", values.shape, (values + changed).astype("u4"))
+    read: list[str] = []
+
+    def fill(key: str, offset: int, view: memoryview) -> None:
+        read.append(key)
+        target.fill(key, offset, view)
+
+    encoder = DeltaEncoder(pair(target.infos.values(), base.infos), fill, base.fill)
+    plan = encoder.plan(0)
+    assert read == []
+    made = encoder.encode(0, 0, plan)
+    wanted = (Reference.NOTHING, Form.PLAIN) if changed else (Reference.BASE, Form.EXACT)
+    assert (made.reference, made.form) == wanted
