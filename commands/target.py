@@ -89,8 +89,11 @@ def open_checkpoint(
 
 def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:
     """Open the one checkpoint that a target means (see `open_checkpoint`)."""
+    from ftckpt.formats.unpickle import no_gc
+
     if target.root is None:
-        return invocation.keep(target.open())
+        with no_gc():  # it lives until the end, and is large: no garbage to look for
+            return invocation.keep(target.open())
     if not target.place.which and not newest:
         raise UsageError(
             f"{target.place.url} is a root, not one checkpoint",
@@ -104,7 +107,8 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
     if len(child.parts) > 1:
         inside = ", ".join(target.root.store.describe(p.entry.path) for p in child.parts)
         raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
-    return invocation.keep(opening.open_part(target.root.store, child.parts[0]))
+    with no_gc():
+        return invocation.keep(opening.open_part(target.root.store, child.parts[0]))
 
 
 def known_step(checkpoint: Checkpoint) -> int | None:

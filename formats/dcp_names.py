@@ -29,6 +29,8 @@ _KIND_OF_LEAF = {
 }
 # BatchNorm's buffers; floating point, so that only their names tell them from parameters.
 _BUFFER_LEAVES = ("running_mean", "running_var", "num_batches_tracked")
+# Looked up once: an enum's members are found by a slow search, and there are many tensors.
+_BUFFER, _PARAM = Kind.BUFFER, Kind.PARAM
 
 
 class Place(NamedTuple):
@@ -48,7 +50,10 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         dtype: its element type: integers and booleans are never trained.
     """
     if len(path) > 1 and path[0] in _MODEL:  # most of a checkpoint
-        name = ".".join(map(str, path[1:]))
+        try:
+            name = ".".join(path[1:])  # type: ignore[arg-type]
+        except TypeError:  # a list's index is among them
+            name = ".".join(map(str, path[1:]))
         return Place("model", weight_kind(name, dtype), name)
     parts = list(map(str, path)) or [stored]
     top, rest = parts[0], parts[1:]
@@ -68,11 +73,11 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
 
 def weight_kind(name: str, dtype: DType) -> Kind:
     """Return what a tensor of a state_dict is: integers and BatchNorm's statistics are buffers."""
-    if dtype.family not in ("float", "complex") or name.endswith(_BUFFER_LEAVES):
-        leaf = name.rpartition(".")[2]
-        if dtype.family not in ("float", "complex") or leaf in _BUFFER_LEAVES:
-            return Kind.BUFFER
-    return Kind.PARAM
+    if dtype.family not in ("float", "complex"):
+        return _BUFFER
+    if name.endswith(_BUFFER_LEAVES) and name.rpartition(".")[2] in _BUFFER_LEAVES:
+        return _BUFFER
+    return _PARAM
 
 
 def _optimizer(rest: Sequence[str]) -> Place:
