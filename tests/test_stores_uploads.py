@@ -121,6 +121,19 @@ def test_a_part_that_was_damaged_on_the_way_is_sent_again(
     assert service.get("damaged/part") == DATA
 
 
+def test_no_part_waits_for_a_leave_that_nobody_may_give(
+    moto: S3Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto.enter(monkeypatch)
+    with fault_proxy(moto.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        upload = open_store(f"s3://{BUCKET}/leave").upload("part", SIZE)
+        upload.write(0, memoryview(DATA))
+        upload.close()
+        assert proxy.seen("^PUT .*part\\?") == 2
+        assert not any("100-continue" in head.lower() for head in proxy.heads)
+
+
 def test_damage_that_a_service_takes_is_found_by_what_it_has_stored(
     moto: S3Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ class S3Client:
     def __init__(self, options: StoreOptions) -> None:
         import s3fs
         from aiobotocore.session import AioSession
+        from botocore.handlers import add_expect_header
         from fsspec.asyn import get_loop
 
         self.requests = 0
@@ -62,6 +63,8 @@ class S3Client:
         self._slots = asyncio.Semaphore(PARALLEL)
         session = AioSession(profile=options.profile or None)
         session.register_component("data_loader", _loader())
+        # aiohttp waits without end for the "100 Continue" of a service or proxy that sends none.
+        session.unregister("before-call.s3", add_expect_header)
         parsers = session.get_component("response_parser_factory")
         parsers.set_parser_defaults(timestamp_parser=read_time)
         self._fs = s3fs.S3FileSystem(
