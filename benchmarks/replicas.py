@@ -12,11 +12,11 @@ started on loopback by the tests' own code; it shares the processors with everyo
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +79,6 @@ def _local(place: Path, source: Path, options: Any) -> None:
     out = place / "out"
     size = sum(f.stat().st_size for f in source.iterdir())
 
-    def clean() -> None:
-        shutil.rmtree(out, ignore_errors=True)
-        # The host of a virtual machine takes free memory back, and whoever writes next pays for
-        # having it again (0.7 s a gigabyte was seen): so as much is written just before each run.
-        shutil.copytree(source, out)
-        shutil.rmtree(out)
-
     def run(*command: str) -> Callable[[], int]:
         def call() -> int:
             subprocess.run(
@@ -104,6 +97,7 @@ def _local(place: Path, source: Path, options: Any) -> None:
         Contestant("ftckpt, in a process", _ours(source, str(out), jobs(), proof=True), ours=True),
         Contestant("ftckpt copy, the command", run(*ours)),
     ]
+    clean = partial(side_by_side.remove, out, source)
     extra = {"peak memory of the command, files that it reads included, MiB": peak_memory(*ours)}
     clean()
     rows = compare([replace(c, prepare=clean) for c in contestants], options.rounds)

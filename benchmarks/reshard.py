@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -107,11 +106,6 @@ def _run(name: str, source: Path, options: argparse.Namespace, pythons: Mapping[
     case, out, size = CASES[name], source.parent / "out", _bytes_below(source)
     command = _command(case, source, out)
 
-    def clean() -> None:
-        if out.is_dir():
-            shutil.rmtree(out)
-        out.unlink(missing_ok=True)
-
     def run(*words: str) -> int:
         subprocess.run(words, check=True, capture_output=True, env=side_by_side.environment())
         return size
@@ -125,6 +119,7 @@ def _run(name: str, source: Path, options: argparse.Namespace, pythons: Mapping[
         return size
 
     warm(source)
+    clean = partial(side_by_side.remove, out, source)
     contestants = [
         Contestant("ftckpt, in a process", ours, ours=True),
         Contestant("ftckpt, without the proof", partial(ours, proof=False)),
