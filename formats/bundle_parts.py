@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple
 
-from ftckpt.checkpoint import Checkpoint, Payload, Piece, Record, Scalar, StepRole
+from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding
 from ftckpt.progress import NULL, Counter
 
 from .field_names import field_names
+from .lazy_pieces import LazyPieces
 from .training_tree import MAX_NAMES
 
 
@@ -47,7 +48,7 @@ def in_part(prefix: str) -> Iterator[None]:
         raise
 
 
-class Prefixed(Sequence[Piece]):
+class Prefixed(LazyPieces):
     """Pieces of a part whose files lie below a folder; made when they are asked for."""
 
     __slots__ = ("_pieces", "_prefix")
@@ -58,24 +59,17 @@ class Prefixed(Sequence[Piece]):
     def __len__(self) -> int:
         return len(self._pieces)
 
-    @overload
-    def __getitem__(self, index: int) -> Piece: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Piece]: ...
-    def __getitem__(self, index: int | slice) -> Piece | Sequence[Piece]:
-        if isinstance(index, slice):
-            return Prefixed(self._pieces[index], self._prefix)
-        return _prefixed(self._pieces[index], self._prefix)
-
     def __iter__(self) -> Iterator[Piece]:
         for piece in self._pieces:
             yield _prefixed(piece, self._prefix)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
+    def piece(self, index: int) -> Piece:
+        """Return one piece; `index` is in range."""
+        return _prefixed(self._pieces[index], self._prefix)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
+    def box(self, index: int) -> Box:
+        """Return the box of one piece."""
+        return self._pieces[index].box
 
 
 def _prefixed(piece: Piece, prefix: str) -> Piece:
