@@ -78,5 +78,10 @@ class StagedObject(RemoteStaging):
         return file.blocks == b"".join(digests[number] for number in sorted(digests))
 
     def _sweep(self) -> None:
-        """Remove what was staged, the marker last; a failure leaves an object that is whole."""
-        self._store.delete([self._name, self._receipt(self._name), TRANSFER])
+        """Remove what was staged; a failure leaves an object that is whole.
+
+        The receipt and the marker stay as long as the bytes do, so that the next run, which knows
+        by them that it has finished, tries again.
+        """
+        if self._store.delete([self._name])[self._name] is None:
+            self._store.delete([self._receipt(self._name), TRANSFER])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from ftckpt.api import convert
 from ftckpt.errors import (
     CorruptError,
+    DeniedError,
     ExistsError,
+    FtckptError,
     NotFoundError,
     RefusedError,
     UnsupportedError,
@@ -103,7 +106,7 @@ def test_killed_at_every_change_it_is_absent_or_whole(
         assert _held(f"{place}/{point}") == NAMES
         require_good(url)
     assert len(already) > 5
-    assert already.count(True) == 1  # killed when it stood there, before the sweeping up
+    assert already.count(True) == 2  # killed when it stood there, before each act of sweeping up
 
 
 @pytest.mark.parametrize("place", ["memory", "moto"], indirect=True)
@@ -123,6 +126,27 @@ def test_what_fails_its_proof_is_not_seen(place: str, monkeypatch: pytest.Monkey
             _convert(f"{place}/one.pt")
     assert not set(NAMES) & set(_held(place))
     _convert(f"{place}/one.pt")
+    assert _held(place) == NAMES
+
+
+@pytest.mark.parametrize("refused", ["one.pt", ".ftckpt/"])
+def test_what_could_not_be_swept_up_is_swept_up_by_the_next_run(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"memory://objects-{next(_numbers)}"
+    real = MemoryStore.delete
+
+    def delete(self: MemoryStore, paths: Sequence[str]) -> dict[str, FtckptError | None]:
+        bad = {p: DeniedError("not that one") for p in paths if p.startswith(refused)}
+        return {**real(self, [p for p in paths if p not in bad]), **bad}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "delete", delete)
+        assert _convert(f"{place}/one.pt").proof is not None
+    require_good(f"{place}/one.pt")
+    staged = set(_held(place)) - set(NAMES)
+    assert any(path.startswith(f".one.pt.ftckpt-staging/{refused}") for path in staged)
+    assert _convert(f"{place}/one.pt").already_there
     assert _held(place) == NAMES
 
 
