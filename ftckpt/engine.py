@@ -16,6 +16,8 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from .errors import NoResourceError
+
 # How long a wait may keep a signal from being handled, in seconds.
 _TICK = 0.5
 
@@ -46,6 +48,7 @@ def run(
         window: tasks in flight or waiting; by default twice `jobs`.
 
     Raises:
+        NoResourceError: not one thread can be started; where some can, they do.
         Exception: whatever `work` or the iteration of `tasks` raises.
     """
     limit = max(1, 2 * jobs if window is None else window)
@@ -138,9 +141,7 @@ class DaemonThreads(Executor):
             self._queue.put(call)
             self._futures.add(future)
             if len(self._threads) < min(self._jobs, len(self._futures)):
-                thread = threading.Thread(target=self._serve, name="ftckpt-worker", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._start_thread()
         future.add_done_callback(self._forget)
         return future
 
@@ -163,6 +164,17 @@ class DaemonThreads(Executor):
         if wait:
             for thread in threads:
                 thread.join()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._serve, name="ftckpt-worker", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more: fewer do the same work
+            if not self._threads:
+                raise NoResourceError("this process may not start a single thread") from error
+            self._jobs = len(self._threads)
+        else:
+            self._threads.append(thread)
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 import pytest
 
 from ftckpt.engine import DaemonThreads, in_turn, run
+from ftckpt.errors import NoResourceError
 
 
 def square(number: int) -> int:
@@ -34,6 +35,29 @@ def test_no_task_no_thread() -> None:
 def test_jobs_run_at_the_same_time() -> None:
     barrier = threading.Barrier(3, timeout=30)
     assert sorted(run(range(3), lambda n: barrier.wait(), jobs=3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_where_no_more_threads_can_be_started_fewer_do_it(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    started: list[threading.Thread] = []
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) == most:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    done = run(range(100), square, jobs=8)
+    if most:
+        assert sorted(done) == [n * n for n in range(100)]
+    else:
+        with pytest.raises(NoResourceError):
+            list(done)
+    assert len(started) == most
 
 
 def test_no_more_than_jobs_run_at_the_same_time() -> None:

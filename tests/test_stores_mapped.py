@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -57,7 +58,7 @@ DEEDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "hung": "time.sleep(600)",
     "gone": "os._exit(0)",
-    "cut short": "os.write(1, b'x'); os._exit(0)",
+    "cut short": "os.write(0, b'x'); os._exit(0)",
     "failing": "raise OSError(5, 'Input/output error')",
 }
 
@@ -246,6 +247,79 @@ def test_where_no_process_can_be_started_files_are_read(
     assert hash_files(source, {DATA: SIZE}, jobs=2) == {DATA: expected(place)}
 
 
+def test_readers_are_left_descriptors(
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing
+) -> None:
+    workers.do("pass")
+    used = len(os.listdir("/proc/self/fd"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with source.open(DATA) as reader:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + mapped.SPARE, before[1]))
+        try:
+            assert hashing.digest(reader, 0, SIZE) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert not hashing._started
+    with mapped_hashing(source.store, 0, 2) as another, source.open(DATA) as reader:
+        assert another is not None
+        assert another.digest(reader, 0, SIZE) == expected(place)
+
+
+@pytest.mark.parametrize("deed", ["os.write(1, bytes(1000))", "os.write(0, b'1' * 145)"])
+def test_only_an_answer_to_what_was_asked_is_one(
+    place: Path, source: Source, workers: Workers, deed: str
+) -> None:
+    """Whatever else is loaded into the process may write, to its output most likely."""
+    workers.do(deed)
+    with mapped_hashing(source.store, 0, 1) as hashing, source.open(DATA) as reader:
+        assert hashing is not None
+        answers = [hashing.digest(reader, 0, SIZE) for _ in range(3)]
+    assert answers == [None if "(0" in deed else expected(place)] * 3
+
+
+DEAF = """
+import os, signal, sys
+from ftckpt.stores import open_store, mapped
+from ftckpt.stores.mapped import mapped_hashing
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+mapped.mapped_worker.__file__ = sys.argv[1]
+mapped.WORTH = 0
+with open_store(sys.argv[2]).open(sys.argv[3]) as reader:
+    with mapped_hashing(open_store("/"), 0, 1) as hashing:
+        print(hashing.digest(reader, 0, {length}) is not None)
+        hashing._started[0].kill()
+        hashing._started[0]._process.wait()
+        print(hashing.digest(reader, 0, {length}) is not None)
+"""
+
+
+def test_a_process_that_has_died_does_not_end_who_leaves_a_broken_pipe_to_the_system(
+    place: Path, workers: Workers, tmp_path: Path
+) -> None:
+    workers.do("pass")
+    words = [str(tmp_path / "worker.py"), str(place), DATA]
+    done = subprocess.run(
+        [sys.executable, "-c", DEAF.format(length=SIZE), *words],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE, check=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_a_process_is_told_no_secrets(
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
+    workers.do("pass")
+    with source.open(DATA) as reader:
+        assert hashing.digest(reader, 0, SIZE) == expected(place)
+    (worker,) = hashing._started
+    told = Path(f"/proc/{worker._process.pid}/environ").read_bytes()
+    assert told == b"LD_LIBRARY_PATH=/opt/python/lib\0"
+
+
 def test_where_it_cannot_pay_or_work_it_is_not_begun(
     source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,9 +334,11 @@ def test_where_it_cannot_pay_or_work_it_is_not_begun(
     assert not is_begun(open_store("memory://mapped"), enough, 2)
     assert not is_begun(store, enough, 2, executor=DaemonThreads(1))
     assert not is_begun(store, enough, 2, limiter=RateLimit(1e12))
-    for name, value in (("executable", "/usr/bin/uwsgi"), ("executable", ""), ("platform", "mac")):
+    for name, value in (
+        ("executable", "/usr/bin/uwsgi"), ("executable", ""), ("frozen", True), ("platform", "mac")
+    ):  # fmt: skip
         with monkeypatch.context() as patch:
-            patch.setattr(sys, name, value)
+            patch.setattr(sys, name, value, raising=False)
             assert not is_begun(store, enough, 2)
 
 
@@ -356,8 +432,8 @@ def test_an_interrupt_does_not_wait_for_a_process_that_hangs(
     sealed: Path, workers: Workers, tmp_path: Path
 ) -> None:
     asked = tmp_path / "asked"
-    deed = "open({path!r} + '.new', 'w').write(str(os.getpid()))"
-    deed += "; os.rename({path!r} + '.new', {path!r}); time.sleep(600)"
+    deed = "pid = str(os.getpid()); open({path!r} + pid, 'w').write(pid)"
+    deed += "; os.rename({path!r} + pid, {path!r}); time.sleep(600)"
     workers.do(deed, path=str(asked))
     words = [str(tmp_path / "worker.py"), "verify", str(sealed)]
     with subprocess.Popen(

@@ -17,7 +17,8 @@ It is done only where it pays and changes nothing:
 from __future__ import annotations
 
 import os
-import select
+import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 WORTH = 1 << 30
 # So many ranges in a row that are better read mean that the others are too.
 ENOUGH = 4
+# What the interpreter itself may need of the environment.
+_NEEDED = ("LD_LIBRARY_PATH",)
+# So many descriptors are left to others, besides those that our processes and readers need.
+SPARE = 64
 # How long an answer about one range of memory may take, in seconds, before it is read instead.
 PATIENCE = 10.0
 
@@ -54,6 +59,7 @@ class MappedHashing:
             jobs: how many processes there may be.
         """
         self._lock = Lock()
+        self._jobs = jobs
         self._startable = jobs
         self._closed = False
         self._refused = 0
@@ -110,6 +116,9 @@ class MappedHashing:
         with self._lock:
             if self._closed or not self._startable:
                 return None
+            if not _has_descriptors(2 * self._jobs + SPARE):
+                self._startable = 0
+                return None
             self._startable -= 1
             try:
                 worker = _Worker()
@@ -121,7 +130,7 @@ class MappedHashing:
 
 
 class _Worker:
-    """One process and the pipes to it; one thread at a time asks."""
+    """One process and the line to it; one thread at a time asks."""
 
     def __init__(self) -> None:
         """Start it.
@@ -133,36 +142,40 @@ class _Worker:
 
         where = str(Path(xxhash.__file__).parent.parent)
         script = str(mapped_worker.__file__)
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script, where, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            # Ctrl-C is for us; and a thread that asks just then is not to be told nonsense.
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests, self._answers = self._process.stdin, self._process.stdout
+        # Its standard output is not the line: what is loaded into every process may write there.
+        self._line, theirs = socket.socketpair()
+        self._line.settimeout(PATIENCE)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", script, where, str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    # Who collects crashes keeps the environment, and there are secrets in ours.
+                    env={name: os.environ[name] for name in _NEEDED if name in os.environ},
+                    # Ctrl-C is for us; and a thread that asks just then is not to be told nonsense.
+                    start_new_session=True,
+                )
+        except OSError:
+            self._line.close()
+            raise
 
     def ask(self, fd: int, offset: int, length: int) -> bytes:
-        """Return the answer of `mapped_worker`.
+        """Return the answer of `mapped_worker`, without the request that it repeats.
 
         Raises:
-            OSError: it has died, or does not answer.
+            OSError: it has died, does not answer, or answers something else.
         """
         file = os.fstat(fd)
-        request = f"{fd} {file.st_dev} {file.st_ino} {offset} {length}".encode()
-        self._requests.write(request.ljust(mapped_worker.REQUEST))
-        waiting = select.poll()
-        waiting.register(self._answers, select.POLLIN)
-        if not waiting.poll(PATIENCE * 1000):
-            raise TimeoutError
-        answer = os.read(self._answers.fileno(), mapped_worker.ANSWER)
-        if len(answer) != mapped_worker.ANSWER:
+        text = f"{fd} {file.st_dev} {file.st_ino} {offset} {length}".encode()
+        request = text.ljust(mapped_worker.REQUEST)
+        # One that has died since is no reason for a SIGPIPE, which a host may not ignore.
+        self._line.send(request, socket.MSG_NOSIGNAL)
+        answer = self._line.recv(mapped_worker.ANSWER)
+        if len(answer) != mapped_worker.ANSWER or not answer.startswith(request):
             raise BrokenPipeError
-        return answer
+        return answer[mapped_worker.REQUEST :]
 
     def kill(self) -> None:
         """Kill it; a thread that waits for its answer hears that it has died."""
@@ -174,8 +187,7 @@ class _Worker:
         # What hangs in the kernel does not even die; it is not waited for.
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
-        self._requests.close()
-        self._answers.close()
+        self._line.close()
 
 
 @contextmanager
@@ -209,4 +221,15 @@ def mapped_hashing(
 def _is_possible() -> bool:
     """Say whether this system tells what is cached, and our own program is the interpreter."""
     program = os.path.basename(sys.executable or "")
-    return program.startswith("python") and has_cachestat()
+    frozen = getattr(sys, "frozen", False)  # then it is whatever was packed, of whatever name
+    return program.startswith("python") and not frozen and has_cachestat()
+
+
+def _has_descriptors(number: int) -> bool:
+    """Say whether this process may still open so many: what takes the last ones fails readers."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        return True
+    with suppress(OSError):
+        return len(os.listdir("/proc/self/fd")) + number <= allowed
+    return False

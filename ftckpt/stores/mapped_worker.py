@@ -1,10 +1,11 @@
 """A process that hashes mapped files for `mapped`, and may die of it.
 
 Run as a script, without `site` and by a path of its own, so that it starts in a few milliseconds:
-it imports nothing but what it needs. A request on its input is five numbers as text in `REQUEST`
-bytes: a descriptor of its parent, the device and inode behind it, offset and length. The answer on
-its output is `ANSWER` bytes: 1 and the digest, or 0 where the range is better read. The end of its
-input ends it.
+it imports nothing but what it needs. A request on the socket that is its input is five numbers as
+text in `REQUEST` bytes: a descriptor of its parent, the device and inode behind it, offset and
+length. The answer, on the same socket, is `ANSWER` bytes: the request again, so that no answer is
+taken for that of another; then 1 and the digest, or 0 where the range is better read. The end of
+its input ends it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import resource
 import sys
 
 REQUEST = 128
-ANSWER = 17
+ANSWER = REQUEST + 17
 # What a processor maps by one entry of its tables, on the machines where this is tried at all.
 HUGE = 2 << 20
 
@@ -63,21 +64,20 @@ def _is_huge(mapped: mmap.mmap, start: int) -> bool:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before <= _FAULTS
 
 
-def serve(parent: int, requests: int, answers: int) -> None:
+def serve(parent: int, line: int) -> None:
     """Answer requests of the process `parent` until there are no more.
 
     Args:
         parent: its number; descriptors are of this process.
-        requests: descriptor to read them from.
-        answers: descriptor to write to.
+        line: descriptor of the socket.
     """
-    while request := os.read(requests, REQUEST):
+    while request := os.read(line, REQUEST):
         fd, device, inode, offset, length = map(int, request.split())
         try:
             found = digest(f"/proc/{parent}/fd/{fd}", (device, inode), offset, length)
         except (OSError, ValueError):  # reading will say what it is, and where
             found = None
-        os.write(answers, bytes(ANSWER) if found is None else b"\1" + found)
+        os.write(line, request + (bytes(17) if found is None else b"\1" + found))
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     # The end of a process that dies of a file is no matter for a debugger.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.path.append(sys.argv[1])
-    serve(int(sys.argv[2]), 0, 1)
+    serve(int(sys.argv[2]), 0)
 
 
 if __name__ == "__main__":
