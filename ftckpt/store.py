@@ -268,6 +268,7 @@ class Store(ABC):
 
         Raises:
             UnsupportedError: the store cannot do it.
+            IncompleteError: what is copied was replaced meanwhile, and the store noticed.
             UnavailableError: what is stored has another size.
         """
         raise UnsupportedError(f"{self.url} cannot copy what it holds")

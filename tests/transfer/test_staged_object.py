@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ftckpt.errors import (
     DeniedError,
     ExistsError,
     FtckptError,
+    IncompleteError,
     NotFoundError,
     RefusedError,
     UnsupportedError,
@@ -30,6 +32,7 @@ from ftckpt.transfer.carrying import TransferOptions, TransferReport
 from ftckpt.transfer.staged_object import StagedObject
 from tests.commands.golden import RUN
 from tests.replication.replicas import STORES, KilledError, killed, require_good
+from tests.servers.faults import Fault, fault_proxy
 from tests.servers.s3 import BUCKET, S3Service
 
 NAMES = ["one.pt", f"one.pt{SUFFIX}"]
@@ -218,3 +221,33 @@ def test_a_large_object_is_copied_in_parts(
     store.duplicate("source", "copy")
     assert store.read("copy") == data
     assert store.unfinished() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [
+        pytest.param("swift", 5 << 20, marks=pytest.mark.s3),
+        pytest.param("swift", 1 << 30, marks=pytest.mark.s3),
+        ("moto", 5 << 20),
+    ],
+)
+def test_no_copy_is_of_two_objects(
+    name: str, largest: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service: S3Service = request.getfixturevalue(name)
+    service.enter(monkeypatch)
+    monkeypatch.setattr(s3copy, "_LARGEST", largest)
+    monkeypatch.setattr(s3copy, "_PART", 5 << 20)
+    place = f"s3://{BUCKET}/replaced"
+    direct = open_store(place, STORES)
+    direct.put("source", bytes(12 << 20))
+    with fault_proxy(service.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(place, STORES)
+        replaced = partial(direct.put, "source", b"1" * (12 << 20))
+        proxy.faults = [Fault("^PUT .*/copy", then=replaced)]
+        with pytest.raises(IncompleteError, match="source was replaced while"):
+            store.duplicate("source", "copy")
+    assert service.get("replaced/copy") is None
+    assert direct.unfinished() == []
+    direct.delete(["source"])
