@@ -134,6 +134,25 @@ def test_no_part_waits_for_a_leave_that_nobody_may_give(
         assert not any("100-continue" in head.lower() for head in proxy.heads)
 
 
+def test_a_part_of_which_no_more_is_taken_is_sent_again(
+    moto: S3Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto.enter(monkeypatch)
+    data = DATA * 4
+    with fault_proxy(moto.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(f"s3://{BUCKET}/stalled", StoreOptions(timeout=1))
+        upload = store.upload("part", len(data))
+        # The first is the damaged one by which the service shows whether it looks.
+        proxy.faults = [Fault("^PUT .*part\\?"), Fault("^PUT .*part\\?", held=True)]
+        upload.write(0, memoryview(data))
+        assert proxy.held == 0
+        upload.finish()
+        upload.close()
+        assert proxy.seen("^PUT .*part\\?") == 3
+    assert moto.get("stalled/part") == data
+
+
 def test_damage_that_a_service_takes_is_found_by_what_it_has_stored(
     moto: S3Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,15 +8,19 @@ every part is compared with what it says to have stored: twice the work, and the
 
 from __future__ import annotations
 
+import asyncio
 import io
+from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from ftckpt.errors import FtckptError
 
 from .s3client import S3Client
 from .s3errors import DAMAGED, code_of
 from .s3read import S3Object
+
+T = TypeVar("T")
 
 
 class PartBody(io.BytesIO):
@@ -64,6 +68,36 @@ class _Damaged(PartBody):
         if not part:
             self._view = memoryview(b"1")
         return part
+
+
+async def unless_stalled(answer: Awaitable[T], body: PartBody, seconds: float) -> T:
+    """Await the answer to a request whose body is being sent.
+
+    aiohttp counts the seconds without a byte only from the end of the body on: a service that
+    takes no more of it, but holds the connection, would be waited for without end.
+
+    Args:
+        answer: of the service.
+        body: of the request; nothing else reads it.
+        seconds: how long no byte of the body may be taken.
+
+    Raises:
+        TimeoutError: that long none was, and there was no answer.
+    """
+    asked = asyncio.ensure_future(answer)
+    quiet = 0
+    try:
+        while True:
+            before = body.tell()
+            await asyncio.wait([asked], timeout=seconds)
+            if asked.done():
+                return asked.result()
+            quiet = quiet + 1 if body.tell() == before else 0
+            # Of the last bytes aiohttp has some in hand, and then waits that long by itself.
+            if quiet > (before == len(body.getbuffer())):
+                raise TimeoutError(f"no more than {before:,} bytes were taken in {seconds:g} s")
+    finally:
+        asked.cancel()
 
 
 async def refuses_damage(client: S3Client, at: S3Object) -> bool:

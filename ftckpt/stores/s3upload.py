@@ -13,7 +13,7 @@ from ftckpt.digest import BLOCK
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
 from ftckpt.store import Upload
 
-from .s3body import PartBody, refuses_damage
+from .s3body import PartBody, refuses_damage, unless_stalled
 from .s3client import S3Client
 from .s3read import S3Object
 from .s3write import differs, put_object
@@ -135,8 +135,11 @@ class S3Upload(Upload):
         at, client = self._at, self._client
 
         async def once(s3: Any) -> dict[str, Any]:
-            asked = {"Bucket": at.bucket, "Key": at.key, "Body": PartBody(view)} | part
-            answer: dict[str, Any] = await s3.upload_part(**client.payer(asked))
+            body = PartBody(view)
+            asked = {"Bucket": at.bucket, "Key": at.key, "Body": body} | part
+            answer: dict[str, Any] = await unless_stalled(
+                s3.upload_part(**client.payer(asked)), body, client.options.timeout
+            )
             return answer
 
         return await client.attempt(once, url=at.url, file=at.path, doing="write")

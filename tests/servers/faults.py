@@ -26,6 +26,7 @@ class Fault:
             the connection, `flip` of one bit; `lose` resets before anything of it is sent.
         at: see `cut`.
         sent: one bit of this byte of the request's body is flipped on the way.
+        held: the request's body is not taken, as long as the client waits; see `FaultProxy.held`.
         whole: answer 200 with these bytes, whatever range was asked for.
         then: called before the request is passed on, for what happens meanwhile.
     """
@@ -37,12 +38,16 @@ class Fault:
     cut: Literal["", "close", "reset", "stall", "flip", "lose"] = ""
     at: int = 0
     sent: int | None = None
+    held: bool = False
     whole: bytes = b""
     then: Callable[[], object] | None = None
 
 
 class FaultProxy(socketserver.ThreadingTCPServer):
-    """A running proxy: set `faults`, then read `log` (request lines) and `heads`."""
+    """A running proxy: set `faults`, then read `log` (request lines) and `heads`.
+
+    `held` is how many requests whose body was not taken waited for 60 s.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -56,6 +61,7 @@ class FaultProxy(socketserver.ThreadingTCPServer):
         self.faults: list[Fault] = []
         self.log: list[str] = []
         self.heads: list[str] = []
+        self.held = 0
         self.stopped = threading.Event()
         self._lock = threading.Lock()
 
@@ -95,8 +101,11 @@ class _Handler(socketserver.StreamRequestHandler):
         length = re.search(r"(?im)^content-length: *(\d+)", head)
         if re.search(r"(?im)^expect: *100-continue", head):
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        sent = self.rfile.read(int(length[1])) if length else b""
         fault = self.server.note(head)
+        if fault.held:
+            self.server.held += not self.server.stopped.wait(60)
+            return
+        sent = self.rfile.read(int(length[1])) if length else b""
         if fault.then is not None:
             fault.then()
         if fault.sent is not None:
