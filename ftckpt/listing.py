@@ -111,10 +111,12 @@ class _Large:
         return "whole" in self.__dict__
 
     def _at(self, name: str) -> Entry | None:
-        """Return what has a name; None where nothing has it."""
+        """Return what has a name; None where nothing has it, or can have it."""
+        if "/" in name or name in ("", ".", ".."):
+            return None
         try:
-            return None if "/" in name else self._store.stat(join(self._path, name))
-        except NotFoundError:
+            return self._store.stat(join(self._path, name))
+        except (NotFoundError, UnsafeError):
             return None
 
 
