@@ -12,6 +12,7 @@ import pytest
 from ftckpt.errors import UnavailableError
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.stores.local import LocalStore
+from ftckpt.stores.s3write import differs
 from tests.servers.faults import Fault, fault_proxy
 from tests.servers.s3 import BUCKET, S3Service
 
@@ -151,6 +152,29 @@ def test_a_part_of_which_no_more_is_taken_is_sent_again(
         upload.close()
         assert proxy.seen("^PUT .*part\\?") == 3
     assert moto.get("stalled/part") == data
+
+
+@pytest.mark.parametrize("act", ["put", "create"])
+def test_an_object_of_which_no_more_is_taken_is_sent_again(
+    act: str, moto: S3Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moto.enter(monkeypatch)
+    data = DATA * 4
+    with fault_proxy(moto.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(f"s3://{BUCKET}/stalled-{act}", StoreOptions(timeout=1))
+        proxy.faults = [Fault("^PUT .*/whole", held=True)]
+        getattr(store, act)("whole", data)
+        assert proxy.held == 0
+        assert proxy.seen("^PUT .*/whole") == 2
+    assert moto.get(f"stalled-{act}/whole") == data
+
+
+def test_an_etag_of_a_rule_that_is_not_known_shows_nothing() -> None:
+    stored = {"ETag": '"0123456789abcdef0123456789abcdef"'}
+    assert differs(stored, "f" * 32)
+    assert not differs(stored, f"{'f' * 32}-2")
+    assert not differs(stored, "")
 
 
 def test_damage_that_a_service_takes_is_found_by_what_it_has_stored(

@@ -12,13 +12,15 @@ import asyncio
 import io
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftckpt.errors import FtckptError
 
-from .s3client import S3Client
 from .s3errors import DAMAGED, code_of
-from .s3read import S3Object
+
+if TYPE_CHECKING:
+    from .s3client import S3Client
+    from .s3read import S3Object
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from ftckpt.errors import UnavailableError
 from ftckpt.retry import Backoff
 
 from .options import StoreOptions
+from .s3body import PartBody, unless_stalled
 from .s3errors import is_transient, translate
 
 T = TypeVar("T")
@@ -102,8 +103,7 @@ class S3Client:
         async with self._slots:
             client = await self._fs.set_session()
             self.requests += 1
-            answer: dict[str, Any] = await getattr(client, operation)(**parameters)
-            return answer
+            return await self._ask(client, operation, parameters)
 
     async def attempt(
         self, once: Callable[[Any], Awaitable[T]], *, url: str, file: str, doing: str
@@ -141,10 +141,20 @@ class S3Client:
         parameters = self.payer(parameters)
 
         async def once(client: Any) -> dict[str, Any]:
-            answer: dict[str, Any] = await getattr(client, operation)(**parameters)
-            return answer
+            return await self._ask(client, operation, parameters)
 
         return await self.attempt(once, url=url, file=file, doing=doing)
+
+    async def _ask(self, client: Any, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        request = getattr(client, operation)
+        answer: dict[str, Any]
+        if "Body" not in parameters:
+            answer = await request(**parameters)
+            return answer
+        body = PartBody(memoryview(parameters["Body"]))
+        sent = request(**parameters | {"Body": body})
+        answer = await unless_stalled(sent, body, self.options.timeout)
+        return answer
 
     def payer(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of a request with who pays for it."""

@@ -58,7 +58,8 @@ def differs(head: dict[str, Any], md5: str) -> bool:
     )
     hexadecimal, _, parts = etag.partition("-")
     is_md5 = len(hexadecimal) == 32 and all(c in "0123456789abcdef" for c in hexadecimal)
-    is_md5 = is_md5 and bool(parts) == ("-" in md5)  # of one PUT, or of several parts
+    # Of one PUT, or of several parts; where neither is known by us it shows nothing.
+    is_md5 = is_md5 and bool(md5) and bool(parts) == ("-" in md5)
     return is_md5 and not keyed and etag != md5
 
 
