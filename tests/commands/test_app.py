@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,7 @@ def test_signals_end_it_even_where_threads_hang(
     )
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
+    time.sleep(0.2)  # a signal just before a wait begins is seen when it ends
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)  # far less than the thread hangs
     assert process.returncode == code
