@@ -137,7 +137,10 @@ class S3Client:
     async def call(
         self, operation: str, *, url: str, file: str, doing: str, **parameters: Any
     ) -> dict[str, Any]:
-        """Send one request without a streamed body and return the parsed answer."""
+        """Send one request and return the parsed answer, which has no streamed body.
+
+        A `Body` among the parameters is sent from where it lies, and stays as it is until then.
+        """
         parameters = self.payer(parameters)
 
         async def once(client: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ftckpt.digest import BLOCK
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
 from ftckpt.store import Upload
 
-from .s3body import PartBody, refuses_damage, unless_stalled
+from .s3body import refuses_damage
 from .s3client import S3Client
 from .s3read import S3Object
 from .s3write import differs, put_object
@@ -73,7 +73,7 @@ class S3Upload(Upload):
         if not self._refuses_damage():
             md5 = hashlib.md5(view, usedforsecurity=False).digest()
             part["ContentMD5"] = base64.b64encode(md5).decode()
-        answer = self._client.run(self._send(part, view))
+        answer = self._call("upload_part", "write", Body=view, **part)
         with self._lock:
             self._parts[number] = _Part(str(answer["ETag"]), md5)
 
@@ -130,19 +130,6 @@ class S3Upload(Upload):
                 asked = refuses_damage(self._client, self._at)
                 self._client.refuses_damage = self._client.run(asked)
             return self._client.refuses_damage
-
-    async def _send(self, part: dict[str, Any], view: memoryview) -> dict[str, Any]:
-        at, client = self._at, self._client
-
-        async def once(s3: Any) -> dict[str, Any]:
-            body = PartBody(view)
-            asked = {"Bucket": at.bucket, "Key": at.key, "Body": body} | part
-            answer: dict[str, Any] = await unless_stalled(
-                s3.upload_part(**client.payer(asked)), body, client.options.timeout
-            )
-            return answer
-
-        return await client.attempt(once, url=at.url, file=at.path, doing="write")
 
     def _call(self, operation: str, doing: str, **more: Any) -> dict[str, Any]:
         at = self._at
