@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.store import Store, Upload
 from ftckpt.transfer.blocks import BlockMade, Ledger, RunningSums
-from ftckpt.transfer.staging import BlockSink, Staging
+from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
 
 from .contents import CopiedFile
 from .evidence import Evidence
@@ -70,21 +69,13 @@ class Moved:
     damage: list[Damage] = field(default_factory=list)
 
 
-class _Open:
+class _Open(OpenFile):
     """One file on its way."""
 
     def __init__(self, file: CopiedFile, upload: Upload, ledger: Ledger) -> None:
+        super().__init__(upload, file.size)
         self.file = file
-        self.upload = upload
         self.ledger = ledger
-        self.blocks: dict[int, BlockMade] = {}
-        self._lock = threading.Lock()
-
-    def completes(self, made: BlockMade) -> bool:
-        """Note a block, and say whether it is the last; from any thread."""
-        with self._lock:
-            self.blocks[made.number] = made
-            return len(self.blocks) == block_count(self.file.size)
 
 
 class _Task(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from ftckpt.store import Upload
 from .blocks import BlockMade, BlockMaker
 from .gathering import Gatherer
 from .layout import Layout, Literal, OutputFile
-from .staging import BlockSink, Staging
+from .staging import BlockSink, OpenFile, Staging
 
 
 @dataclass
@@ -33,20 +32,12 @@ class Built:
     taken_over: int = 0
 
 
-class _Open:
-    """One file on its way: its blocks so far."""
+class _Open(OpenFile):
+    """One file on its way."""
 
     def __init__(self, maker: BlockMaker, upload: Upload) -> None:
+        super().__init__(upload, maker.file.size)
         self.maker = maker
-        self.upload = upload
-        self.blocks: dict[int, BlockMade] = {}
-        self._lock = threading.Lock()
-
-    def completes(self, made: BlockMade) -> bool:
-        """Note a block, and say whether it is the last; from any thread."""
-        with self._lock:
-            self.blocks[made.number] = made
-            return len(self.blocks) == block_count(self.maker.file.size)
 
 
 class _Work(NamedTuple):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ftckpt.buffers import buffer
+from ftckpt.digest import block_count
 from ftckpt.source import Source
 from ftckpt.store import Upload
 
@@ -38,6 +40,30 @@ class BlockSink(Sink):
         """Hand on what was kept."""
         if self._held is not None and self._begin is not None:
             self._upload.write(self._begin, self._held)
+
+
+class OpenFile:
+    """A file on its way.
+
+    Args:
+        upload: takes its bytes.
+        size: of the whole file.
+
+    Attributes:
+        blocks: that are there so far, by number.
+    """
+
+    def __init__(self, upload: Upload, size: int) -> None:
+        self.upload = upload
+        self.blocks: dict[int, BlockMade] = {}
+        self._count = block_count(size)
+        self._lock = threading.Lock()
+
+    def completes(self, made: BlockMade) -> bool:
+        """Note a block, and say whether it is the last; from any thread."""
+        with self._lock:
+            self.blocks[made.number] = made
+            return len(self.blocks) == self._count
 
 
 class StagedFile(NamedTuple):
