@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from .buffers import chunks, size_for
 from .engine import run
 from .progress import NULL, Counter
-from .stores.mapped import mapped_hashing
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -157,6 +156,8 @@ def hash_files(
         TruncatedError: a file is shorter than `sizes` says.
         FtckptError: a file could not be read.
     """
+    from .stores.mapped import mapped_hashing
+
     result = {file: bytearray(WIDTH * block_count(size)) for file, size in sizes.items()}
     tasks = blocks(source, sizes, limiter)
     nbytes = sum(sizes.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length, hash_block
 from ftckpt.engine import run
@@ -15,9 +15,11 @@ from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
-from ftckpt.stores.mapped import MappedHashing, mapped_hashing
 
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged, listed
+
+if TYPE_CHECKING:
+    from ftckpt.stores.mapped import MappedHashing
 
 
 class BlockFailure(NamedTuple):
@@ -65,6 +67,8 @@ def check_manifest(
         StopChecking: as `emit` does.
         UnavailableError: the storage does not answer.
     """
+    from ftckpt.stores.mapped import mapped_hashing
+
     report = Report(source, emit)
     chosen = Sample(sample, source.name, seed)
     uncovered = _compare_listing(source, manifest, set(members or ()), report)
