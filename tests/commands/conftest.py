@@ -1,4 +1,4 @@
-"""A copy of the kept root that a test may damage, in a directory with a short name."""
+"""A copy of the kept root that a test may damage, and a training that it may run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.golden import RUN
+from tests.commands.replaying import SCRIPT
 
 # When the checkpoints seem to have been saved: a checkout gives files any times.
 SAVED = 1_700_000_000
@@ -21,3 +22,11 @@ def here(tmp_path: Path) -> Path:
     for path in (tmp_path / "run").rglob("*"):
         os.utime(path, (SAVED, SAVED))
     return tmp_path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The file of a training that needs no torch; what it writes lies beside it."""
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    return file

@@ -11,17 +11,10 @@ import pytest
 from ftckpt.replay.records import SCHEMA, Record, line
 from tests.checkpoints import save_dcp
 from tests.commands.golden import RUN, ftckpt
-from tests.commands.replaying import SCRIPT, replay
+from tests.commands.replaying import replay
 from tests.json_run import ftckpt_json
 from tests.replay.made import events
 from tests.test_docs import validate
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    file = tmp_path / "train.py"
-    file.write_text(SCRIPT)
-    return file
 
 
 def test_a_restart_that_is_exact(script: Path) -> None:

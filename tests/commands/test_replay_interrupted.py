@@ -22,13 +22,6 @@ from tests.commands.replaying import SCRIPT, replay
 from tests.replay.test_running import alive
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    file = tmp_path / "train.py"
-    file.write_text(SCRIPT)
-    return file
-
-
 def test_an_interrupted_trial_goes_on(script: Path) -> None:
     trial = script.parent / "trial"
     command = [
