@@ -36,6 +36,10 @@ EXAMPLES = (
     ),
     ("ftckpt convert hf/ start/step-0 --to dcp --dp 64", "weights for an FSDP2 job of 64 ranks"),
     ("ftckpt convert run/step-1000 one.pt --to torchsave", "one file for torch.load"),
+    (
+        "ftckpt convert run/step-1000 one.safetensors --to safetensors --only model",
+        "one file for safetensors' load_file",
+    ),
 )
 OPTIONS = (PartOptions, LayoutOptions, RunOptions)
 

@@ -245,7 +245,7 @@ def carry_out(
     bound_memory(run.max_memory)
     local = open_store(destination, invocation.stores).traits.local
     jobs = affordable_jobs(job_count(run.jobs), local=local)
-    means = means or Means(*format_and_writer(name, wishes.rules), prove, SameObject)
+    means = means or Means(*format_and_writer(name, wishes.rules, destination), prove, SameObject)
     target, writer, prover, same_objects = means
     with blaming_changes(checkpoint):
         layout = writer.layout(content, wishes)

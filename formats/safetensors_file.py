@@ -15,7 +15,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Shard
 from ftckpt.transfer.layout import Elements, Literal, OutputFile
 
-from .safetensors_header import MAX_HEADER, PREFIX
+from .safetensors_header import MAX_HEADER, MAX_TENSORS, PREFIX
 from .strict_json import shown
 
 _ALIGNMENT = 8
@@ -69,8 +69,10 @@ def lay_out_file(
 
     Raises:
         UnsupportedError: a tensor or a name that the format cannot hold, or more of them than a
-            header of 100 MB can name.
+            header of 100 MB can name, or than readers accept.
     """
+    if len(tensors) > MAX_TENSORS:
+        raise _too_many(path, f"hold {len(tensors)} tensors, over the {MAX_TENSORS} that are read")
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     in_order = sorted(tensors, key=lambda n: (-_ORDER.get(tensors[n].dtype.safetensors, 0), n))
@@ -86,11 +88,16 @@ def lay_out_file(
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > MAX_HEADER:
-        raise UnsupportedError(
-            f"{path} would need a header of {len(text)} bytes, over the format's {MAX_HEADER}",
-            hint="a smaller --max-shard-size spreads the tensors over more files",
-            file=path,
-        )
+        limit = f"over the format's {MAX_HEADER}"
+        raise _too_many(path, f"need a header of {len(text)} bytes, {limit}")
     prefix = len(text).to_bytes(PREFIX, "little")
     elements = [Elements.all(tensors[name]) for name in in_order]
     return OutputFile(path, [Literal(prefix + text), *elements])
+
+
+def _too_many(path: str, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{path} would {what}",
+        hint="a folder spreads the tensors over more files, by a smaller --max-shard-size",
+        file=path,
+    )

@@ -23,9 +23,8 @@ from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
 from .hf_beside import beside_weights
 from .object_records import lay_out_objects
 from .safetensors import SafetensorsCheckpoint
-from .safetensors_file import lay_out_file
+from .safetensors_content import StoredOnce, require_undivided
 from .safetensors_files import COMPONENTS, OPTIMIZER, SUFFIX
-from .safetensors_names import Alias, metadata, stored_name
 
 MAX_SHARD_SIZE = 5 * 10**9  # bytes; huggingface_hub's
 # Stems whose loaders look for just that name; every other model is called `model`.
@@ -46,17 +45,16 @@ class SafetensorsWriter:
             UsageError: the folder should be divided over ranks, or a shard hold less than a byte.
             UnsupportedError: a tensor of a type that safetensors does not have, by its name.
         """
-        _require_undivided(wishes)
+        require_undivided(wishes)
         limit = wishes.max_shard_size or MAX_SHARD_SIZE
         if limit < 1:
             raise UsageError(f"a shard of {limit} bytes holds nothing")
-        owners = _owners(content)
+        stored = StoredOnce(content)
         files: list[OutputFile] = []
         commit: list[OutputFile] = []
         weights: list[OutputFile] = []
-        for component, tensors in _by_component(content, owners).items():
-            stem = _stem(content, component)
-            made, index = _lay_out_set(content, component, stem, tensors, owners, limit)
+        for component in stored.components:
+            made, index = _lay_out_set(stored, component, _stem(content, component), limit)
             files += made
             (weights if component == "model" else commit).extend(index)
         resumable = content.objects or any(w.component != "model" for w in content.tensors.values())
@@ -67,44 +65,6 @@ class SafetensorsWriter:
             commit=[*commit, *objects.commit, *weights],
             unplaced=objects.unplaced,
         )
-
-
-def _require_undivided(wishes: Wishes) -> None:
-    for flag in ("tp", "pp", "vp", "dp", "ep"):
-        if (getattr(wishes, flag) or 1) > 1:
-            raise UsageError(
-                f"a safetensors folder is not divided over ranks, so --{flag} has no meaning",
-                hint="--max-shard-size sets the size of its files",
-            )
-
-
-def _owners(content: Content) -> dict[str, str]:
-    """Return the key of the tensor that is stored in the place of each alias.
-
-    An alias of another component or form is stored of itself: it may not be an alias any more.
-    """
-    found = {}
-    for key, owner in content.aliases.items():
-        seen = {key}
-        while owner in content.aliases and owner not in seen:
-            seen.add(owner)
-            owner = content.aliases[owner]
-        alias, stored = content.tensors.get(key), content.tensors.get(owner)
-        if alias is None or stored is None or owner in seen:
-            continue
-        same = (alias.component, alias.shape, alias.dtype)
-        if same == (stored.component, stored.shape, stored.dtype):
-            found[key] = owner
-    return found
-
-
-def _by_component(content: Content, owners: Mapping[str, str]) -> dict[str, dict[str, Wanted]]:
-    """Sort the tensors that are stored by component, the model first, by stored name."""
-    found: dict[str, dict[str, Wanted]] = {"model": {}}
-    for key, wanted in content.tensors.items():
-        if key not in owners:
-            found.setdefault(wanted.component, {})[stored_name(wanted)] = wanted
-    return {component: tensors for component, tensors in found.items() if tensors}
 
 
 def _stem(content: Content, component: str) -> str:
@@ -123,19 +83,10 @@ def _stem(content: Content, component: str) -> str:
 
 
 def _lay_out_set(
-    content: Content,
-    component: str,
-    stem: str,
-    tensors: Mapping[str, Wanted],
-    owners: Mapping[str, str],
-    limit: int,
+    stored: StoredOnce, component: str, stem: str, limit: int
 ) -> tuple[list[OutputFile], list[OutputFile]]:
     """Return the data files of one component, and its index where it has one."""
-    aliases: dict[str, list[Alias]] = {}
-    for key, owner in owners.items():
-        alias = content.tensors[key]
-        stored = stored_name(content.tensors[owner])
-        aliases.setdefault(owner, []).append(Alias(alias.component, alias.kind, alias.name, stored))
+    tensors = stored.components[component]
     shards = list(_shards(tensors, limit))
     folder = stem[: stem.rfind("/") + 1]
     files: list[OutputFile] = []
@@ -144,15 +95,7 @@ def _lay_out_set(
         name = stem + SUFFIX
         if len(shards) > 1:
             name = f"{stem}-{number:05d}-of-{len(shards):05d}{SUFFIX}"
-        held = {stored: tensors[stored] for stored in shard}
-        shared = [alias for wanted in held.values() for alias in aliases.get(wanted.key, ())]
-        files.append(
-            lay_out_file(
-                name,
-                {stored: content.whole(wanted.key) for stored, wanted in held.items()},
-                metadata(component, held, shared),
-            )
-        )
+        files.append(stored.file(name, component, shard))
         weight_map |= dict.fromkeys(shard, name.removeprefix(folder))
     if len(shards) == 1 and component == "model":
         return files, []

@@ -1,9 +1,11 @@
-"""The writers, one a format that can be written.
+"""The writers, one a format that can be written, and one more where a name asks for one file.
 
 Apart from the catalog of those that read: every verb imports that, and few write.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from ftckpt.errors import UnsupportedError
 from ftckpt.registry import Format
@@ -17,6 +19,7 @@ from .deepspeed_writer import DeepSpeedWriter
 from .megatron_dist_writer import MegatronDistWriter
 from .megatron_writer import MegatronWriter
 from .ranks_writer import RanksWriter
+from .safetensors_file_writer import SafetensorsFileWriter
 from .safetensors_writer import SafetensorsWriter
 from .torchsave_writer import TorchSaveWriter
 
@@ -30,19 +33,25 @@ WRITERS: tuple[Writer, ...] = (
     SafetensorsWriter(),
     TorchSaveWriter(),
 )
+# By how the destination's name ends; these go before those of the same format that take any name.
+FILE_WRITERS: Mapping[str, Writer] = {".safetensors": SafetensorsFileWriter()}
 
 
-def format_and_writer(name: str, rules: Rules | None = None) -> tuple[Format, Writer]:
+def format_and_writer(
+    name: str, rules: Rules | None = None, destination: str = ""
+) -> tuple[Format, Writer]:
     """Return a format and the writer that makes checkpoints of it.
 
     Args:
         name: of the format.
         rules: see `catalog.formats`.
+        destination: path or URL of the result: its name may ask for one file.
 
     Raises:
         UnsupportedError: nothing here writes that format.
     """
-    for writer in WRITERS:
+    asked = [one for ending, one in FILE_WRITERS.items() if destination.endswith(ending)]
+    for writer in (*asked, *WRITERS):
         if writer.name == name:
             return next(one for one in formats(rules) if one.name == name), writer
     known = ", ".join(writer.name for writer in WRITERS)

@@ -149,7 +149,7 @@ def convert(
 
     Args:
         checkpoint: opened, or a path as `open_checkpoint` takes it.
-        destination: a path or URL that does not exist yet.
+        destination: a path or URL that does not exist yet; `NAME.safetensors` is one file.
         to: the format to write; "" for the source's own.
         wishes: sizes of the groups of ranks, largest file, split rules.
         derive: what is written, made of what is there: fewer tensors, other names or types
@@ -168,7 +168,7 @@ def convert(
     from .formats.writers import format_and_writer
 
     opened = _opened(checkpoint, stores)
-    target, writer = format_and_writer(to or opened.source_format, wishes.rules)
+    target, writer = format_and_writer(to or opened.source_format, wishes.rules, destination)
     content = derive(Content.of(opened))
 
     def check() -> VerifyReport:

@@ -87,7 +87,7 @@ def command(
     else:
         invocation.say("the files are laid out anew; tensors and other state stay bit for bit")
         name = to or checkpoint.source_format
-        means = Means(*format_and_writer(name, wishes.rules), prover, SameObject)
+        means = Means(*format_and_writer(name, wishes.rules, destination), prover, SameObject)
     result = carry_out(
         invocation,
         checkpoint,

@@ -71,6 +71,26 @@ def test_one_file_and_its_manifest(here: Path) -> None:
     assert torch.load(here / "one.pt", weights_only=True)
 
 
+def test_one_file_of_weights(here: Path) -> None:
+    words = ["convert", STEP, "one.safetensors", "--to", "safetensors"]
+    done = ftckpt(*words, cwd=here)
+    assert done.returncode == 13, done.stderr
+    assert "no place for" in done.stderr
+    assert "--only model" in done.stderr
+    assert os.listdir(here) == ["run"]
+    done = ftckpt(*words, "--only", "model", "--max-shard-size", "1MB", cwd=here)
+    assert done.returncode == 2, done.stderr
+    done = ftckpt(*words, "--only", "model", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(here)) == ["one.safetensors", "one.safetensors.ftckpt.json", "run"]
+    assert ftckpt(*words, "--only", "model", cwd=here).returncode == 8
+    from safetensors.torch import load_file
+
+    assert load_file(here / "one.safetensors")
+    done = ftckpt("verify", "one.safetensors", "--require", "content", cwd=here)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

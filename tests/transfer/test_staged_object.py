@@ -29,6 +29,8 @@ from ftckpt.stores.memory import MemoryStore
 from ftckpt.stores.s3 import S3Store
 from ftckpt.stores.s3upload import S3Upload
 from ftckpt.transfer.carrying import TransferOptions, TransferReport
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.narrowing import Only, only
 from ftckpt.transfer.staged_object import StagedObject
 from tests.commands.golden import RUN
 from tests.replication.replicas import STORES, KilledError, killed, require_good
@@ -65,7 +67,16 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 def _convert(to: str | Path, step: str = "step-2", *, restart: bool = False) -> TransferReport:
     options = TransferOptions(jobs=2, restart=restart)
-    return convert(str(RUN / step), str(to), "torchsave", options=options, stores=STORES)
+    source, there = str(RUN / step), str(to)
+    if there.endswith(".safetensors"):
+        return convert(
+            source, there, "safetensors", derive=_weights, options=options, stores=STORES
+        )
+    return convert(source, there, "torchsave", options=options, stores=STORES)
+
+
+def _weights(content: Content) -> Content:
+    return only(content, Only.MODEL)
 
 
 def _held(place: str) -> list[str]:
@@ -75,17 +86,19 @@ def _held(place: str) -> list[str]:
         return []
 
 
-def test_it_is_the_file_that_a_disk_would_hold(place: str, tmp_path: Path) -> None:
-    _convert(tmp_path / "one.pt")
-    report = _convert(f"{place}/one.pt")
+@pytest.mark.parametrize("name", ["one.pt", "one.safetensors"])
+def test_it_is_the_file_that_a_disk_would_hold(place: str, name: str, tmp_path: Path) -> None:
+    names = [name, f"{name}{SUFFIX}"]
+    _convert(tmp_path / name)
+    report = _convert(f"{place}/{name}")
     assert report.proof is not None
     assert report.proof.tensors
-    assert _held(place) == NAMES
-    assert open_store(place, STORES).read("one.pt") == (tmp_path / "one.pt").read_bytes()
-    require_good(f"{place}/one.pt")
+    assert _held(place) == names
+    assert open_store(place, STORES).read(name) == (tmp_path / name).read_bytes()
+    require_good(f"{place}/{name}")
     with pytest.raises(ExistsError):
-        _convert(f"{place}/one.pt", restart=True)
-    assert _held(place) == NAMES
+        _convert(f"{place}/{name}", restart=True)
+    assert _held(place) == names
 
 
 @pytest.mark.parametrize("place", ["memory", "moto"], indirect=True)
