@@ -72,7 +72,10 @@ def command(
     ctx: typer.Context,
     source: SourceArgument,
     destination: DestinationArgument,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format to write.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FORMAT", help="The format to write; else that of --like."),
+    ] = "",
     dtype: Annotated[
         DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")
     ] = None,
@@ -110,10 +113,14 @@ def command(
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
-    wishes = invocation.options(LayoutOptions).wishes(part)
+    wishes = invocation.options(LayoutOptions).wishes(invocation, part)
     if spelling and names is not NamesChoice.MEGATRON:
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     renames = parse_renames(read_text(rename), rename) if rename else ()
+    if wishes.like is not None:
+        to = to or wishes.like.source_format
+    if not to:
+        raise UsageError("the format to write is not given", hint="--to FORMAT, or --like EXAMPLE")
     format_and_writer(to)  # a format that cannot be written is known before the source is opened
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
     content = narrowed(Content.of(checkpoint), part)

@@ -46,7 +46,7 @@ def command(
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
-    wishes = invocation.options(LayoutOptions).wishes(part)
+    wishes = invocation.options(LayoutOptions).wishes(invocation, part)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
     content = narrowed(Content.of(checkpoint), part)
     run = invocation.options(RunOptions)

@@ -141,15 +141,20 @@ def _names(root: Root) -> str:
     return printable(", ".join(names[:_LISTED])) + more
 
 
-def open_other(invocation: Invocation, path: str) -> Checkpoint:
-    """Open a second checkpoint, to compare with; it is not reported as the target.
+def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None) -> Checkpoint:
+    """Open a second checkpoint, to compare with or to learn from; it is not reported as the target.
+
+    Args:
+        invocation: says how to reach object stores.
+        path: as typed.
+        rules: the user's table of how tensors are cut over ranks.
 
     Raises:
         UsageError: a root without a selector.
     """
-    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.formats.catalog import formats
 
-    target = opening.open_target(path, FORMATS, invocation.stores)
+    target = opening.open_target(path, formats(rules), invocation.stores)
     if target.root is None:
         return target.open()
     if not target.place.which:

@@ -14,6 +14,7 @@ from ftckpt.errors import ExitCode
 from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
+from .target import open_other
 from .transferred import show_plan, show_report
 
 if TYPE_CHECKING:
@@ -100,16 +101,25 @@ class LayoutOptions:
     max_shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest file, where the format lets us choose.")
     ] = ""
+    like: Annotated[
+        str,
+        typer.Option(metavar="EXAMPLE", help="Lay out as this one, which the target job saved."),
+    ] = ""
 
-    def wishes(self, part: PartOptions) -> Wishes:
-        """Return what is asked of the layout.
+    def wishes(self, invocation: Invocation, part: PartOptions) -> Wishes:
+        """Return what is asked of the layout; an example is opened.
 
         Raises:
-            UsageError: a size is none, or the table of rules cannot be read.
+            UsageError: a size is none, the table of rules cannot be read, or the example is a root.
+            FtckptError: the example cannot be opened.
         """
         from ftckpt.limits import parse_bytes
         from ftckpt.transfer.layout import Wishes
 
+        rules = _read_rules(part.rules)
+        example = open_other(invocation, self.like, rules=rules) if self.like else None
+        if example is not None:
+            invocation.report(like=example.source.url)
         return Wishes(
             tp=self.tp,
             pp=self.pp,
@@ -118,8 +128,9 @@ class LayoutOptions:
             ep=self.ep,
             zero_stage=self.zero_stage,
             max_shard_size=parse_bytes(self.max_shard_size) if self.max_shard_size else None,
-            rules=_read_rules(part.rules),
+            rules=rules,
             true_vocab_size=part.true_vocab_size,
+            like=example,
         )
 
 
@@ -234,21 +245,21 @@ def carry_out(
     from ftckpt.stores import open_store
     from ftckpt.transfer.carrying import (
         TransferOptions,
-        blaming_changes,
         require_place,
         transfer,
     )
+    from ftckpt.transfer.example import lay_out
     from ftckpt.transfer.planned import affordable_jobs, planned
     from ftckpt.transfer.proof import prove
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
-    local = open_store(destination, invocation.stores).traits.local
+    store = open_store(destination, invocation.stores)
+    local = store.traits.local
     jobs = affordable_jobs(job_count(run.jobs), local=local)
     means = means or Means(*format_and_writer(name, wishes.rules, destination), prove, SameObject)
     target, writer, prover, same_objects = means
-    with blaming_changes(checkpoint):
-        layout = writer.layout(content, wishes)
+    layout = lay_out(writer, content, wishes, store)
     require_place(layout)
     invocation.report(
         destination=destination,

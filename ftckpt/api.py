@@ -29,9 +29,10 @@ from .replication.repairing import RepairReport, settle
 from .replication.repairing import repair as _repair
 from .sealing import SealReport
 from .selection import Note, Rules, Selection, select
-from .stores import StoreOptions
+from .stores import StoreOptions, open_store
 from .transfer.carrying import TransferOptions, TransferReport, transfer
 from .transfer.content import Content
+from .transfer.example import lay_out
 from .transfer.layout import Wishes
 from .verification import VerifyOptions, VerifyReport
 from .waiting import select_waiting
@@ -150,8 +151,9 @@ def convert(
     Args:
         checkpoint: opened, or a path as `open_checkpoint` takes it.
         destination: a path or URL that does not exist yet; `NAME.safetensors` is one file.
-        to: the format to write; "" for the source's own.
-        wishes: sizes of the groups of ranks, largest file, split rules.
+        to: the format to write; "" for that of `wishes.like`, else the source's own.
+        wishes: sizes of the groups of ranks, largest file, split rules; a checkpoint of the target
+            job to be laid out as.
         derive: what is written, made of what is there: fewer tensors, other names or types
             (`ftckpt.transfer.narrowing`, `renaming`, `retyping`; `ftckpt.formats.families`).
         options: threads, rate, device, proof.
@@ -159,16 +161,17 @@ def convert(
         counter: is told of the work.
 
     Raises:
-        UsageError: a wish that a shape cannot grant.
+        UsageError: a wish that a shape cannot grant, or that the example contradicts.
         UnsupportedError: the format cannot be written, or has no place for something.
         ExistsError: something stands at the destination.
-        CorruptError: the source is damaged, or the proof failed; nothing is visible.
+        CorruptError: the source or the example is damaged, or the proof failed; nothing is visible.
     """
     from .formats.same_object import SameObject
     from .formats.writers import format_and_writer
 
     opened = _opened(checkpoint, stores)
-    target, writer = format_and_writer(to or opened.source_format, wishes.rules, destination)
+    named = to or (wishes.like or opened).source_format
+    target, writer = format_and_writer(named, wishes.rules, destination)
     content = derive(Content.of(opened))
 
     def check() -> VerifyReport:
@@ -177,7 +180,7 @@ def convert(
 
     return transfer(
         content,
-        writer.layout(content, wishes),
+        lay_out(writer, content, wishes, open_store(destination, stores)),
         destination,
         target,
         single=writer.single,

@@ -67,7 +67,7 @@ def command(
     from ftckpt.transfer.layout import Wishes
 
     invocation = invoked(ctx)
-    wishes = invocation.options(LayoutOptions).wishes(PartOptions())
+    wishes = invocation.options(LayoutOptions).wishes(invocation, PartOptions())
     if to:
         format_and_writer(to)  # one that cannot be written is known before the source is opened
     checkpoint = open_checkpoint(invocation, delta, newest=False, bases=base or ())

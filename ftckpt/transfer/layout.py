@@ -19,6 +19,7 @@ from ftckpt.extents import Extent
 from .content import Content, Shard
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
     from ftckpt.rules import Rules
 
@@ -149,6 +150,7 @@ class Wishes:
         max_shard_size: bytes of tensors in one file, where the format lets us choose.
         rules: how tensors are cut, asked before the format's own rules.
         true_vocab_size: rows of a vocabulary that are no padding.
+        like: a checkpoint that the target job saved, to be laid out as (see `transfer.example`).
     """
 
     tp: int | None = None
@@ -160,6 +162,7 @@ class Wishes:
     max_shard_size: int | None = None
     rules: Rules | None = None
     true_vocab_size: int | None = None
+    like: Checkpoint | None = None
 
 
 class Writer(Protocol):

@@ -58,8 +58,13 @@ def place_of(source: Source) -> str:
     return source.store.describe(where).rstrip("/") if path is None else os.path.realpath(path)
 
 
-def require_apart(source: Source, destination: Store) -> None:
-    """Refuse to write inside the source, and to read from what is built at the destination.
+def require_apart(source: Source, destination: Store, what: str = "source") -> None:
+    """Refuse to write inside what is read, and to read from what is built at the destination.
+
+    Args:
+        source: what is read.
+        destination: where the result goes.
+        what: the word for what is read.
 
     Raises:
         RefusedError: one of them.
@@ -73,12 +78,12 @@ def require_apart(source: Source, destination: Store) -> None:
         staged = os.path.join(parent, staging_name(name))
     if _lies_in(written, read) and written != read:
         raise RefusedError(
-            f"{destination.url} lies inside the source {source.url}",
+            f"{destination.url} lies inside the {what} {source.url}",
             hint="nothing is written into a checkpoint: choose a place beside it",
         )
     if _lies_in(read, staged):
         raise RefusedError(
-            f"the source {source.url} lies where {destination.url} is built",
+            f"the {what} {source.url} lies where {destination.url} is built",
             hint="choose another destination",
         )
 
