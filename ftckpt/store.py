@@ -23,7 +23,13 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from .errors import FtckptError, NotFoundError, RefusedError, UnsupportedError
+from .errors import (
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+)
 from .stores.options import StoreOptions
 
 if TYPE_CHECKING:
@@ -259,16 +265,31 @@ class Store(ABC):
             DeniedError, UnavailableError: as `put`.
         """
 
-    def duplicate(self, path: str, copy: str) -> None:
+    def require_still(self, entry: Entry) -> None:
+        """Look again at what was listed.
+
+        Raises:
+            NotFoundError: it is no longer there.
+            IncompleteError: it was replaced.
+        """
+        if not entry.same_object(self.stat(entry.path)):
+            raise IncompleteError(
+                f"{self.describe(entry.path)} was replaced since it was looked at",
+                kind="changed-file",
+                file=entry.path,
+            )
+
+    def duplicate(self, entry: Entry, copy: str) -> None:
         """Store the content of one key under another, in one act and without reading it here.
 
         Args:
-            path: what is copied; a file.
+            entry: what is copied, as `stat` or a listing gave it and as long as it is still that.
             copy: the other key; what stands there is replaced.
 
         Raises:
             UnsupportedError: the store cannot do it.
-            IncompleteError: what is copied was replaced meanwhile, and the store noticed.
+            NotFoundError: what is copied is no longer there.
+            IncompleteError: it was replaced since, and the store noticed.
             UnavailableError: what is stored has another size.
         """
         raise UnsupportedError(f"{self.url} cannot copy what it holds")

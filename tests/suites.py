@@ -18,6 +18,7 @@ from ftckpt.checkpoint import Extent
 from ftckpt.errors import (
     ExistsError,
     FtckptError,
+    IncompleteError,
     NotFoundError,
     RefusedError,
     TruncatedError,
@@ -247,13 +248,18 @@ class StoreTests:
         place.raw_put("d/source", data)
         if place.store.traits.local:
             with pytest.raises(UnsupportedError):
-                place.store.duplicate("d/source", "copy")
+                place.store.duplicate(place.store.stat("d/source"), "copy")
             return
-        place.store.duplicate("d/source", "copy")
-        place.store.duplicate("d/source", "copy")
+        source = place.store.stat("d/source")
+        place.store.duplicate(source, "copy")
+        place.store.duplicate(source, "copy")
         assert place.raw_get("copy") == place.raw_get("d/source") == data
         with pytest.raises(NotFoundError):
-            place.store.duplicate("absent", "copy")
+            place.store.duplicate(source._replace(path="absent"), "copy")
+        place.raw_put("d/source", data[::-1] + b"1")  # some stores tell the size alone
+        with pytest.raises(IncompleteError):
+            place.store.duplicate(source, "copy")
+        assert place.raw_get("copy") == data
 
     def test_create_never_replaces(self, place: Place) -> None:
         place.store.create("a/new", b"mine")

@@ -184,9 +184,10 @@ class MemoryStore(Store):
         """Begin an object of `size` bytes; nothing is seen of it before it is finished."""
         return MemoryUpload(self, path, size)
 
-    def duplicate(self, path: str, copy: str) -> None:
+    def duplicate(self, entry: Entry, copy: str) -> None:
         """Store the content of one key under another."""
-        self.put(copy, self.read(path))
+        self.require_still(entry)
+        self.put(copy, self.read(entry.path))
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys; an absent one is gone."""

@@ -213,11 +213,12 @@ class FsspecStore(Store):
         file = self.call("write", path, lambda: self._fs.open(key, "wb", block_size=BLOCK))
         return FsspecUpload(self, path, size, file)
 
-    def duplicate(self, path: str, copy: str) -> None:
+    def duplicate(self, entry: Entry, copy: str) -> None:
         """Have the filesystem copy one key to another, and compare the size."""
-        size = self.stat(path).size
+        self.require_still(entry)
+        path = entry.path
         self.call("copy", path, lambda: self._fs.cp_file(self.key(path), self.key(copy)))
-        if self.stat(copy).size != size:
+        if self.stat(copy).size != entry.size:
             raise UnavailableError(
                 f"{self.describe(copy)} does not hold what was copied to it", file=copy
             )

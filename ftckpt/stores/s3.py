@@ -126,9 +126,11 @@ class S3Store(Store):
         """Begin an object in parts; nothing is seen of it before it is finished."""
         return S3Upload(self.client, self.at(path), size)
 
-    def duplicate(self, path: str, copy: str) -> None:
+    def duplicate(self, entry: Entry, copy: str) -> None:
         """Have the service copy one key to another; it is seen when it is whole."""
-        self.client.run(copy_object(self.client, self.at(path), self.at(copy)))
+        self.require_still(entry)  # some services look at no condition
+        at, target = self.at(entry.path), self.at(copy)
+        self.client.run(copy_object(self.client, at, entry.size, _quoted(entry), target))
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
         """Delete keys, a thousand a request; an absent one is gone."""

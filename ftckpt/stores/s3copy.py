@@ -22,8 +22,17 @@ _LARGEST = 1 << 30
 _PART = 256 << 20
 
 
-async def copy_object(client: S3Client, source: S3Object, target: S3Object) -> None:
+async def copy_object(
+    client: S3Client, source: S3Object, size: int, etag: str, target: S3Object
+) -> None:
     """Store the content of one object under another key, and compare the size.
+
+    Args:
+        client: of the service that has both.
+        source: what is copied.
+        size: its bytes.
+        etag: that it must have, quoted; "" where the service gives none.
+        target: where it is stored.
 
     Raises:
         IncompleteError: the source was replaced meanwhile; nothing is seen of the copy.
@@ -31,8 +40,6 @@ async def copy_object(client: S3Client, source: S3Object, target: S3Object) -> N
         UnavailableError: after retries, or the copy has another size.
         DeniedError, NoResourceError, NotFoundError: the service refused.
     """
-    head = await head_object(client, source)
-    size, etag = int(head["ContentLength"]), str(head.get("ETag", ""))
     try:
         if size <= _LARGEST:
             await _call(client, "copy_object", target, **_of(source, etag))

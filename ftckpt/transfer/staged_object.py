@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ftckpt.errors import ExistsError, NotFoundError
 from ftckpt.manifest import SUFFIX, TRANSFER, read
 from ftckpt.source import Source
-from ftckpt.store import Store
+from ftckpt.store import Entry, Store
 
 from .journal import read_blocks, read_plan
 from .object_staging import claim, require_free
@@ -35,6 +35,7 @@ class StagedObject(RemoteStaging):
         super().__init__(staged)
         self._beside = store
         self._name = name
+        self._built: Entry | None = None
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Put the marker, or find our own; see `Staging.begin`."""
@@ -52,13 +53,16 @@ class StagedObject(RemoteStaging):
 
     def source(self, commit: Mapping[str, bytes]) -> Source:
         """Return the object as it was built."""
-        return Source.file(self._store, self._store.stat(self._name))
+        self._built = self._store.stat(self._name)
+        return Source.file(self._store, self._built)
 
     def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
-        """Create the manifest, then have the object copied to its name."""
+        """Create the manifest, then have the object copied to its name, if it is what was read."""
+        assert self._built is not None
         self._require_ours()
         claim(self._beside, self._name, manifest)
-        self._beside.duplicate(f"{staging_name(self._name)}/{self._name}", self._name)
+        staged = f"{staging_name(self._name)}/{self._name}"
+        self._beside.duplicate(self._built._replace(path=staged), self._name)
         self._sweep()
 
     def _marked(self) -> str | None:

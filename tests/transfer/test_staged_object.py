@@ -24,10 +24,12 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import SUFFIX
 from ftckpt.source import Source
+from ftckpt.store import Store
 from ftckpt.stores import open_store, s3copy
 from ftckpt.stores.memory import MemoryStore
 from ftckpt.stores.s3 import S3Store
 from ftckpt.stores.s3upload import S3Upload
+from ftckpt.transfer import staged_object
 from ftckpt.transfer.carrying import TransferOptions, TransferReport
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.narrowing import Only, only
@@ -145,6 +147,25 @@ def test_what_fails_its_proof_is_not_seen(place: str, monkeypatch: pytest.Monkey
     assert _held(place) == NAMES
 
 
+@pytest.mark.parametrize("place", ["memory", "moto", "rclone"], indirect=True)
+def test_only_what_was_proven_is_shown(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = staged_object.claim
+
+    def claim(store: Store, name: str, manifest: bytes) -> None:
+        real(store, name, manifest)
+        staged = open_store(f"{place}/.one.pt.ftckpt-staging", STORES)
+        staged.put("one.pt", staged.read("one.pt")[::-1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staged_object, "claim", claim)
+        with pytest.raises(IncompleteError, match="was replaced"):
+            _convert(f"{place}/one.pt")
+    assert "one.pt" not in _held(place)
+    _convert(f"{place}/one.pt")
+    assert _held(place) == NAMES
+    require_good(f"{place}/one.pt")
+
+
 @pytest.mark.parametrize("refused", ["one.pt", ".ftckpt/"])
 def test_what_could_not_be_swept_up_is_swept_up_by_the_next_run(
     refused: str, monkeypatch: pytest.MonkeyPatch
@@ -228,10 +249,10 @@ def test_a_large_object_is_copied_in_parts(
     store.put("source", data)
     if name == "rclone":
         with pytest.raises(UnsupportedError, match="copies no part"):
-            store.duplicate("source", "copy")
+            store.duplicate(store.stat("source"), "copy")
         assert store.delete(["source"]) == {"source": None}
         return
-    store.duplicate("source", "copy")
+    store.duplicate(store.stat("source"), "copy")
     assert store.read("copy") == data
     assert store.unfinished() == []
 
@@ -260,7 +281,7 @@ def test_no_copy_is_of_two_objects(
         replaced = partial(direct.put, "source", b"1" * (12 << 20))
         proxy.faults = [Fault("^PUT .*/copy", then=replaced)]
         with pytest.raises(IncompleteError, match="source was replaced while"):
-            store.duplicate("source", "copy")
+            store.duplicate(store.stat("source"), "copy")
     assert service.get("replaced/copy") is None
     assert direct.unfinished() == []
     direct.delete(["source"])
