@@ -29,7 +29,7 @@ from ftckpt.stores import open_store, s3copy
 from ftckpt.stores.memory import MemoryStore
 from ftckpt.stores.s3 import S3Store
 from ftckpt.stores.s3upload import S3Upload
-from ftckpt.transfer import staged_object
+from ftckpt.transfer import object_staging, staged_object
 from ftckpt.transfer.carrying import TransferOptions, TransferReport
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.narrowing import Only, only
@@ -149,7 +149,7 @@ def test_what_fails_its_proof_is_not_seen(place: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("place", ["memory", "moto", "rclone"], indirect=True)
 def test_only_what_was_proven_is_shown(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = staged_object.claim
+    real = object_staging.claim
 
     def claim(store: Store, name: str, manifest: bytes) -> None:
         real(store, name, manifest)
