@@ -30,7 +30,7 @@ from .torch_tree import Carried, Storage, Tensor
 from .torch_values import StoredStorage, TensorRef
 
 _COALESCED = "buckets_coalesced"
-_UNPADDED = "numel_unpadded"
+UNPADDED = "numel_unpadded"
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,25 @@ class DistributedWriter:
     """
 
     def __init__(
-        self, parts: Parts, form: Form, grid: Grid, args: Arguments, optimizers: Optimizers
+        self,
+        parts: Parts,
+        form: Form,
+        grid: Grid,
+        args: Arguments,
+        optimizers: Optimizers,
+        *,
+        certain: bool = False,
     ) -> None:
+        """Take how it is laid out.
+
+        Args:
+            parts: how tensors are cut.
+            form: of the buffers.
+            grid: the ranks.
+            args: of the job.
+            optimizers: their groups.
+            certain: whether to refuse buckets that versions of Megatron lay out differently.
+        """
         self.placed: set[str] = set()
         self._parts = parts
         self._content = parts.content
@@ -107,6 +124,7 @@ class DistributedWriter:
         self._grid = grid
         self._args = args
         self._optimizers = optimizers
+        self._certain = certain
 
     def buffers(self, holdings: Holdings) -> Buffers:
         """Return the buffers of one rank.
@@ -118,8 +136,27 @@ class DistributedWriter:
         rank = Buffered(locals_, {}, holdings.at.pp, self._grid, self._args)
         of_optimizers = []
         for groups in groups_of(len(self._optimizers.trees), rank):
-            of_optimizers.append([(group, _layout(group, rank)) for group in groups])
+            of_optimizers.append([(group, self._layout(group, rank)) for group in groups])
         return Buffers(holdings, of_optimizers)
+
+    def _layout(self, group: Group, rank: Buffered) -> Buffer:
+        """Return where the parameters lie that share a buffer, as Megatron will put them.
+
+        Raises:
+            UnsupportedError: versions of Megatron put them in different places.
+        """
+        parameters = [
+            Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared)
+            for p in group.locals
+        ]
+        found = [lay_out(parameters, limit) for limit in limits(group, rank) or (None,)]
+        if self._certain and any(other != found[0] for other in found):
+            raise UnsupportedError(
+                "where buckets of the distributed optimizer end is not certain: versions of"
+                " Megatron differ in whether context-parallel ranks count",
+                hint="--like EXAMPLE lays it out as a checkpoint that the job itself saved",
+            )
+        return found[0]
 
     def weights(self, buffers: Buffers) -> dict[tuple[int, str], Tensor]:
         """Return the weights of one rank by chunk and name, as views of its buffers."""
@@ -164,7 +201,7 @@ class DistributedWriter:
         starts, mine = layout.starts(), buffers.held(group)
         made: dict[Any, Any] = {}
         for leaf, value in self._form.leaves.items():
-            if leaf == _UNPADDED:
+            if leaf == UNPADDED:
                 made[leaf] = layout.unpadded
             elif not isinstance(value, TensorRef):
                 made[leaf] = Carried(value, self._form.storages)
@@ -221,11 +258,3 @@ class DistributedWriter:
             end = begin + part.nbytes
         if nbytes > end:
             yield Zeros(nbytes - end)
-
-
-def _layout(group: Group, rank: Buffered) -> Buffer:
-    """Return where the parameters lie that share a buffer, as Megatron will put them."""
-    parameters = [
-        Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared) for p in group.locals
-    ]
-    return lay_out(parameters, next(iter(limits(group, rank)), None))

@@ -94,6 +94,11 @@ def constructed(names: Iterable[str]) -> list[str]:
     return sorted(names, key=_constructed)
 
 
+def unordered(names: Iterable[str]) -> str | None:
+    """Return a name of those whose place among the parameters of their layer is not known."""
+    return next((name for name in names if _constructed(name)[2] == len(_FUSED)), None)
+
+
 def _constructed(name: str) -> tuple[int, int, int, int, int]:
     """Return what sorts the parameters of a model; those of a layer in no order come last there."""
     match = _LAYER.fullmatch(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from ftckpt.dtypes import DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.parameters import parted
 
 from .dcp_state import is_common
 from .family_arguments import arguments_of_config, flags_beside
@@ -60,6 +61,7 @@ class Whole:
         layout: of the job that the arguments are of; a model that no job has had has one rank.
         iteration: of the save; 0 for weights that nobody says the step of.
         rows: of the vocabulary that are no padding, where that is known.
+        trained: by key: what an optimizer keeps of the model's tensors, under their own names too.
         unplaced: keys of tensors and names of objects that are no part of the model.
         notes: how Megatron is to be started.
     """
@@ -68,6 +70,7 @@ class Whole:
     layout: Layout
     iteration: int
     rows: int | None
+    trained: Mapping[str, Wanted]
     unplaced: list[str]
     notes: list[Finding]
 
@@ -100,8 +103,15 @@ def whole_model(content: Content) -> Whole:
     unplaced = [key for key in content.tensors if key not in model]
     unplaced += [name for name in content.objects if not _is_ours(content, name)]
     tied = [k for k, owner in content.aliases.items() if tied_to(k) == owner and k in model]
-    own = [w._replace(name=own_name(w.name, carried)) for k, w in model.items() if k not in tied]
-    named = {wanted.name: wanted for wanted in own}
+    if carried.get("untie_embeddings_and_output_weights") is False:
+        # A format without aliases holds the copy too; nothing here shows that it is one.
+        copies = [k for k, w in model.items() if tied_to(w.name) in model and k not in tied]
+        tied += copies
+        unplaced += copies
+    owned = {w.name: own_name(w.name, carried) for k, w in model.items() if k not in tied}
+    named = {
+        owned[w.name]: w._replace(name=owned[w.name]) for k, w in model.items() if k not in tied
+    }
     names = constructed(named)
     derived = carried.record is None
     args = Arguments(_derived(content, named) if derived else _recorded(carried))
@@ -114,7 +124,25 @@ def whole_model(content: Content) -> Whole:
     )
     rows = args.count("vocab_size") if derived else 0
     notes = [_beside(args)] if derived else []
-    return Whole(whole, layout_of(whole, args), checkpoint.step or 0, rows or None, unplaced, notes)
+    return Whole(
+        whole,
+        layout_of(whole, args),
+        checkpoint.step or 0,
+        rows or None,
+        dict(_trained(content, owned)),
+        unplaced,
+        notes,
+    )
+
+
+def _trained(content: Content, owned: Mapping[str, str]) -> Iterator[tuple[str, Wanted]]:
+    """Yield what an optimizer keeps of the tensors that have names of their own, by key."""
+    for key, wanted in content.tensors.items():
+        if wanted.component != "optimizer":
+            continue
+        name, leaf = parted(wanted, owned.keys())
+        if name in owned:
+            yield key, wanted._replace(name=owned[name] + leaf)
 
 
 def namespace(values: Mapping[str, Any]) -> Inert:

@@ -1,10 +1,11 @@
-"""Lay out legacy Megatron for a model that no such checkpoint holds: its weights, for any ranks.
+"""Lay out legacy Megatron for a model that no such checkpoint holds, for any ranks.
 
     mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt     args, checkpoint_version, iteration, the model
     config.json, …                                what lay beside a Hugging Face model's weights
 
-The optimizer's state, random streams and the schedule have no place: files of ranks keep them in
-the form of the run that trained, which nothing else shows.
+The state of an optimizer goes with it where the source carries the job that it is of, in the form
+that the job's arguments say (`megatron_trained`); the schedule and other state of all ranks too.
+Random streams are a rank's own: they stay where torch_dist shows whose they are.
 """
 
 from __future__ import annotations
@@ -12,24 +13,28 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
 from .hf_beside import beside_weights
 from .inert import Ordered
+from .megatron_distrib_writer import DistributedWriter
 from .megatron_holdings import Holdings, holdings
+from .megatron_job_state import JobState, is_random, is_repeated, job_state
 from .megatron_modules import Order, Slot, cut_anew, embedding_of, order_of_names, with_copy
 from .megatron_names import head_of, is_expert
 from .megatron_parts import Parts
-from .megatron_ranks import WEIGHTS
+from .megatron_plain_writer import PlainWriter
+from .megatron_ranks import OPTIMIZER, WEIGHTS, Arguments, Coordinate
 from .megatron_rules import rules_of
 from .megatron_stages import Stage, offsets
 from .megatron_target import Target, target_of
+from .megatron_trained import Trained, trained_of
 from .megatron_vocabulary import padding, repadded, vocabulary_of
 from .megatron_whole import VERSION, Whole, namespace, whole_model
-from .torch_tree import save
+from .torch_tree import Carried, Tensor, save
 
 _STACK = "decoder.layers."
 
@@ -39,35 +44,163 @@ def lay_out(content: Content, wishes: Wishes) -> Layout:
 
     Raises:
         UsageError: sizes that do not divide, or a wish that is not of this format.
-        UnsupportedError: a tensor that no rule knows, or a model that nothing describes.
+        UnsupportedError: a tensor that no rule knows, a model that nothing describes, or state of
+            an optimizer whose form is not certain.
     """
-    whole = whole_model(content)
-    _require_own_names(whole)
-    target = target_of(whole.layout, wishes)
-    rules = rules_of(whole.layout.args, whole.locals())
-    rules = wishes.rules.before(rules) if wishes.rules else rules
-    args, tp = whole.layout.args, target.grid.tp
-    true = wishes.true_vocab_size or whole.rows
-    padded, rows = repadded(whole.content, vocabulary_of(whole.content, rules), args, tp, true)
-    slots = {Stage(0, 0): order_of_names(wanted.name for wanted in padded.tensors.values())}
-    order, aliases = _with_copy(cut_anew(slots, target.layers), target, padded)
-    firsts = {stage: {_STACK: first} for stage, first in offsets(target.layers).items()}
-    experts = whole.layout.experts * whole.layout.grid.ep // target.grid.ep
-    parts = Parts(padded, target.grid, rules)
-    said = dict(target.arguments) | {"ckpt_format": "torch", "use_dist_ckpt": False}
-    if rows is not None:
-        said["padded_vocab_size"] = rows
-    files = [
-        _file(whole, target, parts, one, said)
-        for one in holdings(parts, order, firsts, target, experts)
-    ]
-    notes = [] if whole.rows is None or rows is None else [padding(whole.rows, rows)]
-    return Layout(
-        files=[*files, *beside_weights(content)],
-        unplaced=whole.unplaced,
-        notes=[*whole.notes, *notes, _alone()],
-        content=replace(padded, aliases=aliases),
-    )
+    return _Writing(content, wishes).layout()
+
+
+class _Writing:
+    """One layout on its way."""
+
+    def __init__(self, content: Content, wishes: Wishes) -> None:
+        whole = self._whole = whole_model(content)
+        self._given = content
+        _require_own_names(whole)
+        self._target = target_of(whole.layout, wishes)
+        grid, args = self._target.grid, whole.layout.args
+        self._state = job_state(content) if whole.trained else JobState()
+        self._trained = trained_of(content, whole, self._state, apart=grid.experts_apart)
+        full = whole.content
+        if self._trained is not None:
+            full = replace(full, tensors={**full.tensors, **self._trained.tensors})
+        rules = rules_of(args, whole.locals())
+        rules = wishes.rules.before(rules) if wishes.rules else rules
+        true = wishes.true_vocab_size or whole.rows
+        is_vocabulary = vocabulary_of(full, rules)
+        self._content, self._rows = repadded(full, is_vocabulary, args, grid.tp, true)
+        self._parts = Parts(self._content, grid, rules)
+        said = dict(self._target.arguments) | {"ckpt_format": "torch", "use_dist_ckpt": False}
+        if self._rows is not None:
+            said["padded_vocab_size"] = self._rows
+        self._arguments = {**whole.arguments, **said}
+        self._random = self._streams()
+        self._plain: PlainWriter | None = None
+        self._distributed: DistributedWriter | None = None
+        if self._trained is not None:
+            self._choose_optimizer(self._trained)
+
+    def layout(self) -> Layout:
+        """Return the files."""
+        whole, target, content = self._whole, self._target, self._content
+        weights = [w.name for w in content.tensors.values() if w.component == "model"]
+        slots = {Stage(0, 0): order_of_names(weights)}
+        order, aliases = _with_copy(cut_anew(slots, target.layers), target, content)
+        firsts = {stage: {_STACK: first} for stage, first in offsets(target.layers).items()}
+        experts = whole.layout.experts * whole.layout.grid.ep // target.grid.ep
+        found = holdings(self._parts, order, firsts, target, experts)
+        files = [file for one in found for file in self._files(one)]
+        known = {} if self._trained is None else self._trained.known
+        return Layout(
+            files=[*files, *beside_weights(self._given)],
+            unplaced=self._unplaced(),
+            notes=self._notes(),
+            content=replace(content, aliases=aliases, known=known),
+        )
+
+    def _choose_optimizer(self, trained: Trained) -> None:
+        """Say how the optimizer is written.
+
+        Raises:
+            UsageError: its layout depends on the data-parallel ranks, and nobody says how many.
+        """
+        self._plain = PlainWriter(self._parts, trained.optimizers)
+        if trained.form is None:
+            return
+        grid = self._target.grid
+        if grid.dp is None:
+            what = "the layout of the distributed optimizer depends on the data-parallel ranks"
+            raise UsageError(what, hint="--dp N says how many")
+        args = Arguments(self._arguments)
+        form, found = trained.form, trained.optimizers
+        self._distributed = DistributedWriter(self._parts, form, grid, args, found, certain=True)
+
+    def _streams(self) -> dict[Coordinate, Carried]:
+        """Return the random streams of every rank; nothing where any has none to go on with.
+
+        Of several expert ranks the source keeps those of the first alone.
+        """
+        old, new, random = self._whole.layout.grid, self._target.grid, self._state.random
+        several = any(type(one.value) is list and len(one.value) > 1 for one in random.values())
+        if not self._target.same_ranks or new.ep > 1 or (several and old.dp != new.dp):
+            return {}
+        ranks = new.directories()
+        if not all((at.pp, at.tp) in random for at in ranks):
+            return {}
+        return {at: random[at.pp, at.tp] for at in ranks}
+
+    def _unplaced(self) -> list[str]:
+        placed = set(self._state.placed)
+        if self._trained is not None:
+            placed |= self._trained.placed
+            tied = not Arguments(self._arguments).flag("untie_embeddings_and_output_weights")
+            placed |= {
+                key
+                for key, wanted in self._given.tensors.items()
+                if is_random(wanted) or (tied and is_repeated(wanted))
+            }
+        return [name for name in self._whole.unplaced if name not in placed]
+
+    def _notes(self) -> list[Finding]:
+        whole, notes = self._whole, [*self._whole.notes, *self._state.notes]
+        if whole.rows is not None and self._rows is not None:
+            notes.append(padding(whole.rows, self._rows))
+        if self._trained is None:
+            what = (
+                "these are the weights alone: start Megatron with --finetune, or with"
+                " --no-load-optim and --no-load-rng"
+            )
+            notes.append(finding("note", what))
+        elif not self._random:
+            what = (
+                "random streams were not written, as no rank can go on with them: start Megatron"
+                " with --no-load-rng, and each is seeded anew"
+            )
+            notes.append(finding("note", what))
+        return notes
+
+    # --- files ----------------------------------------------------------------------------------
+
+    def _files(self, mine: Holdings) -> list[OutputFile]:
+        """Return the files of one rank."""
+        folder = self._target.grid.name(mine.at)
+        weights: dict[tuple[int, str], Tensor] = {}
+        files = []
+        if self._distributed is not None:
+            buffers = self._distributed.buffers(mine)
+            weights = self._distributed.weights(buffers)
+            files.append(_file(folder, OPTIMIZER, self._distributed.tree(buffers)))
+        return [_file(folder, WEIGHTS, self._tree(mine, weights)), *files]
+
+    def _tree(self, mine: Holdings, weights: dict[tuple[int, str], Tensor]) -> dict[str, Any]:
+        """Return what one rank's `model_optim_rng.pt` holds."""
+        args = dict(self._arguments)
+        rank = self._target.grid.rank(mine.at)
+        if "rank" in args and rank is not None:
+            args["rank"] = rank
+        root = {} if self._trained is None else dict(self._state.root)
+        tree: dict[str, Any] = {
+            "args": namespace(args),
+            "checkpoint_version": root.pop("checkpoint_version", VERSION),
+            "iteration": root.pop("iteration", self._whole.iteration),
+        }
+        chunks = self._target.chunks
+        for chunk in range(chunks):
+            model = Ordered()
+            for held in mine.held:
+                place = held.local.chunk, held.local.name
+                if place[0] == chunk:
+                    value = weights.get(place)
+                    model[place[1]] = value or self._parts.tensor(held.wanted, held.weight, mine.at)
+            tree["model" if chunks == 1 else f"model{chunk}"] = model
+        if self._plain is not None:
+            tree["optimizer"] = self._plain.tree(mine)
+        for key in ("opt_param_scheduler",):
+            if key in root:
+                tree[key] = root[key]
+        if mine.at in self._random:
+            tree["rng_state"] = self._random[mine.at]
+        return tree | {key: value for key, value in root.items() if key not in tree}
 
 
 def _require_own_names(whole: Whole) -> None:
@@ -102,30 +235,5 @@ def _with_copy(
     return {**order, last: copied}, {head_of(embedding.name): embedding.name}
 
 
-def _file(
-    whole: Whole, target: Target, parts: Parts, mine: Holdings, said: dict[str, Any]
-) -> OutputFile:
-    """Return the file of one rank."""
-    args = {**whole.arguments, **said}
-    rank = target.grid.rank(mine.at)
-    if "rank" in args and rank is not None:
-        args["rank"] = rank
-    tree: dict[str, Any] = {
-        "args": namespace(args), "checkpoint_version": VERSION, "iteration": whole.iteration,
-    }  # fmt: skip
-    for chunk in range(target.chunks):
-        model = Ordered()
-        for held in mine.held:
-            if held.local.chunk == chunk:
-                model[held.local.name] = parts.tensor(held.wanted, held.weight, mine.at)
-        tree["model" if target.chunks == 1 else f"model{chunk}"] = model
-    path = f"{target.grid.name(mine.at)}/{WEIGHTS}"
-    return OutputFile(path, save(tree, folder=WEIGHTS.removesuffix(".pt")))
-
-
-def _alone() -> Finding:
-    what = (
-        "these are the weights alone: start Megatron with --finetune, or with --no-load-optim and"
-        " --no-load-rng"
-    )
-    return finding("note", what)
+def _file(folder: str, name: str, tree: Any) -> OutputFile:
+    return OutputFile(f"{folder}/{name}", save(tree, folder=name.removesuffix(".pt")))

@@ -143,6 +143,20 @@ class Part(NamedTuple):
     box: Box
 
 
+class Known(NamedTuple):
+    """A small tensor that is written and is no tensor of the source: it keeps it as an object.
+
+    Attributes:
+        shape: of the tensor.
+        dtype: of its elements.
+        data: their bytes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    data: bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Content:
     """All that is to be written.
@@ -156,6 +170,8 @@ class Content:
         dropped: what was left out on demand, in words.
         beside: small files that go with the tensors where the format has a place for them
             (`config.json`), by path; they replace the source's own.
+        known: what the result lists as tensors beside `tensors`, by key; a writer says it, and only
+            the proof asks.
     """
 
     checkpoint: Checkpoint
@@ -165,6 +181,7 @@ class Content:
     topology: Topology = field(default_factory=Topology)
     dropped: Sequence[str] = ()
     beside: Mapping[str, bytes] = field(default_factory=dict)
+    known: Mapping[str, Known] = field(default_factory=dict)
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Content:

@@ -6,7 +6,7 @@ and a word more (`layers.0.weight.step`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from ftckpt.checkpoint import Kind
 
@@ -18,7 +18,7 @@ def parameter_names(tensors: Iterable[Wanted]) -> frozenset[str]:
     return frozenset(wanted.name for wanted in tensors if wanted.kind is not Kind.OTHER)
 
 
-def parted(wanted: Wanted, parameters: frozenset[str]) -> tuple[str, str]:
+def parted(wanted: Wanted, parameters: Set[str]) -> tuple[str, str]:
     """Return the name of the parameter that a tensor is of, and what follows it.
 
     The longest parameter's name that the tensor's own begins with, at a dot; where there is none,

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ftckpt.assembly import read_tensor
 from ftckpt.buffers import buffer, same
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.coverage import check_coverage
@@ -20,7 +21,7 @@ from ftckpt.engine import run
 from ftckpt.errors import CorruptError
 from ftckpt.progress import NULL, Counter
 
-from .content import Content, Shard
+from .content import Content, Known, Shard, Wanted
 from .gathering import Gatherer
 from .regions import whole_rows
 
@@ -101,14 +102,24 @@ def prove(
             _compare_bits(one, source, target)
             counter.add(one.nbytes)
 
+    def compare_known(one: tuple[str, Known]) -> None:
+        if read_tensor(result, one[0]) != one[1].data:
+            raise failed(f"{one[0]} is not what the source holds", one[0])
+
     try:
         for _ in run(_tasks(_ranges(content, result)), compare, jobs=jobs, executor=executor):
+            pass
+        for _ in run(content.known.items(), compare_known, jobs=jobs, executor=executor):
             pass
     finally:
         source.close()
         target.close()
     objects = compare_objects(content, result, same_objects)
-    return Proof(len(wanted), sum(w.nbytes for w in wanted.values()), objects)
+    return Proof(
+        len(wanted) + len(content.known),
+        sum(w.nbytes for w in wanted.values()) + sum(len(k.data) for k in content.known.values()),
+        objects,
+    )
 
 
 class Prover(Protocol):
@@ -134,9 +145,12 @@ def compare_forms(content: Content, result: Checkpoint) -> None:
     Raises:
         CorruptError: they differ (`failed-proof`).
     """
-    _compare_names(content.tensors.keys() | content.aliases.keys(), result)
+    listed = content.tensors.keys() | content.aliases.keys() | content.known.keys()
+    _compare_names(listed, result)
     for key in content.tensors:
-        _compare_form(content, key, result)
+        _compare_form(content.tensors[key], key, result)
+    for key, known in content.known.items():
+        _compare_form(known, key, result)
 
 
 def _compare_names(wanted: Set[str], result: Checkpoint) -> None:
@@ -150,8 +164,7 @@ def _compare_names(wanted: Set[str], result: Checkpoint) -> None:
         raise failed(f"the result {what} ({count} names differ)", (missing + more)[0])
 
 
-def _compare_form(content: Content, key: str, result: Checkpoint) -> None:
-    want = content.tensors[key]
+def _compare_form(want: Wanted | Known, key: str, result: Checkpoint) -> None:
     has = result.tensors[result.aliases.get(key, key)]
     if (has.shape, has.dtype) != (want.shape, want.dtype):
         raise failed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 import ftckpt.transfer.proof as proof
 from ftckpt import open_checkpoint
+from ftckpt.dtypes import DTYPES
 from ftckpt.errors import CorruptError
 from ftckpt.formats.same_object import SameObject
 from ftckpt.limits import RateLimit
 from ftckpt.progress import Counter
-from ftckpt.transfer.content import Content
+from ftckpt.transfer.content import Content, Known
 
 
 class Added(Counter):
@@ -75,6 +77,27 @@ def test_every_type_is_compared_in_steps(
         two = _write(tmp_path / "two.safetensors", {"w": (dtype, count, damaged)})
         with pytest.raises(CorruptError, match="of w are not what"):
             _prove(one, two)
+
+
+def test_what_a_writer_made_of_an_object_is_compared(tmp_path: Path) -> None:
+    data = b"\x00\x00\x80?"
+    one = _write(tmp_path / "one.safetensors", {"w": ("F32", 1, data)})
+    two = _write(tmp_path / "two.safetensors", {"w": ("F32", 1, data), "step": ("F32", 1, data)})
+    plain = Content.of(open_checkpoint(str(one)))
+    result = open_checkpoint(str(two))
+    with pytest.raises(CorruptError, match="has step, which nobody asked for"):
+        proof.prove(plain, result, SameObject)
+    good = Known((1,), DTYPES["float32"], data)
+    found = proof.prove(replace(plain, known={"step": good}), result, SameObject)
+    assert (found.tensors, found.nbytes) == (2, 8)
+    for bad, says in (
+        (good._replace(data=bytes(4)), "step is not what the source holds"),
+        (good._replace(dtype=DTYPES["float16"]), r"step is float32\[1\] in the result"),
+    ):
+        with pytest.raises(CorruptError, match=says):
+            proof.prove(replace(plain, known={"step": bad}), result, SameObject)
+    with pytest.raises(CorruptError, match="lacks more"):
+        proof.prove(replace(plain, known={"step": good, "more": good}), result, SameObject)
 
 
 def test_many_tensors_share_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,293 @@
+"""The optimizer of a Megatron job as files of ranks keep it, where the source does not show it.
+
+The form follows from the job's arguments: flat buffers (`use_distributed_optimizer`), or torch's
+form with fp32 masters of 16-bit weights beside it. A flat buffer that is laid out otherwise than
+the job lays it out would load without an error and be wrong, so whatever the layout depends on must
+be recorded, or the state is refused.
+
+Source: `get_megatron_optimizer`, `_get_param_groups` and `Float16OptimizerWithFloat16Params` in
+megatron/core/optimizer; `get_parameter_state_dp_zero` in distrib_optimizer.py;
+`wrap_model_chunks_with_ddp` in megatron/training/training.py (core 0.8 to 0.16).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Kind
+from ftckpt.dtypes import DTYPES, DType
+from ftckpt.errors import UnsupportedError
+from ftckpt.transfer.content import Content, Known, Wanted
+
+from .megatron_dist_job import SHARDING, numbered
+from .megatron_distrib_writer import UNPADDED, Form
+from .megatron_groups import Optimizers, regrouped, torchs
+from .megatron_holdings import state_key
+from .megatron_job_state import JobState
+from .megatron_names import Local
+from .megatron_optimizer import HALF, class_of, class_of_group
+from .megatron_plain_writer import MASTERS
+from .megatron_ranks import Arguments
+from .megatron_registration import unordered
+from .megatron_whole import Whole
+from .torch_tree import Carried
+from .torch_values import TensorRef
+
+Groups = list[list[Mapping[Any, Any]]]
+# A step that is the same for all parameters: a tensor, or whatever it was in the object.
+_Step = Wanted | Carried | int | float | None
+_COMMON_STEP = "common_step"
+_LISTED_STEP = re.compile(r"(?:^|\.)optimizer\.(?:(\d{1,4})\.)?(?:optimizer\.)?state\.common_step$")
+_DISTRIBUTED = "use_distributed_optimizer"
+_IN_FP32 = "accumulate_allreduce_grads_in_fp32"
+# Other optimizers than Adam's keep other state, and these arguments make other buffers of it.
+_OTHERWISE = (
+    "use_precision_aware_optimizer", "optimizer_cpu_offload", "use_megatron_fsdp",
+    "use_custom_fsdp", "use_torch_fsdp2", "fp8_param_gather", "fp4_param_gather",
+    "use_layer_wise_distributed_optimizer", "overlap_param_gather_with_optimizer_step",
+)  # fmt: skip
+_HINT = (
+    "--like EXAMPLE lays it out as a checkpoint that the job itself saved; --only model writes the"
+    " weights alone"
+)
+
+
+class Trained(NamedTuple):
+    """What is to be written of an optimizer.
+
+    Attributes:
+        optimizers: their groups and parameters.
+        form: of the flat buffers; None where there are none.
+        tensors: what they keep of parameters, by key, under the model's own names.
+        known: counters of steps that the source keeps as an object, by key.
+        placed: keys of the source's tensors that this holds.
+    """
+
+    optimizers: Optimizers
+    form: Form | None
+    tensors: Mapping[str, Wanted]
+    known: Mapping[str, Known]
+    placed: frozenset[str]
+
+
+def trained_of(content: Content, whole: Whole, state: JobState, *, apart: bool) -> Trained | None:
+    """Return the optimizer of a job by its arguments; None where the source holds none.
+
+    Args:
+        content: what is written.
+        whole: its model.
+        state: that the source carries of the job.
+        apart: whether experts are to have an optimizer of their own.
+
+    Raises:
+        UnsupportedError: what the layout depends on is not recorded, or the state is not Adam's.
+    """
+    return _Building(content, whole, state, apart=apart).trained() if whole.trained else None
+
+
+class _Building:
+    """One optimizer on its way.
+
+    Attributes:
+        tensors, known, placed: see `Trained`.
+    """
+
+    def __init__(self, content: Content, whole: Whole, state: JobState, *, apart: bool) -> None:
+        self.tensors: dict[str, Wanted] = {}
+        self.known: dict[str, Known] = {}
+        self.placed: set[str] = set()
+        self._content = content
+        self._args = whole.layout.args
+        self._optimizers = numbered(state.root.get("optimizer"))
+        self._parameters = {p.name: p for p in whole.locals() if p.kind is Kind.PARAM}
+        self._kept = {w.key: (key, w) for key, w in whole.trained.items()}
+        self._apart = whole.layout.grid.experts_apart and len(self._optimizers) > 1
+        self._wanted_apart = apart
+        self._regroups = apart != self._apart and whole.layout.experts > 0
+        if not all(torchs(one).get("param_groups") for one in (*self._optimizers.values(), {})[:1]):
+            raise _uncertain("the source does not record the groups of its parameters")
+
+    def trained(self) -> Trained:
+        """Return all of it."""
+        distributed = self._is_distributed()
+        trees = [_tree(one, distributed=distributed) for one in self._optimizers.values()]
+        groups = [_groups(one, distributed=distributed) for one in self._optimizers.values()]
+        _require_adam(self._args)
+        dense = len(trees) - self._apart
+        if dense != 1:
+            raise _uncertain(f"the source chains {len(trees)} optimizers")
+        lost = unordered(self._parameters)
+        if lost is not None:
+            raise _uncertain(f"where {lost} stands among the parameters is not known", lost)
+        grouped = self._regroups or not distributed  # flat buffers need no groups
+        places = {
+            name: self._place(local, groups, certain=grouped)
+            for name, local in self._parameters.items()
+        }
+        steps = [None if distributed else step for step in self._steps()]
+        states: dict[str, Mapping[Any, Any]] = {
+            name: self._state(local, steps[places[name][0]], masters=distributed)
+            for name, local in self._parameters.items()
+        }
+        found = Optimizers(
+            trees=trees,
+            groups=groups,
+            places=places,
+            states=states,
+            wrapped="" if None in self._optimizers else "list",
+            dense=dense,
+            plain=not distributed,
+        )
+        form = self._form(listed=bool(found.wrapped)) if distributed else None
+        found = regrouped(found, apart=self._wanted_apart)
+        return Trained(found, form, self.tensors, self.known, frozenset(self.placed))
+
+    def _is_distributed(self) -> bool:
+        """Return whether the job keeps flat buffers, if all that is recorded says the same."""
+        said = self._args.get(_DISTRIBUTED)
+        shown: set[bool] = {
+            *(True for one in self._optimizers.values() if SHARDING in one),
+            *(False for one in self._optimizers.values() if _is_plain(one)),
+            *((said,) if isinstance(said, bool) else ()),
+        }
+        if len(shown) != 1:
+            what = "do not agree on" if shown else "do not record"
+            raise _uncertain(f"the arguments and the optimizer's state {what} {_DISTRIBUTED}")
+        (found,) = shown
+        return found
+
+    def _form(self, *, listed: bool) -> Form:
+        args = self._args
+        if not isinstance(args.get("overlap_grad_reduce"), bool):
+            raise _uncertain("the arguments do not record overlap_grad_reduce, and buckets need it")
+        float32 = DTYPES["float32"]
+        gradients: dict[DType, DType] = {}
+        for dtype in {local.ref.dtype for local in self._parameters.values()} - {float32}:
+            wide = args.get(_IN_FP32)
+            if not isinstance(wide, bool):
+                raise _uncertain(f"the arguments do not record {_IN_FP32}, and buffers have a type")
+            gradients[dtype] = float32 if wide else dtype
+        leaves = dict.fromkeys(("param", "exp_avg", "exp_avg_sq"), _placeholder())
+        return Form(listed, gradients | {float32: float32}, {**leaves, UNPADDED: 0}, {})
+
+    def _place(self, local: Local, groups: Groups, *, certain: bool) -> tuple[int, int]:
+        """Return the optimizer and the group of a parameter.
+
+        Raises:
+            UnsupportedError: it must be certain, and not one group alone is of its class.
+        """
+        apart = self._apart
+        number = int(apart and local.expert)
+        classes = [class_of_group(group, self._args, apart) for group in groups[number]]
+        wanted = class_of(local, self._args, apart=apart)
+        if certain and classes.count(wanted) != 1:
+            raise _uncertain(f"in which group of parameters {local.name} is", local.name)
+        return number, classes.index(wanted) if wanted in classes else 0
+
+    def _state(self, local: Local, step: _Step, *, masters: bool) -> dict[str, Any]:
+        """Return what is kept of a parameter by leaf; tensors are found by name elsewhere."""
+        made: dict[str, Any] = {}
+        key = state_key(local.name, "step")
+        if key in self._kept:
+            made["step"] = self._take(key)
+        elif isinstance(step, Wanted):
+            own = step._replace(component="optimizer", kind=Kind.OTHER, name=f"{local.name}.step")
+            self.tensors[key] = own
+            made["step"] = _placeholder()
+        elif step is not None:
+            made["step"] = step
+            if type(step) is Carried and isinstance(step.value, TensorRef):
+                self.known[key] = self._read(step.value, step)
+        if masters or local.ref.dtype.name in HALF:
+            self._take(state_key(local.name, "param"))
+        for leaf in ("exp_avg", "exp_avg_sq"):
+            made[leaf] = self._take(state_key(local.name, leaf))
+        return made
+
+    def _take(self, key: str) -> TensorRef:
+        if key not in self._kept:
+            raise UnsupportedError(
+                f"the source has no {key}, and Megatron keeps one of every parameter",
+                tensor=key,
+                hint="--only model writes the weights alone",
+            )
+        source, wanted = self._kept[key]
+        self.tensors[key] = wanted
+        self.placed.add(source)
+        return _placeholder()
+
+    def _steps(self) -> list[_Step]:
+        """Return the step that each optimizer counts for all parameters."""
+        listed: dict[int, Wanted] = {}
+        for key, wanted in self._content.tensors.items():
+            match = _LISTED_STEP.search(wanted.name)
+            if match is not None and wanted.component.startswith("extra:"):
+                listed[int(match[1] or 0)] = wanted
+                self.placed.add(key)
+        found: list[_Step] = []
+        for number, one in enumerate(self._optimizers.values()):
+            state = torchs(one).get("state")
+            held = state.get(_COMMON_STEP) if isinstance(state, dict) else None
+            found.append(held if held is not None else listed.get(number))
+        return found
+
+    def _read(self, ref: TensorRef, held: Carried) -> Known:
+        storage = held.storages[ref.key]
+        start = ref.dtype.nbytes(ref.storage_offset)
+        if storage.inline is not None:
+            data = storage.inline[start : start + ref.dtype.nbytes(1)]
+        else:
+            data = self._content.checkpoint.source.read(*ref.span(held.storages))
+        return Known(ref.shape, ref.dtype, bytes(data))
+
+
+def _tree(one: Mapping[Any, Any], *, distributed: bool) -> Mapping[Any, Any]:
+    """Return what a file holds of an optimizer, with places for what is parameters' own."""
+    inner = torchs(one)
+    empty: dict[Any, Any] = {} if distributed else {"state": {}}
+    form = empty | {key: value for key, value in inner.items() if key != "state"}
+    if inner is one:
+        return form
+    made = {key: form if value is inner else value for key, value in one.items()}
+    for key in (SHARDING, MASTERS, "fp32_from_fp16"):
+        made.pop(key, None)
+    return made if distributed else made | {MASTERS: []}
+
+
+def _groups(one: Mapping[Any, Any], *, distributed: bool) -> list[Mapping[Any, Any]]:
+    """Return the groups of an optimizer; torch's form lists their parameters, which come later."""
+    groups = torchs(one)["param_groups"]
+    if distributed:
+        return list(groups)
+    return [{**group, "params": []} for group in groups]
+
+
+def _is_plain(one: Mapping[Any, Any]) -> bool:
+    """Return whether an optimizer's tree shows that it is not distributed."""
+    inner = torchs(one)
+    listed = any("params" in group for group in inner.get("param_groups", ()))
+    return listed or bool(inner.get("state")) or MASTERS in one
+
+
+def _require_adam(args: Arguments) -> None:
+    name = args.get("optimizer", "adam")
+    if name != "adam":
+        raise _uncertain(f"the optimizer is {name}, whose state has a form of its own")
+    for flag in _OTHERWISE:
+        if args.get(flag) not in (None, False):
+            raise _uncertain(f"the job says {flag}, and keeps its state in another form")
+
+
+def _placeholder() -> TensorRef:
+    """Return what stands for a tensor that is found by its name."""
+    return TensorRef("", 0, (), (), DTYPES["float32"])
+
+
+def _uncertain(why: str, tensor: str | None = None) -> UnsupportedError:
+    return UnsupportedError(
+        f"in which form the job keeps its optimizer's state is not certain: {why}",
+        hint=_HINT,
+        tensor=tensor,
+    )
