@@ -35,6 +35,10 @@ EXAMPLES = (
         "weights for Megatron-LM, with the arguments that build the model",
     ),
     ("ftckpt convert hf/ start/step-0 --to dcp --dp 64", "weights for an FSDP2 job of 64 ranks"),
+    (
+        "ftckpt convert run/step-1000 ds/global_step1000 --like ds/global_step0",
+        "for a DeepSpeed job that has saved once",
+    ),
     ("ftckpt convert run/step-1000 one.pt --to torchsave", "one file for torch.load"),
     (
         "ftckpt convert run/step-1000 one.safetensors --to safetensors --only model",

@@ -26,6 +26,10 @@ EXAMPLES = (
         "Megatron, other TP and PP",
     ),
     ("ftckpt reshard run/global_step900 new/global_step900 --dp 2", "DeepSpeed ZeRO on 2 ranks"),
+    (
+        "ftckpt reshard run/global_step900 new/global_step900 --like new/global_step0",
+        "DeepSpeed for the ranks and stages of a job that has saved once",
+    ),
     ("ftckpt reshard SRC DST --tp 4 --dry-run", "print every copy and what it costs"),
 )
 OPTIONS = (PartOptions, LayoutOptions, RunOptions)

@@ -23,6 +23,7 @@ from .deepspeed_partition import Shape
 from .deepspeed_slices import Cut, CutOf, cuts_of
 from .deepspeed_states import ModelState
 from .pickling import Call, Global
+from .vocabulary import is_vocabulary
 
 _SUB_SHAPE = Global("deepspeed.checkpoint.universal_checkpoint", "SubparamShape")
 
@@ -77,6 +78,21 @@ class Cuts:
         return self._rows is not None and any(
             isinstance(text, str) and re.match(text, name) for text in texts
         )
+
+    def padded(self, wanted: Wanted, shape: Shape) -> Wanted | None:
+        """Return a vocabulary's tensor with the padding of another shape; None where it is none.
+
+        Args:
+            wanted: with padding of its own, or none.
+            shape: that it is to have.
+        """
+        rows, has = self._rows, wanted.shape
+        known = self._is_vocabulary(wanted.name) or is_vocabulary(wanted.name)
+        if rows is None or not known or has[1:] != shape[1:]:
+            return None
+        if not has or not shape or min(has[0], shape[0]) < rows:
+            return None
+        return (_cut_off(wanted, rows) if has[0] > rows else wanted)._replace(shape=shape)
 
     def without_padding(self, tensors: Iterable[Wanted]) -> Iterator[Wanted]:
         """Yield tensors, masters and moments of a vocabulary without the rows of its padding."""

@@ -27,6 +27,8 @@ from .deepspeed_states import BASES, MASTERS
 
 Group = Mapping[str, Shape]
 
+# What helps where nothing but the target job knows how it lays its parameters out.
+LIKE = "--like EXAMPLE takes the layout from a checkpoint that the target job saved"
 _SUB_GROUP = 1_000_000_000  # DeepSpeed's default
 _ALIGNED_TO = 16
 
@@ -160,7 +162,7 @@ def wished(job: Job, wishes: Wishes) -> Job:
             raise UnsupportedError(
                 f"--{name} {wish} of a job of {has}: which parameter then belongs to which group"
                 " and rank is decided by the trainer's model and recorded nowhere",
-                hint="ftckpt convert --to deepspeed-universal: that loads at any tp and pp",
+                hint=f"{LIKE}; or convert --to deepspeed-universal, which loads at any tp and pp",
             )
     grid = job.grid._replace(dp=wishes.dp or job.grid.dp, evidence="")
     stage = wishes.zero_stage or job.stage

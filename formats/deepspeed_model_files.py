@@ -8,12 +8,10 @@ from typing import Any
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import OutputFile
 
-from .deepspeed_files import Role
 from .deepspeed_flats import Holdings
-from .deepspeed_job import Job
 from .deepspeed_modules import Modules, size_of
-from .deepspeed_rest import Place, RestOfRole, Share
-from .deepspeed_source import Source
+from .deepspeed_plan import Plan
+from .deepspeed_shares import Dealer, Place, Share
 from .deepspeed_states import MODULE
 from .inert import Ordered
 from .torch_tree import Carried, save
@@ -25,19 +23,17 @@ class ModelFiles:
     Args:
         content: what they hold.
         holdings: of that content.
-        source: where the state around the weights is from.
-        job: whose files they are.
+        plan: how they are laid out.
+        rest: the state around the weights.
 
     Attributes:
-        rest: the state around the weights.
         pipeline: whether the weights are in files of layers.
     """
 
-    def __init__(self, content: Content, holdings: Holdings, source: Source, job: Job) -> None:
-        self._source, self._job = source, job
-        self._modules = Modules(content, holdings, job, source.models)
-        self.rest = RestOfRole(content, source.files[Role.MODEL], Role.MODEL)
-        self.pipeline = not any(state.weights for state in source.models.states.values())
+    def __init__(self, content: Content, holdings: Holdings, plan: Plan, rest: Dealer) -> None:
+        self._plan, self._job, self._rest = plan, plan.job, rest
+        self._modules = Modules(content, holdings, plan)
+        self.pipeline = not any(state.weights for state in plan.models.states.values())
 
     def files(self) -> Iterator[OutputFile]:
         """Yield the files of all ranks; stage 3 has one a partition."""
@@ -48,10 +44,10 @@ class ModelFiles:
                 if dp is not None:
                     name = f"zero_pp_rank_{dp}_{name}"
                 place = Place(mp, dp or 0)
-                share = self.rest.deal(place, grid.rank(mp, dp), first=place == (0, 0))
+                share = self._rest.deal(place, grid.rank(mp, dp), first=place == (0, 0))
                 tree = Carried(self._tree(share, place), share.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
-        self.rest.settle()
+        self._rest.settle()
 
     def _tree(self, share: Share, place: Place) -> dict[str, Any]:
         mp, dp = place
@@ -60,8 +56,8 @@ class ModelFiles:
         tree[MODULE] = None if self.pipeline else Ordered({**weights, **share.below(MODULE)})
         tree["param_shapes"] = [
             Ordered((name, size_of(shape)) for name, shape in flat.items())
-            for group in self._source.groups[mp]
-            for flat in self._job.partitioned(group)
+            for group in self._plan.flats[mp]
+            for flat in group
         ]
         tree |= self._modules.frozen(mp, dp, weights)
         if dp:
@@ -71,6 +67,6 @@ class ModelFiles:
 
     def layer_files(self) -> Iterator[OutputFile]:
         """Yield the files of a pipeline's layers."""
-        for file in self._source.files[Role.LAYER]:
+        for file in self._plan.layers:
             stem = file.path.removesuffix(".pt")
             yield OutputFile(file.path, save(self._modules.layer(file), folder=stem))

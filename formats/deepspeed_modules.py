@@ -1,35 +1,29 @@
 """The weights in DeepSpeed's files: a state_dict of each model-parallel rank, or one of each layer.
 
 Stage 3 keeps placeholders of no elements where a parameter is partitioned, and the frozen ones in
-fragments. A job that goes from stage 3 to a lower one gets weights: its masters in the compute type
-of the placeholders, which is how DeepSpeed makes its weights from masters after every step. One
-that goes to stage 3 has no place for them.
+fragments.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from ftckpt.checkpoint import Kind, tensor_key
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.checkpoint import Kind
+from ftckpt.errors import UnsupportedError
+from ftckpt.transfer.content import Content
 
-from .deepspeed_checkpoint import DeepSpeedCheckpoint
 from .deepspeed_files import DeepSpeedFile
 from .deepspeed_flats import Holdings, fragment
-from .deepspeed_job import Job
 from .deepspeed_partition import Shape
-from .deepspeed_states import ModelState
+from .deepspeed_plan import Plan
 from .inert import Ordered
 from .pickling import Call, Global
 from .torch_tree import Carried, Storage, Tensor
 from .torch_values import TensorRef
 
-# What DeepSpeed's converter makes of buffers, of frozen and of shared parameters.
-COPIES = "extra:universal"
 _SIZE = Global("torch", "Size")
 
 
@@ -38,85 +32,19 @@ def size_of(shape: Shape) -> Call:
     return Call(_SIZE, ((*shape,),))
 
 
-class Models:
-    """The parameters of the source's model, by name, and what becomes of them at another stage.
-
-    Attributes:
-        states: what the first file of each model-parallel rank says.
-        shared: name that is not stored -> name of the same parameter that is.
-        trained: names that the optimizer knows, and those that are shared with one of them.
-    """
-
-    def __init__(self, checkpoint: DeepSpeedCheckpoint, states: Mapping[int, ModelState]) -> None:
-        self._checkpoint = checkpoint
-        self.states = states
-        self.shared = {a: b for state in states.values() for a, b in state.shared.items()}
-        known = {n for rank in checkpoint.groups.values() for group in rank for n in group}
-        self.trained = known | {name for name, owner in self.shared.items() if owner in known}
-
-    def content(self, content: Content, before: int, after: int) -> Content:
-        """Return the content that a job of another stage stores.
-
-        Args:
-            content: what is to be written.
-            before: stage of the source.
-            after: stage of the result.
-        """
-        content = content.with_tensors(self._whole(content))
-        if after == 3:
-            kept = [w for w in content.tensors.values() if not self._is_trained_weight(w)]
-            return content.with_tensors(kept)
-        if before != 3:
-            return content
-        made = {wanted.key: wanted for wanted in self._cast_masters(content)}
-        tied = {n: owner for n, owner in self.shared.items() if {n, owner} <= made.keys()}
-        return replace(
-            content, tensors={**made, **content.tensors}, aliases={**content.aliases, **tied}
-        )
-
-    def _whole(self, content: Content) -> Iterable[Wanted]:
-        """Yield the tensors of a job's own files, which a universal checkpoint has otherwise.
-
-        There a vocabulary has lost its padding, which is zeros, and there are copies of weights.
-        """
-        for wanted in content.tensors.values():
-            placed = self._checkpoint.placed.get(wanted.name)
-            short = placed is not None and wanted.shape[1:] == placed.shape[1:] != ()
-            if placed is not None and short and wanted.component == "optimizer":
-                yield wanted._replace(shape=placed.shape)
-            elif wanted.component != COPIES:
-                yield wanted
-
-    def _is_trained_weight(self, wanted: Wanted) -> bool:
-        weight = wanted.component == "model" and wanted.kind is Kind.PARAM
-        return weight and wanted.name in self.trained
-
-    def _cast_masters(self, content: Content) -> Iterable[Wanted]:
-        for state in self.states.values():
-            for name, ref in state.weights.items():
-                key = tensor_key("optimizer", Kind.MASTER, self.shared.get(name, name))
-                master = content.tensors.get(key)
-                if name in self.trained and name not in content.tensors and master is not None:
-                    yield master._replace(
-                        component="model", kind=Kind.PARAM, name=name, dtype=ref.dtype
-                    )
-
-
 class Modules:
     """Lays out the weights of every file.
 
     Args:
         content: what the files hold.
         holdings: of that content.
-        job: whose files they are.
-        models: of the source.
+        plan: how they are laid out.
     """
 
-    def __init__(self, content: Content, holdings: Holdings, job: Job, models: Models) -> None:
-        assert isinstance(content.checkpoint, DeepSpeedCheckpoint)
+    def __init__(self, content: Content, holdings: Holdings, plan: Plan) -> None:
         self._content, self._holdings = content, holdings
-        self._job, self._models = job, models
-        self._checkpoint = content.checkpoint
+        self._job, self._models = plan.job, plan.models
+        self._checkpoint, self._exact = plan.checkpoint, plan.exact
 
     def weights(self, mp: int) -> Ordered:
         """Return the module's state_dict; tied tensors share a storage."""
@@ -177,13 +105,17 @@ class Modules:
     def _at(self) -> Mapping[tuple[str, int], list[str]]:
         """Keys of the tensors that begin at a place of a file."""
         found: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for key in self._content.tensors:
+        for key in self._content.tensors.keys() & self._checkpoint.tensors.keys():
             for piece in self._checkpoint.tensors[key].pieces:
                 found[piece.extent.file, piece.extent.offset].append(key)
         return found
 
     def layer(self, file: DeepSpeedFile) -> Carried:
-        """Return the state_dict of a layer of a pipeline."""
+        """Return the state_dict of a layer of a pipeline.
+
+        Raises:
+            UnsupportedError: an example has something there that nothing names.
+        """
         tree = self._checkpoint.tree(file.path)
         storages = self._checkpoint.streams[file.path].storages
         made, known = Ordered(), dict[str, Tensor]()
@@ -197,6 +129,11 @@ class Modules:
                 if key not in known:
                     known[key] = Tensor.of(self._holdings.local(key, self._owner(key, file.mp)))
                 made[local] = known[key]
+            elif self._exact:
+                raise UnsupportedError(
+                    f"{local} in {file.path} of the example is no parameter that has a name",
+                    file=file.path,
+                )
         return Carried(made, storages)
 
     def _owner(self, key: str, tp: int) -> int:

@@ -12,9 +12,8 @@ from typing import Any
 from ftckpt.errors import UnsupportedError
 
 from .deepspeed_flats import Flat, Partition
-from .deepspeed_job import Job
-from .deepspeed_rest import Share
-from .deepspeed_source import Source
+from .deepspeed_plan import Plan
+from .deepspeed_shares import GROUPS, Share
 from .deepspeed_states import BASES, MASTERS, OPTIMIZER
 from .inert import Ordered
 from .pickling import Call, Global
@@ -22,7 +21,6 @@ from .pickling import Call, Global
 _STAGE = Global("deepspeed.runtime.zero.config", "ZeroStageEnum")
 _ADDRESS = Global("deepspeed.utils.tensor_fragment", "fragment_address")
 _SCALER = Global("deepspeed.runtime.fp16.loss_scaler", "LossScaler")
-_GROUPS = "param_groups"
 
 
 class OptimizerTree:
@@ -32,8 +30,8 @@ class OptimizerTree:
         renumbered: whether parameter groups have other numbers than in the source.
     """
 
-    def __init__(self, source: Source, job: Job) -> None:
-        self._source, self._job = source, job
+    def __init__(self, plan: Plan) -> None:
+        self._source, self._job = plan.source, plan.job
         self.renumbered = False
 
     def build(self, share: Share, groups: Sequence[Sequence[Flat]], dp: int) -> dict[str, Any]:
@@ -102,7 +100,7 @@ class OptimizerTree:
     ) -> dict[str, Any]:
         """Return the base optimizer's state_dict, whose parameters are the flat groups."""
         base = share.base
-        hyper = base.get(_GROUPS)
+        hyper = base.get(GROUPS)
         if not isinstance(hyper, list) or len(hyper) != len(groups):
             raise UnsupportedError(
                 f"the optimizer's param_groups are not those of its {len(groups)} parameter groups:"
@@ -113,7 +111,7 @@ class OptimizerTree:
         self.renumbered |= any(
             group.get("params") != mine for group, mine in zip(hyper, members, strict=True)
         )
-        base[_GROUPS] = [
+        base[GROUPS] = [
             {**group, "params": mine} for group, mine in zip(hyper, members, strict=True)
         ]
         held = {number: state for number, state in enumerate(states) if state}

@@ -8,123 +8,25 @@ to a rank that is no more has no place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
 
+from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Literal, Segment, Stored
+from ftckpt.transfer.layout import Elements, Literal, Segment, Stored
 
 from .deepspeed_checkpoint import DeepSpeedCheckpoint
-from .deepspeed_files import DeepSpeedFile, Role
-from .deepspeed_states import (
-    BASES,
-    LAYOUT_OF_MODEL,
-    LAYOUT_OF_OPTIMIZER,
-    MASTERS,
-    MODULE,
-    OPTIMIZER,
-)
+from .deepspeed_files import DeepSpeedFile
+from .deepspeed_shares import GROUPS, Place, Share, State
 from .inert_tree import Path
 from .torch_tree import Carried, pickled
-from .torch_values import StoredStorage, TensorRef
 
 # Tensors in other state are random states: small. More than this is not read to be compared.
 _COMPARED = 16 << 20
-_GROUPS = "param_groups"
 _OWN = "extra:rank"
-
-
-class Place(NamedTuple):
-    """Model-parallel rank and partition; a file that every partition reads has partition 0."""
-
-    mp: int
-    dp: int
-
-
-class State:
-    """The other state of one file.
-
-    Attributes:
-        fields: path in the file's tree -> value, as the source has it.
-        labels: path -> name of the object, without its rank.
-        storages: of the tensors inside.
-        at: where the optimizer's state stands in the tree.
-        layout: what a model's file says of how the files are cut.
-    """
-
-    def __init__(self, file: DeepSpeedFile, tree: Any, storages: Mapping[str, StoredStorage]):
-        self.path, self.place = file.path, Place(file.mp, file.dp or 0)
-        self.storages = storages
-        self.fields: dict[Path, Any] = {}
-        self.labels: dict[Path, str] = {}
-        self.at: Path = ()
-        self.layout: dict[str, Any] = {}
-        if file.role is Role.MODEL:
-            self.layout = {key: tree[key] for key in tree if key in LAYOUT_OF_MODEL}
-            self._take((), "", tree, {*LAYOUT_OF_MODEL, MODULE, "optimizer"})
-            module = tree[MODULE] or {}
-            tensors = {name for name, value in module.items() if isinstance(value, TensorRef)}
-            self._take((MODULE,), "module.", module, tensors)
-            return
-        inner: Any = tree.get(OPTIMIZER)
-        if isinstance(inner, dict) and any(key in inner for key in MASTERS):
-            self._take((), "optimizer.", tree, {OPTIMIZER})
-            self.at = (OPTIMIZER,)
-        else:
-            inner = tree  # a universal checkpoint has no file of partitions around it
-        self._take(self.at, "optimizer.", inner, {*LAYOUT_OF_OPTIMIZER, *MASTERS, *BASES})
-        for key in BASES:
-            base = inner.get(key)
-            if isinstance(base, dict):
-                self._take((*self.at, key), "optimizer.", base, {"state"})
-
-    def _take(self, at: Path, label: str, tree: Mapping[Any, Any], layout: set[str]) -> None:
-        for key, value in tree.items():
-            if isinstance(key, (str, int)) and key not in layout:
-                self.fields[*at, key] = value
-                self.labels[*at, key] = f"{label}{key}"
-
-
-class Share(NamedTuple):
-    """What one file of the result holds of the other state.
-
-    Attributes:
-        fields: path -> value, a part of the source file's tree.
-        storages: of that file.
-        at: where the optimizer's state stands in that tree.
-        layout: what that file, one of the model's, says of how the files are cut.
-    """
-
-    fields: Mapping[Path, Any]
-    storages: Mapping[str, StoredStorage]
-    at: Path = ()
-    layout: Mapping[str, Any] = {}
-
-    def below(self, *at: str | int) -> dict[Any, Any]:
-        """Return the fields that stand directly at a path, by key."""
-        return {path[-1]: value for path, value in self.fields.items() if path[:-1] == at}
-
-    @property
-    def outer(self) -> dict[Any, Any]:
-        """What an optimizer's file holds beside the optimizer's state."""
-        return self.below() if self.at else {}
-
-    @property
-    def inner(self) -> dict[Any, Any]:
-        """What the optimizer's state holds beside partitions and the base optimizer."""
-        return {key: value for key, value in self.below(*self.at).items() if key != _GROUPS}
-
-    @property
-    def base(self) -> dict[Any, Any]:
-        """What the base optimizer's state holds beside the states: its parameter groups."""
-        found = {k: v for k, v in self.below(*self.at).items() if k == _GROUPS}
-        for key in BASES:
-            found |= self.below(*self.at, key)
-        return found
 
 
 class RestOfRole:
@@ -137,50 +39,54 @@ class RestOfRole:
         same: names of objects that mean the same in the result.
     """
 
-    def __init__(self, content: Content, files: Sequence[DeepSpeedFile], role: Role) -> None:
-        """Read the files, one after the other.
+    def __init__(self, content: Content, states: Iterable[State]) -> None:
+        """Take the states of what is to be written, one of each file or rank."""
+        self._content = content
+        self.unplaced: list[str] = []
+        self.notes: list[Finding] = []
+        self.tensors: list[Wanted] = []
+        self.same: set[str] = set()
+        self._states = {state.place: state for state in states}
+        self._dealt: set[Place] = set()
+        for state in self._states.values():
+            self._leave_out(state)
+
+    @classmethod
+    def of(
+        cls, content: Content, files: Sequence[DeepSpeedFile], decided: Collection[str] = ()
+    ) -> RestOfRole:
+        """Read the files of a DeepSpeed source, one after the other.
+
+        Args:
+            content: what is to be written.
+            files: of one role.
+            decided: labels of what is not the source's to say.
 
         Raises:
             CorruptError, UnsafeError: a file is not what it was when it was opened.
         """
         checkpoint = content.checkpoint
         assert isinstance(checkpoint, DeepSpeedCheckpoint)
-        self._content, self._checkpoint, self._role = content, checkpoint, role
-        self.unplaced: list[str] = []
-        self.notes: list[Finding] = []
-        self.tensors: list[Wanted] = []
-        self.same: set[str] = set()
-        self._states: dict[Place, State] = {}
-        self._dealt: set[Place] = set()
-        for file in files:
-            storages = checkpoint.streams[file.path].storages
-            state = State(file, checkpoint.tree(file.path), storages)
-            self._states[state.place] = state
-        self._names: dict[tuple[str, Path], str] = {
-            (info.extent.file, tuple(info.field)): name for name, info in checkpoint.objects.items()
-        }
-        self._inside: dict[tuple[str, str], list[str]] = {}
+        names = {(i.extent.file, tuple(i.field)): name for name, i in checkpoint.objects.items()}
         own: dict[str, list[TensorInfo]] = {}
         for info in checkpoint.tensors.values():
             if info.component.startswith(_OWN):
                 own.setdefault(info.pieces[0].extent.file, []).append(info)
-        for state in self._states.values():
-            self._index(state, own.get(state.path, ()))
-        for state in self._states.values():
-            self._leave_out(state)
 
-    def _index(self, state: State, own: Sequence[TensorInfo]) -> None:
-        """Find which of a file's own tensors lie in which field."""
-        for info in own:
-            fits = [label for label in state.labels.values() if _below(info.name, label)]
-            if fits:
-                self._inside.setdefault((state.path, max(fits, key=len)), []).append(info.key)
+        def read(file: DeepSpeedFile) -> State:
+            state = State.of(file, checkpoint)
+            state.names = {p: names[file.path, p] for p in state.fields if (file.path, p) in names}
+            _index(state, own.get(file.path, ()))
+            for path in [path for path, label in state.labels.items() if label in decided]:
+                state.forget(path)
+            return state
+
+        return cls(content, map(read, files))
 
     def _leave_out(self, state: State) -> None:
         """Forget fields of which something was dropped."""
-        for path, label in state.labels.items():
-            name = self._names.get((state.path, path))
-            keys = self._inside.get((state.path, label), [])
+        for path in state.labels:
+            name, keys = state.names.get(path), state.inside.get(path, [])
             dropped = name is not None and name not in self._content.objects
             if dropped or any(key not in self._content.tensors for key in keys):
                 del state.fields[path]
@@ -205,8 +111,9 @@ class RestOfRole:
         others = [s for s in states if s.place.mp == place.mp] or states
         if not others:
             return Share({}, {})
-        alike = {path for path in others[0].fields if self._alike(path, others)}
-        for path in others[0].fields.keys() - alike:
+        shared = others[0].fields.keys() - others[0].private
+        alike = {path for path in shared if self._alike(path, others)}
+        for path in shared - alike:
             what = f"{others[0].labels[path]} was of each rank alone: rank {rank} has none"
             self.notes.append(finding("note", what, rank=rank))
         fields = {path: value for path, value in others[0].fields.items() if path in alike}
@@ -215,18 +122,17 @@ class RestOfRole:
     def _keep(self, state: State, rank: int, *, first: bool) -> None:
         prefix = "" if first else f"rank_{rank}."
         for path in state.fields:
-            label = state.labels[path]
-            name = self._names.get((state.path, path))
-            if name == prefix + label:
+            name = state.names.get(path)
+            if name == prefix + state.labels[path]:
                 self.same.add(name)
-            for key in self._inside.get((state.path, label), ()):
+            for key in state.inside.get(path, ()):
                 wanted = self._content.tensors[key]
                 self.tensors.append(wanted._replace(component=f"extra:rank{rank}"))
 
     def strays(self, keys: Sequence[str]) -> set[str]:
         """Return those of some tensors' keys that lie in no field of these files."""
-        inside = {key for held in self._inside.values() for key in held}
-        return set(keys) - inside
+        states = self._states.values()
+        return set(keys).difference(*(held for s in states for held in s.inside.values()))
 
     def settle(self) -> None:
         """Say what has no place, after everything was dealt."""
@@ -235,12 +141,10 @@ class RestOfRole:
                 continue
             near = {place.mp} & {dealt.mp for dealt in self._dealt}
             others = [s for s in self._states.values() if not near or s.place.mp in near]
-            for path, label in state.labels.items():
-                if path not in state.fields or self._alike(path, others):
-                    continue
-                name = self._names.get((state.path, path))
-                self.unplaced += [] if name is None else [name]
-                self.unplaced += self._inside.get((state.path, label), ())
+            for path in state.fields:
+                if not self._alike(path, others):
+                    self.unplaced += [state.names[path]] if path in state.names else []
+                    self.unplaced += state.inside.get(path, ())
 
     def _alike(self, path: Path, states: Sequence[State]) -> bool:
         """Say whether all files hold the same at a path, the tensors inside included."""
@@ -261,8 +165,20 @@ class RestOfRole:
     def _data(self, segment: Segment) -> bytes:
         if isinstance(segment, Literal):
             return segment.data
+        if isinstance(segment, Elements):
+            keys = [fill.key for fill in segment.shard.fills]
+            return b"".join(read_tensor(self._content.checkpoint, key) for key in keys)
         assert isinstance(segment, Stored)
-        return self._checkpoint.source.read(*segment.extent)
+        return self._content.checkpoint.source.read(*segment.extent)
+
+
+def _index(state: State, own: Sequence[TensorInfo]) -> None:
+    """Find which of a file's own tensors lie in which field."""
+    for info in own:
+        fits = [path for path, label in state.labels.items() if _below(info.name, label)]
+        if fits:
+            path = max(fits, key=lambda path: len(state.labels[path]))
+            state.inside.setdefault(path, []).append(info.key)
 
 
 def _below(name: str, label: str) -> bool:
@@ -288,7 +204,7 @@ def stored(content: Content, rests: Sequence[RestOfRole], *, renumbered: bool) -
     found = content.with_tensors([*kept, *(wanted for rest in rests for wanted in rest.tensors)])
     same = {name for rest in rests for name in rest.same}
     if renumbered:
-        same = {name for name in same if not name.endswith(f"optimizer.{_GROUPS}")}
+        same = {name for name in same if not name.endswith(f"optimizer.{GROUPS}")}
     objects = {name: info for name, info in found.objects.items() if name in same}
     return replace(found, objects=objects)
 

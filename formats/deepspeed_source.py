@@ -10,9 +10,9 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from .deepspeed_checkpoint import DeepSpeedCheckpoint
 from .deepspeed_files import DeepSpeedFile, Role, deepspeed_files
 from .deepspeed_job import Group, job_of
-from .deepspeed_modules import Models
+from .deepspeed_models import Models
 from .deepspeed_parameters import STATE
-from .deepspeed_states import BASES, OPTIMIZER, ModelState, read_model
+from .deepspeed_states import BASES, MASTERS, OPTIMIZER, ModelState, read_model
 from .torch_values import TensorRef
 
 
@@ -24,6 +24,9 @@ class Source:
         job: that wrote it.
         files: its files by role; of a universal one the file of the optimizer's other state.
         groups: by model-parallel rank, its parameter groups in the order of the optimizer.
+        flats: by model-parallel rank and parameter group, the flat groups that were partitioned.
+        settings: by model-parallel rank and parameter group, the base optimizer's settings of it;
+            none where the optimizer's form has none.
         numbers: by model-parallel rank and parameter group, states that are no tensors.
         config, version: of DeepSpeed, as a model's file records them.
     """
@@ -71,12 +74,21 @@ class Source:
             )
         self.job = job_of(checkpoint, self.config, trees[0])
         self.groups: dict[int, list[Group]] = {}
+        self.flats: dict[int, list[list[Group]]] = {}
         self.numbers: dict[int, list[dict[str, Any]]] = {}
+        self.settings: dict[int, list[dict[str, Any]]] = {}
         for mp, tree in trees.items():
             members = self._members(tree, len(states[mp].groups))
             flat = states[mp].groups
-            self.groups[mp] = [self.job.joined([flat[n] for n in part]) for part in members]
+            flats = [[flat[n] for n in part] for part in members]
+            self.groups[mp] = [self.job.joined(part) for part in flats]
+            masters = tree.get(MASTERS[1])
+            if isinstance(masters, list) and len(masters) != len(flat):
+                # Old versions list the shapes of a parameter group in one.
+                flats = [self.job.partitioned(group) for group in self.groups[mp]]
+            self.flats[mp] = flats
             self.numbers[mp] = [_numbers(tree, part[:1]) for part in members]
+            self.settings[mp] = [group for group in _groups(tree) if isinstance(group, dict)]
 
     def _optimizer(self, mp: int) -> Mapping[str, Any]:
         """Return the optimizer's state in the first file of a model-parallel rank."""

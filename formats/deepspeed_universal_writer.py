@@ -35,7 +35,9 @@ from .deepspeed_flats import Holdings
 from .deepspeed_foreign import Foreign
 from .deepspeed_model_files import ModelFiles
 from .deepspeed_parameters import STATE
-from .deepspeed_rest import Place, RestOfRole, stored, unplaced
+from .deepspeed_plan import Plan
+from .deepspeed_rest import RestOfRole, stored, unplaced
+from .deepspeed_shares import Place
 from .deepspeed_source import Source
 from .deepspeed_states import OPTIMIZER
 from .torch_tree import Carried, Tensor, save
@@ -76,8 +78,9 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
     content = source.models.content(content, job.stage, job.stage)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
     holdings = Holdings(content, checkpoint.placed)
-    model = ModelFiles(content, holdings, source, job)
-    optimizer = RestOfRole(content, source.files[Role.OPTIMIZER], Role.OPTIMIZER)
+    around = RestOfRole.of(content, source.files[Role.MODEL])
+    model = ModelFiles(content, holdings, Plan(checkpoint, source, job), around)
+    optimizer = RestOfRole.of(content, source.files[Role.OPTIMIZER])
     numbers: dict[str, Any] = {}
     for mp, groups in source.groups.items():
         for group, found in zip(groups, source.numbers[mp], strict=True):
@@ -91,7 +94,7 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
     tree = folders.state_tree(share.inner, base, source.version)
     state = _state_file(Carried(tree, share.storages))
     files = [*model.files(), *model.layer_files(), *folders.files(), state]
-    rests = (model.rest, optimizer)
+    rests = (around, optimizer)
     notes = [*_notes(cuts), *(note for rest in rests for note in rest.notes)]
     return Layout(
         files=files,

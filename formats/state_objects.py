@@ -63,6 +63,10 @@ class StateObjects:
         """
         return self._apart(name, _small)
 
+    def named(self, name: str) -> Iterator[Leaf]:
+        """Yield one object in one part, as `nested` does; parameters have their names."""
+        return self._apart(name, _whole)
+
     def _apart(self, name: str, walk: _Walk) -> Iterator[Leaf]:
         info = self._infos[name]
         at, names = self._place(info), self._names(info)

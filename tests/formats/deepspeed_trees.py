@@ -26,6 +26,12 @@ from ftckpt.formats.deepspeed_files import deepspeed_file
 from ftckpt.formats.inert import Inert
 from ftckpt.formats.torch_values import TensorRef
 
+# How tensor slices cut what `deepspeed_grids` names.
+INFO = {
+    "universal_checkpoint_version": 0.2,
+    "tp_replicated_parameter_patterns": [r"\d+\.same"],
+    "parameter_with_row_parallelism_patterns": [r"\d+\.row"],
+}
 # Where stage 3 keeps its masters.
 FLATS = "fp32_flat_groups"
 
@@ -72,11 +78,16 @@ def _plain(checkpoint: DeepSpeedCheckpoint, path: str, value: Any) -> Any:
 
 
 class Job(NamedTuple):
-    """A job of one model-parallel rank.
+    """A job of one model-parallel rank, or one such rank of a larger job.
 
     Attributes:
         groups: shapes by name, a mapping for each parameter group.
         dp, stage, sub_group, round_robin, aligned: as DeepSpeed's configuration has them.
+        held: values by kind and name; None for made-up ones.
+        step: how far it has come.
+        settings: of every parameter group; None for other ones in each.
+        name: in its configuration.
+        counted: whether steps are plain numbers, as a fused Adam has them.
     """
 
     groups: Sequence[dict[str, tuple[int, ...]]]
@@ -85,9 +96,16 @@ class Job(NamedTuple):
     sub_group: int = 1000
     round_robin: bool = False
     aligned: bool = False
+    held: Sequence[dict[str, torch.Tensor]] | None = None
+    step: int = 5
+    settings: dict[str, float] | None = None
+    name: str = ""
+    counted: bool = False
 
     def values(self, kind: int) -> dict[str, torch.Tensor]:
-        """Return made-up values of all parameters: 0 masters, 1 and 2 the moments."""
+        """Return values of all parameters: 0 masters, 1 and 2 the moments."""
+        if self.held is not None:
+            return self.held[kind]
         shapes = {name: shape for group in self.groups for name, shape in group.items()}
         return {
             name: torch.arange(1, 1 + torch.Size(shape).numel()).view(shape) + 1000 * n + kind / 4
@@ -95,12 +113,28 @@ class Job(NamedTuple):
         }
 
 
-def save_job(job: Job, folder: Path) -> Path:
-    """Save what the engine would."""
-    folder.mkdir(parents=True)
+class Place(NamedTuple):
+    """A model-parallel rank of a larger job: its number, and the sizes of the groups."""
+
+    mp: int = 0
+    pp: int = 1
+    tp: int = 1
+
+
+def save_job(job: Job, folder: Path, place: Place | None = None) -> Path:
+    """Save what the engine would, of the whole job or of one model-parallel rank.
+
+    Args:
+        job: what is saved.
+        folder: where.
+        place: the rank; of several stages it has no weights, for those are in files of layers, and
+            no parameters but those of its groups.
+    """
+    folder.mkdir(parents=True, exist_ok=place is not None)
+    mp, pp, tp = place or Place()
     zero = {"stage": 0, "sub_group_size": job.sub_group, "round_robin_gradients": job.round_robin,
             "parameter_alignment": job.aligned}  # fmt: skip
-    around = {"ds_config": {"bf16": {"enabled": True}, "zero_optimization": zero},
+    around = {"ds_config": {"bf16": {"enabled": True}, "zero_optimization": zero, "job": job.name},
               "ds_version": "0.19.8"}  # fmt: skip
     with _at_home():
         flats, members = _flats(job)
@@ -110,27 +144,37 @@ def save_job(job: Job, folder: Path) -> Path:
         for rank in range(job.dp) if job.stage == 3 else [None]:
             whole = rank is None
             module = {n: value if whole else empty.clone() for n, value in weights.items()}
-            module |= {"frozen": frozen if whole else empty.clone(), "seen": torch.tensor(3)}
+            if place is None:
+                module |= {"frozen": frozen if whole else empty.clone(), "seen": torch.tensor(3)}
             size = -(-7 // job.dp)
             run = torch.cat([frozen, frozen.new_zeros(size * job.dp - 7)]).chunk(job.dp)
             state = {
-                "module": OrderedDict(module), "buffer_names": ["seen"], "optimizer": None,
+                "module": None if pp > 1 else OrderedDict(module),
+                "buffer_names": ["seen"] if place is None else [], "optimizer": None,
                 "param_shapes": [
                     OrderedDict((n, torch.Size(s)) for n, s in flat.items()) for flat in flats
                 ],
                 "frozen_param_shapes": OrderedDict(frozen=frozen.shape),
                 "frozen_param_fragments": OrderedDict(frozen=frozen if whole else run[rank or 0]),
-                "shared_params": {}, "lr_scheduler": {"last_epoch": 5}, "skipped_steps": 0,
-                "global_steps": 5, "dp_world_size": job.dp, "mp_world_size": 1, **around,
-                "client": {"seed": torch.arange(3)},
+                "shared_params": {}, "lr_scheduler": {"last_epoch": job.step}, "skipped_steps": 0,
+                "global_steps": job.step, "dp_world_size": job.dp, "mp_world_size": pp * tp,
+                "client": {"seed": torch.arange(3) + job.step}, **around,
             }  # fmt: skip
+            if place is not None:
+                sizes = {"pp_degree": pp, "tp_degree": tp}
+                state |= {
+                    "checkpoint_parallel_dimensions": sizes,
+                    "universal_checkpoint_info": INFO,
+                    "frozen_param_shapes": OrderedDict(),
+                    "frozen_param_fragments": OrderedDict(),
+                }
             if job.stage == 1:
                 state |= {"frozen_param_shapes": None, "frozen_param_fragments": None}
-            name = "mp_rank_00_model_states.pt"
+            name = f"mp_rank_{mp:02d}_model_states.pt"
             torch.save(state, folder / (name if whole else f"zero_pp_rank_{rank}_{name}"))
         for rank in range(job.dp):
             inner = _optimizer(job, flats, members, rank)
-            name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            name = f"bf16_zero_pp_rank_{rank}_mp_rank_{mp:02d}_optim_states.pt"
             torch.save({"optimizer_state_dict": inner, **around}, folder / name)
     return folder
 
@@ -161,10 +205,16 @@ def _optimizer(job: Job, flats: Any, members: Any, rank: int) -> dict[str, Any]:
     numels = [sum(torch.Size(s).numel() for s in flat.values()) for flat in flats]
     base = {
         "state": {
-            n: {"step": torch.tensor(5.0), "exp_avg": held[1][n], "exp_avg_sq": held[2][n]}
+            n: {
+                "step": job.step if job.counted else torch.tensor(float(job.step)),
+                "exp_avg": held[1][n],
+                "exp_avg_sq": held[2][n],
+            }
             for n in range(len(flats))
         },
-        "param_groups": [{"lr": 0.5 + n, "params": ids} for n, ids in enumerate(members)],
+        "param_groups": [
+            {**(job.settings or {"lr": 0.5 + n}), "params": ids} for n, ids in enumerate(members)
+        ],
     }
     found = {"loss_scaler": None, "dynamic_loss_scale": False, "overflow": False,
              "zero_stage": ZeroStageEnum(job.stage)}  # fmt: skip

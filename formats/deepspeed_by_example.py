@@ -1,0 +1,146 @@
+"""What a DeepSpeed writer lays out where an example says how: of a source of any format."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ftckpt.checkpoint import Kind
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, finding
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Wishes
+
+from .deepspeed_carried import CarriedState
+from .deepspeed_checkpoint import DeepSpeedCheckpoint
+from .deepspeed_example import DECIDED, Groups, ModelsDealer, OptimizersDealer
+from .deepspeed_files import Role
+from .deepspeed_fitting import Fitting
+from .deepspeed_geometry import Grid
+from .deepspeed_plan import Plan
+from .deepspeed_rest import RestOfRole
+from .deepspeed_settings import OfParameters, bare
+from .deepspeed_shares import GROUPS, Place
+from .deepspeed_source import Source
+
+
+class ByExample:
+    """A source and an example, brought together (fits `deepspeed_writer.Given`).
+
+    Attributes:
+        asked: what is to be written, as it was given.
+        content: the same, as the result holds it.
+        plan: of the example.
+        models, optimizers: deal out the state around the weights.
+        rests: the same of the source.
+    """
+
+    def __init__(self, content: Content, example: DeepSpeedCheckpoint, wishes: Wishes) -> None:
+        """Fit the source into the example.
+
+        Raises:
+            UnsupportedError: they are not of one model, or the example has no partitions.
+        """
+        if not example.stage:
+            raise UnsupportedError(
+                "ZeRO is off in the example: it has no partitions",
+                hint="an example that a job with ZeRO saved",
+            )
+        self.asked = content
+        made = Source(example)
+        self.plan = Plan(example, made, made.job, exact=True)
+        self._origins = _origins(content)
+        self._carried: CarriedState | None = None
+        own = content.checkpoint
+        partitioned = isinstance(own, DeepSpeedCheckpoint) and own.stage > 0
+        if isinstance(own, DeepSpeedCheckpoint) and partitioned:
+            source = Source(own)
+            self._grid: Grid | None = own.grid
+            self._parameters = OfParameters.of(source)
+            self._objects = [n for n in content.objects if n.endswith(f"optimizer.{GROUPS}")]
+            if not self._objects:  # they were dropped
+                self._parameters.settings.clear()
+        else:
+            self._grid, self._carried = None, CarriedState(content)
+            self._parameters, content = self._carried.parameters, self._carried.content
+            self._objects = self._carried.group_objects
+        groups = (flat for own in self.plan.flats.values() for flats in own for flat in flats)
+        names = [name for flat in groups for name in flat]
+        numbers = {name: self._parameters.numbers_of(self._source_of(name)) for name in names}
+        self._fitting = Fitting(content, self.plan, wishes, numbers)
+        self._numbers = OfParameters(numbers=self._fitting.numbers)
+        self.content = self._fitting.content
+        roles = (Role.MODEL, Role.OPTIMIZER)
+        if self._carried is not None:
+            states = self._carried.states
+            self.rests = [RestOfRole(self.content, states(role)) for role in roles]
+        else:
+            self.rests = [RestOfRole.of(self.content, source.files[r], DECIDED) for r in roles]
+        models, optimizers = self.rests
+        step = self.asked.checkpoint.step
+        self.models = ModelsDealer(self.plan, models, self._place, step)
+        self.optimizers = OptimizersDealer(self.plan, optimizers, self._place, self._groups)
+        self._without: set[bool] = set()
+
+    def _source_of(self, name: str) -> Sequence[str]:
+        return self._origins.get(name, [name])
+
+    def _place(self, place: Place, rank: int) -> Place:
+        """Return where the state of a rank lies in the source: of equal coordinates."""
+        if self._grid is None:
+            return Place(0, rank)
+        stage, tp = divmod(place.mp, self.plan.job.grid.tp)
+        if stage < self._grid.pp and tp < self._grid.tp:
+            return Place(stage * self._grid.tp + tp, place.dp)
+        return Place(self._grid.mp + place.mp, place.dp)
+
+    def _groups(self, mp: int, example: Groups) -> Groups:
+        """Return the settings of a rank's parameter groups, in the order of the example's."""
+        made = []
+        for group, flats in zip(example, self.plan.flats[mp], strict=False):
+            names = [own for flat in flats for name in flat for own in self._source_of(name)]
+            found = self._parameters.of_group(names, bare(group))
+            self._without.add(found is None)
+            made.append({**group, **(found or {})})
+        return made
+
+    def numbers(self, mp: int, number: int) -> Mapping[str, Any]:
+        """Return the states of a parameter group that are no tensors."""
+        flats = self.plan.flats[mp][number]
+        return self._numbers.numbers_of(name for flat in flats for name in flat)
+
+    @property
+    def unplaced(self) -> Iterator[str]:
+        """What has no place, besides state of single ranks; known when all was dealt."""
+        yield from self._fitting.unplaced
+        if self._carried is not None:
+            yield from self._carried.unplaced
+        found = self._parameters
+        if self._without != {False} and any((*found.settings.values(), *found.groups)):
+            yield from self._objects
+
+    @property
+    def notes(self) -> Iterator[Finding]:
+        """What the user should know; known when all was dealt."""
+        what = (
+            "ds_config, ds_version and universal_checkpoint_info are the example's, and so are"
+            " settings that the source does not have"
+        )
+        yield finding("note", what)
+        yield from self._fitting.notes
+        yield from self.models.notes
+        if self._without and not self._objects:
+            what = "the source has no settings of parameter groups (lr, …): the example's are kept"
+            yield finding("note", what)
+
+
+def _origins(content: Content) -> Mapping[str, list[str]]:
+    """Return the parameters of the source that each parameter is made of."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    tensors = content.checkpoint.tensors
+    for wanted in content.tensors.values():
+        if wanted.component in ("model", "optimizer") and wanted.kind is not Kind.OTHER:
+            names = (tensors[copy.key].name for copy in wanted.copies)
+            found[wanted.name].update(dict.fromkeys(names))
+    return {name: list(names) for name, names in found.items()}

@@ -1,0 +1,138 @@
+"""The state around the weights in the form of an example: the source's values in its places.
+
+What belongs to the job and not to its progress stays the example's: the configuration, the version,
+how parameters are cut. So do settings that the source does not know of (a loss scaler's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, finding
+
+from .deepspeed_files import DeepSpeedFile, Role
+from .deepspeed_plan import Plan
+from .deepspeed_rest import RestOfRole
+from .deepspeed_shares import GROUPS, Place, Share, State
+from .deepspeed_states import BASES, INFO, OPTIMIZER
+from .inert_tree import Path, leaves
+from .torch_values import TensorRef
+
+_CONFIGURED = ("ds_config", "ds_version")
+# Labels of state that the example decides.
+DECIDED = frozenset({
+    INFO, *_CONFIGURED, *(f"optimizer.{key}" for key in _CONFIGURED), f"optimizer.{GROUPS}",
+})  # fmt: skip
+# What the engine asks a model's file for, whatever its trainer has.
+_COUNTERS = ("skipped_steps", "global_steps")
+
+Groups = list[dict[str, Any]]
+
+
+class ModelsDealer:
+    """Deals out the other state of the model's files (fits `deepspeed_shares.Dealer`).
+
+    Args:
+        plan: of the example.
+        rest: of the source.
+        source: where a file's place lies in the source, given that and its rank.
+        step: of the source.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rest: RestOfRole,
+        source: Callable[[Place, int], Place],
+        step: int | None,
+    ) -> None:
+        self._plan, self._rest, self._source = plan, rest, source
+        self._files = _by_place(plan, Role.MODEL)
+        self._counters = dict.fromkeys(_COUNTERS, 0)
+        if step is not None:
+            self._counters["global_steps"] = step
+        self.notes: list[Finding] = []
+
+    def deal(self, place: Place, rank: int, *, first: bool) -> Share:
+        """Return what the file of one place of the result holds; see `Dealer`."""
+        share = self._rest.deal(self._source(place, rank), rank, first=first)
+        example = State.of(self._files[place], self._plan.checkpoint)
+        fields: dict[Path, Any] = {(key,): value for key, value in self._counters.items()}
+        fields |= {path: None for path, value in example.fields.items() if value is None}
+        fields |= share.fields
+        fields |= {
+            p: _plain(p, v) for p, v in example.fields.items() if example.labels[p] in DECIDED
+        }
+        scheduler = ("lr_scheduler",)
+        if first and example.fields.get(scheduler) and not fields.get(scheduler):
+            fields.pop(scheduler, None)
+            what = "there is no lr_scheduler: load with load_lr_scheduler_states=False"
+            self.notes.append(finding("note", what))
+        return Share(fields, share.storages, (), example.layout)
+
+    def settle(self) -> None:
+        """Say what has no place, after everything was dealt."""
+        self._rest.settle()
+
+
+class OptimizersDealer:
+    """Deals out the other state of the optimizer's files (fits `deepspeed_shares.Dealer`).
+
+    Args:
+        plan: of the example.
+        rest: of the source.
+        source: where a file's place lies in the source, given that and its rank.
+        groups: the settings of the parameter groups of a model-parallel rank, given the example's.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rest: RestOfRole,
+        source: Callable[[Place, int], Place],
+        groups: Callable[[int, Groups], Groups],
+    ) -> None:
+        self._plan, self._rest, self._source, self._groups = plan, rest, source, groups
+        self._files = _by_place(plan, Role.OPTIMIZER)
+
+    def deal(self, place: Place, rank: int, *, first: bool) -> Share:
+        """Return what the file of one place of the result holds; see `Dealer`."""
+        share = self._rest.deal(self._source(place, rank), rank, first=first)
+        state = State.of(self._files[place], self._plan.checkpoint)
+        example = Share(state.fields, {}, state.at)
+        fields: dict[Path, Any] = {}
+        for at, own, theirs in (
+            ((), example.outer, share.outer),
+            ((OPTIMIZER,), example.inner, share.inner),
+            ((OPTIMIZER, BASES[0]), example.base, share.base),
+        ):
+            kept = {key: _plain((key,), own[key]) for key in own if key not in theirs}
+            fields |= {(*at, key): value for key, value in {**kept, **theirs}.items()}
+        groups: Path = (OPTIMIZER, BASES[0], GROUPS)
+        if groups in fields:
+            fields[groups] = self._groups(place.mp, fields[groups])
+        return Share(fields, share.storages, (OPTIMIZER,))
+
+    def settle(self) -> None:
+        """Say what has no place, after everything was dealt."""
+        self._rest.settle()
+
+
+def _by_place(plan: Plan, role: Role) -> Mapping[Place, DeepSpeedFile]:
+    return {Place(file.mp, file.dp or 0): file for file in plan.source.files[role]}
+
+
+def _plain(path: Path, value: Any) -> Any:
+    """Return a value of the example, which holds no tensor.
+
+    Raises:
+        UnsupportedError: it does.
+    """
+    if any(isinstance(leaf, TensorRef) for _, leaf in leaves(value)):
+        raise UnsupportedError(
+            f"{'.'.join(map(str, path))} of the example holds a tensor, of which the source has"
+            " no values"
+        )
+    return value

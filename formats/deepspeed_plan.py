@@ -1,0 +1,57 @@
+"""How a job's files are laid out: which rank has which groups of parameters, in which order.
+
+Taken from the job that wrote the source, for other partitions or another stage of it; or from an
+example, as it stands: a checkpoint that the target job saved itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .deepspeed_checkpoint import DeepSpeedCheckpoint
+from .deepspeed_files import DeepSpeedFile, Role
+from .deepspeed_geometry import Placed
+from .deepspeed_job import Group, Job
+from .deepspeed_models import Models
+from .deepspeed_source import Source
+
+
+class Plan:
+    """A job's layout.
+
+    Attributes:
+        checkpoint: that says it.
+        source: the same, read again.
+        job: whose files are laid out.
+        exact: whether it is the job that wrote `checkpoint`: an example.
+        models: the parameters of its model.
+        placed: where they lie on the model-parallel ranks.
+        flats: by model-parallel rank, the flat groups of each parameter group.
+        layers: the files of a pipeline's layers.
+    """
+
+    def __init__(
+        self, checkpoint: DeepSpeedCheckpoint, source: Source, job: Job, *, exact: bool = False
+    ) -> None:
+        """Take the layout; the arguments are the attributes."""
+        self.checkpoint, self.source, self.job, self.exact = checkpoint, source, job, exact
+        self.models: Models = source.models
+        self.placed: Mapping[str, Placed] = checkpoint.placed
+        self.layers: Sequence[DeepSpeedFile] = source.files[Role.LAYER]
+        self.flats: Mapping[int, Sequence[Sequence[Group]]] = source.flats
+        if not exact:
+            groups = source.groups.items()
+            self.flats = {mp: [job.partitioned(group) for group in own] for mp, own in groups}
+
+    def gaps(self, mp: int, number: int, itemsize: int) -> tuple[int, ...]:
+        """Return the elements after each parameter of a flat group of stages 1 and 2.
+
+        Args:
+            mp: the model-parallel rank.
+            number: of the parameter group.
+            itemsize: bytes of an element in the compute type.
+        """
+        if not self.exact:
+            return self.job.gaps(self.flats[mp][number][0], itemsize)
+        recorded = self.checkpoint.gaps.get(mp, ())
+        return recorded[number] if number < len(recorded) else ()

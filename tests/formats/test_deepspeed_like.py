@@ -1,0 +1,241 @@
+"""DeepSpeed checkpoints laid out as an example is, from sources of any format."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
+from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.writers import format_and_writer
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.proof import prove
+from tests.checkpoints import open_checkpoint
+from tests.formats.deepspeed_grids import (
+    FRESH,
+    TRAINED,
+    GridJob,
+    Shapes,
+    jobs,
+    models,
+    save_grid,
+)
+from tests.formats.deepspeed_sets import copied, opened, tag
+from tests.formats.deepspeed_trees import Job, save_job, trees
+from tests.materialise import materialise
+from tests.writer_suite import assert_repeatable, assert_same_tensors, assert_sound
+
+WRITER = DeepSpeedWriter()
+SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp")
+
+
+def layout(source: Checkpoint | Content, example: Checkpoint, **wishes: Any) -> Layout:
+    content = source if isinstance(source, Content) else Content.of(source)
+    return WRITER.layout(content, Wishes(like=example, **wishes))
+
+
+def written(
+    source: Checkpoint | Content, example: Checkpoint, to: Path, **wishes: Any
+) -> DeepSpeedCheckpoint:
+    """Lay out, make the files plainly, prove them and open the result."""
+    made = layout(source, example, **wishes)
+    assert list(made.unplaced) == []
+    assert_repeatable(layout(source, example, **wishes), made)
+    materialise(made, source.checkpoint if isinstance(source, Content) else source, to)
+    result = opened(to)
+    assert made.content is not None
+    prove(made.content, result, SameObject)
+    assert [*result.check(), *result.notes] == []
+    return result
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_its_own_example_gives_the_same_files(name: str, tmp_path: Path) -> None:
+    source = opened(tag(name))
+    result = written(source, source, tmp_path / "same")
+    assert trees(result) == trees(source)
+    assert_same_tensors(result, source)
+    assert_sound(result)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("form", ["torchsave", "dcp", "safetensors", "deepspeed-universal"])
+def test_there_and_back_through_another_format(name: str, form: str, tmp_path: Path) -> None:
+    source = opened(tag(name))
+    target = tmp_path / "one.pt" if form == "torchsave" else tmp_path / "other"
+    _, writer = format_and_writer(form)
+    made = writer.layout(Content.of(source), Wishes())
+    materialise(made, source, target.parent if writer.single else target)
+    if writer.single:
+        (tmp_path / made.files[0].path).rename(target)
+    other = open_checkpoint(target)
+    back = written(other, source, tmp_path / "back")
+    if (name, form) == ("tp", "deepspeed-universal"):  # it has lost the vocabulary's padding
+        assert read_tensor(back, "exp_avg:fc1") == read_tensor(source, "exp_avg:fc1")
+        return
+    assert trees(back) == trees(source)
+    assert_same_tensors(back, source)
+
+
+@st.composite
+def two_jobs(draw: st.DrawFn) -> tuple[Shapes, GridJob, GridJob]:
+    shapes = draw(models())
+    return shapes, draw(jobs("a", shapes)), draw(jobs("b", shapes))
+
+
+@settings(max_examples=30, deadline=None)
+@given(two_jobs())
+def test_any_job_becomes_any_other_by_its_example(
+    made: tuple[Shapes, GridJob, GridJob],
+) -> None:
+    """Groups, orders, slices, stages: the result is what the other job would have saved."""
+    shapes, one, other = made
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        source = opened(save_grid(one, shapes, TRAINED, root / "source"))
+        example = opened(save_grid(other, shapes, FRESH, root / "example"))
+        truth = opened(save_grid(other, shapes, TRAINED, root / "truth"))
+        result = written(source, example, root / "result")
+        assert trees(result) == trees(truth)
+        first = opened(save_grid(one, shapes, FRESH, root / "first"))
+        assert trees(written(result, first, root / "back")) == trees(source)
+
+
+# --- what does not fit ---------------------------------------------------------------------------
+
+
+def narrowed(source: Checkpoint, *keys: str) -> Content:
+    content = Content.of(source)
+    return content.with_tensors(w for key, w in content.tensors.items() if key not in keys)
+
+
+def renamed(source: Checkpoint, old: str, new: str) -> Content:
+    content = Content.of(source)
+    return content.with_tensors(
+        w._replace(name=new + w.name.removeprefix(old)) if w.name.startswith(old) else w
+        for w in content.tensors.values()
+    )
+
+
+def test_what_the_source_lacks_is_refused_by_name() -> None:
+    source = opened(tag("z1"))
+    for keys in (("rope",), ("frozen.weight",), ("exp_avg:gain",), ("optimizer:gain.step",)):
+        with pytest.raises(UnsupportedError, match=f"the example has {keys[0]}, and the source"):
+            layout(narrowed(source, *keys), source)
+    with pytest.raises(UnsupportedError, match="the example has gain, master:gain, "):
+        layout(narrowed(source, "gain", "master:gain"), source)
+
+
+def test_other_names_are_refused_with_both_sides() -> None:
+    source = opened(tag("z1"))
+    says = "the example has gain, which the source lacks, and the source has amp, which the example"
+    with pytest.raises(UnsupportedError, match=says) as caught:
+        layout(renamed(source, "gain", "amp"), source)
+    assert "--rename" in caught.value.hint
+
+
+def test_what_the_example_lacks_must_be_dropped() -> None:
+    content = Content.of(opened(tag("z1")))
+    gain = content.tensors["gain"]
+    more = [gain._replace(name="more"), content.tensors["exp_avg:gain"]._replace(name="more")]
+    made = layout(content.with_tensors([*content.tensors.values(), *more]), content.checkpoint)
+    assert list(made.unplaced) == ["exp_avg:more", "more"]
+
+
+def test_an_example_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"the example has 1\.bias, 1\.weight, 3\.bias and 2"
+    ):
+        layout(opened(tag("z1")), opened(tag("pipe")))
+    shapes: tuple[list[Shapes], ...] = ([{"w": (4, 2)}], [{"w": (2, 4)}])
+    one, other = (opened(save_job(Job(s, 1, 1), tmp_path / str(s))) for s in shapes)
+    with pytest.raises(UnsupportedError, match=r"of shape \[4, 2\], and \[2, 4\] in the example"):
+        layout(one, other)
+    with pytest.raises(UnsupportedError, match="ZeRO is off in the example"):
+        layout(opened(tag("z1")), opened(tag("off")))
+
+
+def test_a_vocabulary_gets_the_padding_of_the_example(tmp_path: Path) -> None:
+    rows: tuple[Shapes, ...] = (
+        {"word_embeddings.weight": (6, 2)},
+        {"word_embeddings.weight": (8, 2)},
+    )
+    one, other = (opened(save_job(Job([r], 2, 1), tmp_path / str(n))) for n, r in enumerate(rows))
+    with pytest.raises(UnsupportedError, match="different models"):
+        layout(one, other)
+    result = written(one, other, tmp_path / "result", true_vocab_size=5)
+    key = "master:word_embeddings.weight"
+    assert result.tensors[key].shape == (8, 2)
+    assert read_tensor(result, key) == read_tensor(one, key)[: 5 * 8] + bytes(3 * 8)
+
+
+# --- what is made ---------------------------------------------------------------------------------
+
+
+def test_a_plain_trainers_state_becomes_a_jobs(tmp_path: Path) -> None:
+    """Weights without masters, in single precision: widened, and cast for the module."""
+    source = opened(tag("off"))
+    example = opened(tag("z3"))
+    result = written(source, example, tmp_path / "three")
+    for key in ("exp_avg:gain", "exp_avg_sq:up.bias", "optimizer:gain.step", "rope"):
+        assert read_tensor(result, key) == read_tensor(source, key), key
+    assert read_tensor(result, "master:up.weight") == read_tensor(source, "up.weight")
+    said = [note.message for note in layout(source, example).notes]
+    assert any("has no master" in what for what in said)
+    assert result.load_object("global_steps") == source.load_object("global_steps")
+
+
+def test_settings_follow_their_parameters(tmp_path: Path) -> None:
+    """The example has the groups in another order, and another learning rate."""
+    groups: list[Shapes] = [{"a": (3,), "b": (2,)}, {"c": (4,)}]
+    source = opened(save_job(Job(groups, 2, 1), tmp_path / "source"))
+    example = opened(save_job(Job(groups[::-1], 3, 2), tmp_path / "example"))
+    result = written(source, example, tmp_path / "result")
+    made = result.load_object("optimizer.param_groups")
+    assert [group["lr"] for group in made] == [1.5, 0.5]
+    together: list[Shapes] = [{"a": (3,), "c": (4,)}, {"b": (2,)}]
+    example = opened(save_job(Job(together, 2, 1), tmp_path / "together"))
+    with pytest.raises(UnsupportedError, match="a and c have other settings") as caught:
+        layout(source, example)
+    assert "--drop" in caught.value.hint
+    content = Content.of(source)
+    objects = {n: o for n, o in content.objects.items() if not n.endswith("param_groups")}
+    result = written(replace(content, objects=objects), example, tmp_path / "dropped")
+    assert [group["lr"] for group in result.load_object("optimizer.param_groups")] == [0.5, 1.5]
+
+
+def test_a_counter_is_a_number_where_the_example_has_numbers(tmp_path: Path) -> None:
+    groups: list[Shapes] = [{"a": (3,)}, {"b": (2,)}]
+    source = opened(save_job(Job(groups, 2, 1), tmp_path / "source"))
+    example = opened(save_job(Job(groups, 2, 1, step=0, counted=True), tmp_path / "example"))
+    result = written(source, example, tmp_path / "result")
+    assert result.load_object("optimizer.state.1.step") == 5
+    assert "optimizer:a.step" not in result.tensors
+    again = written(result, example, tmp_path / "again")
+    assert trees(again) == trees(result)
+    back = written(result, source, tmp_path / "back")
+    assert back.load_object("optimizer.state.0.step") == 5
+
+
+def test_values_of_the_example_are_not_used(tmp_path: Path) -> None:
+    """Every byte of its tensors is another, and nothing changes."""
+    source = opened(tag("z2"))
+    folder = copied("z2", tmp_path)
+    example = opened(folder)
+    for info in example.tensors.values():
+        for piece in info.pieces:
+            with (folder / piece.extent.file).open("r+b") as file:
+                file.seek(piece.extent.offset)
+                file.write(bytes([255]) * piece.extent.length)
+    assert trees(written(source, example, tmp_path / "result")) == trees(source)
