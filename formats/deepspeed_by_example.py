@@ -14,10 +14,17 @@ from ftckpt.transfer.layout import Wishes
 
 from .deepspeed_carried import CarriedState
 from .deepspeed_checkpoint import DeepSpeedCheckpoint
-from .deepspeed_example import DECIDED, Groups, ModelsDealer, OptimizersDealer
+from .deepspeed_example import (
+    Groups,
+    ModelsDealer,
+    OptimizersDealer,
+    decided,
+    scales_otherwise,
+)
 from .deepspeed_files import Role
 from .deepspeed_fitting import Fitting
 from .deepspeed_geometry import Grid
+from .deepspeed_job import Group
 from .deepspeed_plan import Plan
 from .deepspeed_rest import RestOfRole
 from .deepspeed_settings import OfParameters, bare
@@ -52,6 +59,7 @@ class ByExample:
         self.plan = Plan(example, made, made.job, exact=True)
         self._origins = _origins(content)
         self._carried: CarriedState | None = None
+        theirs = decided(content, example)
         own = content.checkpoint
         partitioned = isinstance(own, DeepSpeedCheckpoint) and own.stage > 0
         if isinstance(own, DeepSpeedCheckpoint) and partitioned:
@@ -62,7 +70,7 @@ class ByExample:
             if not self._objects:  # they were dropped
                 self._parameters.settings.clear()
         else:
-            self._grid, self._carried = None, CarriedState(content)
+            self._grid, self._carried = None, CarriedState(content, theirs)
             self._parameters, content = self._carried.parameters, self._carried.content
             self._objects = self._carried.group_objects
         groups = (flat for own in self.plan.flats.values() for flats in own for flat in flats)
@@ -76,10 +84,10 @@ class ByExample:
             states = self._carried.states
             self.rests = [RestOfRole(self.content, states(role)) for role in roles]
         else:
-            self.rests = [RestOfRole.of(self.content, source.files[r], DECIDED) for r in roles]
+            self.rests = [RestOfRole.of(self.content, source.files[r], theirs) for r in roles]
         models, optimizers = self.rests
         step = self.asked.checkpoint.step
-        self.models = ModelsDealer(self.plan, models, self._place, step)
+        self.models = ModelsDealer(self.plan, models, self._place, step, self._group_origins)
         self.optimizers = OptimizersDealer(self.plan, optimizers, self._place, self._groups)
         self._without: set[bool] = set()
 
@@ -99,11 +107,23 @@ class ByExample:
         """Return the settings of a rank's parameter groups, in the order of the example's."""
         made = []
         for group, flats in zip(example, self.plan.flats[mp], strict=False):
-            names = [own for flat in flats for name in flat for own in self._source_of(name)]
-            found = self._parameters.of_group(names, bare(group))
+            found = self._parameters.of_group(self._members(flats), bare(group))
             self._without.add(found is None)
             made.append({**group, **(found or {})})
         return made
+
+    def _group_origins(self, mp: int) -> Sequence[int | None]:
+        """Return the numbers that a rank's parameter groups had in the source, where known."""
+        groups, settings = self.plan.flats[mp], self.plan.source.settings[mp]
+        known = settings if len(settings) == len(groups) else [{}] * len(groups)
+        return [
+            self._parameters.place_of_group(self._members(flats), bare(group))
+            for flats, group in zip(groups, known, strict=True)
+        ]
+
+    def _members(self, flats: Sequence[Group]) -> list[str]:
+        """Return the parameters of a group, as the source names them."""
+        return [own for flat in flats for name in flat for own in self._source_of(name)]
 
     def numbers(self, mp: int, number: int) -> Mapping[str, Any]:
         """Return the states of a parameter group that are no tensors."""
@@ -117,7 +137,8 @@ class ByExample:
         if self._carried is not None:
             yield from self._carried.unplaced
         found = self._parameters
-        if self._without != {False} and any((*found.settings.values(), *found.groups)):
+        some = any((*found.settings.values(), *(one.settings for one in found.groups)))
+        if (self._without != {False} and some) or found.unused:
             yield from self._objects
 
     @property
@@ -128,6 +149,9 @@ class ByExample:
             " settings that the source does not have"
         )
         yield finding("note", what)
+        if scales_otherwise(self.asked, self.plan.checkpoint):
+            what = "the loss scale is the example's: that of one of the jobs moves, and of one not"
+            yield finding("note", what)
         yield from self._fitting.notes
         yield from self.models.notes
         if self._without and not self._objects:

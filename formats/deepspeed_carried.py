@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,9 +17,8 @@ from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Wanted
 
-from .deepspeed_example import DECIDED
 from .deepspeed_files import Role
-from .deepspeed_settings import OfParameters, Settings, bare
+from .deepspeed_settings import Numbered, OfParameters, Settings, bare
 from .deepspeed_shares import GROUPS, Place, State
 from .deepspeed_states import (
     BASES,
@@ -62,8 +61,14 @@ class CarriedState:
         unplaced: names of objects and keys of tensors that have no place.
     """
 
-    def __init__(self, content: Content) -> None:
-        """Sort what there is."""
+    def __init__(self, content: Content, decided: Collection[str]) -> None:
+        """Sort what there is.
+
+        Args:
+            content: what is to be written.
+            decided: labels of what is not the source's to say.
+        """
+        self._decided = frozenset(decided) - {_GROUPS}
         self.parameters = OfParameters()
         self.unplaced: list[str] = []
         self._trees: dict[_Owner, NestedState] = defaultdict(NestedState)
@@ -79,9 +84,9 @@ class CarriedState:
         trees, paths = StateObjects(content, recorded.objects), recorded.nested_objects()
         for name in content.objects:
             self._put(name, trees, paths.get(name))
-        for key, group in self._flattened.items():
+        for (_, key), group in self._flattened.items():
             if str(key).isdecimal():
-                self._take_group(group)
+                self._take_group(group, int(key))
             else:
                 self.parameters.settings[str(key)] = group
         for leaf, found in self._counts.items():
@@ -148,11 +153,11 @@ class CarriedState:
         placed = [(*_owned(part.path), part.value) for part in parts]
         if not parts:  # all of it are tensors of the checkpoint
             return
-        if all(_label(owner, path) in DECIDED - {_GROUPS} for owner, path, _ in placed):
+        if all(_label(owner, path) in self._decided for owner, path, _ in placed):
             return
         optimizer = all(owner.role is Role.OPTIMIZER for owner, _, _ in placed)
         if optimizer and all(path[:1] == (GROUPS,) for _, path, _ in placed):
-            self._take_groups(name, trees, [(path, value) for _, path, value in placed])
+            self._take_groups(name, trees, placed)
         elif optimizer and all(_is_number(path, value) for _, path, value in placed):
             for _, (*_, leaf), value in placed:
                 self._counts[str(leaf)].append((name, value.value))
@@ -162,26 +167,27 @@ class CarriedState:
             self._names[placed[0][0]][placed[0][1]] = name
 
     def _take_groups(
-        self, name: str, trees: StateObjects, placed: Sequence[tuple[Path, Carried]]
+        self, name: str, trees: StateObjects, placed: Sequence[tuple[_Owner, Path, Carried]]
     ) -> None:
         """Take settings: a list of groups, or one setting of one group or parameter."""
         self.group_objects.append(name)
-        for path, value in placed:
+        for owner, path, value in placed:
             if len(path) == 3:
-                self._flattened[path[1]][str(path[2])] = _settled(value.value, value)
+                self._flattened[owner.rank, path[1]][str(path[2])] = _settled(value.value, value)
             elif len(path) == 1 and isinstance(value.value, list):
                 (leaf,) = trees.named(name)
-                for group in leaf.value.value:
-                    self._take_group({k: _settled(v, value) for k, v in group.items()})
+                for number, group in enumerate(leaf.value.value):
+                    self._take_group({k: _settled(v, value) for k, v in group.items()}, number)
             else:
                 self.unplaced.append(name)
 
-    def _take_group(self, group: Settings) -> None:
+    def _take_group(self, group: Settings, number: int) -> None:
         members = group.get("params")
         if isinstance(members, list) and members and all(type(m) is str for m in members):
             self.parameters.settings.update(dict.fromkeys(members, bare(group)))
+            self.parameters.places.update(dict.fromkeys(members, number))
         else:
-            self.parameters.groups.append(bare(group))
+            self.parameters.groups.append(Numbered(number, bare(group)))
 
 
 def _owned(path: Path) -> tuple[_Owner, Path]:

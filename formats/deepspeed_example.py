@@ -1,20 +1,24 @@
 """The state around the weights in the form of an example: the source's values in its places.
 
 What belongs to the job and not to its progress stays the example's: the configuration, the version,
-how parameters are cut. So do settings that the source does not know of (a loss scaler's).
+how parameters are cut, a loss scale that does not move. So do settings that the source does not
+know of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
+from ftckpt.transfer.content import Content
 
 from .deepspeed_files import DeepSpeedFile, Role
 from .deepspeed_plan import Plan
 from .deepspeed_rest import RestOfRole
+from .deepspeed_schedules import SCHEDULER, regrouped
 from .deepspeed_shares import GROUPS, Place, Share, State
 from .deepspeed_states import BASES, INFO, OPTIMIZER
 from .inert_tree import Path, leaves
@@ -25,10 +29,31 @@ _CONFIGURED = ("ds_config", "ds_version")
 DECIDED = frozenset({
     INFO, *_CONFIGURED, *(f"optimizer.{key}" for key in _CONFIGURED), f"optimizer.{GROUPS}",
 })  # fmt: skip
+_MOVES = "optimizer.dynamic_loss_scale"
+_SCALING = frozenset({_MOVES, "optimizer.loss_scaler", "optimizer.overflow"})
 # What the engine asks a model's file for, whatever its trainer has.
 _COUNTERS = ("skipped_steps", "global_steps")
 
 Groups = list[dict[str, Any]]
+
+
+def decided(content: Content, example: Checkpoint) -> frozenset[str]:
+    """Return the labels of state that the example decides.
+
+    A loss scale that moves goes on where the source's was. One that does not is a setting: that of
+    a bf16 job would let the gradients of an fp16 job vanish.
+    """
+    return DECIDED if _moves(content) and _moves(Content.of(example)) else DECIDED | _SCALING
+
+
+def scales_otherwise(content: Content, example: Checkpoint) -> bool:
+    """Say whether the loss scale of one of two moves, and the other's does not."""
+    given = _MOVES in content.objects and _MOVES in example.objects
+    return given and _moves(content) is not _moves(Content.of(example))
+
+
+def _moves(content: Content) -> bool:
+    return _MOVES in content.objects and content.checkpoint.load_object(_MOVES) is True
 
 
 class ModelsDealer:
@@ -39,6 +64,7 @@ class ModelsDealer:
         rest: of the source.
         source: where a file's place lies in the source, given that and its rank.
         step: of the source.
+        origins: for a model-parallel rank, the numbers that its parameter groups had in the source.
     """
 
     def __init__(
@@ -47,8 +73,9 @@ class ModelsDealer:
         rest: RestOfRole,
         source: Callable[[Place, int], Place],
         step: int | None,
+        origins: Callable[[int], Sequence[int | None]],
     ) -> None:
-        self._plan, self._rest, self._source = plan, rest, source
+        self._plan, self._rest, self._source, self._origins = plan, rest, source, origins
         self._files = _by_place(plan, Role.MODEL)
         self._counters = dict.fromkeys(_COUNTERS, 0)
         if step is not None:
@@ -65,10 +92,15 @@ class ModelsDealer:
         fields |= {
             p: _plain(p, v) for p, v in example.fields.items() if example.labels[p] in DECIDED
         }
-        scheduler = ("lr_scheduler",)
+        scheduler = (SCHEDULER,)
+        if scheduler in share.fields:
+            made = regrouped(share.fields[scheduler], self._origins(place.mp))
+            if made is not share.fields[scheduler]:
+                fields[scheduler] = made
+                self._rest.same.discard(SCHEDULER if first else f"rank_{rank}.{SCHEDULER}")
         if first and example.fields.get(scheduler) and not fields.get(scheduler):
             fields.pop(scheduler, None)
-            what = "there is no lr_scheduler: load with load_lr_scheduler_states=False"
+            what = f"there is no {SCHEDULER}: load with load_lr_scheduler_states=False"
             self.notes.append(finding("note", what))
         return Share(fields, share.storages, (), example.layout)
 

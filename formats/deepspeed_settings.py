@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError
 
@@ -22,6 +22,13 @@ _PARAMS = "params"
 _SCHEDULED = frozenset({_PARAMS, "lr", "initial_lr", "max_lr", "min_lr"})
 
 
+class Numbered(NamedTuple):
+    """The settings of one parameter group, and its number."""
+
+    number: int
+    settings: Settings
+
+
 @dataclass
 class OfParameters:
     """The settings and numbers of a source.
@@ -29,14 +36,17 @@ class OfParameters:
     Attributes:
         settings: parameter -> settings of its group.
         groups: settings of groups of which nothing says whose they are.
+        places: parameter -> number of its group; None where ranks number it otherwise.
         numbers: parameter -> leaf -> value.
         alike: leaf -> value that all parameters have.
     """
 
     settings: dict[str, Settings] = field(default_factory=dict)
-    groups: list[Settings] = field(default_factory=list)
+    groups: list[Numbered] = field(default_factory=list)
+    places: dict[str, int | None] = field(default_factory=dict)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     alike: dict[str, Any] = field(default_factory=dict)
+    _found: list[Settings] = field(default_factory=list)
 
     @classmethod
     def of(cls, source: Source) -> OfParameters:
@@ -46,6 +56,8 @@ class OfParameters:
             settings = source.settings[mp]
             for number, group in enumerate(groups):
                 for name in group:
+                    known = made.places.setdefault(name, number)
+                    made.places[name] = number if known == number else None
                     made.numbers[name] = source.numbers[mp][number]
                     if len(settings) == len(groups):
                         made.settings[name] = bare(settings[number])
@@ -73,9 +85,34 @@ class OfParameters:
                         tensor=name,
                     )
             return found
-        fits = [one for one in self.groups if _fits(one, example)]
-        candidates = self.groups if _all_equal(self.groups) else fits
-        return candidates[0] if candidates and _all_equal(candidates) else None
+        candidates = [one.settings for one in self._candidates(example)]
+        if not candidates or not _all_equal(candidates):
+            return None
+        self._found.append(candidates[0])
+        return candidates[0]
+
+    @property
+    def unused(self) -> bool:
+        """Whether no group of the example got the settings of some group; known at the end."""
+        return any(one.settings not in self._found for one in self.groups)
+
+    def place_of_group(self, names: Iterable[str], example: Settings) -> int | None:
+        """Return the number that a group of the example had in the source, where that is known.
+
+        Args:
+            names: of the group's parameters in the source.
+            example: the settings that the example has.
+        """
+        known = {self.places[name] for name in names if name in self.places}
+        if not known:
+            known = {one.number for one in self._candidates(example)}
+        return known.pop() if len(known) == 1 else None
+
+    def _candidates(self, example: Settings) -> Sequence[Numbered]:
+        """Return the groups that may be the example's."""
+        if _all_equal([one.settings for one in self.groups]):
+            return self.groups
+        return [one for one in self.groups if _fits(one.settings, example)]
 
     def numbers_of(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the numbers that the parameters of a group have.

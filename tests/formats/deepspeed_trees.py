@@ -136,7 +136,7 @@ def save_job(job: Job, folder: Path, place: Place | None = None) -> Path:
             "parameter_alignment": job.aligned}  # fmt: skip
     around = {"ds_config": {"bf16": {"enabled": True}, "zero_optimization": zero, "job": job.name},
               "ds_version": "0.19.8"}  # fmt: skip
-    with _at_home():
+    with at_home():
         flats, members = _flats(job)
         weights = {name: value.bfloat16() for name, value in job.values(0).items()}
         empty = torch.empty(0, dtype=torch.bfloat16)
@@ -297,7 +297,7 @@ for _home, _class in _HOMES.items():
 
 
 @contextmanager
-def _at_home() -> Iterator[None]:
+def at_home() -> Iterator[None]:
     """Let pickle find the classes where DeepSpeed has them."""
     for home, kind in _HOMES.items():
         parts = home.split(".")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed_states import OPTIMIZER
 from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
 from ftckpt.formats.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
@@ -32,7 +35,7 @@ from tests.formats.deepspeed_grids import (
     save_grid,
 )
 from tests.formats.deepspeed_sets import copied, opened, tag
-from tests.formats.deepspeed_trees import Job, save_job, trees
+from tests.formats.deepspeed_trees import Job, at_home, save_job, trees
 from tests.materialise import materialise
 from tests.writer_suite import assert_repeatable, assert_same_tensors, assert_sound
 
@@ -239,3 +242,95 @@ def test_values_of_the_example_are_not_used(tmp_path: Path) -> None:
                 file.seek(piece.extent.offset)
                 file.write(bytes([255]) * piece.extent.length)
     assert trees(written(source, example, tmp_path / "result")) == trees(source)
+
+
+def edited(folder: Path, pattern: str, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change what some files of a job hold."""
+    with at_home():
+        for file in folder.glob(pattern):
+            tree = torch.load(file, weights_only=False)
+            change(tree)
+            torch.save(tree, file)
+    return folder
+
+
+def scheduled(job: Job, folder: Path, lrs: Sequence[float], decays: Sequence[float]) -> Path:
+    """Save a job with a scheduler of torch's; its groups differ in their decay."""
+
+    def schedule(tree: dict[str, Any]) -> None:
+        inner = {"_last_lr": [*lrs], "milestones": [3, 9]}
+        tree["lr_scheduler"] = {"base_lrs": [*lrs], "_schedulers": [inner], "last_epoch": 5}
+
+    def decay(tree: dict[str, Any]) -> None:
+        state = tree["optimizer_state_dict"]
+        groups = state[OPTIMIZER if job.stage == 3 else "base_optimizer_state"]["param_groups"]
+        for group, value in zip(groups, decays, strict=True):
+            group["weight_decay"] = value
+
+    save_job(job, folder)
+    edited(folder, "*optim_states.pt", decay)
+    return edited(folder, "*model_states.pt", schedule)
+
+
+TWO: list[Shapes] = [{"a": (3,), "b": (2,)}, {"c": (4,)}]
+
+
+@pytest.mark.parametrize("form", ["deepspeed", "torchsave", "dcp"])
+def test_a_schedulers_lists_follow_the_groups(form: str, tmp_path: Path) -> None:
+    """They are one value a group, by number, and no loader asks whose."""
+    saved = opened(scheduled(Job(TWO, 2, 1), tmp_path / "source", [0.5, 1.5], [0.1, 0.0]))
+    source: Checkpoint = saved
+    if form != "deepspeed":
+        _, writer = format_and_writer(form)
+        made = writer.layout(Content.of(saved), Wishes())
+        materialise(made, saved, tmp_path / "other")
+        source = open_checkpoint(tmp_path / "other" / (made.files[0].path if writer.single else ""))
+    example = opened(scheduled(Job(TWO[::-1], 3, 2), tmp_path / "example", [7, 8], [0.0, 0.1]))
+    scheduler = written(source, example, tmp_path / "result").load_object("lr_scheduler")
+    assert scheduler["base_lrs"] == [1.5, 0.5]
+    assert scheduler["_schedulers"] == [{"_last_lr": [1.5, 0.5], "milestones": [3, 9]}]
+    again = written(source, saved, tmp_path / "again").load_object("lr_scheduler")
+    assert again == saved.load_object("lr_scheduler")
+    if form == "deepspeed":
+        return
+    # Groups are told by their decay alone.
+    example = opened(scheduled(Job(TWO[::-1], 1, 2), tmp_path / "same", [7, 8], [0.0, 0.0]))
+    assert any("param_groups" in name for name in layout(source, example).unplaced)
+    example = opened(scheduled(Job(TWO[::-1], 1, 2), tmp_path / "odd", [7, 8], [0.3, 0.4]))
+    with pytest.raises(UnsupportedError, match="other base_lrs for each parameter group"):
+        layout(source, example)
+
+
+def test_a_schedulers_lists_grow_and_shrink_with_the_groups(tmp_path: Path) -> None:
+    one = opened(scheduled(Job([TWO[0] | TWO[1]], 2, 1), tmp_path / "one", [0.5], [0.1]))
+    two = opened(scheduled(Job(TWO, 2, 1), tmp_path / "two", [7, 8], [0.0, 0.1]))
+    scheduler = written(one, two, tmp_path / "result").load_object("lr_scheduler")
+    assert scheduler["base_lrs"] == scheduler["_schedulers"][0]["_last_lr"] == [0.5, 0.5]
+    assert scheduler["_schedulers"][0]["milestones"] == [3, 9]
+    content = Content.of(two)
+    objects = {n: o for n, o in content.objects.items() if not n.endswith("param_groups")}
+    with pytest.raises(UnsupportedError, match="other base_lrs") as caught:
+        layout(replace(content, objects=objects), one)
+    assert "--drop lr_scheduler" in caught.value.hint
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_loss_scale_of_another_kind_is_the_examples(moving: bool, tmp_path: Path) -> None:
+    """That of a bf16 job is 1 and stays so: an fp16 job's gradients would vanish."""
+
+    def move(tree: dict[str, Any]) -> None:
+        state = {"loss_scaler": {"cur_scale": 512.0}, "dynamic_loss_scale": True}
+        tree["optimizer_state_dict"] |= state
+
+    moves = opened(edited(save_job(Job(TWO, 2, 1), tmp_path / "one"), "*optim*", move))
+    stays = opened(save_job(Job(TWO, 2, 2), tmp_path / "two"))
+    source, example = (moves, stays) if moving else (stays, moves)
+    result = written(source, example, tmp_path / "result")
+    assert result.load_object("optimizer.dynamic_loss_scale") is not moving
+    assert ("optimizer.loss_scaler" in result.objects) is not moving  # None is no object
+    assert any(
+        "the loss scale is the example's" in n.message for n in layout(source, example).notes
+    )
+    back = written(moves, moves, tmp_path / "same")
+    assert back.load_object("optimizer.loss_scaler") == {"cur_scale": 512.0}
+    assert not any("loss scale" in note.message for note in layout(moves, moves).notes)
