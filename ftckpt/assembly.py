@@ -7,6 +7,7 @@ checkpoints plan their copies instead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,7 @@ def _stream_undone(
         raise short(payload.extent, start + length, at)
 
 
+@cache
 def raw_dtype(itemsize: int) -> np.dtype[Any]:
     """Return the numpy type that moves items of `itemsize` bytes without reading them."""
     import numpy as np

@@ -7,7 +7,6 @@ is tested where there is no accelerator.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,14 @@ from ftckpt.dtypes import DType
 from ftckpt.errors import UnsupportedError, UsageError
 
 from .casting import require_cast
-from .gathering import Gatherer, Move
+from .gathering import Gatherer, Region
 from .layout import Elements, Layout
+from .moves import Move
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from ftckpt.limits import RateLimit
-
-    Array = np.ndarray[Any, Any]
 
 _SAMPLE = 128 << 20
 # What moves items of a size without reading them.
@@ -67,42 +64,35 @@ class DeviceGatherer(Gatherer):
                     f"there is no {device} here: torch sees {count} CUDA devices",
                     hint="--device cpu does the same",
                 )
-        self._thread = threading.local()
 
-    def place(self, moves: list[Move], dtype: DType, out: Array) -> None:
-        """Carry out the moves that fill one box; see `Gatherer.place`."""
+    def place(self, region: Region, start: int, stop: int, out: memoryview) -> None:
+        """Put elements `start` to `stop` of a region into `out`; see `Gatherer.place`."""
         import torch
 
-        items = torch.empty if sum(out[m.place].size for m in moves) == out.size else torch.zeros
+        dtype = region.shard.dtype
+        items = torch.empty if region.full else torch.zeros
         with self._stream():
-            held = items(out.shape, dtype=_type(dtype, cast=False), device=self._device)
-            for move in moves:
-                self._place(move, dtype, held)
+            held = items(stop - start, dtype=_type(dtype, cast=False), device=self._device)
+            for reading in self.readings(region, start, stop):
+                raw = self._buffer("up", reading.nbytes)
+                view: Any = raw.numpy()
+                self.bytes.get(reading.held, reading.offset, memoryview(view))
+                sent = raw.to(self._device, non_blocking=True)
+                for move in reading.moves:
+                    target = held.as_strided(move.sizes, move.steps, move.start - start)
+                    target.copy_(_items(sent, move.offset - reading.offset, move, dtype))
+                self._wait()  # the buffer is filled again by the next reading
             self._fetch(held, out)
 
-    def _place(self, move: Move, dtype: DType, held: torch.Tensor) -> None:
-        size, casts = move.dtype.itemsize, move.dtype != dtype
-        if casts:
-            require_cast(move.dtype, dtype)
-        raw = self._buffer("up", move.span)
-        view: Any = raw.numpy()
-        self.bytes.get(move.held, move.offset, memoryview(view))
-        sent = raw.to(self._device, non_blocking=True)
-        strides = [s // size for s in move.held.strides]
-        found = sent.view(_type(move.dtype, cast=casts)).as_strided(move.sizes, strides)
-        if casts:
-            found = found.to(_type(dtype, cast=True)).view(_type(dtype, cast=False))
-        held[move.place] = found
-        self._wait()  # the buffer is filled again by the next move
-
-    def _fetch(self, held: torch.Tensor, out: Array) -> None:
+    def _fetch(self, held: torch.Tensor, out: memoryview) -> None:
+        import numpy as np
         import torch
 
-        flat = held.reshape(-1).view(torch.uint8)
+        flat = held.view(torch.uint8)
         back = self._buffer("down", flat.numel())
         back.copy_(flat, non_blocking=True)
         self._wait()
-        out.reshape(-1).view("u1")[:] = back.numpy()
+        np.frombuffer(out, np.uint8)[:] = back.numpy()
 
     def _buffer(self, name: str, nbytes: int) -> torch.Tensor:
         """Return page-locked memory of this thread; the next call with the same name reuses it."""
@@ -178,6 +168,17 @@ def _seconds(one: Gatherer, layout: Layout) -> float:
                     if left <= 0:
                         break
     return time.monotonic() - began
+
+
+def _items(sent: torch.Tensor, skip: int, move: Move, dtype: DType) -> torch.Tensor:
+    """Return the elements of a move, of which the first begins at byte `skip`, as `dtype`."""
+    size, casts = move.dtype.itemsize, move.dtype != dtype
+    strides = [s // size for s in move.strides]
+    found = sent.view(_type(move.dtype, cast=casts)).as_strided(move.sizes, strides, skip // size)
+    if not casts:
+        return found
+    require_cast(move.dtype, dtype)
+    return found.to(_type(dtype, cast=True)).view(_type(dtype, cast=False))
 
 
 def _type(dtype: DType, *, cast: bool) -> torch.dtype:

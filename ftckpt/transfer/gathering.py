@@ -1,61 +1,54 @@
 """Fill runs of a shard's elements from the source's files, copying each byte as rarely as it can.
 
-A run of the shard is a few boxes; each meets boxes of source tensors, and each of those lies at a
-regular place in a file: a `Move`. Where both sides are dense the bytes are read straight into
-place. Else the span around them is read into a small buffer and copied with strides.
+What fills a shard is worked out once for some megabytes of it (see `moves`), and a run of its
+elements only clips that. Where both sides are dense the bytes are read straight into place. Else
+the span around them is read into a small buffer and copied with strides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.assembly import raw_dtype
+from ftckpt.assembly import dense_strides, raw_dtype
 from ftckpt.buffers import buffer
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.coverage import intersection
-from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import Extent
 
 from .casting import cast
 from .content import Fill, Shard
-from .regions import Held, boxes_of_range, is_run, reach
+from .moves import Move, Reading, meeting, readings
+from .regions import Held, boxes_of_range, is_run, whole_rows
 from .source_bytes import SourceBytes
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ftckpt.limits import RateLimit
 
-    Array = np.ndarray[Any, Any]
-
 SPAN = 4 << 20  # bytes read at once where elements must be picked out of a wider span
+_REGION = 64 << 20  # bytes of a shard for which moves are kept: it may have very many pieces
 _PICK_SLOT = 1
 
 
-class Move(NamedTuple):
-    """Elements that lie at a regular place in a file, and where they go.
+class Region(NamedTuple):
+    """Elements of a shard, and what fills them.
 
     Attributes:
-        held: the file, or the stream to undone first.
-        offset: of the first element's first byte.
-        sizes: how many elements along each axis.
-        place: index of the elements in the array of the box that is filled.
-        dtype: what they are in the file.
+        shard: of which.
+        start: the first element, in the shard's C order.
+        stop: one more than the last.
+        moves: their places do not overlap.
+        full: whether the moves fill all of them; the others are zero.
     """
 
-    held: Held
-    offset: int
-    sizes: tuple[int, ...]
-    place: Any
-    dtype: DType
-
-    @property
-    def span(self) -> int:
-        """Bytes from the first element to the end of the last."""
-        return reach(self.sizes, self.held.strides, self.dtype.itemsize)
+    shard: Shard
+    start: int
+    stop: int
+    moves: Sequence[Move]
+    full: bool
 
 
 class Gatherer:
@@ -74,6 +67,7 @@ class Gatherer:
 
     def __init__(self, checkpoint: Checkpoint, limiter: RateLimit | None = None) -> None:
         self.bytes = SourceBytes(checkpoint, limiter)
+        self._thread = threading.local()
 
     def fill(self, shard: Shard, start: int, stop: int, out: memoryview) -> None:
         """Put elements `start` to `stop` of a shard into `out`, dense and little-endian.
@@ -83,21 +77,20 @@ class Gatherer:
             UnsupportedError: a part of a tensor whose elements are smaller than a byte, or a cast
                 that torch does not have.
         """
-        import numpy as np
-
-        if shard.dtype.itemsize == 0:
+        size = shard.dtype.itemsize
+        if size == 0:
             self._fill_packed(shard, start, stop, out)
             return
         held = self._dense(shard) if len(out) <= SPAN else None
         if held is not None:
-            self.bytes.get(held, held.origin + start * shard.dtype.itemsize, out)
+            self.bytes.get(held, held.origin + start * size, out)
             return
-        flat = np.frombuffer(out, raw_dtype(shard.dtype.itemsize))
-        done = 0
-        for box in boxes_of_range(shard.shape, start, stop):
-            target = flat[done : done + box.volume].reshape(box.sizes)
-            self.place(list(self._moves(shard, box)), shard.dtype, target)
-            done += box.volume
+        at = start
+        while at < stop:
+            region = self._region(shard, at)
+            end = min(stop, region.stop)
+            self.place(region, at, end, out[(at - start) * size : (end - start) * size])
+            at = end
 
     def fill_bytes(self, shard: Shard, offset: int, out: memoryview) -> None:
         """Put the bytes of a shard that begin at an offset into `out`; they may cut elements.
@@ -124,28 +117,36 @@ class Gatherer:
         """Close every file."""
         self.bytes.close()
 
-    def place(self, moves: list[Move], dtype: DType, out: Array) -> None:
-        """Carry out the moves that fill one box; what none of them fills is zero.
-
-        Args:
-            moves: in any order; their places do not overlap.
-            dtype: what the elements become.
-            out: raw items, dense.
-        """
+    def place(self, region: Region, start: int, stop: int, out: memoryview) -> None:
+        """Put elements `start` to `stop` of a region into `out`."""
         import numpy as np
 
-        if sum(prod(move.sizes) for move in moves) < out.size:
-            out[...] = np.zeros((), out.dtype)
-        for move in moves:
-            target, size = out[move.place], move.dtype.itemsize
+        dtype = region.shard.dtype
+        size, raw_type = dtype.itemsize, raw_dtype(dtype.itemsize)
+        if not region.full:
+            np.frombuffer(out, np.uint8)[:] = 0
+        for reading in self.readings(region, start, stop):
+            move = reading.moves[0]
             same = move.dtype == dtype
-            if same and target.flags.c_contiguous and is_run(move.sizes, move.held.strides, size):
-                self.bytes.get(move.held, move.offset, _bytes(target))
+            at = (move.start - start) * size
+            if same and move.is_run and len(reading.moves) == 1:
+                self.bytes.get(reading.held, reading.offset, out[at : at + reading.nbytes])
                 continue
-            raw = buffer(move.span, _PICK_SLOT)
-            self.bytes.get(move.held, move.offset, raw)
-            items = np.ndarray(move.sizes, raw_dtype(size), raw, strides=move.held.strides)
-            target[...] = items if same else cast(np.ascontiguousarray(items), move.dtype, dtype)
+            raw = buffer(reading.nbytes, _PICK_SLOT)
+            self.bytes.get(reading.held, reading.offset, raw)
+            for move in reading.moves:
+                found = raw_dtype(move.dtype.itemsize)
+                skip = move.offset - reading.offset
+                items = np.ndarray(move.sizes, found, raw, skip, move.strides)
+                at, steps = (move.start - start) * size, tuple(s * size for s in move.steps)
+                target = np.ndarray(move.sizes, raw_type, out, at, steps)
+                target[...] = (
+                    items if same else cast(np.ascontiguousarray(items), move.dtype, dtype)
+                )
+
+    def readings(self, region: Region, start: int, stop: int) -> Iterator[Reading]:
+        """Yield what to read for elements `start` to `stop` of a region, a bounded span each."""
+        return readings(region.moves, start, stop, most=SPAN, gap=self.bytes.gap)
 
     def _dense(self, shard: Shard) -> Held | None:
         """Return where a shard lies that is a whole tensor, dense; None where it is not so plain.
@@ -163,71 +164,49 @@ class Gatherer:
             return None
         return held if is_run(info.shape, held.strides, info.dtype.itemsize) else None
 
-    def _moves(self, shard: Shard, box: Box) -> Iterator[Move]:
-        """Yield what fills a box of a shard, each read in one piece of bounded length."""
-        for fill in shard.fills:
-            part = _shared(fill.local, box)
-            if part is None or not part.volume:
-                continue
-            lead = len(part.sizes) - len(fill.source.sizes)
-            inside = tuple(p - b for p, b in zip(part.offsets, box.offsets, strict=True))
-            for move in self._of_source(fill.key, _in_source(fill, part, lead), inside[lead:]):
-                if lead:
-                    move = move._replace(place=(*inside[:lead], *move.place))
-                yield from self._cut(move)
+    def _region(self, shard: Shard, start: int) -> Region:
+        """Return the region of a shard that holds an element; each thread keeps its last one."""
+        known: Region | None = getattr(self._thread, "region", None)
+        if (
+            known is not None
+            and known.start <= start < known.stop
+            and (known.shard is shard or known.shard == shard)
+        ):
+            return known
+        step = whole_rows(shard.shape, _REGION // shard.dtype.itemsize)
+        begin = start // step * step
+        stop = min(begin + step, shard.numel)
+        moves = list(self._moves(shard, begin, stop))
+        full = sum(prod(move.sizes) for move in moves) == stop - begin
+        found = self._thread.region = Region(shard, begin, stop, moves, full)
+        return found
 
-    def _of_source(self, key: str, box: Box, at: tuple[int, ...]) -> Iterator[Move]:
-        """Yield where a box of a source tensor lies; it goes to `at` in the box that is filled."""
+    def _moves(self, shard: Shard, start: int, stop: int) -> Iterator[Move]:
+        """Yield what fills elements `start` to `stop` of a shard."""
+        steps = dense_strides(shard.shape)
+        for box in boxes_of_range(shard.shape, start, stop):
+            for fill in shard.fills:
+                part = intersection(fill.local, box)
+                if part is None:
+                    continue
+                at = sum(o * s for o, s in zip(part.offsets, steps, strict=True))
+                lead = len(part.sizes) - len(fill.source.sizes)
+                yield from self._of_source(fill.key, _in_source(fill, part, lead), at, steps[lead:])
+
+    def _of_source(self, key: str, box: Box, start: int, steps: Sequence[int]) -> Iterator[Move]:
+        """Yield what fills a box of a source tensor that begins at an element of a shard."""
         info = self.bytes.checkpoint.tensors[key]
         found = 0
         for held in self.bytes.places(info).near(box):
-            part = _shared(held.box, box)
-            if part is None or not part.volume:
-                continue
-            goes = zip(part.offsets, box.offsets, at, part.sizes, strict=True)
-            steps = zip(part.offsets, held.box.offsets, held.strides, strict=True)
-            offset = held.origin + sum((p - h) * s for p, h, s in steps)
-            place = (*(slice(a + p - b, a + p - b + n) for p, b, a, n in goes), ...)
-            yield Move(held, offset, part.sizes, place, info.dtype)
-            found += part.volume
+            move = meeting(held, box, start, steps, info.dtype)
+            if move is not None:
+                yield move
+                found += prod(move.sizes)
         if found != box.volume:
             raise CorruptError(
                 f"{box.volume - found} elements of {info.key} are in no piece",
                 kind="hole",
                 tensor=info.key,
-            )
-
-    def _cut(self, move: Move) -> Iterator[Move]:
-        """Cut a move whose elements lie too far apart, or span too much, to be read at once."""
-        sizes, strides, size = move.sizes, move.held.strides, move.dtype.itemsize
-        axis = next((d for d, n in enumerate(sizes) if n > 1), None)
-        if axis is None or (is_run(sizes, strides, size) and move.span <= SPAN):
-            yield move
-            return
-        rows = sizes[axis]
-        between = strides[axis] - reach(sizes[axis + 1 :], strides[axis + 1 :], size)
-        if between > self.bytes.gap:  # what lies between two rows is not worth reading
-            rows = 1
-        elif move.span > SPAN:
-            rows = max(1, SPAN // max(strides[axis], 1))
-        if rows >= sizes[axis]:
-            yield move
-            return
-        at = len(move.place) - 1 - len(sizes) + axis  # the last of `place` is the ellipsis
-        first = move.place[at].start
-        for row in range(0, sizes[axis], rows):
-            count = min(rows, sizes[axis] - row)
-            place = (
-                *move.place[:at],
-                slice(first + row, first + row + count),
-                *move.place[at + 1 :],
-            )
-            yield from self._cut(
-                move._replace(
-                    offset=move.offset + row * strides[axis],
-                    sizes=(*sizes[:axis], count, *sizes[axis + 1 :]),
-                    place=place,
-                )
             )
 
     def _fill_packed(self, shard: Shard, start: int, stop: int, out: memoryview) -> None:
@@ -255,16 +234,6 @@ class Gatherer:
             assert payload.inner is not None
             held = held._replace(origin=payload.inner[0], undone=payload)
         self.bytes.get(held, held.origin + start * shard.dtype.bits // 8, out)
-
-
-def _bytes(array: Array) -> memoryview:
-    """Return the bytes of a dense array."""
-    flat: Any = array.reshape(-1).view("u1")
-    return memoryview(flat)
-
-
-def _shared(box: Box, other: Box) -> Box | None:
-    return intersection(box, other) if box.sizes else box
 
 
 def _in_source(fill: Fill, part: Box, lead: int) -> Box:

@@ -137,7 +137,9 @@ def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
 
 def reach(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
     """Return how many bytes lie from the first element's first byte to the last one's end."""
-    return itemsize + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    for size, stride in zip(sizes, strides, strict=True):
+        itemsize += (size - 1) * stride
+    return itemsize
 
 
 def is_run(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ftckpt.assembly import raw_dtype
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.transfer import gathering
 from ftckpt.transfer.content import Content, Part, Shard
 from ftckpt.transfer.device import DeviceGatherer, gatherer
 from ftckpt.transfer.gathering import Gatherer
@@ -55,18 +56,26 @@ def test_every_range_has_the_same_bits(
     device: str, drawn: tuple[RawCheckpoint, Shard], data: st.DataObject
 ) -> None:
     checkpoint, shard = drawn
-    one = Gatherer(checkpoint) if device == "memory" else DeviceGatherer(checkpoint, device)
+    store = checkpoint.source.store
+    store.traits = store.traits._replace(gap=data.draw(st.sampled_from([0, 9, 1 << 20])))
     start = data.draw(st.integers(0, shard.numel))
     stop = data.draw(st.integers(start, shard.numel))
+    step = data.draw(st.integers(1, max(1, stop - start)))
     size = shard.dtype.itemsize
     out = bytearray((stop - start) * size)
-    one.fill(shard, start, stop, memoryview(out))
-    one.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathering, "SPAN", data.draw(st.sampled_from([16, 70, 4 << 20])))
+        patch.setattr(gathering, "_REGION", data.draw(st.sampled_from([16, 90, 64 << 20])))
+        one = Gatherer(checkpoint) if device == "memory" else DeviceGatherer(checkpoint, device)
+        for begin in range(start, stop, step):
+            end = min(begin + step, stop)
+            part = memoryview(out)[(begin - start) * size : (end - start) * size]
+            one.fill(shard, begin, end, part)
+        one.close()
     assert bytes(out) == shard_bytes(shard, checkpoint)[start * size : stop * size]
 
 
 def test_spans_are_cut_where_elements_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ftckpt.transfer.gathering as gathering
     from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
     from ftckpt.source import Source
     from ftckpt.stores.memory import MemoryStore
