@@ -19,6 +19,7 @@ from .deepspeed_example import (
     ModelsDealer,
     OptimizersDealer,
     decided,
+    leave_sizes,
     scales_otherwise,
 )
 from .deepspeed_files import Role
@@ -86,6 +87,8 @@ class ByExample:
         else:
             self.rests = [RestOfRole.of(self.content, source.files[r], theirs) for r in roles]
         models, optimizers = self.rests
+        for state in models.states:
+            leave_sizes(state, self.plan)
         step = self.asked.checkpoint.step
         self.models = ModelsDealer(self.plan, models, self._place, step, self._group_origins)
         self.optimizers = OptimizersDealer(self.plan, optimizers, self._place, self._groups)

@@ -112,11 +112,12 @@ class CarriedState:
         state = State(f"rank {owner.rank}", Place(0, owner.rank), {})
         prefix = "" if owner.role is Role.MODEL else f"{_OPTIMIZER}."
         for key, value in self._trees[owner].settled(lambda path: True).items():
-            state.fields[key,], state.labels[key,] = value, f"{prefix}{key}"
-        state.names = dict(self._names[owner])
-        state.inside = {path: list(keys) for path, keys in self._inside[owner].items()}
-        if owner.rank == 0:
-            state.private = {path for path in self._private if owner.role is Role.MODEL}
+            path = _place_of(key)
+            state.fields[path], state.labels[path] = value, f"{prefix}{key}"
+        state.names = {_place_of(*at): name for at, name in self._names[owner].items()}
+        state.inside = {_place_of(*at): list(keys) for at, keys in self._inside[owner].items()}
+        if owner.rank == 0 and owner.role is Role.MODEL:
+            state.private = set(self._private)
         return state
 
     def _placed(self, wanted: Wanted, content: Content) -> Wanted:
@@ -188,6 +189,12 @@ class CarriedState:
             self.parameters.places.update(dict.fromkeys(members, number))
         else:
             self.parameters.groups.append(Numbered(number, bare(group)))
+
+
+def _place_of(key: str | int) -> Path:
+    """Return where a value stands in its file: a module keeps its extra state with its weights."""
+    head, _, rest = str(key).partition(".")
+    return (MODULE, rest) if head == MODULE and rest else (key,)
 
 
 def _owned(path: Path) -> tuple[_Owner, Path]:

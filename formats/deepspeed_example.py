@@ -21,7 +21,9 @@ from .deepspeed_rest import RestOfRole
 from .deepspeed_schedules import SCHEDULER, regrouped
 from .deepspeed_shares import GROUPS, Place, Share, State
 from .deepspeed_states import BASES, INFO, OPTIMIZER
+from .inert import Inert
 from .inert_tree import Path, leaves
+from .torch_tree import Carried
 from .torch_values import TensorRef
 
 _CONFIGURED = ("ds_config", "ds_version")
@@ -34,6 +36,13 @@ _SCALING = frozenset({_MOVES, "optimizer.loss_scaler", "optimizer.overflow"})
 # What the engine asks a model's file for, whatever its trainer has.
 _COUNTERS = ("skipped_steps", "global_steps")
 
+# What Megatron-DeepSpeed's arguments say of the ranks; it stops where that is not the job's.
+_ARGUMENTS = "args"
+_SIZES = frozenset({
+    "tensor_model_parallel_size", "model_parallel_size", "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size", "data_parallel_size", "sequence_parallel_size",
+    "ds_sequence_parallel_size", "world_size", "rank", "local_rank", "padded_vocab_size",
+})  # fmt: skip
 Groups = list[dict[str, Any]]
 
 
@@ -92,6 +101,10 @@ class ModelsDealer:
         fields |= {
             p: _plain(p, v) for p, v in example.fields.items() if example.labels[p] in DECIDED
         }
+        arguments = _arguments(example.fields.get((_ARGUMENTS,)), fields.get((_ARGUMENTS,)))
+        if arguments is not None:
+            fields[_ARGUMENTS,] = arguments
+            self._rest.same.discard(_ARGUMENTS if first else f"rank_{rank}.{_ARGUMENTS}")
         scheduler = (SCHEDULER,)
         if scheduler in share.fields:
             made = regrouped(share.fields[scheduler], self._origins(place.mp))
@@ -150,6 +163,32 @@ class OptimizersDealer:
     def settle(self) -> None:
         """Say what has no place, after everything was dealt."""
         self._rest.settle()
+
+
+def leave_sizes(state: State, plan: Plan) -> None:
+    """Take from a state of the source what the example's arguments say in place of its own."""
+    record = _record(state.fields.get((_ARGUMENTS,)))
+    if record is not None and _ARGUMENTS in plan.checkpoint.objects:
+        record.state = {key: value for key, value in record.state.items() if key not in _SIZES}
+
+
+def _record(value: Any) -> Inert | None:
+    """Return arguments as the record that they are; None where they are none."""
+    found = value.value if isinstance(value, Carried) else value
+    return found if isinstance(found, Inert) and isinstance(found.state, dict) else None
+
+
+def _arguments(example: Any, source: Any) -> Inert | None:
+    """Return the source's arguments with the example's sizes; None where one has none.
+
+    The example's record is changed in place: its file is read anew for every use.
+    """
+    ours, theirs = _record(source), _record(example)
+    if ours is None or theirs is None:
+        return None
+    sizes = {key: value for key, value in theirs.state.items() if key in _SIZES}
+    theirs.state = {**ours.state, **sizes}
+    return theirs
 
 
 def _by_place(plan: Plan, role: Role) -> Mapping[Place, DeepSpeedFile]:

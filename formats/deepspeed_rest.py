@@ -83,6 +83,11 @@ class RestOfRole:
 
         return cls(content, map(read, files))
 
+    @property
+    def states(self) -> Collection[State]:
+        """What was taken."""
+        return self._states.values()
+
     def _leave_out(self, state: State) -> None:
         """Forget fields of which something was dropped."""
         for path in state.labels:

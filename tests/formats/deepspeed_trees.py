@@ -7,6 +7,7 @@ it shares no arithmetic with the readers and writers.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -148,7 +149,7 @@ def save_job(job: Job, folder: Path, place: Place | None = None) -> Path:
                 module |= {"frozen": frozen if whole else empty.clone(), "seen": torch.tensor(3)}
             size = -(-7 // job.dp)
             run = torch.cat([frozen, frozen.new_zeros(size * job.dp - 7)]).chunk(job.dp)
-            state = {
+            state: dict[str, Any] = {
                 "module": None if pp > 1 else OrderedDict(module),
                 "buffer_names": ["seen"] if place is None else [], "optimizer": None,
                 "param_shapes": [
@@ -162,6 +163,7 @@ def save_job(job: Job, folder: Path, place: Place | None = None) -> Path:
             }  # fmt: skip
             if place is not None:
                 sizes = {"pp_degree": pp, "tp_degree": tp}
+                state["args"] = Namespace(tensor_model_parallel_size=tp, rank=mp, seen=job.step)
                 state |= {
                     "checkpoint_parallel_dimensions": sizes,
                     "universal_checkpoint_info": INFO,

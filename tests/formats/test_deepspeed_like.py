@@ -22,6 +22,7 @@ from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
 from ftckpt.formats.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
+from ftckpt.transfer.journal import fingerprint
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.proof import prove
 from tests.checkpoints import open_checkpoint
@@ -334,3 +335,16 @@ def test_a_loss_scale_of_another_kind_is_the_examples(moving: bool, tmp_path: Pa
     back = written(moves, moves, tmp_path / "same")
     assert back.load_object("optimizer.loss_scaler") == {"cur_scale": 512.0}
     assert not any("loss scale" in note.message for note in layout(moves, moves).notes)
+
+
+def test_another_example_is_another_transfer(tmp_path: Path) -> None:
+    """The files have the same names and sizes: a run with the one must not go on with the other."""
+    orders: tuple[Shapes, ...] = ({"a": (2,), "b": (2,)}, {"b": (2,), "a": (2,)})
+    one, other, again = (
+        opened(save_job(Job([order], 2, 1), tmp_path / str(n)))
+        for n, order in enumerate((*orders, orders[0]))
+    )
+    made = [layout(one, example) for example in (one, other, again)]
+    assert [f.size for f in made[0].files] == [f.size for f in made[1].files]
+    keys = [fingerprint(one, layout) for layout in made]
+    assert keys[0] == keys[2] != keys[1]

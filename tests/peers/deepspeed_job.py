@@ -3,6 +3,7 @@
 Runs in DeepSpeed's own environment and knows nothing of ftckpt. SPEC is JSON:
 
     world, zero, bf16        ranks, `zero_optimization`, whether weights are bf16
+    stages                   of a pipeline; 0 for the network that is none
     load, universal          a checkpoint or null, and whether it is a universal one
     steps                    [first, last) step to train
     save, to                 the step before which to save, or null, and the directory
@@ -35,10 +36,13 @@ def job(rank: int, spec: dict[str, Any]) -> None:
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(spec["port"]))  # fmt: skip
     deepspeed.init_distributed("gloo")
     torch.manual_seed(7)
-    model = kept.Tiny()
     config = kept.config_of({"zero": spec["zero"], **(kept.BF16 if spec["bf16"] else {})})
     if spec["universal"]:
         config["checkpoint"] = {"load_universal": True}
+    if spec["stages"]:
+        model, config["gradient_accumulation_steps"] = pipeline(spec["stages"]), 2
+    else:
+        model = kept.Tiny()
     optimizer = kept.optimizer_of(model, "job")
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     client = {}
@@ -51,9 +55,14 @@ def job(rank: int, spec: dict[str, Any]) -> None:
     losses = []
     for step in range(*spec["steps"]):
         if step == spec["save"]:
-            held = kept.gather(engine, spec["zero"]["stage"], spec["world"])
+            # Before its first step an optimizer has no state.
+            held = kept.gather(engine, spec["zero"]["stage"], spec["world"]) if step else {}
             state = {"note": "ours", "rng": {"cpu": torch.arange(6, dtype=torch.uint8)}}
             engine.save_checkpoint(spec["to"], tag=f"global_step{step}", client_state=state)
+        if spec["stages"]:
+            partition = engine.grid.get_data_parallel_rank()
+            losses.append(float(engine.train_batch(batches(partition, step))).hex())
+            continue
         loss = engine(torch.tensor([(rank + 3 * step) % 7, step % 7, 4]))
         losses.append(float(loss).hex())
         engine.backward(loss)
@@ -70,6 +79,33 @@ def job(rank: int, spec: dict[str, Any]) -> None:
         Path(spec["out"]).write_text(json.dumps(answer | {"note": client.get("note")}))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def pipeline(stages: int) -> Any:
+    """Return layers of which the first and the last share a module."""
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    layers = [
+        TiedLayerSpec("embed", torch.nn.Embedding, 7, 5),
+        *(LayerSpec(torch.nn.Linear, 5, 5) for _ in range(3)),
+        LayerSpec(torch.nn.LayerNorm, 5),
+        TiedLayerSpec("embed", torch.nn.Embedding, 7, 5,
+                      forward_fn=lambda module, x: x @ module.weight.t()),
+    ]  # fmt: skip
+    loss = torch.nn.CrossEntropyLoss()
+    return PipelineModule(
+        layers, num_stages=stages, loss_fn=lambda y, t: loss(y.float().view(-1, 7), t.view(-1)),
+        partition_method="uniform",
+    )  # fmt: skip
+
+
+def batches(partition: int, step: int) -> Any:
+    """Return the micro-batches of one step; each is another for every partition."""
+    first = 2 * step + 5 * partition
+    numbers = range(first, first + 2)
+    return iter([
+        (torch.tensor([[i % 7, 3, 2]]), torch.tensor([[3, 2, i % 5]])) for i in numbers
+    ])  # fmt: skip
 
 
 if __name__ == "__main__":

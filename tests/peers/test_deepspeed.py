@@ -64,10 +64,11 @@ def train(root: Path, stage: int, world: int, *, bf16: bool = True, **given: Any
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    root.mkdir(exist_ok=True)
     out = root / f"answer{next(_numbers)}.json"
     spec = {"world": world, "zero": {"stage": stage}, "bf16": bf16, "load": None,
-            "universal": False, "steps": [SAVED, LAST], "save": None, "to": str(root / "run"),
-            "out": str(out), "port": port} | given  # fmt: skip
+            "universal": False, "stages": 0, "steps": [SAVED, LAST], "save": None,
+            "to": str(root / "run"), "out": str(out), "port": port} | given  # fmt: skip
     run([str(JOB), json.dumps(spec)])
     held = tensors_of(Path(f"{out}.safetensors"))
     return Answer(**json.loads(out.read_text()), held=held)
@@ -169,3 +170,56 @@ def test_a_plain_trainers_file_becomes_a_job(tmp_path: Path) -> None:
     universal = open_checkpoint(place)
     for key, value in of_optimizer(answer.held).items():
         assert read_tensor(universal, key) == value.data, key
+
+
+# --- by an example ------------------------------------------------------------------------------
+
+
+def example(root: Path, stage: int, world: int, **given: Any) -> Path:
+    """Let a job save before its first step."""
+    train(root, stage, world, steps=[0, 1], save=0, to=str(root / "example"), **given)
+    return root / "example" / "global_step0"
+
+
+@pytest.mark.parametrize("form", ["torchsave", "dcp", "safetensors"])
+def test_another_formats_state_becomes_a_job_by_its_example(
+    form: str, whole: Whole, tmp_path: Path
+) -> None:
+    """On other partitions of another stage, and back on as many as if nothing had happened."""
+    there, other = tmp_path / "there", whole.stage % 2 + 1
+    ftckpt("convert", str(whole.checkpoint), str(there), "--to", form)
+    two = tmp_path / "two"
+    first = example(tmp_path / "two-of", other, 2, bf16=whole.bf16)
+    ftckpt("convert", str(there), str(two), "--like", str(first))
+    answer = train(tmp_path, other, 2, bf16=whole.bf16, load=str(two))
+    assert of_optimizer(answer.held) == of_optimizer(whole.answer.held)
+    assert (answer.step, answer.note) == (LAST, "ours")
+    four = tmp_path / "four"
+    first = example(tmp_path / "four-of", whole.stage, 4, bf16=whole.bf16)
+    ftckpt("convert", str(there), str(four), "--to", "deepspeed", "--like", str(first))
+    answer = train(tmp_path, whole.stage, 4, bf16=whole.bf16, load=str(four))
+    assert answer.held == whole.answer.held
+    assert answer.losses == [rank[SAVED:] for rank in whole.answer.losses]
+
+
+@pytest.mark.parametrize(("stages", "world"), [(1, 2), (4, 4), (3, 3)])
+def test_a_pipeline_of_other_stages_holds_the_same_and_trains_on(
+    stages: int, world: int, tmp_path: Path
+) -> None:
+    """Two stages of two partitions become others, and come back."""
+    before = train(tmp_path, 1, 4, stages=2, steps=[0, LAST], save=SAVED)
+    source = tmp_path / "run" / f"global_step{SAVED}"
+    other, back = tmp_path / "other", tmp_path / "back"
+    first = example(tmp_path / "other-of", 1, world, stages=stages)
+    ftckpt("reshard", str(source), str(other), "--like", str(first))
+    answer = train(tmp_path, 1, world, stages=stages, load=str(other))
+    assert answer.held == before.held
+    assert (answer.step, answer.note) == (LAST, "ours")
+    if world // stages == 2:  # the same batches, so the same numbers
+        losses = before.losses[0][SAVED:]
+        assert all(rank == losses for rank in answer.losses)
+    first = example(tmp_path / "back-of", 1, 4, stages=2)
+    ftckpt("reshard", str(other), str(back), "--like", str(first))
+    answer = train(tmp_path, 1, 4, stages=2, load=str(back))
+    assert answer.held == before.held
+    assert answer.losses == [rank[SAVED:] for rank in before.losses]
