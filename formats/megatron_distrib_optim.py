@@ -75,6 +75,18 @@ def distributed_states(tree: Any, held: Held) -> Iterator[State]:
             yield from _optimizer(one, groups, held, label)
 
 
+def bucket_starts(tree: Any, held: Held) -> dict[tuple[int, str], int]:
+    """Return by chunk and name where each parameter begins in its buffer of one file.
+
+    Raises:
+        Unmapped: see `distributed_states`.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for state in distributed_states(tree, held):
+        found.setdefault((state.of.chunk, state.of.name), state.held.storage_offset)
+    return found
+
+
 def groups_of(count: int, held: Held) -> list[list[Group]]:
     """Return the buffers of each optimizer: experts come last, the first chunk may be apart."""
     dense = _groups(held, experts=False)

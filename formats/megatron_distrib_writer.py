@@ -106,6 +106,7 @@ class DistributedWriter:
         optimizers: Optimizers,
         *,
         certain: bool = False,
+        starts: Mapping[tuple[int, int, str], int] | None = None,
     ) -> None:
         """Take how it is laid out.
 
@@ -116,6 +117,7 @@ class DistributedWriter:
             args: of the job.
             optimizers: their groups.
             certain: whether to refuse buckets that versions of Megatron lay out differently.
+            starts: by stage, chunk and name: where an example's parameters begin in their buffers.
         """
         self.placed: set[str] = set()
         self._parts = parts
@@ -125,6 +127,7 @@ class DistributedWriter:
         self._args = args
         self._optimizers = optimizers
         self._certain = certain
+        self._starts = starts
 
     def buffers(self, holdings: Holdings) -> Buffers:
         """Return the buffers of one rank.
@@ -143,12 +146,21 @@ class DistributedWriter:
         """Return where the parameters lie that share a buffer, as Megatron will put them.
 
         Raises:
-            UnsupportedError: versions of Megatron put them in different places.
+            UnsupportedError: versions of Megatron put them in different places, or the example
+                in another one than all of them.
         """
         parameters = [
             Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared)
             for p in group.locals
         ]
+        if self._starts is not None:
+            wanted = {p.name: self._starts.get((rank.pp, p.chunk, p.name)) for p in group.locals}
+            for limit in (*limits(group, rank), None):
+                layout = lay_out(parameters, limit)
+                if layout.starts() == wanted:
+                    return layout
+            what = "the buckets of the example lie otherwise than Megatron lays them out"
+            raise UnsupportedError(what, tensor=group.locals[0].name)
         found = [lay_out(parameters, limit) for limit in limits(group, rank) or (None,)]
         if self._certain and any(other != found[0] for other in found):
             raise UnsupportedError(

@@ -72,7 +72,7 @@ def optimizers_of(ranks: FirstRanks) -> Optimizers | None:
         raise _unknown("one of the chained optimizers has no state")
     found = Optimizers(
         trees=trees,
-        groups=[_groups(one) for one in trees],
+        groups=[groups_in(one) for one in trees],
         storages=first.storages,
         wrapped="" if single else type(tree).__name__,
     )
@@ -80,7 +80,7 @@ def optimizers_of(ranks: FirstRanks) -> Optimizers | None:
     found.dense = len(trees) - apart
     for at in ranks.coordinates():
         own = ranks.stream(at).tree.get(_INNER)
-        alike = [[_alike(g) for g in _groups(one)] for _, one in optimizers(own)]
+        alike = [[_alike(g) for g in groups_in(one)] for _, one in optimizers(own)]
         if alike != [[_alike(g) for g in groups] for groups in found.groups]:
             raise _unknown(f"{ranks.stream(at).file} has other groups than {first.file}")
         _place(found, ranks, at, own)
@@ -181,7 +181,8 @@ def torchs(tree: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return inner if isinstance(inner, dict) else tree
 
 
-def _groups(tree: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+def groups_in(tree: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+    """Return the groups of an optimizer; none where they are not of torch's form."""
     groups = torchs(tree).get(_GROUPS)
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         return []

@@ -27,7 +27,7 @@ from .megatron_names import chunk_keys
 from .nested_state import NestedState
 from .state_objects import StateObjects, Storages
 from .state_paths import recorded_paths
-from .torch_tree import Carried, pickled
+from .torch_tree import Carried, Tensor, pickled
 from .torch_values import StoredStorage
 
 _RANK = re.compile(r"rank_(\d{1,7})\.(.+)", re.DOTALL)
@@ -36,6 +36,8 @@ _HOLDERS = re.compile(r"optimizer\.param_groups|rank\d{1,7}")
 _OF_RANK = re.compile(
     r"rank_?\d{1,7}\.optimizer\.(?:.*\.)?(?:state|fp32_from_fp16_params)\..*", re.DOTALL
 )
+# A tensor of one rank's; a universal checkpoint has all of them in the state of one rank more.
+_LISTED = re.compile(r"extra:(?:rank_?\d{1,7}\.)?rank_?(\d{1,7})\.(.+)", re.DOTALL)
 # What may stand at the top of a state that nothing else shows to be of a rank.
 _KEYS = (
     "args", "iteration", "checkpoint_version", "optimizer", "opt_param_scheduler",
@@ -53,10 +55,10 @@ class JobState:
 
     Attributes:
         root: what the files of all ranks are to hold, by key; inside, whatever is no container, no
-            number and no text is `Carried`.
+            number and no text is `Carried`, or a `Tensor` where the source lists it.
         random: random streams by pipeline stage and tensor rank, where the source shows whose they
             are.
-        placed: names of the objects that it was made of.
+        placed: names of the objects and keys of the tensors that it was made of.
         notes: what is worth knowing.
     """
 
@@ -156,6 +158,12 @@ def _of_objects(content: Content) -> JobState:
             found.placed.add(name)
             if place[1]:
                 trees.setdefault(place[0], NestedState()).put(place[1], value)
+    for key, wanted in content.tensors.items():
+        where = _listed_place(wanted)
+        if where is not None:
+            found.placed.add(key)
+            value = Tensor.of(content.whole(key))
+            trees.setdefault(where[0], NestedState()).put(where[1], value)
     roots = {n: tree.settled(lambda path: True) for n, tree in sorted(trees.items())}
     if roots:
         first = min(roots)
@@ -181,6 +189,15 @@ def _parts(
             place = _place(inner)
             if place is not None:
                 yield place, opened(value, leaf.value.storages)
+
+
+def _listed_place(wanted: Wanted) -> tuple[int, Path] | None:
+    """Return where a tensor stood that a reader lists by rank: in a loss scale, say."""
+    match = _LISTED.fullmatch(f"{wanted.component}.{wanted.name}")
+    if match is None or is_random(wanted) or is_repeated(wanted):
+        return None
+    path = tuple(int(step) if step.isdigit() else step for step in match[2].split("."))
+    return (int(match[1]), path) if path[0] in _KEYS else None
 
 
 def _place(path: Path) -> tuple[int, Path] | None:

@@ -246,6 +246,13 @@ def _expanded(slots: Iterable[Slot], numbers: range) -> Iterator[Entry]:
             yield member._replace(name=with_expert(member.name, number))
 
 
+def put(model: dict[str, Any], path: Path, value: Any) -> None:
+    """Put a value at a path of a model chunk, whose dicts are made on the way."""
+    for key in path[:-1]:
+        model = model.setdefault(str(key), {})
+    model[str(path[-1])] = value
+
+
 def _path(name: str, words: tuple[int, ...]) -> Path:
     rest, path = name.split("."), []
     for count in words:

@@ -12,7 +12,6 @@ megatron/core/optimizer; `get_parameter_state_dp_zero` in distrib_optimizer.py;
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -21,25 +20,20 @@ from ftckpt.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Known, Wanted
 
+from .family_facts import arguments_of
 from .megatron_dist_job import SHARDING, numbered
 from .megatron_distrib_writer import UNPADDED, Form
-from .megatron_groups import Optimizers, regrouped, torchs
-from .megatron_holdings import state_key
+from .megatron_groups import Optimizers, groups_in, regrouped, torchs
 from .megatron_job_state import JobState
+from .megatron_kept_state import PLACE, KeptState
 from .megatron_names import Local
 from .megatron_optimizer import HALF, class_of, class_of_group
 from .megatron_plain_writer import MASTERS
 from .megatron_ranks import Arguments
 from .megatron_registration import unordered
 from .megatron_whole import Whole
-from .torch_tree import Carried
-from .torch_values import TensorRef
 
 Groups = list[list[Mapping[Any, Any]]]
-# A step that is the same for all parameters: a tensor, or whatever it was in the object.
-_Step = Wanted | Carried | int | float | None
-_COMMON_STEP = "common_step"
-_LISTED_STEP = re.compile(r"(?:^|\.)optimizer\.(?:(\d{1,4})\.)?(?:optimizer\.)?state\.common_step$")
 _DISTRIBUTED = "use_distributed_optimizer"
 _IN_FP32 = "accumulate_allreduce_grads_in_fp32"
 # Other optimizers than Adam's keep other state, and these arguments make other buffers of it.
@@ -88,25 +82,19 @@ def trained_of(content: Content, whole: Whole, state: JobState, *, apart: bool) 
 
 
 class _Building:
-    """One optimizer on its way.
-
-    Attributes:
-        tensors, known, placed: see `Trained`.
-    """
+    """One optimizer on its way."""
 
     def __init__(self, content: Content, whole: Whole, state: JobState, *, apart: bool) -> None:
-        self.tensors: dict[str, Wanted] = {}
-        self.known: dict[str, Known] = {}
-        self.placed: set[str] = set()
-        self._content = content
         self._args = whole.layout.args
         self._optimizers = numbered(state.root.get("optimizer"))
         self._parameters = {p.name: p for p in whole.locals() if p.kind is Kind.PARAM}
-        self._kept = {w.key: (key, w) for key, w in whole.trained.items()}
+        self._kept = KeptState(content, whole.trained, list(self._optimizers.values()))
         self._apart = whole.layout.grid.experts_apart and len(self._optimizers) > 1
         self._wanted_apart = apart
+        if arguments_of(content.checkpoint).record is None:
+            raise _uncertain("the source does not carry the arguments of a job")
         self._regroups = apart != self._apart and whole.layout.experts > 0
-        if not all(torchs(one).get("param_groups") for one in (*self._optimizers.values(), {})[:1]):
+        if not self._optimizers or not all(map(groups_in, self._optimizers.values())):
             raise _uncertain("the source does not record the groups of its parameters")
 
     def trained(self) -> Trained:
@@ -126,9 +114,14 @@ class _Building:
             name: self._place(local, groups, certain=grouped)
             for name, local in self._parameters.items()
         }
-        steps = [None if distributed else step for step in self._steps()]
+        kept = self._kept
+        steps = [None if distributed else step for step in kept.steps]
         states: dict[str, Mapping[Any, Any]] = {
-            name: self._state(local, steps[places[name][0]], masters=distributed)
+            name: kept.of_parameter(
+                local,
+                steps[places[name][0]],
+                masters=distributed or local.ref.dtype.name in HALF,
+            )
             for name, local in self._parameters.items()
         }
         found = Optimizers(
@@ -142,7 +135,7 @@ class _Building:
         )
         form = self._form(listed=bool(found.wrapped)) if distributed else None
         found = regrouped(found, apart=self._wanted_apart)
-        return Trained(found, form, self.tensors, self.known, frozenset(self.placed))
+        return Trained(found, form, kept.tensors, kept.known, frozenset(kept.placed))
 
     def _is_distributed(self) -> bool:
         """Return whether the job keeps flat buffers, if all that is recorded says the same."""
@@ -169,7 +162,7 @@ class _Building:
             if not isinstance(wide, bool):
                 raise _uncertain(f"the arguments do not record {_IN_FP32}, and buffers have a type")
             gradients[dtype] = float32 if wide else dtype
-        leaves = dict.fromkeys(("param", "exp_avg", "exp_avg_sq"), _placeholder())
+        leaves = dict.fromkeys(("param", "exp_avg", "exp_avg_sq"), PLACE)
         return Form(listed, gradients | {float32: float32}, {**leaves, UNPADDED: 0}, {})
 
     def _place(self, local: Local, groups: Groups, *, certain: bool) -> tuple[int, int]:
@@ -185,62 +178,6 @@ class _Building:
         if certain and classes.count(wanted) != 1:
             raise _uncertain(f"in which group of parameters {local.name} is", local.name)
         return number, classes.index(wanted) if wanted in classes else 0
-
-    def _state(self, local: Local, step: _Step, *, masters: bool) -> dict[str, Any]:
-        """Return what is kept of a parameter by leaf; tensors are found by name elsewhere."""
-        made: dict[str, Any] = {}
-        key = state_key(local.name, "step")
-        if key in self._kept:
-            made["step"] = self._take(key)
-        elif isinstance(step, Wanted):
-            own = step._replace(component="optimizer", kind=Kind.OTHER, name=f"{local.name}.step")
-            self.tensors[key] = own
-            made["step"] = _placeholder()
-        elif step is not None:
-            made["step"] = step
-            if type(step) is Carried and isinstance(step.value, TensorRef):
-                self.known[key] = self._read(step.value, step)
-        if masters or local.ref.dtype.name in HALF:
-            self._take(state_key(local.name, "param"))
-        for leaf in ("exp_avg", "exp_avg_sq"):
-            made[leaf] = self._take(state_key(local.name, leaf))
-        return made
-
-    def _take(self, key: str) -> TensorRef:
-        if key not in self._kept:
-            raise UnsupportedError(
-                f"the source has no {key}, and Megatron keeps one of every parameter",
-                tensor=key,
-                hint="--only model writes the weights alone",
-            )
-        source, wanted = self._kept[key]
-        self.tensors[key] = wanted
-        self.placed.add(source)
-        return _placeholder()
-
-    def _steps(self) -> list[_Step]:
-        """Return the step that each optimizer counts for all parameters."""
-        listed: dict[int, Wanted] = {}
-        for key, wanted in self._content.tensors.items():
-            match = _LISTED_STEP.search(wanted.name)
-            if match is not None and wanted.component.startswith("extra:"):
-                listed[int(match[1] or 0)] = wanted
-                self.placed.add(key)
-        found: list[_Step] = []
-        for number, one in enumerate(self._optimizers.values()):
-            state = torchs(one).get("state")
-            held = state.get(_COMMON_STEP) if isinstance(state, dict) else None
-            found.append(held if held is not None else listed.get(number))
-        return found
-
-    def _read(self, ref: TensorRef, held: Carried) -> Known:
-        storage = held.storages[ref.key]
-        start = ref.dtype.nbytes(ref.storage_offset)
-        if storage.inline is not None:
-            data = storage.inline[start : start + ref.dtype.nbytes(1)]
-        else:
-            data = self._content.checkpoint.source.read(*ref.span(held.storages))
-        return Known(ref.shape, ref.dtype, bytes(data))
 
 
 def _tree(one: Mapping[Any, Any], *, distributed: bool) -> Mapping[Any, Any]:
@@ -258,16 +195,16 @@ def _tree(one: Mapping[Any, Any], *, distributed: bool) -> Mapping[Any, Any]:
 
 def _groups(one: Mapping[Any, Any], *, distributed: bool) -> list[Mapping[Any, Any]]:
     """Return the groups of an optimizer; torch's form lists their parameters, which come later."""
-    groups = torchs(one)["param_groups"]
+    groups = groups_in(one)
     if distributed:
-        return list(groups)
+        return groups
     return [{**group, "params": []} for group in groups]
 
 
 def _is_plain(one: Mapping[Any, Any]) -> bool:
     """Return whether an optimizer's tree shows that it is not distributed."""
     inner = torchs(one)
-    listed = any("params" in group for group in inner.get("param_groups", ()))
+    listed = any("params" in group for group in groups_in(one))
     return listed or bool(inner.get("state")) or MASTERS in one
 
 
@@ -278,11 +215,6 @@ def _require_adam(args: Arguments) -> None:
     for flag in _OTHERWISE:
         if args.get(flag) not in (None, False):
             raise _uncertain(f"the job says {flag}, and keeps its state in another form")
-
-
-def _placeholder() -> TensorRef:
-    """Return what stands for a tensor that is found by its name."""
-    return TensorRef("", 0, (), (), DTYPES["float32"])
 
 
 def _uncertain(why: str, tensor: str | None = None) -> UnsupportedError:

@@ -101,7 +101,7 @@ def whole_model(content: Content) -> Whole:
     carried = arguments_of(checkpoint)
     model = {key: w for key, w in content.tensors.items() if w.component == "model"}
     unplaced = [key for key in content.tensors if key not in model]
-    unplaced += [name for name in content.objects if not _is_ours(content, name)]
+    unplaced += [name for name in content.objects if not is_ours(content, name)]
     tied = [k for k, owner in content.aliases.items() if tied_to(k) == owner and k in model]
     if carried.get("untie_embeddings_and_output_weights") is False:
         # A format without aliases holds the copy too; nothing here shows that it is one.
@@ -114,7 +114,7 @@ def whole_model(content: Content) -> Whole:
     }
     names = constructed(named)
     derived = carried.record is None
-    args = Arguments(_derived(content, named) if derived else _recorded(carried))
+    args = Arguments(_derived(content, named) if derived else plain_arguments(carried))
     _require_whole(names, args.count("num_layers"), alike=derived)
     whole = replace(
         content.with_tensors(named[name] for name in names),
@@ -129,14 +129,19 @@ def whole_model(content: Content) -> Whole:
         layout_of(whole, args),
         checkpoint.step or 0,
         rows or None,
-        dict(_trained(content, owned)),
+        dict(trained_tensors(content, owned)),
         unplaced,
         notes,
     )
 
 
-def _trained(content: Content, owned: Mapping[str, str]) -> Iterator[tuple[str, Wanted]]:
-    """Yield what an optimizer keeps of the tensors that have names of their own, by key."""
+def trained_tensors(content: Content, owned: Mapping[str, str]) -> Iterator[tuple[str, Wanted]]:
+    """Yield what an optimizer keeps of tensors, under their own names, by the source's keys.
+
+    Args:
+        content: of which.
+        owned: by the source's name of a tensor: its own.
+    """
     for key, wanted in content.tensors.items():
         if wanted.component != "optimizer":
             continue
@@ -196,14 +201,14 @@ def _beside(args: Arguments) -> Finding:
     return finding("note", what.rstrip())
 
 
-def _is_ours(content: Content, name: str) -> bool:
+def is_ours(content: Content, name: str) -> bool:
     """Return whether an object says what the result says in its own way, or nothing."""
     if _OURS.fullmatch(name) or is_common(name):
         return True
     return _EXTRA in name and content.checkpoint.load_object(name) in (None, [None])
 
 
-def _recorded(carried: Arguments) -> dict[str, Any]:
+def plain_arguments(carried: Arguments) -> dict[str, Any]:
     """Return arguments that a source carries along.
 
     Raises:

@@ -37,6 +37,7 @@ from .megatron_whole import VERSION, Whole, namespace, whole_model
 from .torch_tree import Carried, Tensor, save
 
 _STACK = "decoder.layers."
+_SCHEDULE = "opt_param_scheduler"
 
 
 def lay_out(content: Content, wishes: Wishes) -> Layout:
@@ -169,8 +170,8 @@ class _Writing:
         if self._distributed is not None:
             buffers = self._distributed.buffers(mine)
             weights = self._distributed.weights(buffers)
-            files.append(_file(folder, OPTIMIZER, self._distributed.tree(buffers)))
-        return [_file(folder, WEIGHTS, self._tree(mine, weights)), *files]
+            files.append(file_of(folder, OPTIMIZER, self._distributed.tree(buffers)))
+        return [file_of(folder, WEIGHTS, self._tree(mine, weights)), *files]
 
     def _tree(self, mine: Holdings, weights: dict[tuple[int, str], Tensor]) -> dict[str, Any]:
         """Return what one rank's `model_optim_rng.pt` holds."""
@@ -195,9 +196,8 @@ class _Writing:
             tree["model" if chunks == 1 else f"model{chunk}"] = model
         if self._plain is not None:
             tree["optimizer"] = self._plain.tree(mine)
-        for key in ("opt_param_scheduler",):
-            if key in root:
-                tree[key] = root[key]
+        if _SCHEDULE in root:
+            tree[_SCHEDULE] = root[_SCHEDULE]
         if mine.at in self._random:
             tree["rng_state"] = self._random[mine.at]
         return tree | {key: value for key, value in root.items() if key not in tree}
@@ -235,5 +235,6 @@ def _with_copy(
     return {**order, last: copied}, {head_of(embedding.name): embedding.name}
 
 
-def _file(folder: str, name: str, tree: Any) -> OutputFile:
+def file_of(folder: str, name: str, tree: Any) -> OutputFile:
+    """Return a file of one rank's directory, which torch.save is to write of a tree."""
     return OutputFile(f"{folder}/{name}", save(tree, folder=name.removesuffix(".pt")))

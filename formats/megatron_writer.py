@@ -8,10 +8,11 @@ optimizer, the arguments but for the sizes of groups of ranks. The tracker
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, finding
@@ -21,18 +22,19 @@ from ftckpt.transfer.layout import Layout, OutputFile, Stored, Wishes
 
 from .hf_beside import beside_weights
 from .inert import Ordered
-from .inert_tree import Path
 from .inert_tree import at as value_at
 from .megatron_checkpoint import MegatronCheckpoint
 from .megatron_distrib_writer import DistributedWriter, form_of
 from .megatron_groups import optimizers_of, regrouped
 from .megatron_holdings import Holdings, holdings
+from .megatron_like_writer import lay_out_like
 from .megatron_modules import (
     Item,
     cut_anew,
     embedding_of,
     main_stack,
     order_of,
+    put,
     with_copy,
     without_copy,
 )
@@ -46,9 +48,9 @@ from .megatron_source import FirstRanks
 from .megatron_stages import Stage, offsets
 from .megatron_target import changed, target_of
 from .megatron_vocabulary import may_differ, repadded, vocabulary_of
-from .megatron_whole_writer import lay_out
+from .megatron_whole_writer import file_of, lay_out
 from .torch_stream import TorchStream
-from .torch_tree import Carried, Tensor, save
+from .torch_tree import Carried, Tensor
 from .unpickle import no_gc
 
 _OPTIMIZER = re.compile(r"rank_\d+\.optimizer")
@@ -60,8 +62,17 @@ class MegatronWriter:
     name = "megatron"
     single = False
 
+    def axes(self, example: Checkpoint) -> Mapping[str, int]:
+        """Return the sizes of an example (fits `ftckpt.transfer.example.FollowsExample`)."""
+        assert isinstance(example, MegatronCheckpoint)
+        grid = example.layout.grid
+        sizes = {"tp": grid.tp, "pp": grid.pp, "vp": example.layout.chunks, "ep": grid.ep}
+        return sizes if grid.dp is None else sizes | {"dp": grid.dp}
+
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content` for the ranks that are wished for; the source's where nothing is said.
+
+        With an example, as that is laid out.
 
         Raises:
             UsageError: sizes that do not divide, or a wish that is not of this format.
@@ -70,6 +81,8 @@ class MegatronWriter:
         """
         checkpoint = content.checkpoint
         with no_gc():
+            if isinstance(wishes.like, MegatronCheckpoint):
+                return lay_out_like(content, wishes.like, wishes)
             if isinstance(checkpoint, MegatronCheckpoint):
                 return _Writing(content, checkpoint, wishes).layout()
             return lay_out(content, wishes)
@@ -210,9 +223,9 @@ class _Writing:
             weights = self._distributed.weights(buffers)
             tree = self._distributed.tree(buffers)
             self._placed |= self._distributed.placed
-            files.append(_file(folder, OPTIMIZER, tree))
+            files.append(file_of(folder, OPTIMIZER, tree))
             known.append(OPTIMIZER)
-        files.insert(0, _file(folder, WEIGHTS, self._tree(mine, stream, weights)))
+        files.insert(0, file_of(folder, WEIGHTS, self._tree(mine, stream, weights)))
         for path in self._own.of_others(at, known):
             whole = Extent(path, 0, self._checkpoint.source.size(path))
             files.append(OutputFile(path, [Stored(whole)]))
@@ -265,24 +278,14 @@ class _Writing:
                     value = _state_at(stream, models[chunk], item) if kept else None
                 else:
                     continue  # the user leaves it out
-                _put(model, item.path, value)
+                put(model, item.path, value)
             made[key] = model
         return made
-
-
-def _file(folder: str, name: str, tree: Any) -> OutputFile:
-    return OutputFile(f"{folder}/{name}", save(tree, folder=name.removesuffix(".pt")))
 
 
 def _like(model: Any) -> dict[str, Any]:
     """Return an empty dict of the kind of another: torch's `state_dict` is ordered."""
     return Ordered() if isinstance(model, Ordered) else {}
-
-
-def _put(model: dict[str, Any], path: Path, value: Any) -> None:
-    for key in path[:-1]:
-        model = model.setdefault(str(key), {})
-    model[str(path[-1])] = value
 
 
 def _state_at(stream: TorchStream, key: str, item: Item) -> Carried:

@@ -252,6 +252,49 @@ def test_groups_that_are_left_out_are_missed(tmp_path: Path) -> None:
     assert "--like" in caught.value.hint
 
 
+@pytest.mark.parametrize("form", ["megatron-dist", "safetensors", "dcp", "torchsave"])
+def test_the_loss_scale_comes_with_it(form: str, tmp_path: Path) -> None:
+    import torch
+
+    made = write(tmp_path / "source", MASTERS)
+    file = made.path / "mp_rank_00" / "model_optim_rng.pt"
+    tree = torch.load(file, weights_only=False)
+    scaler = {"scale": torch.tensor([1024.0]), "growth_tracker": 7}
+    held = tree["optimizer"]
+    tree["optimizer"] = {"optimizer": held.pop("optimizer"), "grad_scaler": scaler} | held
+    torch.save(tree, file)
+    laid(between(made.path, form, tmp_path / "between"), tmp_path / "there")
+    found = torch.load(tmp_path / "there/mp_rank_00/model_optim_rng.pt", weights_only=False)
+    assert found["optimizer"].keys() == tree["optimizer"].keys()
+    assert found["optimizer"]["grad_scaler"] == scaler
+
+
+def test_a_step_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    source = between(write(tmp_path / "source", MASTERS).path, "megatron-dist", tmp_path / "store")
+    file = tmp_path / "store" / "common.pt"
+    common = torch.load(file, weights_only=False)
+    common["optimizer"]["optimizer"]["state"]["common_step"] = torch.zeros(1000)
+    torch.save(common, file)
+    source = Content.of(open_checkpoint(tmp_path / "store"))
+    with pytest.raises(UnsupportedError, match="is no number"):
+        WRITER.layout(source, Wishes())
+
+
+@pytest.mark.parametrize("groups", [7, [3], "text", [], None])
+def test_groups_of_no_form_are_refused(groups: Any, tmp_path: Path) -> None:
+    import torch
+
+    between(write(tmp_path / "source", MASTERS).path, "megatron-dist", tmp_path / "store")
+    file = tmp_path / "store" / "common.pt"
+    common = torch.load(file, weights_only=False)
+    common["optimizer"]["optimizer"]["param_groups"] = groups
+    torch.save(common, file)
+    with pytest.raises(UnsupportedError, match="the groups of its parameters"):
+        WRITER.layout(Content.of(open_checkpoint(tmp_path / "store")), Wishes())
+
+
 def test_what_differs_between_ranks_is_said(tmp_path: Path) -> None:
     made = write(tmp_path / "source", replace(MASTERS, tp=2))
     altered(made, "mp_rank_01", opt_param_scheduler={"num_steps": 7, "max_lr": 1e-3})

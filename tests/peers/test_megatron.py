@@ -156,3 +156,35 @@ def test_it_builds_and_loads_a_model_of_hugging_face(
     assert weights == set(wanted.tensors)
     for key in weights:
         assert read_tensor(found, key) == read_tensor(wanted, key), key
+
+
+@pytest.mark.parametrize("way", ["megatron-dist", "safetensors", "like"])
+@pytest.mark.parametrize("case", ["stages", "tied stages", "tied buffers", "experts"])
+def test_an_optimizer_of_another_format_is_loaded_and_saved_again(
+    case: str, way: str, tmp_path: Path
+) -> None:
+    """Megatron goes on with what came back from another format, and with what an example shows."""
+    before, after, more = CASES[case]
+    sizes: dict[str, Any] = {"vp": 1, "ep": 1, **after}
+    sizes["dp"] = WORLD // (after["tp"] * after["pp"])
+    source = megatron(tmp_path / "source", before, more)
+    form = "megatron-dist" if way == "like" else way
+    first = Content.of(open_checkpoint(source))
+    between = format_and_writer(form)[1].layout(first, Wishes())
+    assert list(between.unplaced) == []
+    materialise(between, first.checkpoint, tmp_path / "between")
+    content = Content.of(open_checkpoint(tmp_path / "between"))
+    wishes = Wishes(true_vocab_size=TRUE_VOCABULARY, **sizes)
+    if way == "like":
+        example = opened(megatron(tmp_path / "example", after, more))
+        wishes = Wishes(true_vocab_size=TRUE_VOCABULARY, like=example)
+    layout = format_and_writer("megatron")[1].layout(content, wishes)
+    assert list(layout.unplaced) == []
+    made = tmp_path / "made" / "iter_0000001"
+    materialise(layout, content.checkpoint, made)
+    (made.parent / "latest_checkpointed_iteration.txt").write_text("1")
+    more = [*more, "--load", str(made.parent), "--no-load-rng"]
+    again = megatron(tmp_path / "again", after, more)
+    distributed = "--use-distributed-optimizer" in more
+    without = ("args", "rng_state")
+    assert_same_files(made, again, without=without, places=distributed, extra_states=False)

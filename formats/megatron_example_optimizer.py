@@ -1,0 +1,256 @@
+"""The optimizer of a job that an example shows, with the state and the settings of a source.
+
+The example says which optimizers there are, their groups, what they keep of a parameter and where
+that lies. The settings of a group (learning rate, decay, its count of steps) are those of the
+source's group of the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from struct import pack
+from typing import Any, NamedTuple
+
+from ftckpt.assembly import dense_strides
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, finding
+from ftckpt.transfer.content import Known
+from ftckpt.transfer.layout import Literal
+
+from .inert_tree import leaves
+from .megatron_dist_job import numbered
+from .megatron_distrib_optim import Held as Buffered
+from .megatron_distrib_optim import bucket_starts
+from .megatron_distrib_writer import Form, form_of
+from .megatron_groups import Optimizers, groups_in, optimizers_of, torchs
+from .megatron_holdings import state_key
+from .megatron_job_state import opened
+from .megatron_kept_state import KeptState
+from .megatron_names import Local
+from .megatron_optimizer import HALF, Unmapped, class_of_group
+from .megatron_plain_writer import MASTERS
+from .megatron_source import FirstRanks
+from .torch_tree import Carried, Storage, Tensor
+from .torch_values import Composite, SubclassRef, TensorRef
+
+_TENSORS = (TensorRef, SubclassRef, Composite)
+_OWN = ("params", "is_expert_parallel", "wd_mult")  # what says which parameters a group holds
+_MOMENTS = ("param", "exp_avg", "exp_avg_sq")
+_STEPS = {"float32": "<f", "float64": "<d", "int64": "<q"}
+
+
+class Shown(NamedTuple):
+    """An optimizer as the example shows it.
+
+    Attributes:
+        optimizers: with the source's settings.
+        form: of the flat buffers; None where there are none.
+        starts: by stage, chunk and name: where each parameter begins in its buffer.
+        notes: what is the example's.
+    """
+
+    optimizers: Optimizers
+    form: Form | None
+    starts: Mapping[tuple[int, int, str], int]
+    notes: list[Finding]
+
+
+def example_optimizer(
+    ranks: FirstRanks, kept: KeptState, root: Mapping[Any, Any], parameters: Iterable[Local]
+) -> Shown | None:
+    """Return the optimizer of an example; None where it has none.
+
+    Args:
+        ranks: of the example.
+        kept: the source's state of parameters.
+        root: the other state that the source carries (`JobState.root`).
+        parameters: of the whole model.
+
+    Raises:
+        UnsupportedError: the example's state could not be given to parameters, or the source lacks
+            a part of what the example keeps.
+    """
+    found = optimizers_of(ranks)
+    if found is None:
+        return None
+    form = None if found.plain else form_of(ranks)
+    if not found.plain and form is None:
+        raise UnsupportedError(
+            "the example has no state of its distributed optimizer, which shows where buckets lie",
+            hint="let the job save one with its optimizer, after a step",
+        )
+    sources = list(numbered(root.get("optimizer")).values())
+    count = _Count(sources, kept)
+    found = replace(found, states=_states(found, form, kept, parameters, count))
+    groups, notes = _settings(found, ranks, sources, count)
+    trees = [_tree(one, sources, n, found) for n, one in enumerate(found.trees)]
+    found = replace(found, trees=trees, groups=groups, storages={})
+    if form is not None:
+        plain = {k: v for k, v in form.leaves.items() if not isinstance(v, _TENSORS)}
+        _require_plain(plain, "distrib_optim")
+    return Shown(found, form, _starts(ranks), notes)
+
+
+class _Count:
+    """How many steps the source's optimizer has made, wherever it counts them; read when asked."""
+
+    def __init__(self, sources: Sequence[Mapping[Any, Any]], kept: KeptState) -> None:
+        self._groups = [group for one in sources for group in groups_in(one)]
+        self._kept = kept
+
+    @cached_property
+    def value(self) -> float | None:
+        """The number; None where there is not one."""
+        found = {group["step"] for group in self._groups if type(group.get("step")) in (int, float)}
+        if found:
+            return float(found.pop()) if len(found) == 1 else None
+        return self._kept.count()
+
+
+def _states(
+    found: Optimizers,
+    form: Form | None,
+    kept: KeptState,
+    parameters: Iterable[Local],
+    count: _Count,
+) -> dict[str, Mapping[Any, Any]]:
+    """Take the state of every parameter; return it by leaf, in the example's order."""
+    fresh = found.plain and not any(found.states.values())  # saved before its first step
+    counts = fresh or any("step" in one for one in found.states.values())
+    made: dict[str, Mapping[Any, Any]] = {}
+    more = [] if form is None else [k for k, v in form.leaves.items() if isinstance(v, _TENSORS)]
+    step = next((one for one in kept.steps if one is not None), None)
+    for local in parameters:
+        shown = found.states.get(local.name, {})
+        masters = form is not None or local.ref.dtype.name in HALF
+        own = kept.of_parameter(local, step, masters=masters, counts=form is None and counts)
+        if form is None and counts and not fresh and "step" not in own:
+            own["step"] = _step_like(shown.get("step"), local, kept, count)
+        for leaf in (*(k for k, v in shown.items() if isinstance(v, _TENSORS)), *more):
+            if leaf not in own and leaf not in _MOMENTS:
+                own[leaf] = kept.take(state_key(local.name, str(leaf)))
+        made[local.name] = {leaf: own[leaf] for leaf in (*shown, *own) if leaf in own}
+    return made
+
+
+def _step_like(shown: Any, local: Local, kept: KeptState, count: _Count) -> Any:
+    """Return the step of a parameter in the example's form, where the source counts elsewhere."""
+    if count.value is None:
+        raise _lacking(f"step of {local.name}", local.name)
+    if not isinstance(shown, TensorRef):
+        return type(shown or 0.0)(count.value)
+    form = _STEPS.get(shown.dtype.name)
+    if form is None or shown.numel != 1:
+        raise _lacking(f"step of {local.name}", local.name)
+    data = pack(form, count.value if form != "<q" else int(count.value))
+    kept.known[state_key(local.name, "step")] = Known(shown.shape, shown.dtype, data)
+    strides = dense_strides(shown.shape)
+    return Tensor(Storage((Literal(data),)), shown.dtype, shown.shape, strides)
+
+
+def _settings(
+    found: Optimizers, ranks: FirstRanks, sources: Sequence[Mapping[Any, Any]], count: _Count
+) -> tuple[list[list[Mapping[Any, Any]]], list[Finding]]:
+    """Return the groups with the source's settings, and what is the example's."""
+    args = ranks.layout.args
+    known = [group for one in sources for group in groups_in(one)]
+    notes: list[Finding] = []
+    made: list[list[Mapping[Any, Any]]] = []
+    for number, groups in enumerate(found.groups):
+        made.append([])
+        for place, group in enumerate(groups):
+            shown = opened(dict(group), found.storages)
+            where = f"group {place} of optimizer {number}"
+            _require_plain(shown, where)
+            wanted = class_of_group(group, args, apart=False)
+            same = [g for g in known if class_of_group(g, args, apart=False) == wanted]
+            alike = [_less(g) for g in same]
+            if same and all(one == alike[0] for one in alike):
+                shown |= {k: v for k, v in alike[0].items() if k in shown and k not in _OWN}
+            else:
+                what = f"the settings of {where} are the example's: the source has no one like it"
+                notes.append(finding("note", what))
+            if "step" in shown:
+                if count.value is None:
+                    raise _lacking(f"count of steps for {where}")
+                shown["step"] = type(shown["step"] or 0.0)(count.value)
+            made[-1].append(shown)
+    return made, notes
+
+
+def _less(group: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {
+        key: value for key, value in group.items() if key not in ("params", "is_expert_parallel")
+    }
+
+
+def _tree(
+    one: Mapping[Any, Any], sources: Sequence[Mapping[Any, Any]], number: int, found: Optimizers
+) -> Mapping[Any, Any]:
+    """Return what a file holds of an optimizer, as the source has it where it does."""
+    source = sources[min(number, len(sources) - 1)] if sources else {}
+    inner = torchs(one)
+    made: dict[Any, Any] = {}
+    for key, value in one.items():
+        if key in ("state", "param_groups", MASTERS):
+            made[key] = {}
+        elif value is inner:
+            made[key] = {name: {} for name in inner}
+            rest = {k: v for k, v in inner.items() if k not in ("state", "param_groups")}
+            made[key] |= _settled(rest, torchs(source), found)
+        else:
+            made |= _settled({key: value}, source, found)
+    return made
+
+
+def _settled(
+    shown: Mapping[Any, Any], source: Mapping[Any, Any], found: Optimizers
+) -> dict[Any, Any]:
+    """Return the source's values for the example's keys; its own where the source has none."""
+    made = {}
+    for key, value in shown.items():
+        made[key] = source.get(key, opened(value, found.storages))
+        if key not in source:
+            _require_plain(made[key], f"optimizer.{key}")
+    return made
+
+
+def _starts(ranks: FirstRanks) -> dict[tuple[int, int, str], int]:
+    """Return where the example's parameters begin in their buffers."""
+    grid, args = ranks.layout.grid, ranks.layout.args
+    found: dict[tuple[int, int, str], int] = {}
+    for at in ranks.coordinates():
+        stream = ranks.distributed(at)
+        if stream is None:
+            continue
+        storages = ranks.stream(at).storages
+        numels = {key: stored.numel for key, stored in storages.items()}
+        locals_ = [named.local for named in ranks.parameters(at)]
+        try:
+            starts = bucket_starts(stream.tree, Buffered(locals_, numels, at.pp, grid, args))
+        except Unmapped as reason:
+            what = f"{stream.file} of the example does not show where buckets lie: {reason}"
+            raise UnsupportedError(what, file=stream.file) from reason
+        found |= {(at.pp, chunk, name): start for (chunk, name), start in starts.items()}
+    return found
+
+
+def _require_plain(value: Any, where: str) -> None:
+    """Refuse tensors of the example: what they hold is never used.
+
+    Raises:
+        UnsupportedError: there is one, and the source has nothing in its place.
+    """
+    for path, held in leaves(value):
+        if type(held) is Carried:
+            raise _lacking(".".join(map(str, (where, *path))))
+
+
+def _lacking(what: str, tensor: str | None = None) -> UnsupportedError:
+    return UnsupportedError(
+        f"the source has no {what}, which the example has",
+        hint="--only model writes the weights alone",
+        tensor=tensor,
+    )
