@@ -12,20 +12,14 @@ attackers: whoever can change a file can find another with the same digest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from .buffers import chunks, size_for
-from .engine import run
-from .progress import NULL, Counter
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from .limits import RateLimit
     from .source import Source
-    from .store import Reader, Store
-    from .stores.mapped import MappedHashing
+    from .store import Store
 
 BLOCK = 64 << 20
 WIDTH = 16  # bytes of a digest
@@ -93,33 +87,21 @@ def blocks_of_bytes(data: bytes | memoryview) -> bytes:
     )
 
 
-def hash_block(block: Block, mapped: MappedHashing | None = None) -> BlockDigest:
-    """Return the digest of one block.
-
-    Args:
-        block: where it is.
-        mapped: hashes it without reading, where that works; it is read otherwise.
+def hash_block(block: Block) -> BlockDigest:
+    """Read one block and return its digest.
 
     Raises:
         TruncatedError: the file ends inside the block.
         FtckptError: the store could not read it.
     """
-    with block.store.open(block.path) as reader:
-        digest = mapped.digest(reader, block.offset, block.length) if mapped else None
-        if digest is None:
-            digest = _read(block, reader)
-    return BlockDigest(block.file, block.number, block.length, digest)
-
-
-def _read(block: Block, reader: Reader) -> bytes:
     import xxhash
 
     state = xxhash.xxh3_128()
     size = size_for(block.store)
-    for view in chunks(reader, block.offset, block.length, size=size, limiter=block.limiter):
-        state.update(view)
-    digest: bytes = state.digest()
-    return digest
+    with block.store.open(block.path) as reader:
+        for view in chunks(reader, block.offset, block.length, size=size, limiter=block.limiter):
+            state.update(view)
+    return BlockDigest(block.file, block.number, block.length, state.digest())
 
 
 def blocks(
@@ -131,40 +113,3 @@ def blocks(
         for number in range(block_count(size)):
             length = block_length(size, number)
             yield Block(source.store, path, file, number, length, limiter)
-
-
-def hash_files(
-    source: Source,
-    sizes: Mapping[str, int],
-    *,
-    jobs: int,
-    executor: Executor | None = None,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
-) -> dict[str, bytes]:
-    """Return the block digests, put together, of each file.
-
-    Args:
-        source: where the files lie.
-        sizes: bytes of each file to hash, by its name in the checkpoint.
-        jobs: number of threads.
-        executor: where to run instead.
-        limiter: bounds the rate of reading.
-        counter: is told of every block's bytes.
-
-    Raises:
-        TruncatedError: a file is shorter than `sizes` says.
-        FtckptError: a file could not be read.
-    """
-    from .stores.mapped import mapped_hashing
-
-    result = {file: bytearray(WIDTH * block_count(size)) for file, size in sizes.items()}
-    tasks = blocks(source, sizes, limiter)
-    nbytes = sum(sizes.values())
-    with mapped_hashing(source.store, nbytes, jobs, executor, limiter) as mapped:
-        work = partial(hash_block, mapped=mapped)
-        for done in run(tasks, work, jobs=jobs, executor=executor):
-            start = done.number * WIDTH
-            result[done.file][start : start + WIDTH] = done.digest
-            counter.add(done.length)
-    return {file: bytes(digests) for file, digests in result.items()}

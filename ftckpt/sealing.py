@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from . import __version__
 from .checkpoint import Checkpoint, CommitState
-from .digest import hash_files
 from .errors import (
     CorruptError,
     DeniedError,
@@ -25,6 +24,7 @@ from .errors import (
     UnsafeError,
     UnsupportedError,
 )
+from .hashing import hash_files
 from .limits import RateLimit
 from .manifest import SUFFIX, FileDigest, Manifest, PassedCheck, beside, is_own, read
 from .progress import NULL, Counter

@@ -21,9 +21,9 @@ from ftckpt.digest import (
     blocks_of_bytes,
     file_digest,
     hash_block,
-    hash_files,
 )
 from ftckpt.errors import TruncatedError
+from ftckpt.hashing import hash_files
 from ftckpt.limits import RateLimit
 from ftckpt.source import Source
 from ftckpt.stores import open_store

@@ -10,20 +10,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import xxhash
 
-from ftckpt.digest import BLOCK, Block, hash_block, hash_files
+from ftckpt.digest import BLOCK, Block, BlockDigest
 from ftckpt.engine import DaemonThreads
 from ftckpt.errors import TruncatedError
 from ftckpt.findings import Finding
+from ftckpt.hashing import hash_files, hash_run
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import find
 from ftckpt.sealing import seal
 from ftckpt.source import Source
+from ftckpt.store import Store
 from ftckpt.stores import mapped, mapped_worker, open_store
 from ftckpt.stores.local import LocalReader
 from ftckpt.stores.mapped import MappedHashing, mapped_hashing
@@ -96,14 +98,19 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
 
 
 @pytest.fixture
-def hashing() -> Iterator[MappedHashing]:
-    with mapped_hashing(open_store("/"), mapped.WORTH, 2) as made:
+def hashing(source: Source) -> Iterator[MappedHashing]:
+    with mapped_hashing(source.store, mapped.WORTH, 2) as made:
         assert made is not None
         yield made
 
 
 def expected(place: Path) -> bytes:
     return xxhash.xxh3_128_digest((place / DATA).read_bytes())
+
+
+def digest(hashing: MappedHashing, file: str, offset: int, length: int) -> bytes | None:
+    (answer,) = hashing.digests([(file, offset, length)])
+    return answer
 
 
 def refuse(*args: object) -> None:
@@ -117,10 +124,36 @@ def test_a_cached_range_is_hashed_without_reading_it(
 ) -> None:  # fmt: skip
     workers.do("pass")
     data = (place / DATA).read_bytes()[offset : offset + length]
-    with source.open(DATA) as reader:
-        for _ in range(3):  # one process answers again and again
-            assert hashing.digest(reader, offset, length) == xxhash.xxh3_128_digest(data)
+    for _ in range(3):  # one process answers again and again
+        assert digest(hashing, DATA, offset, length) == xxhash.xxh3_128_digest(data)
     assert len(hashing._started) == 1
+
+
+def test_several_ranges_are_asked_for_at_once(
+    place: Path, workers: Workers, hashing: MappedHashing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.do("pass")
+    (place / "small").write_bytes(bytes(1000))
+    data = (place / DATA).read_bytes()
+    asked: list[int] = []
+    real = mapped._Worker.ask
+
+    def counting(worker: mapped._Worker, requests: Sequence[bytes]) -> list[bytes | None]:
+        asked.append(len(requests))
+        return real(worker, requests)
+
+    monkeypatch.setattr(mapped._Worker, "ask", counting)
+    whole = [(DATA, start << 20, 4 << 20) for start in (0, 4, 2, 0)]
+    answers = hashing.digests(
+        [*whole[:2], ("gone", 0, SIZE), ("small", 0, 1000), (DATA, 1, 8 << 20), *whole[2:]]
+    )
+    digests = [xxhash.xxh3_128_digest(data[at : at + n]) for _, at, n in whole]
+    assert answers == [*digests[:2], None, None, None, *digests[2:]]
+    assert hashing.useful
+    assert hashing.digests(whole[:1] * hashing.most) == digests[:1] * hashing.most
+    assert hashing.digests([("gone", 0, SIZE)]) == [None]
+    assert not hashing.useful
+    assert asked == [4, hashing.most]
 
 
 def test_files_are_hashed_so_by_as_many_processes_as_jobs(
@@ -154,8 +187,7 @@ def test_a_process_dies_of_a_file_that_is_cut_and_not_we(
     place: Path, source: Source, workers: Workers, hashing: MappedHashing
 ) -> None:
     workers.do(DEEDS["truncated while it is touched"], path=str(place / DATA))
-    with source.open(DATA) as reader:
-        assert hashing.digest(reader, 0, SIZE) is None
+    assert digest(hashing, DATA, 0, SIZE) is None
     assert [w._process.returncode for w in hashing._started] == [-signal.SIGBUS]
 
 
@@ -174,13 +206,10 @@ def test_a_descriptor_that_leads_to_another_file_is_refused(
 ) -> None:
     workers.do("pass")
     (place / "other").write_bytes(bytes(SIZE))
-    store = open_store(str(place))
-    with store.open(DATA) as reader, store.open("other") as other:
-        assert hashing.digest(reader, 0, SIZE) == expected(place)
-        real = os.fstat
-        another = real(other.fileno() or 0)
-        monkeypatch.setattr(os, "fstat", lambda fd: another)
-        assert hashing.digest(reader, 0, SIZE) is None
+    assert digest(hashing, DATA, 0, SIZE) == expected(place)
+    another = os.stat(place / "other")
+    monkeypatch.setattr(os, "fstat", lambda fd: another)
+    assert digest(hashing, DATA, 0, SIZE) is None
 
 
 def test_each_process_dies_once_and_none_takes_its_place(
@@ -189,7 +218,9 @@ def test_each_process_dies_once_and_none_takes_its_place(
     workers.do(DEEDS["killed"])
     block = Block(source.store, DATA, DATA, 0, SIZE)
     for _ in range(5):
-        assert hash_block(block, hashing).digest == expected(place)
+        (found,) = hash_run([block], hashing)
+        assert isinstance(found, BlockDigest)
+        assert found.digest == expected(place)
     assert len(hashing._started) == 2
 
 
@@ -197,14 +228,13 @@ def test_what_the_page_cache_holds_by_pages_is_read(tmp_path: Path) -> None:
     with (tmp_path / DATA).open("wb", buffering=0) as file:
         for _ in range(2048):
             file.write(os.urandom(4096))
-    with mapped_hashing(open_store("/"), mapped.WORTH, 2) as hashing:
+    with mapped_hashing(open_store(str(tmp_path)), mapped.WORTH, 2) as hashing:
         assert hashing is not None
-        with open_store(str(tmp_path)).open(DATA) as reader:
-            for _ in range(mapped.ENOUGH):
-                assert hashing.digest(reader, 0, 8 << 20) is None
-            (worker,) = hashing._started
-            worker.close()  # and is not asked any more
-            assert hashing.digest(reader, 0, 8 << 20) is None
+        for _ in range(mapped.ENOUGH):
+            assert digest(hashing, DATA, 0, 8 << 20) is None
+        (worker,) = hashing._started
+        worker.close()  # and is not asked any more
+        assert digest(hashing, DATA, 0, 8 << 20) is None
 
 
 def test_what_was_written_in_large_pieces_has_the_same_digest_either_way(
@@ -212,9 +242,10 @@ def test_what_was_written_in_large_pieces_has_the_same_digest_either_way(
 ) -> None:
     (place / DATA).write_bytes(os.urandom(32 << 20))
     with mapped_hashing(source.store, mapped.WORTH, 1) as hashing:
-        found = hash_block(Block(source.store, DATA, DATA, 0, 32 << 20), hashing)
+        (found,) = hash_run([Block(source.store, DATA, DATA, 0, 32 << 20)], hashing)
         assert hashing is not None
         assert len(hashing._started) == 1
+    assert isinstance(found, BlockDigest)
     assert found.digest == expected(place)
 
 
@@ -230,8 +261,7 @@ def test_what_is_not_cached_starts_nothing(
         if is_cached(file.fileno(), 0, SIZE):
             pytest.skip("this filesystem keeps everything cached")
         assert is_cached(file.fileno(), 5000, 1)
-    with source.open(DATA) as reader:
-        assert hashing.digest(reader, 0, SIZE) is None
+    assert digest(hashing, DATA, 0, SIZE) is None
     assert not hashing._started
 
 
@@ -247,22 +277,38 @@ def test_where_no_process_can_be_started_files_are_read(
     assert hash_files(source, {DATA: SIZE}, jobs=2) == {DATA: expected(place)}
 
 
+def test_where_descriptors_are_few_little_is_asked_for_at_once(
+    place: Path, source: Source, workers: Workers
+) -> None:
+    workers.do("pass")
+    used = len(os.listdir("/proc/self/fd"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + mapped.SPARE + 2 * 4, before[1]))
+    try:
+        with mapped_hashing(source.store, 0, 2) as hashing:
+            assert hashing is not None
+            assert hashing.most == 3
+            asked = [(DATA, 0, SIZE)] * hashing.most
+            assert hashing.digests(asked) == [expected(place)] * hashing.most
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_readers_are_left_descriptors(
     place: Path, source: Source, workers: Workers, hashing: MappedHashing
 ) -> None:
     workers.do("pass")
     used = len(os.listdir("/proc/self/fd"))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with source.open(DATA) as reader:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + mapped.SPARE, before[1]))
-        try:
-            assert hashing.digest(reader, 0, SIZE) is None
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        assert not hashing._started
-    with mapped_hashing(source.store, 0, 2) as another, source.open(DATA) as reader:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + mapped.SPARE, before[1]))
+    try:
+        assert digest(hashing, DATA, 0, SIZE) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not hashing._started
+    with mapped_hashing(source.store, 0, 2) as another:
         assert another is not None
-        assert another.digest(reader, 0, SIZE) == expected(place)
+        assert digest(another, DATA, 0, SIZE) == expected(place)
 
 
 @pytest.mark.parametrize("deed", ["os.write(1, bytes(1000))", "os.write(0, b'1' * 145)"])
@@ -271,9 +317,9 @@ def test_only_an_answer_to_what_was_asked_is_one(
 ) -> None:
     """Whatever else is loaded into the process may write, to its output most likely."""
     workers.do(deed)
-    with mapped_hashing(source.store, 0, 1) as hashing, source.open(DATA) as reader:
+    with mapped_hashing(source.store, 0, 1) as hashing:
         assert hashing is not None
-        answers = [hashing.digest(reader, 0, SIZE) for _ in range(3)]
+        answers = [digest(hashing, DATA, 0, SIZE) for _ in range(3)]
     assert answers == [None if "(0" in deed else expected(place)] * 3
 
 
@@ -284,12 +330,12 @@ from ftckpt.stores.mapped import mapped_hashing
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 mapped.mapped_worker.__file__ = sys.argv[1]
 mapped.WORTH = 0
-with open_store(sys.argv[2]).open(sys.argv[3]) as reader:
-    with mapped_hashing(open_store("/"), 0, 1) as hashing:
-        print(hashing.digest(reader, 0, {length}) is not None)
-        hashing._started[0].kill()
-        hashing._started[0]._process.wait()
-        print(hashing.digest(reader, 0, {length}) is not None)
+asked = [(sys.argv[3], 0, {length})]
+with mapped_hashing(open_store(sys.argv[2]), 0, 1) as hashing:
+    print(hashing.digests(asked) != [None])
+    hashing._started[0].kill()
+    hashing._started[0]._process.wait()
+    print(hashing.digests(asked) != [None])
 """
 
 
@@ -313,8 +359,7 @@ def test_a_process_is_told_no_secrets(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
     workers.do("pass")
-    with source.open(DATA) as reader:
-        assert hashing.digest(reader, 0, SIZE) == expected(place)
+    assert digest(hashing, DATA, 0, SIZE) == expected(place)
     (worker,) = hashing._started
     told = Path(f"/proc/{worker._process.pid}/environ").read_bytes()
     assert told == b"LD_LIBRARY_PATH=/opt/python/lib\0"
@@ -346,19 +391,18 @@ def test_the_end_ends_the_processes_and_who_waits_for_them(
     place: Path, source: Source, workers: Workers
 ) -> None:
     workers.do("open({path!r}, 'w').close(); time.sleep(600)", path=str(place / "asked"))
-    answers: list[bytes | None] = []
-    with source.open(DATA) as reader:
-        with mapped_hashing(source.store, 0, 2) as hashing:
-            assert hashing is not None
-            ask = hashing.digest
-            thread = threading.Thread(target=lambda: answers.append(ask(reader, 0, SIZE)))
-            thread.start()
-            while not (place / "asked").exists():
-                assert thread.is_alive()
-        thread.join(60)
-        assert answers == [None]
-        assert [w._process.returncode for w in hashing._started] == [-signal.SIGKILL]
-        assert hashing.digest(reader, 0, SIZE) is None
+    answers: list[object] = []
+    tasks = [Block(source.store, DATA, DATA, 0, SIZE)] * 3
+    with mapped_hashing(source.store, 0, 2) as hashing:
+        assert hashing is not None
+        thread = threading.Thread(target=lambda: answers.append(hash_run(tasks, hashing)))
+        thread.start()
+        while not (place / "asked").exists():
+            assert thread.is_alive()
+    thread.join(60)
+    assert answers == [[]]  # nobody waits for what reading would say
+    assert [w._process.returncode for w in hashing._started] == [-signal.SIGKILL]
+    assert digest(hashing, DATA, 0, SIZE) is None
 
 
 @pytest.fixture
@@ -400,8 +444,8 @@ def test_a_check_that_stops_leaves_no_process(
     made: list[MappedHashing] = []
 
     class Remembered(MappedHashing):
-        def __init__(self, jobs: int) -> None:
-            super().__init__(jobs)
+        def __init__(self, store: Store, jobs: int) -> None:
+            super().__init__(store, jobs)
             made.append(self)
 
     def stop(found: Finding) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.digest import hash_files
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -21,6 +20,7 @@ from ftckpt.errors import (
     UnverifiedError,
 )
 from ftckpt.findings import Severity
+from ftckpt.hashing import hash_files
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, find, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.sealing import utc_now

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length
 from ftckpt.engine import run
 from ftckpt.errors import DeniedError, UnsafeError
+from ftckpt.hashing import hash_or_fail
 from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 from ftckpt.store import EntryKind
-from ftckpt.verification.blocks import hash_or_fail
 
 from .options import ReplicationOptions
 

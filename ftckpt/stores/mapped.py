@@ -21,12 +21,14 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING
+
+from ftckpt.errors import FtckptError
 
 from . import mapped_worker
 from .pagecache import has_cachestat, is_cached
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from ftckpt.limits import RateLimit
-    from ftckpt.store import Reader, Store
+    from ftckpt.store import Store
 
 # Fewer bytes than this are read before processes for them have been started.
 WORTH = 1 << 30
@@ -45,61 +47,86 @@ ENOUGH = 4
 _NEEDED = ("LD_LIBRARY_PATH",)
 # So many descriptors are left to others, besides those that our processes and readers need.
 SPARE = 64
-# How long an answer about one range of memory may take, in seconds, before it is read instead.
+# How long an answer may take, in seconds, before the ranges in memory are read instead.
 PATIENCE = 10.0
+
+
+Range = tuple[str, int, int]
+"""The path of a file in its store, the first byte, and the number of bytes."""
 
 
 class MappedHashing:
     """A few processes that hash ranges of cached files; any thread may ask."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, store: Store, jobs: int) -> None:
         """Start nothing yet.
 
         Args:
+            store: where the files are.
             jobs: how many processes there may be.
         """
+        self.closed = False
+        # Whether what was asked for last was hashed so: a guess at what comes next.
+        self.useful = True
+        # How many ranges may be asked for at once. Each thread opens as many files for it, and each
+        # process takes another descriptor.
+        self.most = max(1, min(mapped_worker.MOST, (_descriptors() - SPARE) // max(1, jobs) - 1))
+        self._store = store
         self._lock = Lock()
-        self._jobs = jobs
-        self._startable = jobs
-        self._closed = False
+        self._jobs = self._startable = max(1, jobs)
         self._refused = 0
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._started: list[_Worker] = []
 
-    def digest(self, reader: Reader, offset: int, length: int) -> bytes | None:
-        """Return the XXH3-128 of a range, 16 bytes, or None where the caller is to read it.
+    def digests(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        """Return the XXH3-128 of each range, 16 bytes, or None where the caller is to read it.
 
         Args:
-            reader: of the file.
-            offset: first byte.
-            length: number of bytes.
+            ranges: up to `most`.
         """
-        fd = reader.fileno()
-        if fd is None or offset % mapped_worker.HUGE or length < 2 * mapped_worker.HUGE:
-            return None
-        if self._refused >= ENOUGH or not is_cached(fd, offset, length):
-            return None
+        found: list[bytes | None] = [None] * len(ranges)
+        with ExitStack() as opened:
+            wanted = self._wanted(ranges, opened)
+            answers = self._ask(list(wanted.values())) if wanted else []
+        for number, answer in zip(wanted, answers, strict=False):
+            self._refused = 0 if answer else self._refused + 1
+            found[number] = answer
+        self.useful = any(found)
+        return found
+
+    def _wanted(self, ranges: Sequence[Range], opened: ExitStack) -> dict[int, bytes]:
+        """Open the files of those ranges that may be mapped; return what to ask of each."""
+        wanted: dict[int, bytes] = {}
+        for number, (path, offset, length) in enumerate(ranges):
+            if self._refused >= ENOUGH:
+                break
+            if offset % mapped_worker.HUGE or length < 2 * mapped_worker.HUGE:
+                continue
+            with suppress(FtckptError, OSError):  # reading will say what it is
+                fd = opened.enter_context(self._store.open(path)).fileno()
+                if fd is not None and is_cached(fd, offset, length):
+                    wanted[number] = _request(fd, offset, length)
+        return wanted
+
+    def _ask(self, requests: Sequence[bytes]) -> list[bytes | None]:
+        """Return the answers to requests, or none where no process answers."""
         worker = self._worker()
         if worker is None:
-            return None
+            return []
         try:
-            answer = worker.ask(fd, offset, length)
+            answers = worker.ask(requests)
         except OSError:  # dead or deaf; no other is started in its place
             worker.close()
-            return None
+            return []
         self._idle.put(worker)
-        if self._closed:
+        if self.closed:
             self._close_idle()
-        if not answer[0]:
-            self._refused += 1
-            return None
-        self._refused = 0
-        return answer[1:]
+        return answers
 
     def close(self) -> None:
-        """End the processes, whatever they do; who waits for one reads instead."""
+        """End the processes, whatever they do; nobody waits for one any more."""
         with self._lock:
-            self._closed = True
+            self.closed = True
         for worker in self._started:
             worker.kill()
         self._close_idle()
@@ -114,9 +141,9 @@ class MappedHashing:
         with suppress(Empty):
             return self._idle.get_nowait()
         with self._lock:
-            if self._closed or not self._startable:
+            if self.closed or not self._startable:
                 return None
-            if not _has_descriptors(2 * self._jobs + SPARE):
+            if _descriptors() < self._jobs + SPARE:
                 self._startable = 0
                 return None
             self._startable -= 1
@@ -127,6 +154,13 @@ class MappedHashing:
                 return None
             self._started.append(worker)
             return worker
+
+
+def _request(fd: int, offset: int, length: int) -> bytes:
+    """Return a request of `mapped_worker`."""
+    file = os.fstat(fd)
+    text = f"{fd} {file.st_dev} {file.st_ino} {offset} {length}"
+    return text.encode().ljust(mapped_worker.REQUEST)
 
 
 class _Worker:
@@ -143,7 +177,8 @@ class _Worker:
         where = str(Path(xxhash.__file__).parent.parent)
         script = str(mapped_worker.__file__)
         # Its standard output is not the line: what is loaded into every process may write there.
-        self._line, theirs = socket.socketpair()
+        # Messages of the line are kept apart, so that one call sends or takes all of one.
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.settimeout(PATIENCE)
         try:
             with theirs:
@@ -161,21 +196,20 @@ class _Worker:
             self._line.close()
             raise
 
-    def ask(self, fd: int, offset: int, length: int) -> bytes:
-        """Return the answer of `mapped_worker`, without the request that it repeats.
+    def ask(self, requests: Sequence[bytes]) -> list[bytes | None]:
+        """Return the digest that answers each request of `mapped_worker`, or None.
 
         Raises:
             OSError: it has died, does not answer, or answers something else.
         """
-        file = os.fstat(fd)
-        text = f"{fd} {file.st_dev} {file.st_ino} {offset} {length}".encode()
-        request = text.ljust(mapped_worker.REQUEST)
         # One that has died since is no reason for a SIGPIPE, which a host may not ignore.
-        self._line.send(request, socket.MSG_NOSIGNAL)
-        answer = self._line.recv(mapped_worker.ANSWER)
-        if len(answer) != mapped_worker.ANSWER or not answer.startswith(request):
+        self._line.send(b"".join(requests), socket.MSG_NOSIGNAL)
+        width, head = mapped_worker.ANSWER, mapped_worker.REQUEST
+        message = self._line.recv(len(requests) * width + 1)
+        answers = [message[start : start + width] for start in range(0, len(message), width)]
+        if len(message) % width or [answer[:head] for answer in answers] != list(requests):
             raise BrokenPipeError
-        return answer[mapped_worker.REQUEST :]
+        return [answer[head + 1 :] if answer[head] else None for answer in answers]
 
     def kill(self) -> None:
         """Kill it; a thread that waits for its answer hears that it has died."""
@@ -211,7 +245,7 @@ def mapped_hashing(
     if not here or nbytes < WORTH or not _is_possible():
         yield None
         return
-    hashing = MappedHashing(jobs)
+    hashing = MappedHashing(store, jobs)
     try:
         yield hashing
     finally:
@@ -225,11 +259,11 @@ def _is_possible() -> bool:
     return program.startswith("python") and not frozen and has_cachestat()
 
 
-def _has_descriptors(number: int) -> bool:
-    """Say whether this process may still open so many: what takes the last ones fails readers."""
+def _descriptors() -> int:
+    """Return how many more this process may open: what takes the last ones fails readers."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed == resource.RLIM_INFINITY:
-        return True
+        return sys.maxsize
     with suppress(OSError):
-        return len(os.listdir("/proc/self/fd")) + number <= allowed
-    return False
+        return allowed - len(os.listdir("/proc/self/fd"))
+    return 0

@@ -1,11 +1,11 @@
 """A process that hashes mapped files for `mapped`, and may die of it.
 
 Run as a script, without `site` and by a path of its own, so that it starts in a few milliseconds:
-it imports nothing but what it needs. A request on the socket that is its input is five numbers as
+it imports nothing but what it needs. A message on the socket that is its input is up to `MOST`
+requests, and the message that comes back as many answers, in order. A request is five numbers as
 text in `REQUEST` bytes: a descriptor of its parent, the device and inode behind it, offset and
-length. The answer, on the same socket, is `ANSWER` bytes: the request again, so that no answer is
-taken for that of another; then 1 and the digest, or 0 where the range is better read. The end of
-its input ends it.
+length. Its answer is `ANSWER` bytes: the request again, so that no answer is taken for that of
+another; then 1 and the digest, or 0 where the range is better read. The end of its input ends it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 
 REQUEST = 128
 ANSWER = REQUEST + 17
+MOST = 8
 # What a processor maps by one entry of its tables, on the machines where this is tried at all.
 HUGE = 2 << 20
 
@@ -69,15 +70,20 @@ def serve(parent: int, line: int) -> None:
 
     Args:
         parent: its number; descriptors are of this process.
-        line: descriptor of the socket.
+        line: descriptor of the socket, which keeps messages apart.
     """
-    while request := os.read(line, REQUEST):
-        fd, device, inode, offset, length = map(int, request.split())
-        try:
-            found = digest(f"/proc/{parent}/fd/{fd}", (device, inode), offset, length)
-        except (OSError, ValueError):  # reading will say what it is, and where
-            found = None
-        os.write(line, request + (bytes(17) if found is None else b"\1" + found))
+    while asked := os.read(line, MOST * REQUEST):
+        requests = [asked[start : start + REQUEST] for start in range(0, len(asked), REQUEST)]
+        os.write(line, b"".join(_answer(parent, request) for request in requests))
+
+
+def _answer(parent: int, request: bytes) -> bytes:
+    fd, device, inode, offset, length = map(int, request.split())
+    try:
+        found = digest(f"/proc/{parent}/fd/{fd}", (device, inode), offset, length)
+    except (OSError, ValueError):  # reading will say what it is, and where
+        found = None
+    return request + (bytes(17) if found is None else b"\1" + found)
 
 
 def main() -> None:

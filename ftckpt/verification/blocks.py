@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length, hash_block
-from ftckpt.engine import run
+from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length
 from ftckpt.errors import FtckptError
 from ftckpt.findings import finding
+from ftckpt.hashing import BlockFailure, hash_blocks, hash_or_fail
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged, listed
-
-if TYPE_CHECKING:
-    from ftckpt.stores.mapped import MappedHashing
-
-
-class BlockFailure(NamedTuple):
-    """A block that could not be read, and why."""
-
-    file: str
-    number: int
-    length: int
-    error: FtckptError
 
 
 def check_manifest(
@@ -67,8 +53,6 @@ def check_manifest(
         StopChecking: as `emit` does.
         UnavailableError: the storage does not answer.
     """
-    from ftckpt.stores.mapped import mapped_hashing
-
     report = Report(source, emit)
     chosen = Sample(sample, source.name, seed)
     uncovered = _compare_listing(source, manifest, set(members or ()), report)
@@ -77,26 +61,18 @@ def check_manifest(
     read = 0
     tasks = _blocks(source, wanted, chosen, report, limiter)
     nbytes = round(sum(f.size for f in wanted) * (sample or 1))
-    with mapped_hashing(source.store, nbytes, jobs, executor, limiter) as mapped:
-        work = partial(hash_or_fail, mapped=mapped)
-        for done in run(tasks, work, jobs=jobs, executor=executor):
-            counter.add(done.length)
-            if isinstance(done, BlockFailure):
-                report.fail(done.file, done.error)
-                continue
-            read += done.length
-            expected = manifest.by_path[done.file].block(done.number)
-            if done.digest != expected and not report.changed(done.file):
-                _report_block(source, done, expected, report, owners)
+    for done in hash_blocks(
+        tasks, source.store, nbytes, jobs=jobs, executor=executor, limiter=limiter
+    ):
+        counter.add(done.length)
+        if isinstance(done, BlockFailure):
+            report.fail(done.file, done.error)
+            continue
+        read += done.length
+        expected = manifest.by_path[done.file].block(done.number)
+        if done.digest != expected and not report.changed(done.file):
+            _report_block(source, done, expected, report, owners)
     return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
-
-
-def hash_or_fail(block: Block, mapped: MappedHashing | None = None) -> BlockDigest | BlockFailure:
-    """Hash one block; a failure is an answer too, so that it does not end the check of others."""
-    try:
-        return hash_block(block, mapped)
-    except FtckptError as error:
-        return BlockFailure(block.file, block.number, block.length, error)
 
 
 def _compare_listing(source: Source, manifest: Manifest, members: set[str], report: Report) -> int:
