@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content
@@ -26,7 +26,7 @@ from .deepspeed_files import Role
 from .deepspeed_fitting import Fitting
 from .deepspeed_geometry import Grid
 from .deepspeed_job import Group
-from .deepspeed_plan import Plan
+from .deepspeed_plan import STEP, Plan
 from .deepspeed_rest import RestOfRole
 from .deepspeed_settings import OfParameters, bare
 from .deepspeed_shares import GROUPS, Place
@@ -76,7 +76,7 @@ class ByExample:
             self._objects = self._carried.group_objects
         groups = (flat for own in self.plan.flats.values() for flats in own for flat in flats)
         names = [name for flat in groups for name in flat]
-        numbers = {name: self._parameters.numbers_of(self._source_of(name)) for name in names}
+        numbers = {name: self._numbers_of(name) for name in names}
         self._fitting = Fitting(content, self.plan, wishes, numbers)
         self._numbers = OfParameters(numbers=self._fitting.numbers)
         self.content = self._fitting.content
@@ -97,6 +97,18 @@ class ByExample:
     def _source_of(self, name: str) -> Sequence[str]:
         return self._origins.get(name, [name])
 
+    def _numbers_of(self, name: str) -> dict[str, Any]:
+        """Return the numbers of a parameter, its step among them where its settings have that."""
+        names = self._source_of(name)
+        found = self._parameters.numbers_of(names)
+        keys = self.asked.tensors.keys()
+        apart = tensor_key("optimizer", Kind.OTHER, f"{name}.{STEP}") in keys
+        if apart or tensor_key("optimizer", Kind.EXP_AVG, name) not in keys:
+            return found
+        known = (self._parameters.settings.get(own, {}) for own in names)
+        counted = [own[STEP] for own in known if STEP in own]
+        return {STEP: counted[0], **found} if counted else found
+
     def _place(self, place: Place, rank: int) -> Place:
         """Return where the state of a rank lies in the source: of equal coordinates."""
         if self._grid is None:
@@ -109,10 +121,13 @@ class ByExample:
     def _groups(self, mp: int, example: Groups) -> Groups:
         """Return the settings of a rank's parameter groups, in the order of the example's."""
         made = []
-        for group, flats in zip(example, self.plan.flats[mp], strict=False):
+        for number, (group, flats) in enumerate(zip(example, self.plan.flats[mp], strict=False)):
             found = self._parameters.of_group(self._members(flats), bare(group))
             self._without.add(found is None)
-            made.append({**group, **(found or {})})
+            own = {**group, **(found or {})}
+            if self.plan.counts_in_settings(mp, number):
+                own[STEP] = self._of_group(mp, number)[STEP]
+            made.append(own)
         return made
 
     def _group_origins(self, mp: int) -> Sequence[int | None]:
@@ -130,6 +145,12 @@ class ByExample:
 
     def numbers(self, mp: int, number: int) -> Mapping[str, Any]:
         """Return the states of a parameter group that are no tensors."""
+        found = self._of_group(mp, number)
+        if self.plan.counts_in_settings(mp, number):
+            found.pop(STEP)
+        return found
+
+    def _of_group(self, mp: int, number: int) -> dict[str, Any]:
         flats = self.plan.flats[mp][number]
         return self._numbers.numbers_of(name for flat in flats for name in flat)
 

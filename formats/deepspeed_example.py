@@ -7,7 +7,7 @@ know of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
@@ -115,7 +115,14 @@ class ModelsDealer:
             fields.pop(scheduler, None)
             what = f"there is no {SCHEDULER}: load with load_lr_scheduler_states=False"
             self.notes.append(finding("note", what))
+        if first:
+            self._remark({example.labels[path] for path in example.fields.keys() - fields.keys()})
         return Share(fields, share.storages, (), example.layout)
+
+    def _remark(self, lacking: Set[str]) -> None:
+        if more := sorted(lacking - {SCHEDULER}):
+            what = f"the source has no {', '.join(more)}, which the example's model files have"
+            self.notes.append(finding("note", what))
 
     def settle(self) -> None:
         """Say what has no place, after everything was dealt."""

@@ -14,15 +14,16 @@ from typing import Any
 
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
-from ftckpt.dtypes import DType, decode_scalar
+from ftckpt.dtypes import decode_scalar
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Wishes
 
 from .deepspeed_cuts import Cuts
+from .deepspeed_matching import require_asked, require_castable, require_tied, widens
 from .deepspeed_models import COPIES
-from .deepspeed_plan import Plan
+from .deepspeed_plan import STEP, Plan
 
 _SLICE = "extra:tp"
 _OWN = "extra:rank"
@@ -65,6 +66,8 @@ class Fitting:
         others = [w for w in content.tensors.values() if _is_other(w)]
         self.unplaced = sorted(self._left(made) - {wanted.key for wanted in others})
         tied = {a: b for a, b in self._example.aliases.items() if {a, b} <= made.keys()}
+        for alias, owner in tied.items():
+            require_tied(made[alias], made[owner], content.checkpoint)
         tensors = {**made, **{wanted.key: wanted for wanted in others}}
         self.content = replace(content, tensors=tensors, aliases=tied)
         self.notes = list(self._remarks())
@@ -73,7 +76,10 @@ class Fitting:
         """Make plain numbers of the counters that the example has as such (a fused Adam's step)."""
         for mp, groups in self._plan.flats.items():
             for number, flats in enumerate(groups):
-                for leaf, like in self._plan.source.numbers[mp][number].items():
+                counters = self._plan.source.numbers[mp][number]
+                if self._plan.counts_in_settings(mp, number):
+                    counters = {**counters, STEP: self._plan.source.settings[mp][number][STEP]}
+                for leaf, like in counters.items():
                     for name in (name for flat in flats for name in flat):
                         self._count_one(name, leaf, like)
 
@@ -127,9 +133,11 @@ class Fitting:
         own = self._own(info)
         if info.kind is Kind.MASTER and own is None:
             own = self._lookup("model", Kind.PARAM, name)
-            if own is None or not _widens(own.dtype, dtype):
+            if own is None or not widens(own.dtype, dtype):
                 return None
             self._widened.append(name)
+        if own is not None and info.kind is Kind.PARAM:
+            require_asked(own, info, self._given.checkpoint)
         if info.kind is Kind.PARAM and name in self._plan.models.trained:
             master = self._lookup("optimizer", Kind.MASTER, name)
             if master is not None and (own is None or own.dtype is not dtype):
@@ -140,12 +148,7 @@ class Fitting:
             return None
         self._mark(own)
         if own.dtype is not dtype:
-            floats = own.dtype.family == dtype.family == "float"
-            if not floats or (info.component != "model" and not _widens(own.dtype, dtype)):
-                raise UnsupportedError(
-                    f"{info.key} is {own.dtype.name}, and {dtype.name} in the example",
-                    tensor=info.key,
-                )
+            require_castable(own, info)
             if info.component == "model" and name not in self._cast:
                 self._cast.append(name)
         return own._replace(component=info.component, kind=info.kind, name=name, dtype=dtype)
@@ -286,10 +289,6 @@ class Fitting:
 
 
 _NAMED = (Kind.PARAM, Kind.MASTER, Kind.BUFFER)
-
-
-def _widens(dtype: DType, to: DType) -> bool:
-    return dtype is to or (dtype.family == to.family == "float" and dtype.bits < to.bits)
 
 
 def _is_other(wanted: Wanted) -> bool:

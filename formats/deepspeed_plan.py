@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ftckpt.checkpoint import Kind, tensor_key
+
 from .deepspeed_checkpoint import DeepSpeedCheckpoint
 from .deepspeed_files import DeepSpeedFile, Role
 from .deepspeed_geometry import Placed
 from .deepspeed_job import Group, Job
 from .deepspeed_models import Models
 from .deepspeed_source import Source
+
+STEP = "step"
 
 
 class Plan:
@@ -55,3 +59,17 @@ class Plan:
             return self.job.gaps(self.flats[mp][number][0], itemsize)
         recorded = self.checkpoint.gaps.get(mp, ())
         return recorded[number] if number < len(recorded) else ()
+
+    def counts_in_settings(self, mp: int, number: int) -> bool:
+        """Say whether a parameter group's steps are counted in its settings alone.
+
+        So do apex' fused Adam and DeepSpeed's of old versions; newer ones have a zero there.
+        """
+        settings, groups = self.source.settings[mp], self.flats[mp]
+        if len(settings) != len(groups) or STEP in self.source.numbers[mp][number]:
+            return False
+        name = next((name for flat in groups[number] for name in flat), "")
+        tensors = self.checkpoint.tensors
+        stepped = tensor_key("optimizer", Kind.EXP_AVG, name) in tensors
+        apart = tensor_key("optimizer", Kind.OTHER, f"{name}.{STEP}") in tensors
+        return stepped and not apart and type(settings[number].get(STEP)) in (int, float)

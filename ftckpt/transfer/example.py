@@ -23,6 +23,7 @@ from .content import Content
 from .layout import Layout, Wishes, Writer
 from .places import require_apart
 
+_RANKS = ("tp", "pp", "vp", "dp", "ep")
 _HINT = "let the job that is to load the result save one, at its first step"
 
 
@@ -85,9 +86,10 @@ def _require_usable(writer: Writer, wishes: Wishes, example: Checkpoint) -> None
             hint=f"ftckpt convert --to {example.format}, or an example in {writer.name}",
         )
     has = writer.axes(example)
-    for name in ("tp", "pp", "vp", "dp", "ep", "zero_stage", "max_shard_size"):
+    for name in (*_RANKS, "zero_stage", "max_shard_size"):
         wish = getattr(wishes, name)
-        if wish is not None and wish != has.get(name):
+        one = 1 if name in _RANKS else None  # ranks that an axis does not have are one
+        if wish is not None and wish != has.get(name, one):
             says = f"has {has[name]}" if name in has else "decides that itself"
             raise UsageError(
                 f"--{name.replace('_', '-')} {wish} contradicts --like: the example {says}",

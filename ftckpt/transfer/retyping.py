@@ -17,7 +17,8 @@ from .content import Content, Wanted
 
 # As flags spell them.
 TARGETS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_CASTABLE = frozenset(("float64", "float32", "float16", "bfloat16"))
+# Types whose values stand for themselves: those of fewer bits have scales beside them.
+CASTABLE = frozenset(("float64", "float32", "float16", "bfloat16"))
 WEIGHTS = frozenset((Kind.PARAM,))
 
 
@@ -51,7 +52,7 @@ def retype(
             or wanted.dtype.family != "float"
         ):
             return wanted
-        if wanted.dtype.name not in _CASTABLE:
+        if wanted.dtype.name not in CASTABLE:
             raise UnsupportedError(
                 f"{wanted.name} is {wanted.dtype.name}: its values depend on scales stored beside "
                 "it, so that a cast of it alone means nothing",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed_states import OPTIMIZER
 from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
@@ -26,6 +26,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.journal import fingerprint
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.proof import prove
+from ftckpt.transfer.retyping import retype
 from tests.checkpoints import open_checkpoint
 from tests.formats.deepspeed_grids import (
     FRESH,
@@ -383,3 +384,82 @@ def test_another_example_is_another_transfer(tmp_path: Path) -> None:
     assert [f.size for f in made[0].files] == [f.size for f in made[1].files]
     keys = [fingerprint(one, layout) for layout in made]
     assert keys[0] == keys[2] != keys[1]
+
+
+def tied(folder: Path) -> Path:
+    """Let a second name stand for a parameter of a job."""
+
+    def tie(tree: dict[str, Any]) -> None:
+        tree["module"]["b2"] = tree["module"]["b"]
+        tree["shared_params"] = {"b2": "b"}
+
+    return edited(folder, "*model_states.pt", tie)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_the_job_ties_must_be_the_same(stage: int, tmp_path: Path) -> None:
+    example = opened(tied(save_job(Job(TWO, stage, 1), tmp_path / "example")))
+    for job, alike in (("one", True), ("other", False)):
+        folder = save_job(Job([TWO[0], TWO[1] | {"b2": (2,)}], 2, 1), tmp_path / job)
+
+        def equal(tree: dict[str, Any]) -> None:
+            tree["module"]["b2"] = tree["module"]["b"].clone()
+
+        source = opened(edited(folder, "*model_states.pt", equal) if alike else folder)
+        state = [key for key in source.tensors if key.endswith(("b2", "b2.step", "master:b"))]
+        content = narrowed(source, *(key for key in state if key != "b2"))
+        if alike:
+            result = written(content, example, tmp_path / "result")
+            assert result.aliases["master:b2"] == "master:b"
+            continue
+        with pytest.raises(UnsupportedError, match=r"b2 is the same as .*b in the example"):
+            layout(content, example)
+
+
+def test_a_wish_for_another_type_contradicts_the_example(tmp_path: Path) -> None:
+    source = opened(tag("z2"))
+    content = Content.of(source)
+    assert layout(retype(content, "bf16"), source).files
+    with pytest.raises(UsageError, match=r"--dtype contradicts --like: .* bfloat16 in the example"):
+        layout(retype(content, "fp16"), source)
+
+
+def test_eight_bits_are_no_weight_without_their_scales(tmp_path: Path) -> None:
+    example = opened(save_job(Job(TWO, 2, 1), tmp_path / "example"))
+    state = {n: torch.ones(s).to(torch.float8_e4m3fn) for g in TWO for n, s in g.items()}
+    torch.save({**state, "frozen": torch.ones(7), "seen": torch.tensor(3)}, tmp_path / "eight.pt")
+    with pytest.raises(UnsupportedError, match="a is float8_e4m3fn, and bfloat16"):
+        layout(open_checkpoint(tmp_path / "eight.pt"), example)
+
+
+def counting_in_groups(folder: Path, step: int) -> Path:
+    def change(tree: dict[str, Any]) -> None:
+        base = tree["optimizer_state_dict"]["base_optimizer_state"]
+        for state in base["state"].values():
+            del state["step"]
+        for group in base["param_groups"]:
+            group["step"] = step
+
+    return edited(folder, "*optim_states.pt", change)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_steps_counted_in_groups_are_the_sources(counted: bool, tmp_path: Path) -> None:
+    """As apex' fused Adam counts them; the example's would begin its bias correction anew."""
+    job = Job(TWO, 2, 1, counted=counted)
+    source = opened(save_job(job, tmp_path / "source"))
+    example = opened(counting_in_groups(save_job(job, tmp_path / "example"), 1))
+    result = written(source, example, tmp_path / "result")
+    assert [g["step"] for g in result.load_object("optimizer.param_groups")] == [5, 5]
+    assert not [name for name in (*result.objects, *result.tensors) if name.endswith(".step")]
+    back = written(result, opened(save_job(job._replace(step=1), tmp_path / "one")), tmp_path / "b")
+    assert back.load_object("optimizer.state.1.step") == 5
+
+
+def test_what_only_the_examples_client_has_is_noted(tmp_path: Path) -> None:
+    folder = save_job(Job(TWO, 2, 1), tmp_path / "example")
+    example = opened(edited(folder, "mp_rank*", lambda tree: tree.update(iteration=3)))
+    said = [note.message for note in layout(opened(tag("z2")), opened(tag("z2"))).notes]
+    assert not any("the source has no" in what for what in said)
+    notes = layout(opened(save_job(Job(TWO, 2, 1), tmp_path / "source")), example).notes
+    assert any("the source has no iteration, which" in note.message for note in notes)
