@@ -75,8 +75,7 @@ class WordCutter:
             np.copyto(out, chunk, casting="unsafe")
             return
         # NumPy casts what is shifted while it is in the nearest cache; strided copies are slower.
-        shift = chunk.dtype.type(8 * place)
-        np.right_shift(chunk, shift, out=out, casting="unsafe", dtype=chunk.dtype)
+        np.right_shift(chunk, 8 * place, out=out, casting="unsafe", dtype=chunk.dtype)
 
 
 def pack(count: int, size: int, words: Cutter, planes: Planes) -> memoryview:
@@ -94,6 +93,7 @@ def pack(count: int, size: int, words: Cutter, planes: Planes) -> memoryview:
     at = 1 + chunks * table.size
     # Every plane is stored plain where its frame is larger, so that this is the most there can be.
     payload = buffer(at + count * size, PAYLOAD)
+    room = as_words(payload, 1)
     payload[0] = planes.joined
     for number in range(chunks):
         start = number * CHUNK
@@ -101,11 +101,11 @@ def pack(count: int, size: int, words: Cutter, planes: Planes) -> memoryview:
         words.turn_to(start, stop)
         if planes.joined:
             end = at + (stop - start) * planes.joined
-            words.cut(0, as_words(payload[at:end], planes.joined))
+            words.cut(0, room[at:end].view(f"<u{planes.joined}"))
             at = end
         lengths = []
         for plane in separate:
-            length = _put(words, plane, planes, payload[at : at + stop - start])
+            length = _put(words, plane, planes, room[at : at + stop - start])
             lengths.append(length)
             at += length
         table.pack_into(payload, 1 + number * table.size, *lengths)
@@ -166,36 +166,40 @@ def _gather(parts: list[Array | None], out: Array) -> None:
 
     wide = scratch(out.size, out.itemsize, SHIFTED)
     begun = False
+    bits = 0  # by which what is in place has yet to be shifted
     for part in reversed(parts):
-        if begun:
-            np.left_shift(out, out.dtype.type(8 * (1 if part is None else part.itemsize)), out=out)
+        bits += 8 * (1 if part is None else part.itemsize)
         if part is None:
             continue
         if begun:
+            np.left_shift(out, bits, out=out)
             np.copyto(wide, part)
             np.bitwise_or(out, wide, out=out)
         else:
             np.copyto(out, part)
             begun = True
+        bits = 0
     if not begun:
-        out[...] = out.dtype.type(0)
+        out[...] = 0
+    elif bits:
+        np.left_shift(out, bits, out=out)
 
 
-def _put(words: Cutter, plane: int, planes: Planes, room: memoryview) -> int:
+def _put(words: Cutter, plane: int, planes: Planes, room: Array) -> int:
     """Store one plane, as a frame or plain, in room for it as it is; return its length."""
-    stored = as_words(room, 1)
     coded = plane not in planes.plain
-    dense = scratch(stored.size, 1, PLANE) if coded else stored
+    dense = scratch(room.size, 1, PLANE) if coded else room
     words.cut(plane, dense)
-    if not dense[:_GLANCE].any() and not dense.any():
+    # A glance in the interpreter's own bytes: NumPy would let another thread go first.
+    if not any(dense[:_GLANCE].tobytes()) and not dense.any():
         return 0
     if coded:
         frame = compress(dense, planes.coders[plane] if planes.coders else Coder.HUFFMAN)
-        if len(frame) < WORTH * stored.size:
-            stored[: len(frame)] = as_words(frame, 1)
+        if len(frame) < WORTH * room.size:
+            room[: len(frame)] = as_words(frame, 1)
             return len(frame)
-        stored[...] = dense
-    return len(room)
+        room[...] = dense
+    return room.size
 
 
 def _take(payload: memoryview, at: int, length: int) -> memoryview:

@@ -65,7 +65,7 @@ def as_words(data: Any, size: int) -> Array:
     """
     import numpy as np
 
-    return np.frombuffer(data, np.dtype(f"<u{size}"))
+    return np.frombuffer(data, f"<u{size}")
 
 
 def scratch(count: int, size: int, slot: int) -> Array:
@@ -77,8 +77,8 @@ def rotate(words: Array, out: Array) -> Array:
     """Put each word, its bits rotated left by one, into `out`."""
     import numpy as np
 
-    top = np.right_shift(words, _bit(words, 8 * words.itemsize - 1), out=_shifted(words))
-    np.left_shift(words, _bit(words, 1), out=out)
+    top = np.right_shift(words, 8 * words.itemsize - 1, out=_shifted(words))
+    np.left_shift(words, 1, out=out)
     np.bitwise_or(out, top, out=out)
     return out
 
@@ -87,8 +87,8 @@ def unrotate(words: Array, out: Array) -> Array:
     """Undo `rotate`; `out` may be `words`."""
     import numpy as np
 
-    low = np.left_shift(words, _bit(words, 8 * words.itemsize - 1), out=_shifted(words))
-    np.right_shift(words, _bit(words, 1), out=out)
+    low = np.left_shift(words, 8 * words.itemsize - 1, out=_shifted(words))
+    np.right_shift(words, 1, out=out)
     np.bitwise_or(out, low, out=out)
     return out
 
@@ -101,7 +101,7 @@ def difference(words: Array, reference: Array, out: Array) -> Array:
     sign = _shifted(words)
     signed = np.dtype(f"<i{words.itemsize}")
     np.right_shift(out.view(signed), 8 * words.itemsize - 1, out=sign.view(signed))
-    np.left_shift(out, _bit(words, 1), out=out)
+    np.left_shift(out, 1, out=out)
     np.bitwise_xor(out, sign, out=out)
     return out
 
@@ -110,9 +110,9 @@ def undo_difference(words: Array, reference: Array, out: Array) -> Array:
     """Undo `difference`; `out` may be `words`."""
     import numpy as np
 
-    sign = np.bitwise_and(words, _bit(words, 1), out=_shifted(words))
+    sign = np.bitwise_and(words, 1, out=_shifted(words))
     np.negative(sign, out=sign)
-    np.right_shift(words, _bit(words, 1), out=out)
+    np.right_shift(words, 1, out=out)
     np.bitwise_xor(out, sign, out=out)
     np.add(out, reference, out=out)
     return out
@@ -120,7 +120,3 @@ def undo_difference(words: Array, reference: Array, out: Array) -> Array:
 
 def _shifted(like: Array) -> Array:
     return scratch(like.size, like.itemsize, SHIFTED)
-
-
-def _bit(like: Array, count: int) -> Any:
-    return like.dtype.type(count)
