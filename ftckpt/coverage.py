@@ -37,7 +37,7 @@ def check_coverage(shape: Sequence[int], pieces: Sequence[Piece]) -> Iterator[Ga
         if _fits(piece.box, shape):
             inside.append((index, piece))
         else:
-            yield Gap("out-of-bounds", f"piece {_show(piece.box)} leaves {list(shape)}", index)
+            yield Gap("out-of-bounds", f"piece {show(piece.box)} leaves {list(shape)}", index)
     boxes: dict[Box, list[tuple[int, Piece]]] = defaultdict(list)
     for index, piece in inside:
         if piece.box.volume:
@@ -48,7 +48,7 @@ def check_coverage(shape: Sequence[int], pieces: Sequence[Piece]) -> Iterator[Ga
     clash = _overlap(list(boxes))
     if clash is not None:
         first, second = clash
-        message = f"pieces {_show(first)} and {_show(second)} overlap"
+        message = f"pieces {show(first)} and {show(second)} overlap"
         yield Gap("overlap", message, boxes[second][0][0])
     elif covered < prod(shape):
         missing = prod(shape) - covered
@@ -64,20 +64,18 @@ def _check_box(box: Box, group: Sequence[tuple[int, Piece]]) -> Iterator[Gap]:
     end = 0
     for (start, stop), index in ranges:
         if start < 0 or stop > box.volume or stop < start:
-            yield Gap("out-of-bounds", f"range [{start}, {stop}) leaves box {_show(box)}", index)
+            yield Gap("out-of-bounds", f"range [{start}, {stop}) leaves box {show(box)}", index)
             continue
         if start == stop:
             continue
         if start < end:
-            yield Gap("overlap", f"elements [{start}, {min(end, stop)}) of box {_show(box)} are in "
+            yield Gap("overlap", f"elements [{start}, {min(end, stop)}) of box {show(box)} are in "
                       "two pieces", index)  # fmt: skip
         elif start > end:
-            yield Gap(
-                "hole", f"elements [{end}, {start}) of box {_show(box)} are in no piece", None
-            )
+            yield Gap("hole", f"elements [{end}, {start}) of box {show(box)} are in no piece", None)
         end = max(end, stop)
     if end < box.volume:
-        yield Gap("hole", f"elements [{end}, {box.volume}) of box {_show(box)} are in no piece",
+        yield Gap("hole", f"elements [{end}, {box.volume}) of box {show(box)} are in no piece",
                   None)  # fmt: skip
 
 
@@ -142,7 +140,8 @@ def _where(shape: Sequence[int], boxes: list[Box]) -> str:
     return ""
 
 
-def _show(box: Box) -> str:
+def show(box: Box) -> str:
+    """Return a box in words: `[0:4, 8:16]`."""
     spans = ", ".join(f"{o}:{o + s}" for o, s in zip(box.offsets, box.sizes, strict=False))
     return f"[{spans}]"
 

@@ -8,7 +8,7 @@ the span around them is read into a small buffer and copied with strides.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -183,15 +183,15 @@ class Gatherer:
 
     def _moves(self, shard: Shard, start: int, stop: int) -> Iterator[Move]:
         """Yield what fills elements `start` to `stop` of a shard."""
+        fills: Iterable[Fill] = shard.fills
+        if stop - start < shard.numel:
+            boxes = list(boxes_of_range(shard.shape, start, stop))
+            fills = (part for fill in fills for box in boxes for part in _clipped(fill, box))
         steps = dense_strides(shard.shape)
-        for box in boxes_of_range(shard.shape, start, stop):
-            for fill in shard.fills:
-                part = intersection(fill.local, box)
-                if part is None:
-                    continue
-                at = sum(o * s for o, s in zip(part.offsets, steps, strict=True))
-                lead = len(part.sizes) - len(fill.source.sizes)
-                yield from self._of_source(fill.key, _in_source(fill, part, lead), at, steps[lead:])
+        for local, key, source in fills:
+            at = sum(o * s for o, s in zip(local.offsets, steps, strict=True))
+            lead = len(steps) - len(source.sizes)
+            yield from self._of_source(key, source, at, steps[lead:] if lead else steps)
 
     def _of_source(self, key: str, box: Box, start: int, steps: Sequence[int]) -> Iterator[Move]:
         """Yield what fills a box of a source tensor that begins at an element of a shard."""
@@ -236,7 +236,12 @@ class Gatherer:
         self.bytes.get(held, held.origin + start * shard.dtype.bits // 8, out)
 
 
-def _in_source(fill: Fill, part: Box, lead: int) -> Box:
-    """Return which box of the source tensor fills `part` of the shard."""
+def _clipped(fill: Fill, box: Box) -> Iterator[Fill]:
+    """Yield what of a fill lies in a box of the shard, if anything does."""
+    part = intersection(fill.local, box)
+    if part is None:
+        return
+    lead = len(part.sizes) - len(fill.source.sizes)
     begin = zip(fill.source.offsets, part.offsets[lead:], fill.local.offsets[lead:], strict=True)
-    return Box(tuple(s + p - f for s, p, f in begin), part.sizes[lead:])
+    source = Box(tuple(s + p - f for s, p, f in begin), part.sizes[lead:])
+    yield Fill(part, fill.key, source)

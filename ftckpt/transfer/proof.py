@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftckpt.assembly import read_tensor
 from ftckpt.buffers import buffer, same
-from ftckpt.checkpoint import Checkpoint
-from ftckpt.coverage import check_coverage
+from ftckpt.checkpoint import Box, Checkpoint, TensorInfo
+from ftckpt.coverage import check_coverage, show
 from ftckpt.engine import run
 from ftckpt.errors import CorruptError
 from ftckpt.progress import NULL, Counter
@@ -54,9 +54,11 @@ class Proof:
 
 
 class _Range(NamedTuple):
-    """Elements `start` to `stop` of one tensor, as they should be and as they are."""
+    """Elements `start` to `stop` of a box of one tensor, as they should be and as they are."""
 
     key: str
+    whole: tuple[int, ...]  # the tensor's shape
+    box: Box
     wanted: Shard
     found: Shard
     start: int
@@ -177,12 +179,28 @@ def _compare_form(want: Wanted | Known, key: str, result: Checkpoint) -> None:
 
 
 def _ranges(content: Content, result: Checkpoint) -> Iterator[_Range]:
+    """Yield every element of the content once, as the result's pieces hold them.
+
+    A piece is one run of its file, so that only the source's elements must be put in order.
+    """
     found = Content.of(result)
     for key in content.tensors:
-        one, two = content.whole(key), found.whole(result.aliases.get(key, key))
-        step = _elements(one, _TASK)
-        for start in range(0, one.numel, step):
-            yield _Range(key, one, two, start, min(start + step, one.numel))
+        owner = result.aliases.get(key, key)
+        info = result.tensors[owner]
+        whole = info.dtype.itemsize == 0  # such a tensor cannot be cut
+        for box, flat in [(Box.whole(info.shape), None)] if whole else _held(info):
+            one, two = content.part(key, box), found.part(owner, box)
+            begin, end = flat or (0, one.numel)
+            step = _elements(one, _TASK)
+            for start in range(begin, end, step):
+                yield _Range(key, info.shape, box, one, two, start, min(start + step, end))
+
+
+def _held(info: TensorInfo) -> Iterator[tuple[Box, tuple[int, int] | None]]:
+    """Yield the boxes, or flat ranges of boxes, of a tensor's main pieces: they tile it."""
+    for piece in info.pieces:
+        if not piece.replica and piece.box.volume:
+            yield piece.box, piece.flat
 
 
 def _tasks(ranges: Iterable[_Range]) -> Iterator[Sequence[_Range]]:
@@ -214,8 +232,10 @@ def _compare_bits(task: _Range, source: Gatherer, target: Gatherer) -> None:
         source.fill(task.wanted, start, stop, want)
         target.fill(task.found, start, stop, has)
         if not same(want, has):
+            box = "" if task.box.sizes == task.whole else f"box {show(task.box)} of "
             raise failed(
-                f"elements [{start}, {stop}) of {task.key} are not what the source holds", task.key
+                f"elements [{start}, {stop}) of {box}{task.key} are not what the source holds",
+                task.key,
             )
 
 

@@ -107,7 +107,7 @@ class Boxes(NamedTuple):
 
 
 def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
-    """Yield the boxes of a tensor that a piece holds, each at a regular place.
+    """Yield the boxes of a tensor that a piece of some volume holds, each at a regular place.
 
     A flat range of a box is a few boxes, whose elements lie one after the other.
     """
@@ -118,21 +118,18 @@ def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
         base = payload.inner[0]
     sizes = piece.box.sizes
     strides = tuple(s * itemsize for s in payload.strides or dense_strides(sizes))
-    start, stop = piece.flat or (0, piece.box.volume)
-    whole = piece.flat is None
-    for part in (Box.whole(sizes),) if whole else boxes_of_range(sizes, start, stop):
+    file = "" if undone else payload.extent.file
+    if piece.flat is None:
+        yield Held(piece.box, file, base, strides, undone)
+        return
+    start, stop = piece.flat
+    for part in boxes_of_range(sizes, start, stop):
         inside = sum(o * s for o, s in zip(part.offsets, strides, strict=True))
         box = Box(
             tuple(a + b for a, b in zip(piece.box.offsets, part.offsets, strict=True)), part.sizes
         )
         if box.volume:
-            yield Held(
-                box,
-                "" if undone else payload.extent.file,
-                base + inside - start * itemsize,
-                strides,
-                undone,
-            )
+            yield Held(box, file, base + inside - start * itemsize, strides, undone)
 
 
 def reach(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:

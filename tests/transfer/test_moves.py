@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.assembly import dense_strides
@@ -52,6 +52,7 @@ def met(draw: st.DrawFn) -> tuple[Held, Box, int, tuple[int, ...], dict[int, int
     return held, box, start, steps, expected
 
 
+@settings(deadline=None)
 @given(met())
 def test_elements_that_a_place_holds_of_a_box_are_found(
     drawn: tuple[Held, Box, int, tuple[int, ...], dict[int, int]],
@@ -66,6 +67,7 @@ def test_elements_that_a_place_holds_of_a_box_are_found(
     assert 1 not in move.sizes
 
 
+@settings(deadline=None)
 @given(met(), st.data())
 def test_a_range_keeps_its_elements_and_loses_the_others(
     drawn: tuple[Held, Box, int, tuple[int, ...], dict[int, int]], data: st.DataObject
@@ -86,6 +88,7 @@ def test_a_range_keeps_its_elements_and_loses_the_others(
     assert sum(prod(part.sizes) for part in parts) == len(expected), "nothing comes twice"
 
 
+@settings(deadline=None)
 @given(met(), st.data(), st.integers(_SIZE, 120), st.integers(0, 40))
 def test_what_is_read_holds_what_is_taken_from_it(
     drawn: tuple[Held, Box, int, tuple[int, ...], dict[int, int]],

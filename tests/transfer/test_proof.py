@@ -6,18 +6,26 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ftckpt.transfer.proof as proof
 from ftckpt import open_checkpoint
-from ftckpt.dtypes import DTYPES
+from ftckpt.dtypes import DTYPES, DType
 from ftckpt.errors import CorruptError
 from ftckpt.formats.same_object import SameObject
 from ftckpt.limits import RateLimit
 from ftckpt.progress import Counter
 from ftckpt.transfer.content import Content, Known
+from tests.raw_checkpoint import RawCheckpoint, checkpoints, placed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 
 class Added(Counter):
@@ -128,3 +136,35 @@ def test_it_reads_no_faster_than_it_may(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(RateLimit, "take", lambda self, nbytes: taken.append(nbytes))
     _prove(one, one, limiter=RateLimit(1.0))
     assert sum(taken) == 2000
+
+
+@settings(deadline=None, max_examples=40)
+@given(checkpoints(), st.data())
+def test_a_result_that_is_placed_in_any_way_is_compared_byte_by_byte(
+    drawn: tuple[RawCheckpoint, dict[str, Array]], data: st.DataObject
+) -> None:
+    source, truth = drawn
+    tensors = {key: (source.tensors[key].dtype, whole) for key, whole in truth.items()}
+    result = data.draw(results(tensors))
+    content = Content.of(source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "_STEP", data.draw(st.sampled_from([128, 300, 1 << 20])))
+        patch.setattr(proof, "_TASK", data.draw(st.sampled_from([128, 500, 1 << 20])))
+        counter = Added()
+        assert proof.prove(content, result, SameObject, counter=counter).tensors == len(truth)
+        assert counter.done == counter.total == content.nbytes
+        info = result.tensors[data.draw(st.sampled_from(sorted(truth)))]
+        held = [p.extent for p in info.pieces if not p.replica and p.extent.length]
+        extent = data.draw(st.sampled_from(held))
+        store = result.source.store
+        damaged = bytearray(store.read(extent.file))
+        damaged[extent.offset + data.draw(st.integers(0, extent.length - 1))] ^= 1
+        store.put(extent.file, bytes(damaged))
+        with pytest.raises(CorruptError, match=f"of {info.name} are not what the source holds"):
+            proof.prove(content, result, SameObject)
+
+
+@st.composite
+def results(draw: st.DrawFn, tensors: Mapping[str, tuple[DType, Array]]) -> RawCheckpoint:
+    """Draw a result of the same tensors, cut and placed in another way."""
+    return placed(draw, tensors, "raw-result")
