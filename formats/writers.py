@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.registry import Format
 from ftckpt.rules import Rules
 from ftckpt.transfer.layout import Writer
@@ -48,9 +48,16 @@ def format_and_writer(
         destination: path or URL of the result: its name may ask for one file.
 
     Raises:
+        UsageError: the name asks for a file of another format.
         UnsupportedError: nothing here writes that format.
     """
     asked = [one for ending, one in FILE_WRITERS.items() if destination.endswith(ending)]
+    for one in asked:
+        if one.name != name:
+            raise UsageError(
+                f"{destination} is a name of {one.name}, and {name} is what would be written",
+                hint=f"another name, or --to {one.name}",
+            )
     for writer in (*asked, *WRITERS):
         if writer.name == name:
             return next(one for one in formats(rules) if one.name == name), writer

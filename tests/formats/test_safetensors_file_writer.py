@@ -62,7 +62,12 @@ def weights(path: str) -> Content:
 @pytest.mark.parametrize("place", ["", "a/b/", "s3://bucket/a/"])
 def test_the_name_of_the_destination_asks_for_it(place: str, ending: str, single: bool) -> None:
     assert format_and_writer("safetensors", destination=place + ending)[1].single is single
-    assert format_and_writer("dcp", destination=place + ending)[1].name == "dcp"
+    for other in ("dcp", "torchsave"):
+        if single:
+            with pytest.raises(UsageError, match=f"is a name of safetensors, and {other} is"):
+                format_and_writer(other, destination=place + ending)
+        else:
+            assert format_and_writer(other, destination=place + ending)[1].name == other
 
 
 @settings(deadline=None, max_examples=30)
