@@ -13,7 +13,7 @@ from .render import human_bytes, human_duration, printable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftckpt.checkpoint import Box, Checkpoint
+    from ftckpt.checkpoint import Checkpoint
     from ftckpt.transfer.carrying import TransferReport
     from ftckpt.transfer.layout import Layout
     from ftckpt.transfer.planned import Planned
@@ -75,13 +75,14 @@ def show_plan(
     invocation: Invocation, layout: Layout, checkpoint: Checkpoint, plan: Planned
 ) -> Result:
     """Print every copy, the files, and the cost."""
+    from ftckpt.coverage import show
     from ftckpt.transfer.planned import box_copies
 
     copies = list(box_copies(layout, checkpoint))
     for copy in copies:
         cast = f" as {copy.cast}" if copy.cast else ""
         invocation.print(
-            f"{copy.file}: {_show(copy.local)} <- {copy.key} {_show(copy.source)}"
+            f"{copy.file}: {show(copy.local)} <- {copy.key} {show(copy.source)}"
             f" {human_bytes(copy.nbytes)}{cast}"
         )
     for file in plan.files:
@@ -95,8 +96,3 @@ def show_plan(
     invocation.print(message)
     invocation.report(plan=plan, copies=copies)
     return Result(ExitCode.OK, message)
-
-
-def _show(box: Box) -> str:
-    spans = ", ".join(f"{o}:{o + n}" for o, n in zip(box.offsets, box.sizes, strict=True))
-    return f"[{spans}]"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.servers.moto import moto_server
 from tests.servers.rclone import rclone_server
@@ -15,6 +16,10 @@ from tests.servers.s3 import BUCKET, S3Service
 from tests.servers.swift import swift_server
 
 _numbers = itertools.count()
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
