@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ftckpt.checkpoint import Kind
@@ -32,13 +33,13 @@ from .megatron_modules import order_of, put
 from .megatron_names import Local, chunk_keys, tied_to
 from .megatron_parts import Parts
 from .megatron_plain_writer import PlainWriter
-from .megatron_ranks import OPTIMIZER, WEIGHTS, Arguments
+from .megatron_rank_files import Weights, files_of, seeded_anew, weights_alone
+from .megatron_ranks import Arguments
 from .megatron_rules import rules_of
 from .megatron_source import FirstRanks
 from .megatron_target import target_of
 from .megatron_vocabulary import repadded, vocabulary_of
 from .megatron_whole import is_ours, namespace, plain_arguments, trained_tensors
-from .megatron_whole_writer import file_of
 from .torch_tree import Tensor
 
 # Of a job's arguments, those that count what was trained.
@@ -197,32 +198,16 @@ class _Writing:
             self._notes.append(finding("note", what))
 
     def _start(self) -> Finding:
-        if self._shown is None:
-            what = (
-                "these are the weights alone: start Megatron with --finetune, or with"
-                " --no-load-optim and --no-load-rng"
-            )
-        else:
-            what = (
-                "random streams were not written: start Megatron with --no-load-rng, and each rank"
-                " is seeded anew"
-            )
-        return finding("note", what)
+        return weights_alone() if self._shown is None else seeded_anew()
 
     # --- files ----------------------------------------------------------------------------------
 
     def _files(self, mine: Holdings) -> list[OutputFile]:
         """Return the files of one rank."""
         folder = self._target.grid.name(mine.at)
-        weights: dict[tuple[int, str], Tensor] = {}
-        files = []
-        if self._distributed is not None:
-            buffers = self._distributed.buffers(mine)
-            weights = self._distributed.weights(buffers)
-            files.append(file_of(folder, OPTIMIZER, self._distributed.tree(buffers)))
-        return [file_of(folder, WEIGHTS, self._tree(mine, weights)), *files]
+        return files_of(folder, mine, self._distributed, partial(self._tree, mine))
 
-    def _tree(self, mine: Holdings, weights: Mapping[tuple[int, str], Tensor]) -> dict[Any, Any]:
+    def _tree(self, mine: Holdings, weights: Weights) -> dict[Any, Any]:
         """Return what one rank's `model_optim_rng.pt` holds, in the order of the example's."""
         root = dict(self._state.root)
         step = self._given.checkpoint.step

@@ -11,10 +11,11 @@ Random streams are a rank's own: they stay where torch_dist shows whose they are
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
@@ -27,14 +28,15 @@ from .megatron_modules import Order, Slot, cut_anew, embedding_of, order_of_name
 from .megatron_names import head_of, is_expert
 from .megatron_parts import Parts
 from .megatron_plain_writer import PlainWriter
-from .megatron_ranks import OPTIMIZER, WEIGHTS, Arguments, Coordinate
+from .megatron_rank_files import Weights, files_of, seeded_anew, weights_alone
+from .megatron_ranks import Arguments, Coordinate
 from .megatron_rules import rules_of
 from .megatron_stages import Stage, offsets
 from .megatron_target import Target, target_of
 from .megatron_trained import Trained, trained_of
 from .megatron_vocabulary import padding, repadded, vocabulary_of
 from .megatron_whole import VERSION, Whole, namespace, whole_model
-from .torch_tree import Carried, Tensor, save
+from .torch_tree import Carried
 
 _STACK = "decoder.layers."
 _SCHEDULE = "opt_param_scheduler"
@@ -147,17 +149,9 @@ class _Writing:
         if whole.rows is not None and self._rows is not None:
             notes.append(padding(whole.rows, self._rows))
         if self._trained is None:
-            what = (
-                "these are the weights alone: start Megatron with --finetune, or with"
-                " --no-load-optim and --no-load-rng"
-            )
-            notes.append(finding("note", what))
+            notes.append(weights_alone())
         elif not self._random:
-            what = (
-                "random streams were not written, as no rank can go on with them: start Megatron"
-                " with --no-load-rng, and each is seeded anew"
-            )
-            notes.append(finding("note", what))
+            notes.append(seeded_anew())
         return notes
 
     # --- files ----------------------------------------------------------------------------------
@@ -165,15 +159,9 @@ class _Writing:
     def _files(self, mine: Holdings) -> list[OutputFile]:
         """Return the files of one rank."""
         folder = self._target.grid.name(mine.at)
-        weights: dict[tuple[int, str], Tensor] = {}
-        files = []
-        if self._distributed is not None:
-            buffers = self._distributed.buffers(mine)
-            weights = self._distributed.weights(buffers)
-            files.append(file_of(folder, OPTIMIZER, self._distributed.tree(buffers)))
-        return [file_of(folder, WEIGHTS, self._tree(mine, weights)), *files]
+        return files_of(folder, mine, self._distributed, partial(self._tree, mine))
 
-    def _tree(self, mine: Holdings, weights: dict[tuple[int, str], Tensor]) -> dict[str, Any]:
+    def _tree(self, mine: Holdings, weights: Weights) -> dict[str, Any]:
         """Return what one rank's `model_optim_rng.pt` holds."""
         args = dict(self._arguments)
         rank = self._target.grid.rank(mine.at)
@@ -233,8 +221,3 @@ def _with_copy(
     last = Stage(target.grid.pp - 1, target.chunks - 1)
     copied = with_copy(order[last], embedding.name, embedding.words)
     return {**order, last: copied}, {head_of(embedding.name): embedding.name}
-
-
-def file_of(folder: str, name: str, tree: Any) -> OutputFile:
-    """Return a file of one rank's directory, which torch.save is to write of a tree."""
-    return OutputFile(f"{folder}/{name}", save(tree, folder=name.removesuffix(".pt")))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
@@ -42,15 +43,16 @@ from .megatron_names import EXTRA_STATE, chunk_keys, head_of
 from .megatron_own_state import OwnState
 from .megatron_parts import Parts
 from .megatron_plain_writer import PlainWriter
-from .megatron_ranks import OPTIMIZER, WEIGHTS
+from .megatron_rank_files import Weights, files_of
+from .megatron_ranks import OPTIMIZER
 from .megatron_rules import rules_of
 from .megatron_source import FirstRanks
 from .megatron_stages import Stage, offsets
 from .megatron_target import changed, target_of
 from .megatron_vocabulary import may_differ, repadded, vocabulary_of
-from .megatron_whole_writer import file_of, lay_out
+from .megatron_whole_writer import lay_out
 from .torch_stream import TorchStream
-from .torch_tree import Carried, Tensor
+from .torch_tree import Carried
 from .unpickle import no_gc
 
 _OPTIMIZER = re.compile(r"rank_\d+\.optimizer")
@@ -215,25 +217,17 @@ class _Writing:
         at = mine.at
         folder = self._target.grid.name(at)
         stream = self._checkpoint.stream(self._own.source(at))
-        weights: dict[tuple[int, str], Tensor] = {}
-        files = []
+        files = files_of(folder, mine, self._distributed, partial(self._tree, mine, stream))
         known = []
         if self._distributed is not None:
-            buffers = self._distributed.buffers(mine)
-            weights = self._distributed.weights(buffers)
-            tree = self._distributed.tree(buffers)
             self._placed |= self._distributed.placed
-            files.append(file_of(folder, OPTIMIZER, tree))
             known.append(OPTIMIZER)
-        files.insert(0, file_of(folder, WEIGHTS, self._tree(mine, stream, weights)))
         for path in self._own.of_others(at, known):
             whole = Extent(path, 0, self._checkpoint.source.size(path))
             files.append(OutputFile(path, [Stored(whole)]))
         return files
 
-    def _tree(
-        self, mine: Holdings, stream: TorchStream, weights: dict[tuple[int, str], Tensor]
-    ) -> dict[Any, Any]:
+    def _tree(self, mine: Holdings, stream: TorchStream, weights: Weights) -> dict[Any, Any]:
         """Return what one rank's `model_optim_rng.pt` holds, in the order of the source's file."""
         made: dict[Any, Any] = {}
         models = chunk_keys(stream.tree)
@@ -252,9 +246,7 @@ class _Writing:
                     made[key] = value
         return made
 
-    def _models(
-        self, mine: Holdings, stream: TorchStream, weights: dict[tuple[int, str], Tensor]
-    ) -> dict[str, Any]:
+    def _models(self, mine: Holdings, stream: TorchStream, weights: Weights) -> dict[str, Any]:
         """Return the model chunks of one rank."""
         held = {(one.local.chunk, one.local.name): one for one in mine.held}
         models = chunk_keys(stream.tree)

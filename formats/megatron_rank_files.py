@@ -1,0 +1,62 @@
+"""The files of one legacy rank, and how Megatron is to be started where they do not hold all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ftckpt.findings import Finding, finding
+from ftckpt.transfer.layout import OutputFile
+
+from .megatron_distrib_writer import DistributedWriter
+from .megatron_holdings import Holdings
+from .megatron_ranks import OPTIMIZER, WEIGHTS
+from .torch_tree import Tensor, save
+
+# Weights by chunk and name, as a distributed optimizer's buffers hold them.
+Weights = Mapping[tuple[int, str], Tensor]
+
+
+def files_of(
+    folder: str,
+    mine: Holdings,
+    distributed: DistributedWriter | None,
+    tree: Callable[[Weights], Any],
+) -> list[OutputFile]:
+    """Return the files of one rank, which torch.save is to write of trees.
+
+    Args:
+        folder: of the rank.
+        mine: what it holds.
+        distributed: lays out the distributed optimizer; None where there is none.
+        tree: returns what the file of weights holds, given those that lie in buffers.
+    """
+    weights: Weights = {}
+    files = []
+    if distributed is not None:
+        buffers = distributed.buffers(mine)
+        weights = distributed.weights(buffers)
+        files.append(_file(folder, OPTIMIZER, distributed.tree(buffers)))
+    return [_file(folder, WEIGHTS, tree(weights)), *files]
+
+
+def _file(folder: str, name: str, tree: Any) -> OutputFile:
+    return OutputFile(f"{folder}/{name}", save(tree, folder=name.removesuffix(".pt")))
+
+
+def weights_alone() -> Finding:
+    """Return the note of files without an optimizer's state."""
+    what = (
+        "these are the weights alone: start Megatron with --finetune, or with --no-load-optim and"
+        " --no-load-rng"
+    )
+    return finding("note", what)
+
+
+def seeded_anew() -> Finding:
+    """Return the note of files without random streams."""
+    what = (
+        "random streams were not written, as no rank can go on with them: start Megatron with"
+        " --no-load-rng, and each is seeded anew"
+    )
+    return finding("note", what)
