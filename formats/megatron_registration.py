@@ -6,7 +6,8 @@ the first norm is a module of the layer or is fused into the projection after it
 modules of their own or grouped by matrix. All orders that a set of names can have are returned.
 
 Source: the constructors of `TransformerLayer`, `SelfAttention`, `MLP`, `MoELayer`,
-`TransformerBlock` and `GPTModel` in megatron/core. `named_parameters` gives a module's own
+`TransformerBlock` and `GPTModel` in megatron/core; `GroupedLinear` in Transformer Engine, which
+registers each expert's weight and its bias together. `named_parameters` gives a module's own
 parameters before those of its children.
 """
 
@@ -49,10 +50,12 @@ _REST = (
 )  # fmt: skip
 _SEPARATE = (*_FIRST, *_NORM, *_PROJECTION, *_REST)
 _FUSED = (*_FIRST, *_PROJECTION, *_NORM, *_REST)
-_MATRICES = ("linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight", "linear_fc2.bias")
+_LINEARS = ("linear_fc1", "linear_fc2")
+_MEMBERS = ("weight", "bias")
+_MATRICES = tuple(f"{linear}.{member}" for linear in _LINEARS for member in _MEMBERS)
 _LAYER = re.compile(r"decoder\.layers\.(\d{1,6})\.(.+)")
 _EXPERT = re.compile(r"(?:.+\.)?mlp\.experts\.local_experts\.(\d{1,6})\.(.+)")
-_GROUPED = re.compile(r"mlp\.experts\.(linear_fc[12]\.(?:weight|bias))(\d{1,6})")
+_GROUPED = re.compile(r"mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d{1,6})")
 
 
 class Registration(NamedTuple):
@@ -99,13 +102,13 @@ def unordered(names: Iterable[str]) -> str | None:
     return next((name for name in names if _constructed(name)[2] == len(_FUSED)), None)
 
 
-def _constructed(name: str) -> tuple[int, int, int, int, int]:
+def _constructed(name: str) -> tuple[int, int, int, int, int, int]:
     """Return what sorts the parameters of a model; those of a layer in no order come last there."""
     match = _LAYER.fullmatch(name)
     if match is None:
         for place, known in ((0, _BEFORE), (2, _AFTER)):
             if name in known:
-                return (place, 0, known.index(name), 0, 0)
+                return (place, 0, known.index(name), 0, 0, 0)
         raise UnsupportedError(
             f"{name} is no parameter of a GPT model of Megatron-Core",
             hint="--names megatron translates the names of a family that ftckpt knows",
@@ -114,9 +117,10 @@ def _constructed(name: str) -> tuple[int, int, int, int, int]:
         )
     layer, inner = int(match[1]), match[2]
     grouped = _GROUPED.fullmatch(inner)
-    inside = (len(_FUSED), 0, 0)
+    inside = (len(_FUSED), 0, 0, 0)
     if grouped is not None:
-        inside = (_FUSED.index(_EXPERTS), _MATRICES.index(grouped[1]), int(grouped[2]))
+        linear, member = _LINEARS.index(grouped[1]), _MEMBERS.index(grouped[2])
+        inside = (_FUSED.index(_EXPERTS), linear, int(grouped[3]), member)
     elif _is_known(inner):
         inside = _place(inner, _FUSED, False)
     return (1, layer, *inside)
@@ -154,14 +158,14 @@ def registrations(names: Iterable[str]) -> list[Registration]:
     return list(found)
 
 
-def _place(name: str, order: tuple[str, ...], grouped: bool) -> tuple[int, int, int]:
-    """Return what sorts a parameter of a layer; experts by expert or, grouped, by matrix."""
+def _place(name: str, order: tuple[str, ...], grouped: bool) -> tuple[int, int, int, int]:
+    """Return what sorts a parameter of a layer; experts by expert or, grouped, by linear layer."""
     match = _EXPERT.fullmatch(name)
     if match is None:
-        return (order.index(name), 0, 0)
-    expert, matrix = int(match[1]), _MATRICES.index(match[2])
-    inside = (matrix, expert) if grouped else (expert, matrix)
-    return (order.index(_EXPERTS), *inside)
+        return (order.index(name), 0, 0, 0)
+    expert, (linear, member) = int(match[1]), divmod(_MATRICES.index(match[2]), len(_MEMBERS))
+    first, second = (linear, expert) if grouped else (expert, linear)
+    return (order.index(_EXPERTS), first, second, member)
 
 
 def _is_known(name: str) -> bool:
