@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from ftckpt.assembly import dense_strides
 from ftckpt.dtypes import DType
@@ -61,11 +61,18 @@ def form_of(ranks: FirstRanks) -> Form | None:
         trees = stream.tree if isinstance(stream.tree, list) else [stream.tree]
         for buffer in (b for t in trees if isinstance(t, dict) for b in t.values()):
             for types, leaves in buffer.items() if isinstance(buffer, dict) else ():
+                if not _are_dtypes(types) or not isinstance(leaves, dict):
+                    continue
                 gradients.setdefault(*types)
                 if form is None:
                     listed = isinstance(stream.tree, list) and len(trees) == 1
                     form = Form(listed, gradients, leaves, stream.storages)
     return form
+
+
+def _are_dtypes(types: Any) -> TypeGuard[tuple[DType, DType]]:
+    """Return whether the key of a buffer is what it must be: the types of weights and gradients."""
+    return isinstance(types, tuple) and len(types) == 2 and all(isinstance(t, DType) for t in types)
 
 
 class Buffers(NamedTuple):

@@ -19,11 +19,18 @@ from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Known
 from ftckpt.transfer.layout import Literal
 
-from .inert_tree import leaves
 from .megatron_dist_job import numbered
 from .megatron_distrib_optim import Held as Buffered
 from .megatron_distrib_optim import bucket_starts
 from .megatron_distrib_writer import Form, form_of
+from .megatron_example_checks import (
+    LATER,
+    lacking,
+    require_leaves,
+    require_plain,
+    require_same_types,
+    require_steps,
+)
 from .megatron_groups import Optimizers, groups_in, optimizers_of, torchs
 from .megatron_holdings import state_key
 from .megatron_job_state import opened
@@ -32,7 +39,7 @@ from .megatron_names import Local
 from .megatron_optimizer import HALF, Unmapped, class_of_group
 from .megatron_plain_writer import MASTERS
 from .megatron_source import FirstRanks
-from .torch_tree import Carried, Storage, Tensor
+from .torch_tree import Storage, Tensor
 from .torch_values import Composite, SubclassRef, TensorRef
 
 _TENSORS = (TensorRef, SubclassRef, Composite)
@@ -79,18 +86,19 @@ def example_optimizer(
     if not found.plain and form is None:
         raise UnsupportedError(
             "the example has no state of its distributed optimizer, which shows where buckets lie",
-            hint="let the job save one with its optimizer, after a step",
+            hint=LATER,
         )
+    starts = _starts(ranks)
+    if form is not None:
+        require_leaves(form)
     sources = list(numbered(root.get("optimizer")).values())
     count = _Count(sources, kept)
+    require_steps(found)
     found = replace(found, states=_states(found, form, kept, parameters, count))
     groups, notes = _settings(found, ranks, sources, count)
     trees = [_tree(one, sources, n, found) for n, one in enumerate(found.trees)]
     found = replace(found, trees=trees, groups=groups, storages={})
-    if form is not None:
-        plain = {k: v for k, v in form.leaves.items() if not isinstance(v, _TENSORS)}
-        _require_plain(plain, "distrib_optim")
-    return Shown(found, form, _starts(ranks), notes)
+    return Shown(found, form, starts, notes)
 
 
 class _Count:
@@ -121,16 +129,19 @@ def _states(
     counts = fresh or any("step" in one for one in found.states.values())
     made: dict[str, Mapping[Any, Any]] = {}
     more = [] if form is None else [k for k, v in form.leaves.items() if isinstance(v, _TENSORS)]
-    step = next((one for one in kept.steps if one is not None), None)
+    # Those of several optimizers count one training: where they differ, a parameter's is not known.
+    shared = [one for one in kept.steps if one is not None]
+    step = shared[0] if len(shared) == 1 or (shared and count.value is not None) else None
     for local in parameters:
         shown = found.states.get(local.name, {})
         masters = form is not None or local.ref.dtype.name in HALF
         own = kept.of_parameter(local, step, masters=masters, counts=form is None and counts)
-        if form is None and counts and not fresh and "step" not in own:
+        if form is None and counts and "step" not in own:
             own["step"] = _step_like(shown.get("step"), local, kept, count)
         for leaf in (*(k for k, v in shown.items() if isinstance(v, _TENSORS)), *more):
             if leaf not in own and leaf not in _MOMENTS:
                 own[leaf] = kept.take(state_key(local.name, str(leaf)))
+        require_same_types(local, shown if form is None else form.leaves, kept)
         made[local.name] = {leaf: own[leaf] for leaf in (*shown, *own) if leaf in own}
     return made
 
@@ -138,12 +149,14 @@ def _states(
 def _step_like(shown: Any, local: Local, kept: KeptState, count: _Count) -> Any:
     """Return the step of a parameter in the example's form, where the source counts elsewhere."""
     if count.value is None:
-        raise _lacking(f"step of {local.name}", local.name)
-    if not isinstance(shown, TensorRef):
+        raise lacking(f"step of {local.name}", local.name)
+    if shown is None or type(shown) in (int, float):
         return type(shown or 0.0)(count.value)
+    if not isinstance(shown, TensorRef):
+        raise lacking(f"step of {local.name}", local.name)
     form = _STEPS.get(shown.dtype.name)
     if form is None or shown.numel != 1:
-        raise _lacking(f"step of {local.name}", local.name)
+        raise lacking(f"step of {local.name}", local.name)
     data = pack(form, count.value if form != "<q" else int(count.value))
     kept.known[state_key(local.name, "step")] = Known(shown.shape, shown.dtype, data)
     strides = dense_strides(shown.shape)
@@ -163,7 +176,7 @@ def _settings(
         for place, group in enumerate(groups):
             shown = opened(dict(group), found.storages)
             where = f"group {place} of optimizer {number}"
-            _require_plain(shown, where)
+            require_plain(shown, where)
             wanted = class_of_group(group, args, apart=False)
             same = [g for g in known if class_of_group(g, args, apart=False) == wanted]
             alike = [_less(g) for g in same]
@@ -173,8 +186,8 @@ def _settings(
                 what = f"the settings of {where} are the example's: the source has no one like it"
                 notes.append(finding("note", what))
             if "step" in shown:
-                if count.value is None:
-                    raise _lacking(f"count of steps for {where}")
+                if count.value is None or type(shown["step"]) not in (int, float):
+                    raise lacking(f"count of steps for {where}")
                 shown["step"] = type(shown["step"] or 0.0)(count.value)
             made[-1].append(shown)
     return made, notes
@@ -213,7 +226,7 @@ def _settled(
     for key, value in shown.items():
         made[key] = source.get(key, opened(value, found.storages))
         if key not in source:
-            _require_plain(made[key], f"optimizer.{key}")
+            require_plain(made[key], f"optimizer.{key}")
     return made
 
 
@@ -235,22 +248,3 @@ def _starts(ranks: FirstRanks) -> dict[tuple[int, int, str], int]:
             raise UnsupportedError(what, file=stream.file) from reason
         found |= {(at.pp, chunk, name): start for (chunk, name), start in starts.items()}
     return found
-
-
-def _require_plain(value: Any, where: str) -> None:
-    """Refuse tensors of the example: what they hold is never used.
-
-    Raises:
-        UnsupportedError: there is one, and the source has nothing in its place.
-    """
-    for path, held in leaves(value):
-        if type(held) is Carried:
-            raise _lacking(".".join(map(str, (where, *path))))
-
-
-def _lacking(what: str, tensor: str | None = None) -> UnsupportedError:
-    return UnsupportedError(
-        f"the source has no {what}, which the example has",
-        hint="--only model writes the weights alone",
-        tensor=tensor,
-    )
