@@ -110,6 +110,8 @@ class _Building:
         if lost is not None:
             raise _uncertain(f"where {lost} stands among the parameters is not known", lost)
         grouped = self._regroups or not distributed  # flat buffers need no groups
+        if grouped:
+            _require_known_decay(self._args)
         places = {
             name: self._place(local, groups, certain=grouped)
             for name, local in self._parameters.items()
@@ -133,8 +135,8 @@ class _Building:
             dense=dense,
             plain=not distributed,
         )
-        form = self._form(listed=bool(found.wrapped)) if distributed else None
         found = regrouped(found, apart=self._wanted_apart)
+        form = self._form(listed=bool(found.wrapped)) if distributed else None
         return Trained(found, form, kept.tensors, kept.known, frozenset(kept.placed))
 
     def _is_distributed(self) -> bool:
@@ -215,6 +217,16 @@ def _require_adam(args: Arguments) -> None:
     for flag in _OTHERWISE:
         if args.get(flag) not in (None, False):
             raise _uncertain(f"the job says {flag}, and keeps its state in another form")
+
+
+def _require_known_decay(args: Arguments) -> None:
+    """Refuse jobs whose version of Megatron decides which parameters have no weight decay.
+
+    Versions with `--no-weight-decay-cond-type` leave embeddings of an init of their own without it.
+    """
+    for name in ("no_weight_decay_cond_type", "embedding_init_method_std"):
+        if args.get(name) is not None:
+            raise _uncertain(f"the job says {name}, which changes the groups of its parameters")
 
 
 def _uncertain(why: str, tensor: str | None = None) -> UnsupportedError:

@@ -188,6 +188,7 @@ MASTERS = Job(optimizer="masters", recorded=RECORDED)
         (MASTERS, {"use_distributed_optimizer": True}, "do not agree on"),
         (DISTRIBUTED, {"use_precision_aware_optimizer": True}, "use_precision_aware_optimizer"),
         (MASTERS, {"optimizer": "sgd"}, "the optimizer is sgd"),
+        (MASTERS, {"embedding_init_method_std": 0.1}, "changes the groups of its parameters"),
     ],
 )
 def test_what_is_not_certain_is_refused(
@@ -223,6 +224,36 @@ def test_groups_that_would_be_taken_apart_must_show_their_parameters(tmp_path: P
     laid(content, tmp_path / "there")
     with pytest.raises(UnsupportedError, match="in which group of parameters"):
         WRITER.layout(content, Wishes(ep=2))
+
+
+def test_experts_that_lose_their_optimizer_leave_no_list_of_one(tmp_path: Path) -> None:
+    """The flat buffers of one optimizer stand alone, as reshard writes them."""
+    import torch
+
+    made = write(tmp_path / "source", replace(DISTRIBUTED, experts=4, ep=2))
+    for file in made.path.rglob("model_optim_rng.pt"):
+        tree = torch.load(file, weights_only=False)
+        for own, decays in zip(tree["optimizer"], ((1.0, 0.0), (1.0,)), strict=True):
+            (group,) = own["optimizer"]["param_groups"]
+            own["optimizer"]["param_groups"] = [
+                group | {"wd_mult": decay, "is_expert_parallel": len(decays) == 1}
+                for decay in decays
+            ]
+        torch.save(tree, file)
+    sizes = {"ep": 1, "dp": 2}
+    straight = Content.of(open_checkpoint(made.path))
+    laid(straight, tmp_path / "straight", **sizes)
+    laid(between(made.path, "megatron-dist", tmp_path / "between"), tmp_path / "made", **sizes)
+    (file,) = (tmp_path / "made").rglob("distrib_optim.pt")
+    assert isinstance(torch.load(file, weights_only=False), dict)
+    without = ("rng_state", "ckpt_format", "use_dist_ckpt", *OF_STORES)
+    assert_same_files(
+        tmp_path / "made",
+        tmp_path / "straight",
+        without=without,
+        places=True,
+        extra_states=False,
+    )
 
 
 def test_versions_that_end_buckets_elsewhere_are_told(
