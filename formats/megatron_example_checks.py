@@ -24,6 +24,7 @@ from .torch_tree import Carried
 from .torch_values import Composite, SubclassRef, TensorRef
 
 TENSORS = (TensorRef, SubclassRef, Composite)
+_SCHEDULES = ("opt_param_scheduler", "lr_scheduler")  # the latter in old versions
 LATER = "let the job save one with its optimizer, after a step"
 
 
@@ -62,6 +63,20 @@ def require_steps(found: Optimizers) -> None:
                 f"optimizer {number} of the example does not show where it counts steps",
                 hint=LATER,
             )
+
+
+def require_schedule(shown: Mapping[Any, Any], root: Mapping[Any, Any]) -> None:
+    """Refuse a source without a schedule: Megatron loads no optimizer without it.
+
+    Args:
+        shown: what a file of the example holds, by key.
+        root: what the source carries of that.
+
+    Raises:
+        UnsupportedError: the example has one, and the source has none.
+    """
+    if any(key in shown for key in _SCHEDULES) and not any(key in root for key in _SCHEDULES):
+        raise lacking(_SCHEDULES[0])
 
 
 def require_same_types(local: Local, shown: Mapping[Any, Any], kept: KeptState) -> None:

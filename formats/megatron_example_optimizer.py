@@ -29,6 +29,7 @@ from .megatron_example_checks import (
     require_leaves,
     require_plain,
     require_same_types,
+    require_schedule,
     require_steps,
 )
 from .megatron_groups import Optimizers, groups_in, optimizers_of, torchs
@@ -94,6 +95,7 @@ def example_optimizer(
     sources = list(numbered(root.get("optimizer")).values())
     count = _Count(sources, kept)
     require_steps(found)
+    require_schedule(ranks.stream(ranks.coordinates()[0]).tree, root)
     found = replace(found, states=_states(found, form, kept, parameters, count))
     groups, notes = _settings(found, ranks, sources, count)
     trees = [_tree(one, sources, n, found) for n, one in enumerate(found.trees)]

@@ -109,3 +109,16 @@ def _with_states(example: Made, more: dict[str, Any] | None) -> Path:
     tree["optimizer"]["optimizer"]["state"] = made
     torch.save(tree, file)
     return example.path
+
+
+def test_a_source_without_a_schedule_is_refused(tmp_path: Path) -> None:
+    """Megatron stops where it loads an optimizer and finds no schedule."""
+    import torch
+
+    source = write(tmp_path / "source", MASTERS).path
+    file = source / "mp_rank_00" / "model_optim_rng.pt"
+    tree = torch.load(file, weights_only=False)
+    torch.save(_less(tree, "opt_param_scheduler"), file)
+    example = opened(example_of(tmp_path / "example", MASTERS).path)
+    with pytest.raises(UnsupportedError, match="no opt_param_scheduler"):
+        WRITER.layout(Content.of(open_checkpoint(source)), Wishes(like=example))
