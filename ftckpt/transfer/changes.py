@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ftckpt.errors import FtckptError, IncompleteError
+from ftckpt.errors import FtckptError, IncompleteError, NotFoundError
 from ftckpt.source import Source
 
 
@@ -39,12 +39,17 @@ def require_unchanged(
         names: of the files that count.
         because: what failed; it stands where the source cannot even be listed.
     """
+    wanted = sorted(set(names))
     try:
-        changed = source.changed(sorted(set(names)))
+        changed = source.changed(wanted)
     except FtckptError:
         if because is None:
             raise
         return
+    if isinstance(because, NotFoundError):
+        # A stale listing still shows what was listed before and can no longer be read.
+        listed = (name for name in wanted if name in source.entries)
+        changed += (name for name in listed if source.path(name) == because.file)
     for name in changed:
         raise IncompleteError(
             f"{name} changed while it was being read: the source is still being written",
