@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.errors import ExitCode
-from ftckpt.findings import counted
+from ftckpt.findings import counted, listed
 
 from . import render
 from .invocation import Invocation, Result, invoked
@@ -134,9 +134,8 @@ def _show(invocation: Invocation, report: CopyReport, bases: list[CopyReport]) -
     for note in report.notes:
         invocation.say(render.finding_line(note))
     if report.left:
-        names = ", ".join(report.left[:5])
-        more = f" and {len(report.left) - 5} more" if len(report.left) > 5 else ""
-        invocation.say(f"left out, because they do not belong to it: {names}{more} (--unmanaged)")
+        names = listed(report.left)
+        invocation.say(f"left out, because they do not belong to it: {names} (--unmanaged)")
     invocation.print(_line(report))
     if report.already_there:
         return Result(ExitCode.OK, "the same checkpoint is there already")

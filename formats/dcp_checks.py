@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.progress import Counter
 from ftckpt.source import Source
 
@@ -172,8 +172,7 @@ def opaque_note(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
     if len(names) == 1:
         message = f"{holder} holds a {names[0]}, kept inert"
     else:
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        message = f"{len(names)} classes are kept inert: {', '.join(names[:5])}{more}"
+        message = f"{len(names)} classes are kept inert: {listed(names)}"
     yield finding("opaque-object", message, file=file, tensor=holder)
 
 

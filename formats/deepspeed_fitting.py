@@ -16,7 +16,7 @@ from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.dtypes import decode_scalar
 from ftckpt.errors import UnsupportedError
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, finding, listed
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Wishes
 
@@ -265,14 +265,14 @@ class Fitting:
         )
         if names and more:
             return UnsupportedError(
-                f"the example has {_listed(sorted(names))}, which the source lacks, and the source"
-                f" has {_listed(list(dict.fromkeys(more)))}, which the example lacks",
+                f"the example has {listed(sorted(names), _SHOWN)}, which the source lacks, and the"
+                f" source has {listed(list(dict.fromkeys(more)), _SHOWN)}, which the example lacks",
                 hint="--rename gives the source's parameters the example's names",
                 tensor=min(names),
             )
         keys = [info.key for info in missing]
         return UnsupportedError(
-            f"the example has {_listed(keys)}, and the source does not",
+            f"the example has {listed(keys, _SHOWN)}, and the source does not",
             hint="an example of the same model with the same optimizer is needed",
             tensor=keys[0],
         )
@@ -295,8 +295,3 @@ def _is_other(wanted: Wanted) -> bool:
     """Say whether a tensor is no model's: random states, averages, a client's own."""
     known = wanted.component in ("model", "optimizer", COPIES)
     return not known and not wanted.component.startswith(_SLICE)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

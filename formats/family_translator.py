@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.findings import counted
+from ftckpt.findings import counted, listed
 from ftckpt.transfer.content import Content, Copy, Wanted
 from ftckpt.transfer.parameters import parameter_names, parted
 
@@ -308,6 +308,5 @@ def _renamed(
     }
     said: tuple[str, ...] = ()
     if left_out:
-        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        said = (f"derived from the configuration: {', '.join(left_out[:3])}{more}",)
+        said = (f"derived from the configuration: {listed(left_out, 3)}",)
     return replace(content, tensors=tensors, aliases=aliases, dropped=(*content.dropped, *said))

@@ -15,7 +15,7 @@ from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, finding, listed
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
@@ -144,9 +144,9 @@ class _Writing:
         lost = sorted(has - set(owned.values()))
         more = sorted(name for name, own in owned.items() if own not in has)
         if lost:
-            what = f"the source lacks {_some(lost)} of the example's model"
+            what = f"the source lacks {listed(lost, _SHOWN)} of the example's model"
             if more:
-                what += f", and the example lacks {_some(more)} of the source's"
+                what += f", and the example lacks {listed(more, _SHOWN)} of the source's"
             hint = "--rename gives parameters other names" if more else ""
             raise UnsupportedError(what, tensor=lost[0], hint=hint)
         owned = {name: own for name, own in owned.items() if own in has}
@@ -255,8 +255,3 @@ class _Writing:
                     value = None if item.entry.full else item.entry.empty
                 put(model, item.path, value)
             yield ("model" if self._target.chunks == 1 else f"model{chunk}"), model
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

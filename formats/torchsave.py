@@ -28,7 +28,7 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.dtypes import decode_scalar
 from ftckpt.errors import CorruptError, IncompleteError, NotFoundError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
@@ -357,10 +357,9 @@ def _notes(
 ) -> Iterator[Finding]:
     for file, stream in streams.items():
         if stream.opaque:
-            more = f" and {len(stream.opaque) - 5} more" if len(stream.opaque) > 5 else ""
             yield finding(
                 "opaque-object",
-                f"{file} names classes that are kept inert: {', '.join(stream.opaque[:5])}{more}",
+                f"{file} names classes that are kept inert: {listed(stream.opaque)}",
                 file=file,
             )
         for remark in trees[file].remarks:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from .findings import Finding, finding
+from .findings import Finding, finding, listed
 
 
 class StepRole(StrEnum):
@@ -142,10 +142,9 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
             )
     silent = sorted(set(files) - set(by_file))
     if silent:
-        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
         yield finding(
             "step-unknown",
-            f"step: cannot tell for {', '.join(silent[:3])}{more}: no step counter inside",
+            f"step: cannot tell for {listed(silent, 3)}: no step counter inside",
             file=silent[0] if len(silent) == 1 else None,
         )
 

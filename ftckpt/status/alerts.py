@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ftckpt.findings import listed
 from ftckpt.quantities import shown_duration
 
 from .durable import Durable
@@ -201,5 +202,4 @@ def _gib(nbytes: int) -> str:
 
 
 def _names(held: Sequence[Held]) -> str:
-    names = [h.entry.name for h in held]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return listed([h.entry.name for h in held], 3)

@@ -12,6 +12,7 @@ from posixpath import basename
 from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.errors import ExitCode, FtckptError, UnsupportedError
+from ftckpt.findings import listed
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
@@ -231,9 +232,8 @@ def require_place(layout: Layout) -> None:
     """
     left = layout.unplaced
     if left:
-        listed = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
         raise UnsupportedError(
-            f"the target has no place for {listed}",
+            f"the target has no place for {listed(left)}",
             hint="--drop NAME leaves it out; --only model writes the weights alone",
         )
 

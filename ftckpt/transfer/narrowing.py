@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from ftckpt.checkpoint import ObjectInfo
 from ftckpt.errors import NotFoundError, UsageError
-from ftckpt.findings import counted
+from ftckpt.findings import counted, listed
 from ftckpt.rules import name_pattern
 
 from .content import Content, Wanted
@@ -82,8 +82,7 @@ def _narrowed(
     said = list(_tensors_in_words(gone))
     names = [name for name in content.objects if name not in objects]
     if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        said.append(f"non-tensor state: {', '.join(names[:3])}{more}")
+        said.append(f"non-tensor state: {listed(names, 3)}")
     return replace(
         content.with_tensors(kept), objects=dict(objects), dropped=(*content.dropped, *said)
     )

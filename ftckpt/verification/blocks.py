@@ -7,14 +7,14 @@ from concurrent.futures import Executor
 
 from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length
 from ftckpt.errors import FtckptError
-from ftckpt.findings import finding
+from ftckpt.findings import finding, listed
 from ftckpt.hashing import BlockFailure, hash_blocks, hash_or_fail
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 
-from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged, listed
+from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
 
 
 def check_manifest(

@@ -170,9 +170,3 @@ def named(owners: Sequence[Owner]) -> str:
     if len(owners) > 3:
         words.append(f"{len(owners) - 3} more")
     return ", ".join(words)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return file names in words: up to five, and how many more."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more

@@ -11,13 +11,13 @@ from ftckpt.checkpoint import Checkpoint, Extent, Record
 from ftckpt.crc import combine
 from ftckpt.engine import run
 from ftckpt.errors import FtckptError
-from ftckpt.findings import finding, from_error
+from ftckpt.findings import finding, from_error, listed
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.transforms import supported
 
-from .evidence import ContentResult, Emit, Owner, Report, Sample, listed, named
+from .evidence import ContentResult, Emit, Owner, Report, Sample, named
 from .sums import PART, SPAN, Range, Spans, Stream, Sums, sum_or_fail
 
 
