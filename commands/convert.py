@@ -125,7 +125,8 @@ def command(
         to = to or wishes.like.source_format
     if not to:
         raise UsageError("the format to write is not given", hint="--to FORMAT, or --like EXAMPLE")
-    format_and_writer(to)  # a format that cannot be written is known before the source is opened
+    # What cannot be written under that name is known before the source is opened.
+    format_and_writer(to, wishes.rules, destination)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
     content = narrowed(Content.of(checkpoint), part)
     rows = part.true_vocab_size

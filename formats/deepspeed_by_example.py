@@ -25,7 +25,6 @@ from .deepspeed_example import (
 from .deepspeed_files import Role
 from .deepspeed_fitting import Fitting
 from .deepspeed_geometry import Grid
-from .deepspeed_job import Group
 from .deepspeed_plan import STEP, Plan
 from .deepspeed_rest import RestOfRole
 from .deepspeed_settings import OfParameters, bare
@@ -74,8 +73,7 @@ class ByExample:
             self._grid, self._carried = None, CarriedState(content, theirs)
             self._parameters, content = self._carried.parameters, self._carried.content
             self._objects = self._carried.group_objects
-        groups = (flat for own in self.plan.flats.values() for flats in own for flat in flats)
-        names = [name for flat in groups for name in flat]
+        names = (name for group in self.plan.groups() for name in self.plan.members(*group))
         numbers = {name: self._numbers_of(name) for name in names}
         self._fitting = Fitting(content, self.plan, wishes, numbers)
         self._numbers = OfParameters(numbers=self._fitting.numbers)
@@ -121,8 +119,8 @@ class ByExample:
     def _groups(self, mp: int, example: Groups) -> Groups:
         """Return the settings of a rank's parameter groups, in the order of the example's."""
         made = []
-        for number, (group, flats) in enumerate(zip(example, self.plan.flats[mp], strict=False)):
-            found = self._parameters.of_group(self._members(flats), bare(group))
+        for number, (group, _) in enumerate(zip(example, self.plan.flats[mp], strict=False)):
+            found = self._parameters.of_group(self._members(mp, number), bare(group))
             self._without.add(found is None)
             own = {**group, **(found or {})}
             if self.plan.counts_in_settings(mp, number):
@@ -132,16 +130,16 @@ class ByExample:
 
     def _group_origins(self, mp: int) -> Sequence[int | None]:
         """Return the numbers that a rank's parameter groups had in the source, where known."""
-        groups, settings = self.plan.flats[mp], self.plan.source.settings[mp]
-        known = settings if len(settings) == len(groups) else [{}] * len(groups)
+        count, settings = len(self.plan.flats[mp]), self.plan.source.settings[mp]
+        known = settings if len(settings) == count else [{}] * count
         return [
-            self._parameters.place_of_group(self._members(flats), bare(group))
-            for flats, group in zip(groups, known, strict=True)
+            self._parameters.place_of_group(self._members(mp, number), bare(group))
+            for number, group in enumerate(known)
         ]
 
-    def _members(self, flats: Sequence[Group]) -> list[str]:
+    def _members(self, mp: int, number: int) -> list[str]:
         """Return the parameters of a group, as the source names them."""
-        return [own for flat in flats for name in flat for own in self._source_of(name)]
+        return [own for name in self.plan.members(mp, number) for own in self._source_of(name)]
 
     def numbers(self, mp: int, number: int) -> Mapping[str, Any]:
         """Return the states of a parameter group that are no tensors."""
@@ -151,8 +149,7 @@ class ByExample:
         return found
 
     def _of_group(self, mp: int, number: int) -> dict[str, Any]:
-        flats = self.plan.flats[mp][number]
-        return self._numbers.numbers_of(name for flat in flats for name in flat)
+        return self._numbers.numbers_of(self.plan.members(mp, number))
 
     @property
     def unplaced(self) -> Iterator[str]:

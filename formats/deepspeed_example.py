@@ -52,17 +52,19 @@ def decided(content: Content, example: Checkpoint) -> frozenset[str]:
     A loss scale that moves goes on where the source's was. One that does not is a setting: that of
     a bf16 job would let the gradients of an fp16 job vanish.
     """
-    return DECIDED if _moves(content) and _moves(Content.of(example)) else DECIDED | _SCALING
+    return DECIDED if all(_scales_move(content, example)) else DECIDED | _SCALING
 
 
 def scales_otherwise(content: Content, example: Checkpoint) -> bool:
     """Say whether the loss scale of one of two moves, and the other's does not."""
-    given = _MOVES in content.objects and _MOVES in example.objects
-    return given and _moves(content) is not _moves(Content.of(example))
+    own, its = _scales_move(content, example)
+    return _MOVES in content.objects and _MOVES in example.objects and own is not its
 
 
-def _moves(content: Content) -> bool:
-    return _MOVES in content.objects and content.checkpoint.load_object(_MOVES) is True
+def _scales_move(content: Content, example: Checkpoint) -> tuple[bool, bool]:
+    given = (content.objects, content.checkpoint), (example.objects, example)
+    own, its = (_MOVES in held and of.load_object(_MOVES) is True for held, of in given)
+    return own, its
 
 
 class ModelsDealer:

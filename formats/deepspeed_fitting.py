@@ -74,14 +74,13 @@ class Fitting:
 
     def _count(self) -> None:
         """Make plain numbers of the counters that the example has as such (a fused Adam's step)."""
-        for mp, groups in self._plan.flats.items():
-            for number, flats in enumerate(groups):
-                counters = self._plan.source.numbers[mp][number]
-                if self._plan.counts_in_settings(mp, number):
-                    counters = {**counters, STEP: self._plan.source.settings[mp][number][STEP]}
-                for leaf, like in counters.items():
-                    for name in (name for flat in flats for name in flat):
-                        self._count_one(name, leaf, like)
+        for mp, number in self._plan.groups():
+            counters = self._plan.source.numbers[mp][number]
+            if self._plan.counts_in_settings(mp, number):
+                counters = {**counters, STEP: self._plan.source.settings[mp][number][STEP]}
+            for leaf, like in counters.items():
+                for name in self._plan.members(mp, number):
+                    self._count_one(name, leaf, like)
 
     def _count_one(self, name: str, leaf: str, like: Any) -> None:
         key = tensor_key("optimizer", Kind.OTHER, f"{name}.{leaf}")
@@ -220,9 +219,14 @@ class Fitting:
             if info.component == "optimizer" and info.kind is not Kind.MASTER
             for name in (info.name, info.name.rpartition(".")[0])
         }
-        known |= {name for name, own in self._numbers_of_example() if own}
+        trained: set[str] = set()
+        for mp, number in self._plan.groups():
+            names = self._plan.members(mp, number)
+            trained.update(names)
+            if self._plan.source.numbers[mp][number]:
+                known.update(names)
+        trained -= known
         shapes = {name: placed.shape for name, placed in self._plan.placed.items()}
-        trained = {n for gs in self._plan.flats.values() for g in gs for f in g for n in f} - known
         for wanted in self._given.tensors.values():
             if wanted.component != "optimizer" or wanted.kind is Kind.MASTER:
                 continue
@@ -234,13 +238,6 @@ class Fitting:
                 shape = wanted.shape and shapes[name]
                 like = TensorInfo("optimizer", wanted.name, wanted.kind, shape, wanted.dtype, ())
                 yield self._shaped(wanted, like)
-
-    def _numbers_of_example(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for mp, groups in self._plan.flats.items():
-            for number, flats in enumerate(groups):
-                for flat in flats:
-                    for name in flat:
-                        yield name, self._plan.source.numbers[mp][number]
 
     def _left(self, made: Mapping[str, Wanted]) -> set[str]:
         """Return the keys of tensors that nothing of the result was made of."""

@@ -6,7 +6,7 @@ example, as it stands: a checkpoint that the target job saved itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ftckpt.checkpoint import Kind, tensor_key
 
@@ -47,6 +47,15 @@ class Plan:
             groups = source.groups.items()
             self.flats = {mp: [job.partitioned(group) for group in own] for mp, own in groups}
 
+    def groups(self) -> Iterator[tuple[int, int]]:
+        """Yield the parameter groups: a model-parallel rank and a number each."""
+        for mp, groups in self.flats.items():
+            yield from ((mp, number) for number in range(len(groups)))
+
+    def members(self, mp: int, number: int) -> list[str]:
+        """Return the parameters of a group, in the order in which they are partitioned."""
+        return [name for flat in self.flats[mp][number] for name in flat]
+
     def gaps(self, mp: int, number: int, itemsize: int) -> tuple[int, ...]:
         """Return the elements after each parameter of a flat group of stages 1 and 2.
 
@@ -68,7 +77,7 @@ class Plan:
         settings, groups = self.source.settings[mp], self.flats[mp]
         if len(settings) != len(groups) or STEP in self.source.numbers[mp][number]:
             return False
-        name = next((name for flat in groups[number] for name in flat), "")
+        name = next(iter(self.members(mp, number)), "")
         tensors = self.checkpoint.tensors
         stepped = tensor_key("optimizer", Kind.EXP_AVG, name) in tensors
         apart = tensor_key("optimizer", Kind.OTHER, f"{name}.{STEP}") in tensors

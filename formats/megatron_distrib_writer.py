@@ -31,6 +31,7 @@ from .torch_values import StoredStorage, TensorRef
 
 _COALESCED = "buckets_coalesced"
 UNPADDED = "numel_unpadded"
+LIKE = "--like EXAMPLE lays it out as a checkpoint that the job itself saved"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class DistributedWriter:
             raise UnsupportedError(
                 "where buckets of the distributed optimizer end is not certain: versions of"
                 " Megatron differ in whether context-parallel ranks count",
-                hint="--like EXAMPLE lays it out as a checkpoint that the job itself saved",
+                hint=LIKE,
             )
         return found[0]
 

@@ -25,6 +25,7 @@ from .megatron_distrib_optim import bucket_starts
 from .megatron_distrib_writer import Form, form_of
 from .megatron_example_checks import (
     LATER,
+    TENSORS,
     lacking,
     require_leaves,
     require_plain,
@@ -41,9 +42,8 @@ from .megatron_optimizer import HALF, Unmapped, class_of_group
 from .megatron_plain_writer import MASTERS
 from .megatron_source import FirstRanks
 from .torch_tree import Storage, Tensor
-from .torch_values import Composite, SubclassRef, TensorRef
+from .torch_values import TensorRef
 
-_TENSORS = (TensorRef, SubclassRef, Composite)
 _OWN = ("params", "is_expert_parallel", "wd_mult")  # what says which parameters a group holds
 _MOMENTS = ("param", "exp_avg", "exp_avg_sq")
 _STEPS = {"float32": "<f", "float64": "<d", "int64": "<q"}
@@ -130,7 +130,7 @@ def _states(
     fresh = found.plain and not any(found.states.values())  # saved before its first step
     counts = fresh or any("step" in one for one in found.states.values())
     made: dict[str, Mapping[Any, Any]] = {}
-    more = [] if form is None else [k for k, v in form.leaves.items() if isinstance(v, _TENSORS)]
+    more = [] if form is None else [k for k, v in form.leaves.items() if isinstance(v, TENSORS)]
     # Those of several optimizers count one training: where they differ, a parameter's is not known.
     shared = [one for one in kept.steps if one is not None]
     step = shared[0] if len(shared) == 1 or (shared and count.value is not None) else None
@@ -140,7 +140,7 @@ def _states(
         own = kept.of_parameter(local, step, masters=masters, counts=form is None and counts)
         if form is None and counts and "step" not in own:
             own["step"] = _step_like(shown.get("step"), local, kept, count)
-        for leaf in (*(k for k, v in shown.items() if isinstance(v, _TENSORS)), *more):
+        for leaf in (*(k for k, v in shown.items() if isinstance(v, TENSORS)), *more):
             if leaf not in own and leaf not in _MOMENTS:
                 own[leaf] = kept.take(state_key(local.name, str(leaf)))
         require_same_types(local, shown if form is None else form.leaves, kept)

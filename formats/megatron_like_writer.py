@@ -15,7 +15,7 @@ from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
-from ftckpt.findings import Finding, finding, listed
+from ftckpt.findings import finding, listed
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
@@ -33,13 +33,13 @@ from .megatron_modules import order_of, put
 from .megatron_names import Local, chunk_keys, tied_to
 from .megatron_parts import Parts
 from .megatron_plain_writer import PlainWriter
-from .megatron_rank_files import Weights, files_of, seeded_anew, weights_alone
+from .megatron_rank_files import Weights, arguments_at, files_of, seeded_anew, weights_alone
 from .megatron_ranks import Arguments
 from .megatron_rules import rules_of
 from .megatron_source import FirstRanks
 from .megatron_target import target_of
 from .megatron_vocabulary import repadded, vocabulary_of
-from .megatron_whole import is_ours, namespace, plain_arguments, trained_tensors
+from .megatron_whole import is_ours, plain_arguments, trained_tensors
 from .torch_tree import Tensor
 
 # Of a job's arguments, those that count what was trained.
@@ -128,7 +128,7 @@ class _Writing:
         return Layout(
             files=[*files, *beside_weights(self._given)],
             unplaced=[name for name in self._unplaced if name not in placed],
-            notes=[*self._notes, self._start()],
+            notes=[*self._notes, weights_alone() if self._shown is None else seeded_anew()],
             content=replace(self._content, aliases=self._aliases),
         )
 
@@ -197,9 +197,6 @@ class _Writing:
             what = "the position in the data is the example's: the source does not record one"
             self._notes.append(finding("note", what))
 
-    def _start(self) -> Finding:
-        return weights_alone() if self._shown is None else seeded_anew()
-
     # --- files ----------------------------------------------------------------------------------
 
     def _files(self, mine: Holdings) -> list[OutputFile]:
@@ -220,7 +217,7 @@ class _Writing:
                 if key == models[0]:
                     made |= self._models(mine, weights, type(value))
             elif key == "args":
-                made[key] = self._args(mine)
+                made[key] = arguments_at(self._arguments, self._target.grid.rank(mine.at))
             elif key == "optimizer":
                 if self._plain is not None:
                     made[key] = self._plain.tree(mine)
@@ -229,13 +226,6 @@ class _Writing:
             elif key == "checkpoint_version":
                 made[key] = value
         return made | {k: v for k, v in root.items() if k not in made and k != "optimizer"}
-
-    def _args(self, mine: Holdings) -> Any:
-        args = dict(self._arguments)
-        rank = self._target.grid.rank(mine.at)
-        if "rank" in args and rank is not None:
-            args["rank"] = rank
-        return namespace(args)
 
     def _models(
         self, mine: Holdings, weights: Mapping[tuple[int, str], Tensor], kind: type[dict[str, Any]]

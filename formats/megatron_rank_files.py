@@ -11,6 +11,7 @@ from ftckpt.transfer.layout import OutputFile
 from .megatron_distrib_writer import DistributedWriter
 from .megatron_holdings import Holdings
 from .megatron_ranks import OPTIMIZER, WEIGHTS
+from .megatron_whole import namespace
 from .torch_tree import Tensor, save
 
 # Weights by chunk and name, as a distributed optimizer's buffers hold them.
@@ -38,6 +39,12 @@ def files_of(
         weights = distributed.weights(buffers)
         files.append(_file(folder, OPTIMIZER, distributed.tree(buffers)))
     return [_file(folder, WEIGHTS, tree(weights)), *files]
+
+
+def arguments_at(arguments: Mapping[str, Any], rank: int | None) -> Any:
+    """Return the arguments of a job as one rank pickles them; it says which it is, where known."""
+    known = "rank" in arguments and rank is not None
+    return namespace({**arguments, "rank": rank} if known else arguments)
 
 
 def _file(folder: str, name: str, tree: Any) -> OutputFile:

@@ -22,7 +22,7 @@ from ftckpt.transfer.content import Content, Known, Wanted
 
 from .family_facts import arguments_of
 from .megatron_dist_job import SHARDING, numbered
-from .megatron_distrib_writer import UNPADDED, Form
+from .megatron_distrib_writer import LIKE, UNPADDED, Form
 from .megatron_groups import Optimizers, groups_in, regrouped, torchs
 from .megatron_job_state import JobState
 from .megatron_kept_state import PLACE, KeptState
@@ -42,10 +42,7 @@ _OTHERWISE = (
     "use_custom_fsdp", "use_torch_fsdp2", "fp8_param_gather", "fp4_param_gather",
     "use_layer_wise_distributed_optimizer", "overlap_param_gather_with_optimizer_step",
 )  # fmt: skip
-_HINT = (
-    "--like EXAMPLE lays it out as a checkpoint that the job itself saved; --only model writes the"
-    " weights alone"
-)
+_HINT = f"{LIKE}; --only model writes the weights alone"
 
 
 class Trained(NamedTuple):

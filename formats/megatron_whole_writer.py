@@ -28,14 +28,14 @@ from .megatron_modules import Order, Slot, cut_anew, embedding_of, order_of_name
 from .megatron_names import head_of, is_expert
 from .megatron_parts import Parts
 from .megatron_plain_writer import PlainWriter
-from .megatron_rank_files import Weights, files_of, seeded_anew, weights_alone
+from .megatron_rank_files import Weights, arguments_at, files_of, seeded_anew, weights_alone
 from .megatron_ranks import Arguments, Coordinate
 from .megatron_rules import rules_of
 from .megatron_stages import Stage, offsets
 from .megatron_target import Target, target_of
 from .megatron_trained import Trained, trained_of
 from .megatron_vocabulary import padding, repadded, vocabulary_of
-from .megatron_whole import VERSION, Whole, namespace, whole_model
+from .megatron_whole import VERSION, Whole, whole_model
 from .torch_tree import Carried
 
 _STACK = "decoder.layers."
@@ -163,13 +163,9 @@ class _Writing:
 
     def _tree(self, mine: Holdings, weights: Weights) -> dict[str, Any]:
         """Return what one rank's `model_optim_rng.pt` holds."""
-        args = dict(self._arguments)
-        rank = self._target.grid.rank(mine.at)
-        if "rank" in args and rank is not None:
-            args["rank"] = rank
         root = {} if self._trained is None else dict(self._state.root)
         tree: dict[str, Any] = {
-            "args": namespace(args),
+            "args": arguments_at(self._arguments, self._target.grid.rank(mine.at)),
             "checkpoint_version": root.pop("checkpoint_version", VERSION),
             "iteration": root.pop("iteration", self._whole.iteration),
         }

@@ -69,7 +69,8 @@ def command(
     invocation = invoked(ctx)
     wishes = invocation.options(LayoutOptions).wishes(invocation, PartOptions())
     if to:
-        format_and_writer(to)  # one that cannot be written is known before the source is opened
+        # What cannot be written under that name is known before the source is opened.
+        format_and_writer(to, wishes.rules, destination)
     checkpoint = open_checkpoint(invocation, delta, newest=False, bases=base or ())
     if not isinstance(checkpoint, DeltaCheckpoint):
         raise UsageError(
