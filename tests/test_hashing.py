@@ -68,7 +68,9 @@ def test_each_block_is_in_one_run_and_in_order(
 
 def test_a_run_is_long_at_first_and_a_block_at_the_end() -> None:
     tasks = tasks_of([BLOCK // 2] * 120)
-    runs = hashing._runs(tasks, 60 * BLOCK, 2, MappedHashing(NOWHERE, 2))
+    mapped = MappedHashing(NOWHERE, 2)
+    mapped.useful = True
+    runs = hashing._runs(tasks, 60 * BLOCK, 2, mapped)
     counts = [len(run) for run in runs]
     assert counts[:4] == [8] * 4
     assert counts[-4:] == [1] * 4

@@ -317,13 +317,18 @@ class TestPageCache:
         os.pread(fd, quarter, 3 * quarter)
         return path, fd
 
-    @pytest.mark.parametrize("dontcache", [True, False])
+    @pytest.mark.parametrize(
+        ("dontcache", "cachestat"), [(True, True), (False, True), (False, False)]
+    )
     def test_reading_leaves_it_as_it_was(
-        self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch, dontcache: bool
-    ) -> None:
+        self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch,
+        dontcache: bool, cachestat: bool,
+    ) -> None:  # fmt: skip
         path, fd = half_cached
         if dontcache and not pagecache._has_dontcache():
             pytest.skip("needs Linux 6.16")
+        if not cachestat:
+            monkeypatch.setattr(pagecache, "_CACHESTAT", -1)
         monkeypatch.setattr(pagecache, "_has_dontcache", lambda: dontcache)
         before = pagecache.resident_pages(fd, 0, self.size)
         content = bytearray()
@@ -355,6 +360,30 @@ class TestPageCache:
         monkeypatch.setattr(os, "preadv", refuse)
         with open_store(str(path.parent)).open(path.name) as reader:
             assert reader.read(0, self.size) == path.read_bytes()
+
+    def test_what_is_all_cached_is_not_mapped_to_learn_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every thread of a process waits for an unmapping."""
+        if not pagecache.has_cachestat():
+            pytest.skip("needs Linux 6.5")
+        path = tmp_path / "big"
+        path.write_bytes(os.urandom(self.size))
+        read = os.preadv
+
+        def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+            if flags:
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            return read(fd, views, offset)
+
+        def mapped(*args: object) -> bytes:
+            raise AssertionError("it was mapped")
+
+        monkeypatch.setattr(os, "preadv", refuse)
+        monkeypatch.setattr(pagecache, "resident_pages", mapped)
+        with open_store(str(tmp_path)).open("big") as reader:
+            found = b"".join(reader.read(at, 1 << 20) for at in range(0, self.size, 1 << 20))
+        assert found == path.read_bytes()
 
 
 def test_nothing_of_ours_outlives_the_main_thread(local_url: str) -> None:

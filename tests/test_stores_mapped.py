@@ -26,9 +26,10 @@ from ftckpt.manifest import find
 from ftckpt.sealing import seal
 from ftckpt.source import Source
 from ftckpt.store import Store
-from ftckpt.stores import mapped, mapped_worker, open_store
+from ftckpt.stores import mapped, mapped_processes, mapped_worker, open_store
 from ftckpt.stores.local import LocalReader
 from ftckpt.stores.mapped import MappedHashing, mapped_hashing
+from ftckpt.stores.mapped_processes import Line
 from ftckpt.stores.pagecache import has_cachestat, is_cached
 from ftckpt.verification import blocks as checking
 from ftckpt.verification.content import StopChecking, check_manifest
@@ -53,6 +54,11 @@ def hashing(view):
     {deed}
     return xxh3_128_digest(view)
 sys.modules["xxhash"] = types.SimpleNamespace(xxh3_128_digest=hashing)
+def serving(parent, mine):
+    global line
+    line = mine
+    serve(parent, mine)
+serve, worker.serve = worker.serve, serving
 worker.main()
 """
 DEEDS = {
@@ -60,7 +66,7 @@ DEEDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "hung": "time.sleep(600)",
     "gone": "os._exit(0)",
-    "cut short": "os.write(0, b'x'); os._exit(0)",
+    "cut short": "os.write(line, b'x'); os._exit(0)",
     "failing": "raise OSError(5, 'Input/output error')",
 }
 
@@ -85,6 +91,7 @@ class Workers:
         self._real = mapped_worker.__file__
         self._monkeypatch = monkeypatch
         monkeypatch.setattr(mapped, "WORTH", 0)
+        monkeypatch.setattr(mapped, "WAIT", 60.0)
 
     def do(self, deed: str, **names: object) -> None:
         text = WORKER.format(script=self._real, deed=deed.format(**names))
@@ -102,6 +109,12 @@ def hashing(source: Source) -> Iterator[MappedHashing]:
     with mapped_hashing(source.store, mapped.WORTH, 2) as made:
         assert made is not None
         yield made
+
+
+def first(hashing: MappedHashing) -> subprocess.Popen[bytes]:
+    """Return the process that makes the others."""
+    assert hashing._processes is not None
+    return hashing._processes._process
 
 
 def expected(place: Path) -> bytes:
@@ -126,7 +139,7 @@ def test_a_cached_range_is_hashed_without_reading_it(
     data = (place / DATA).read_bytes()[offset : offset + length]
     for _ in range(3):  # one process answers again and again
         assert digest(hashing, DATA, offset, length) == xxhash.xxh3_128_digest(data)
-    assert len(hashing._started) == 1
+    assert first(hashing).poll() is None
 
 
 def test_several_ranges_are_asked_for_at_once(
@@ -136,13 +149,13 @@ def test_several_ranges_are_asked_for_at_once(
     (place / "small").write_bytes(bytes(1000))
     data = (place / DATA).read_bytes()
     asked: list[int] = []
-    real = mapped._Worker.ask
+    real = Line.ask
 
-    def counting(worker: mapped._Worker, requests: Sequence[bytes]) -> list[bytes | None]:
+    def counting(line: Line, requests: Sequence[bytes]) -> list[bytes | None]:
         asked.append(len(requests))
-        return real(worker, requests)
+        return real(line, requests)
 
-    monkeypatch.setattr(mapped._Worker, "ask", counting)
+    monkeypatch.setattr(Line, "ask", counting)
     whole = [(DATA, start << 20, 4 << 20) for start in (0, 4, 2, 0)]
     answers = hashing.digests(
         [*whole[:2], ("gone", 0, SIZE), ("small", 0, 1000), (DATA, 1, 8 << 20), *whole[2:]]
@@ -173,7 +186,7 @@ def test_files_are_hashed_so_by_as_many_processes_as_jobs(
 def test_what_becomes_of_a_process_is_what_reading_says(
     place: Path, source: Source, workers: Workers, monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
-    monkeypatch.setattr(mapped, "PATIENCE", 0.5)
+    monkeypatch.setattr(mapped_processes, "PATIENCE", 0.5)
     workers.do(DEEDS[deed], path=str(place / DATA))
     if "truncated" in deed:
         with pytest.raises(TruncatedError) as caught:
@@ -184,11 +197,104 @@ def test_what_becomes_of_a_process_is_what_reading_says(
 
 
 def test_a_process_dies_of_a_file_that_is_cut_and_not_we(
-    place: Path, source: Source, workers: Workers, hashing: MappedHashing
+    place: Path, source: Source, workers: Workers
 ) -> None:
     workers.do(DEEDS["truncated while it is touched"], path=str(place / DATA))
-    assert digest(hashing, DATA, 0, SIZE) is None
-    assert [w._process.returncode for w in hashing._started] == [-signal.SIGBUS]
+    with mapped_hashing(source.store, mapped.WORTH, 1) as hashing:
+        assert hashing is not None
+        assert digest(hashing, DATA, 0, SIZE) is None
+        assert first(hashing).wait(60) == -signal.SIGBUS
+
+
+def test_while_processes_are_being_started_nobody_waits_for_them(
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(mapped_worker, "__file__", str(tmp_path / "slow.py"))
+    monkeypatch.setattr(mapped, "WAIT", 0.0)
+    for _ in range(2 * mapped.ENOUGH):
+        assert digest(hashing, DATA, 0, SIZE) is None
+        assert not hashing.useful
+    assert first(hashing).poll() is None
+    hashing.close()
+    assert first(hashing).returncode == -signal.SIGKILL
+    # Once they are there they are asked, however often they were not.
+    workers.do("pass")
+    monkeypatch.setattr(mapped, "WAIT", 0.0)
+    with mapped_hashing(source.store, mapped.WORTH, 2) as another:
+        assert another is not None
+        while (found := digest(another, DATA, 0, SIZE)) is None:
+            assert first(another).poll() is None
+    assert found == expected(place)
+
+
+ASK_TWICE = """
+import sys, threading
+from ftckpt.stores import open_store, mapped
+from ftckpt.stores.mapped import mapped_hashing
+mapped.mapped_worker.__file__ = sys.argv[1]
+mapped.WAIT = 60.0
+with mapped_hashing(open_store(sys.argv[2]), mapped.WORTH, 3) as hashing:
+    for number in range(3):
+        asked = [(sys.argv[3], 0, {length})]
+        threading.Thread(target=hashing.digests, args=[asked], daemon=True).start()
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["returns", "killed"])
+def test_all_the_processes_end_with_who_started_them(
+    place: Path, workers: Workers, tmp_path: Path, end: str
+) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    # What hangs is killed where we can; where we are killed it ends when it has answered.
+    deed = "open({path!r} + str(os.getpid()), 'w').close(); time.sleep({seconds})"
+    workers.do(deed, path=f"{told}/", seconds=600 if end == "returns" else 1)
+    words = [str(tmp_path / "worker.py"), str(place), DATA]
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK_TWICE.format(length=SIZE), *words],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdin=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        while len(names := os.listdir(told)) < 3:
+            assert process.poll() is None
+        working = [os.pidfd_open(int(name)) for name in names]
+        if end == "killed":
+            process.kill()
+    for number in working:
+        ended = select.poll()
+        ended.register(number, select.POLLIN)
+        assert ended.poll(60_000)
+        os.close(number)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_each_line_is_open_in_one_process_alone(count: int) -> None:
+    """Or the end of a process would be seen only when all have ended."""
+    pairs = [os.pipe() for _ in range(count)]
+    answers, told = os.pipe()
+    ours = [two for _, two in pairs]
+    # Forked by a process of its own, since this one has threads.
+    script = (
+        "import os, sys\nfrom ftckpt.stores.mapped_worker import share\n"
+        "told, *lines = map(int, sys.argv[1:])\nmine = share(lines)\n"
+        "has = [line for line in lines if os.path.exists(f'/proc/self/fd/{line}')]\n"
+        "os.write(told, f'{mine} {has}\\n'.encode())\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script, *map(str, [told, *ours])],
+        pass_fds=[told, *ours], check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
+    os.close(told)
+    with os.fdopen(answers) as file:
+        found = file.read().splitlines()
+    assert sorted(found) == sorted(f"{line} [{line}]" for line in ours)
+    for pair in pairs:
+        for number in pair:
+            os.close(number)
 
 
 def test_a_file_that_is_short_by_now_is_refused(
@@ -213,18 +319,24 @@ def test_a_descriptor_that_leads_to_another_file_is_refused(
 
 
 def test_each_process_dies_once_and_none_takes_its_place(
-    place: Path, source: Source, workers: Workers, hashing: MappedHashing
-) -> None:
+    place: Path, source: Source, workers: Workers, hashing: MappedHashing,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(mapped_processes, "PATIENCE", 3600.0)
     workers.do(DEEDS["killed"])
     block = Block(source.store, DATA, DATA, 0, SIZE)
     for _ in range(5):
         (found,) = hash_run([block], hashing)
         assert isinstance(found, BlockDigest)
         assert found.digest == expected(place)
-    assert len(hashing._started) == 2
+    assert hashing._processes is not None
+    assert [line.fileno() for line in hashing._processes.lines] == [-1, -1]
 
 
-def test_what_the_page_cache_holds_by_pages_is_read(tmp_path: Path) -> None:
+def test_what_the_page_cache_holds_by_pages_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "WAIT", 60.0)
     with (tmp_path / DATA).open("wb", buffering=0) as file:
         for _ in range(2048):
             file.write(os.urandom(4096))
@@ -232,19 +344,21 @@ def test_what_the_page_cache_holds_by_pages_is_read(tmp_path: Path) -> None:
         assert hashing is not None
         for _ in range(mapped.ENOUGH):
             assert digest(hashing, DATA, 0, 8 << 20) is None
-        (worker,) = hashing._started
-        worker.close()  # and is not asked any more
+        assert hashing._processes is not None
+        for line in hashing._processes.lines:
+            line.close()  # and is not asked any more
         assert digest(hashing, DATA, 0, 8 << 20) is None
 
 
 def test_what_was_written_in_large_pieces_has_the_same_digest_either_way(
-    source: Source, place: Path
+    source: Source, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mapped, "WAIT", 60.0)
     (place / DATA).write_bytes(os.urandom(32 << 20))
     with mapped_hashing(source.store, mapped.WORTH, 1) as hashing:
         (found,) = hash_run([Block(source.store, DATA, DATA, 0, 32 << 20)], hashing)
         assert hashing is not None
-        assert len(hashing._started) == 1
+        assert first(hashing).poll() is None
     assert isinstance(found, BlockDigest)
     assert found.digest == expected(place)
 
@@ -262,7 +376,7 @@ def test_what_is_not_cached_starts_nothing(
             pytest.skip("this filesystem keeps everything cached")
         assert is_cached(file.fileno(), 5000, 1)
     assert digest(hashing, DATA, 0, SIZE) is None
-    assert not hashing._started
+    assert hashing._processes is None
 
 
 def test_where_no_process_can_be_started_files_are_read(
@@ -305,13 +419,13 @@ def test_readers_are_left_descriptors(
         assert digest(hashing, DATA, 0, SIZE) is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert not hashing._started
+    assert hashing._processes is None
     with mapped_hashing(source.store, 0, 2) as another:
         assert another is not None
         assert digest(another, DATA, 0, SIZE) == expected(place)
 
 
-@pytest.mark.parametrize("deed", ["os.write(1, bytes(1000))", "os.write(0, b'1' * 145)"])
+@pytest.mark.parametrize("deed", ["os.write(1, bytes(1000))", "os.write(line, b'1' * 145)"])
 def test_only_an_answer_to_what_was_asked_is_one(
     place: Path, source: Source, workers: Workers, deed: str
 ) -> None:
@@ -320,7 +434,7 @@ def test_only_an_answer_to_what_was_asked_is_one(
     with mapped_hashing(source.store, 0, 1) as hashing:
         assert hashing is not None
         answers = [digest(hashing, DATA, 0, SIZE) for _ in range(3)]
-    assert answers == [None if "(0" in deed else expected(place)] * 3
+    assert answers == [None if "(line" in deed else expected(place)] * 3
 
 
 DEAF = """
@@ -329,12 +443,12 @@ from ftckpt.stores import open_store, mapped
 from ftckpt.stores.mapped import mapped_hashing
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 mapped.mapped_worker.__file__ = sys.argv[1]
-mapped.WORTH = 0
+mapped.WORTH, mapped.WAIT = 0, 60.0
 asked = [(sys.argv[3], 0, {length})]
 with mapped_hashing(open_store(sys.argv[2]), 0, 1) as hashing:
     print(hashing.digests(asked) != [None])
-    hashing._started[0].kill()
-    hashing._started[0]._process.wait()
+    hashing._processes._process.kill()
+    hashing._processes._process.wait()
     print(hashing.digests(asked) != [None])
 """
 
@@ -360,8 +474,7 @@ def test_a_process_is_told_no_secrets(
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib")
     workers.do("pass")
     assert digest(hashing, DATA, 0, SIZE) == expected(place)
-    (worker,) = hashing._started
-    told = Path(f"/proc/{worker._process.pid}/environ").read_bytes()
+    told = Path(f"/proc/{first(hashing).pid}/environ").read_bytes()
     assert told == b"LD_LIBRARY_PATH=/opt/python/lib\0"
 
 
@@ -401,7 +514,7 @@ def test_the_end_ends_the_processes_and_who_waits_for_them(
             assert thread.is_alive()
     thread.join(60)
     assert answers == [[]]  # nobody waits for what reading would say
-    assert [w._process.returncode for w in hashing._started] == [-signal.SIGKILL]
+    assert first(hashing).returncode == -signal.SIGKILL
     assert digest(hashing, DATA, 0, SIZE) is None
 
 
@@ -458,14 +571,13 @@ def test_a_check_that_stops_leaves_no_process(
     with pytest.raises(StopChecking):
         checking.check_manifest(source, manifest, emit=stop, jobs=2)
     (hashing,) = made
-    assert hashing._started
-    assert all(worker._process.wait(60) is not None for worker in hashing._started)
+    assert first(hashing).returncode is not None
 
 
 INTERRUPTED = """
 import sys
 from ftckpt.stores import mapped, mapped_worker
-mapped.WORTH = 0
+mapped.WORTH, mapped.WAIT = 0, 60.0
 mapped_worker.__file__ = sys.argv.pop(1)
 from ftckpt.commands.app import main
 main()

@@ -2,7 +2,7 @@
 
 Reading a cached file is a copy, and half as much again as hashing what was copied. A mapped file
 is hashed in place, but a file that is truncated meanwhile, or a disk that fails, then kills
-whoever touches it (SIGBUS). So small processes of their own touch it (`mapped_worker`), and
+whoever touches it (SIGBUS). So small processes of their own touch it (`mapped_processes`), and
 whatever becomes of them, the caller can still read, and learns there what is wrong.
 
 It is done only where it pays and changes nothing:
@@ -10,7 +10,7 @@ It is done only where it pays and changes nothing:
   not stay in the page cache;
 - the page cache holds it in pieces of 2 MiB, as it does what was written in large pieces; mapping
   4 KiB at a time was slower than reading;
-- there is so much of it that starting processes, some 8 ms, does not matter;
+- there is so much of it that starting processes does not matter; until they answer, it is read;
 - nobody asked for a rate.
 """
 
@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
-import subprocess
+import select
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -31,6 +29,7 @@ from typing import TYPE_CHECKING
 from ftckpt.errors import FtckptError
 
 from . import mapped_worker
+from .mapped_processes import Line, Processes
 from .pagecache import has_cachestat, is_cached
 
 if TYPE_CHECKING:
@@ -43,12 +42,10 @@ if TYPE_CHECKING:
 WORTH = 1 << 30
 # So many ranges in a row that are better read mean that the others are too.
 ENOUGH = 4
-# What the interpreter itself may need of the environment.
-_NEEDED = ("LD_LIBRARY_PATH",)
 # So many descriptors are left to others, besides those that our processes and readers need.
 SPARE = 64
-# How long an answer may take, in seconds, before the ranges in memory are read instead.
-PATIENCE = 10.0
+# How long who asks waits, in seconds, for processes that are being started; meanwhile it can read.
+WAIT = 0.0
 
 
 Range = tuple[str, int, int]
@@ -67,16 +64,18 @@ class MappedHashing:
         """
         self.closed = False
         # Whether what was asked for last was hashed so: a guess at what comes next.
-        self.useful = True
+        self.useful = False
         # How many ranges may be asked for at once. Each thread opens as many files for it, and each
         # process takes another descriptor.
         self.most = max(1, min(mapped_worker.MOST, (_descriptors() - SPARE) // max(1, jobs) - 1))
         self._store = store
         self._lock = Lock()
-        self._jobs = self._startable = max(1, jobs)
+        self._jobs = max(1, jobs)
         self._refused = 0
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._started: list[_Worker] = []
+        self._processes: Processes | None = None
+        self._starting: list[Line] = []
+        self._idle: SimpleQueue[Line] = SimpleQueue()
+        self._startable = True
 
     def digests(self, ranges: Sequence[Range]) -> list[bytes | None]:
         """Return the XXH3-128 of each range, 16 bytes, or None where the caller is to read it.
@@ -110,15 +109,15 @@ class MappedHashing:
 
     def _ask(self, requests: Sequence[bytes]) -> list[bytes | None]:
         """Return the answers to requests, or none where no process answers."""
-        worker = self._worker()
-        if worker is None:
+        line = self._line()
+        if line is None:
             return []
         try:
-            answers = worker.ask(requests)
+            answers = line.ask(requests)
         except OSError:  # dead or deaf; no other is started in its place
-            worker.close()
+            line.close()
             return []
-        self._idle.put(worker)
+        self._idle.put(line)
         if self.closed:
             self._close_idle()
         return answers
@@ -127,8 +126,11 @@ class MappedHashing:
         """End the processes, whatever they do; nobody waits for one any more."""
         with self._lock:
             self.closed = True
-        for worker in self._started:
-            worker.kill()
+            starting, self._starting = self._starting, []
+        if self._processes is not None:
+            self._processes.end()
+        for line in starting:
+            line.close()
         self._close_idle()
 
     def _close_idle(self) -> None:
@@ -136,24 +138,46 @@ class MappedHashing:
             while True:
                 self._idle.get_nowait().close()
 
-    def _worker(self) -> _Worker | None:
-        """Return a process that has nothing to do, a new one if need be; None where none can be."""
+    def _line(self) -> Line | None:
+        """Return the line to a process that has nothing to do, or None where there is none yet."""
         with suppress(Empty):
             return self._idle.get_nowait()
-        with self._lock:
-            if self.closed or not self._startable:
+        # Who comes while another starts them reads.
+        if not self._lock.acquire(timeout=WAIT):
+            return None
+        try:
+            if self.closed:
                 return None
-            if _descriptors() < self._jobs + SPARE:
-                self._startable = 0
-                return None
-            self._startable -= 1
-            try:
-                worker = _Worker()
-            except OSError:  # no more processes, memory or descriptors
-                self._startable = 0
-                return None
-            self._started.append(worker)
-            return worker
+            if self._startable:
+                self._startable = False
+                self._start()
+            self._look()
+        finally:
+            self._lock.release()
+        with suppress(Empty):
+            return self._idle.get_nowait()
+        return None
+
+    def _start(self) -> None:
+        if _descriptors() < 2 * self._jobs + SPARE:
+            return
+        with suppress(OSError):  # no more processes, memory or descriptors
+            self._processes = Processes(self._jobs)
+            self._starting = list(self._processes.lines)
+
+    def _look(self) -> None:
+        """See which of the processes that are being started have come so far, or have died."""
+        looking = select.poll()
+        lines = {line.fileno(): line for line in self._starting}
+        for number in lines:
+            looking.register(number, select.POLLIN)
+        for number, _ in looking.poll(WAIT * 1000) if lines else ():
+            line = lines.pop(number)
+            if line.is_served():
+                self._idle.put(line)
+            else:
+                line.close()
+        self._starting = list(lines.values())
 
 
 def _request(fd: int, offset: int, length: int) -> bytes:
@@ -161,67 +185,6 @@ def _request(fd: int, offset: int, length: int) -> bytes:
     file = os.fstat(fd)
     text = f"{fd} {file.st_dev} {file.st_ino} {offset} {length}"
     return text.encode().ljust(mapped_worker.REQUEST)
-
-
-class _Worker:
-    """One process and the line to it; one thread at a time asks."""
-
-    def __init__(self) -> None:
-        """Start it.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        import xxhash
-
-        where = str(Path(xxhash.__file__).parent.parent)
-        script = str(mapped_worker.__file__)
-        # Its standard output is not the line: what is loaded into every process may write there.
-        # Messages of the line are kept apart, so that one call sends or takes all of one.
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.settimeout(PATIENCE)
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", script, where, str(os.getpid())],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    # Who collects crashes keeps the environment, and there are secrets in ours.
-                    env={name: os.environ[name] for name in _NEEDED if name in os.environ},
-                    # Ctrl-C is for us; and a thread that asks just then is not to be told nonsense.
-                    start_new_session=True,
-                )
-        except OSError:
-            self._line.close()
-            raise
-
-    def ask(self, requests: Sequence[bytes]) -> list[bytes | None]:
-        """Return the digest that answers each request of `mapped_worker`, or None.
-
-        Raises:
-            OSError: it has died, does not answer, or answers something else.
-        """
-        # One that has died since is no reason for a SIGPIPE, which a host may not ignore.
-        self._line.send(b"".join(requests), socket.MSG_NOSIGNAL)
-        width, head = mapped_worker.ANSWER, mapped_worker.REQUEST
-        message = self._line.recv(len(requests) * width + 1)
-        answers = [message[start : start + width] for start in range(0, len(message), width)]
-        if len(message) % width or [answer[:head] for answer in answers] != list(requests):
-            raise BrokenPipeError
-        return [answer[head + 1 :] if answer[head] else None for answer in answers]
-
-    def kill(self) -> None:
-        """Kill it; a thread that waits for its answer hears that it has died."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Kill it and let go of it; nobody may be asking."""
-        self.kill()
-        # What hangs in the kernel does not even die; it is not waited for.
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        self._line.close()
 
 
 @contextmanager

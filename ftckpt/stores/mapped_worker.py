@@ -1,11 +1,13 @@
-"""A process that hashes mapped files for `mapped`, and may die of it.
+"""Processes that hash mapped files for `mapped`, and may die of it.
 
 Run as a script, without `site` and by a path of its own, so that it starts in a few milliseconds:
-it imports nothing but what it needs. A message on the socket that is its input is up to `MOST`
-requests, and the message that comes back as many answers, in order. A request is five numbers as
-text in `REQUEST` bytes: a descriptor of its parent, the device and inode behind it, offset and
-length. Its answer is `ANSWER` bytes: the request again, so that no answer is taken for that of
-another; then 1 and the digest, or 0 where the range is better read. The end of its input ends it.
+it imports nothing but what it needs. It is given a few lines, sockets that keep messages apart, and
+forks itself so that each has a process, which says `READY` there. A message on a line is then up to
+`MOST` requests, and the message that comes back as many answers, in order. A request is five
+numbers as text in `REQUEST` bytes: a descriptor of the parent, the device and inode behind it,
+offset and length. Its answer is `ANSWER` bytes: the request again, so that no answer is taken for
+that of another; then 1 and the digest, or 0 where the range is better read. The end of its line
+ends a process.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import resource
 import sys
 
+READY = b"ready"
 REQUEST = 128
 ANSWER = REQUEST + 17
 MOST = 8
@@ -65,6 +68,26 @@ def _is_huge(mapped: mmap.mmap, start: int) -> bool:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before <= _FAULTS
 
 
+def share(lines: list[int]) -> int:
+    """Fork until each line has a process; return the line of the one that runs on here.
+
+    Args:
+        lines: descriptors; each stays open in one process alone, or its end would not be seen.
+
+    Raises:
+        OSError: no more processes can be made; those that there are serve their lines.
+    """
+    mine, *others = lines
+    while others:
+        line = others.pop()
+        if not os.fork():
+            for other in (mine, *others):
+                os.close(other)
+            return line
+        os.close(line)
+    return mine
+
+
 def serve(parent: int, line: int) -> None:
     """Answer requests of the process `parent` until there are no more.
 
@@ -72,6 +95,7 @@ def serve(parent: int, line: int) -> None:
         parent: its number; descriptors are of this process.
         line: descriptor of the socket, which keeps messages apart.
     """
+    os.write(line, READY)
     while asked := os.read(line, MOST * REQUEST):
         requests = [asked[start : start + REQUEST] for start in range(0, len(asked), REQUEST)]
         os.write(line, b"".join(_answer(parent, request) for request in requests))
@@ -87,11 +111,14 @@ def _answer(parent: int, request: bytes) -> bytes:
 
 
 def main() -> None:
-    """Serve the parent that started this script, which says where xxhash is installed."""
+    """Serve the parent that started this script: arguments are where xxhash is, it, the lines."""
     # The end of a process that dies of a file is no matter for a debugger.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.path.append(sys.argv[1])
-    serve(int(sys.argv[2]), 0)
+    where, parent, *lines = sys.argv[1:]
+    sys.path.append(where)
+    import xxhash  # noqa: F401 - while there is one of us to do it
+
+    serve(int(parent), share([int(line) for line in lines]))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ brought in go:
 - Linux 6.16 and later: RWF_DONTCACHE is exactly this (6.14 and 6.15 had defects in it). Measured on
   ext4: no page lost, none gained, cached pages as fast as by plain reads.
 - Earlier, and where the filesystem refuses it: RWF_NOWAIT, which succeeds on cached pages alone and
-  costs nothing there. Where it stops, the reader asks mincore before each further read and drops
-  what was not there. RWF_NOWAIT alone cannot tell: since Linux 5.9 a refused one starts the very
-  read-ahead whose pages the next one then finds (measured: 1 MiB resident after EAGAIN).
+  costs nothing there. Where it stops, the reader asks before each further read what is cached, and
+  drops what was not: cachestat says whether all of it is (Linux 6.5), mincore which pages are, for
+  a mapping and unmapping that every thread of the process feels. RWF_NOWAIT alone cannot tell:
+  since Linux 5.9 a refused one starts the very read-ahead whose pages the next one then finds
+  (measured: 1 MiB resident after EAGAIN). A tmpfs refuses both flags and has everything cached.
 
 Small reads are plain: headers and indexes are worth keeping, and small records of one page would
 be read again and again. Folios of the page cache may be larger than a page, so large sequential
@@ -88,6 +90,9 @@ class PoliteFile:
             return 0
 
     def _read_and_drop(self, view: memoryview, offset: int) -> int:
+        if is_cached(self.fd, offset, len(view)):
+            self._calm += 1
+            return os.preadv(self.fd, [view], offset)
         absent = _absent_runs(self.fd, offset, len(view))
         got = os.preadv(self.fd, [view], offset)
         for start, length in absent:

@@ -18,6 +18,10 @@ from .gathering import Gatherer
 from .layout import Layout, Literal, OutputFile
 from .staging import BlockSink, OpenFile, Staging
 
+# So many files are flushed at a time, each by a thread that waits: a disk takes them together, and
+# who makes the next file does not wait for it.
+_FLUSHES = 8
+
 
 @dataclass
 class Built:
@@ -87,8 +91,8 @@ def build(
         for number in range(block_count(file.size)):
             yield _Work(current, number, staged.earlier.get(number))
 
-    def work(task: _Work) -> tuple[int, FileDigest | None]:
-        """Return the bytes taken over, and the file where this block has made it whole."""
+    def work(task: _Work) -> tuple[int, _Open | None]:
+        """Return the bytes taken over, and the file where this was the last of its blocks."""
         current, number, earlier = task
         maker, taken = current.maker, 0
         length = block_length(maker.file.size, number)
@@ -101,7 +105,15 @@ def build(
             made = maker.make(number, sink)
             sink.flush()
             staging.add(made)
-        return taken, finish(current) if current.completes(made) else None
+        return taken, current if current.completes(made) else None
+
+    def made_whole() -> Iterator[_Open]:
+        # Blocks of one file wait for each other, in the kernel and for checksums.
+        turns = in_turn(map(tasks, layout.files), jobs)
+        for taken, whole in run(turns, work, jobs=jobs, executor=executor):
+            built.taken_over += taken
+            if whole is not None:
+                yield whole
 
     def finish(current: _Open) -> FileDigest:
         file, blocks = current.maker.file, current.blocks
@@ -110,13 +122,9 @@ def build(
         return _digest(file, blocks)
 
     try:
-        # Blocks of one file wait for each other, in the kernel and for checksums.
-        turns = in_turn(map(tasks, layout.files), jobs)
-        for taken, whole in run(turns, work, jobs=jobs, executor=executor):
-            built.taken_over += taken
-            if whole is not None:
-                done[whole.path] = whole
-                del opened[whole.path]
+        for whole in run(made_whole(), finish, jobs=_FLUSHES, window=_FLUSHES):
+            done[whole.path] = whole
+            del opened[whole.path]
     except BaseException as error:
         for current in opened.values():
             current.maker.ledger.fail(error)

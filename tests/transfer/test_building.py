@@ -21,6 +21,7 @@ from ftckpt.errors import UnavailableError
 from ftckpt.manifest import FileDigest
 from ftckpt.source import Source
 from ftckpt.store import Upload
+from ftckpt.stores import open_store
 from ftckpt.transfer.blocks import BlockMade
 from ftckpt.transfer.building import Built, build
 from ftckpt.transfer.content import Content, Part
@@ -240,6 +241,50 @@ def test_a_second_run_takes_over_what_a_first_has_made(
     _require_right(checkpoint, layout, staging, built)
     if after >= held and held:
         assert built.taken_over > 0 or all(file.size == 0 for file in layout.files)
+
+
+def _nothing() -> RawCheckpoint:
+    store = open_store("memory://building")
+    store.put("nothing", b"")
+    return RawCheckpoint(source=Source.directory(store), tensors={}, objects={})
+
+
+def _three_files() -> Layout:
+    return Layout(files=[OutputFile(f"file{n}", [Literal(bytes([n]) * BLOCK)]) for n in range(3)])
+
+
+def test_nobody_waits_for_the_flush_of_a_file_to_make_the_next() -> None:
+    staging, layout, last = MemoryStaging(), _three_files(), threading.Event()
+
+    class Slow(MemoryUpload):
+        def finish(self, size: int | None = None) -> None:
+            assert last.wait(60), "the last file was not begun"
+            super().finish(size)
+
+    class Last(MemoryUpload):
+        def write(self, offset: int, view: memoryview) -> None:
+            last.set()
+            super().write(offset, view)
+
+    kinds = [Slow, Slow, Last]
+    staging.uploads = {f"file{n}": kind(BLOCK, 1) for n, kind in enumerate(kinds)}
+    checkpoint = _nothing()
+    built = _carry_out(checkpoint, layout, staging, 1)
+    _require_right(checkpoint, layout, staging, built)
+    assert all(upload.is_finished for upload in staging.uploads.values())
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_flush_that_fails_is_the_end(number: int) -> None:
+    staging = MemoryStaging()
+
+    class Failing(MemoryUpload):
+        def finish(self, size: int | None = None) -> None:
+            raise UnavailableError("the disk went away")
+
+    staging.uploads[f"file{number}"] = Failing(BLOCK, 1)
+    with pytest.raises(UnavailableError, match="went away"):
+        _carry_out(_nothing(), _three_files(), staging, 1)
 
 
 @given(st.lists(st.integers(0, 4), max_size=4), st.data())
