@@ -11,7 +11,7 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.memory import demand
 from ftckpt.registry import Format
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Literal, Segment, Stored, Wishes
+from ftckpt.transfer.layout import Layout, Literal, Stored, Wishes
 
 from .catalog import formats
 from .delta_checkpoint import DeltaCheckpoint
@@ -28,15 +28,21 @@ class OriginalWriter:
     Args:
         delta: opened; it has them (`has_original`).
 
+    Attributes:
+        delta: as given.
+        original: its files.
+
     Raises:
         CorruptError, UnsafeError: what it says of them cannot be trusted.
     """
 
+    grants = ()  # the files are what they were
+
     def __init__(self, delta: DeltaCheckpoint) -> None:
-        self._delta = delta
-        self._original = original_of_delta(delta)
+        self.delta = delta
+        self.original = original_of_delta(delta)
         self.name = delta.source_format
-        self.single = self._original.single
+        self.single = self.original.single
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out the files.
@@ -44,16 +50,26 @@ class OriginalWriter:
         Raises:
             CorruptError: they do not fit the tensors.
         """
-        places, size = original_places(self._delta.index), self._original.rest_bytes
+        return Layout(files=laid_out(self.original, content, self.rest()))
+
+    def rest(self) -> Callable[[int, int], Literal | Stored]:
+        """Return what gives bytes beside tensors, of all files one after the other.
+
+        It takes where the bytes begin and how many they are.
+
+        Raises:
+            CorruptError: there are more or fewer of them than the files need.
+        """
+        places, size = original_places(self.delta.index), self.original.rest_bytes
         plain = places.get(PLAIN_REST)
         if plain is not None:
             if plain.length != size:
                 raise _bad("what its files held beside tensors has another length")
-            return Layout(files=laid_out(self._original, content, _within(plain)))
-        held = _undone(self._delta, places[REST], MOST_IN_MEMORY)
+            return _within(plain)
+        held = _undone(self.delta, places[REST], MOST_IN_MEMORY)
         if len(held) != size:
             raise _bad("what its files held beside tensors has another length")
-        return Layout(files=laid_out(self._original, content, _literal(held)))
+        return _literal(held)
 
 
 def has_original(delta: DeltaCheckpoint) -> bool:
@@ -101,11 +117,11 @@ def _undone(delta: DeltaCheckpoint, place: Extent, most: int, growth: int = 1) -
         raise _bad("a record is no zstd frame") from error
 
 
-def _within(place: Extent) -> Callable[[int, int], Segment]:
+def _within(place: Extent) -> Callable[[int, int], Stored]:
     return lambda at, length: Stored(Extent(place.file, place.offset + at, length))
 
 
-def _literal(data: bytes) -> Callable[[int, int], Segment]:
+def _literal(data: bytes) -> Callable[[int, int], Literal]:
     return lambda at, length: Literal(data[at : at + length])
 
 

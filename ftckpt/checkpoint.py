@@ -241,6 +241,8 @@ class Checkpoint(ABC):
         commit: whether the save was finished.
         dialect: what more is known of the writer, in words ("written by accelerate").
         notes: findings made while opening (opaque objects, links followed).
+        found: what is wrong, as it was found while opening; `check` yields it too. What contradicts
+            the rest (a rank's part in another type) is left out of `tensors`, and is named here.
     """
 
     format: ClassVar[str]
@@ -253,6 +255,7 @@ class Checkpoint(ABC):
     commit: Commit = Commit(CommitState.NO_MARKER)
     dialect: str = ""
     notes: Sequence[Finding] = ()
+    found: Sequence[Finding] = ()
 
     @abstractmethod
     def members(self) -> Iterable[str]:

@@ -28,8 +28,8 @@ class Gap(NamedTuple):
 def check_coverage(shape: Sequence[int], pieces: Sequence[Piece]) -> Iterator[Gap]:
     """Yield what keeps the main pieces from tiling a tensor of `shape`.
 
-    Replicas are not looked at. Flat ranges are tiled inside their boxes, boxes inside the tensor.
-    Nothing is yielded for a tensor without elements.
+    Replicas are not looked at (see `check_replicas`). Flat ranges are tiled inside their boxes,
+    boxes inside the tensor. Nothing is yielded for a tensor without elements.
     """
     main = [(i, p) for i, p in enumerate(pieces) if p.replica == 0]
     inside = []
@@ -54,6 +54,19 @@ def check_coverage(shape: Sequence[int], pieces: Sequence[Piece]) -> Iterator[Ga
         missing = prod(shape) - covered
         yield Gap("hole", f"{missing} of {prod(shape)} elements are in no piece"
                   f"{_where(shape, list(boxes))}", None)  # fmt: skip
+
+
+def check_replicas(shape: Sequence[int], pieces: Sequence[Piece]) -> Iterator[Gap]:
+    """Yield the replicas that leave a tensor of `shape`, or with a flat range their own box."""
+    for index, piece in enumerate(pieces):
+        if not piece.replica:
+            continue
+        start, stop = piece.flat or (0, piece.box.volume)
+        if not _fits(piece.box, shape):
+            yield Gap("out-of-bounds", f"replica {show(piece.box)} leaves {list(shape)}", index)
+        elif not 0 <= start <= stop <= piece.box.volume:
+            message = f"range [{start}, {stop}) of a replica leaves box {show(piece.box)}"
+            yield Gap("out-of-bounds", message, index)
 
 
 def _check_box(box: Box, group: Sequence[tuple[int, Piece]]) -> Iterator[Gap]:

@@ -79,37 +79,63 @@ def checkpoints(draw: st.DrawFn) -> tuple[RawCheckpoint, dict[str, Array]]:
 
 
 def placed(
-    draw: st.DrawFn, tensors: Mapping[str, tuple[DType, Array]], place: str = "raw-checkpoint"
+    draw: st.DrawFn,
+    tensors: Mapping[str, tuple[DType, Array]],
+    place: str = "raw-checkpoint",
+    *,
+    replicas: bool = False,
 ) -> RawCheckpoint:
-    """Draw where the elements of tensors, arrays of raw items, lie in a few files of `place`."""
-    import numpy as np
+    """Draw where the elements of tensors, arrays of raw items, lie in a few files of `place`.
 
+    Args:
+        draw: hypothesis's.
+        tensors: by name.
+        place: name of a store in memory.
+        replicas: whether some elements lie there again, in the same boxes and in others; else
+            there is one replica without its bytes, which nobody may read.
+    """
     files: list[bytearray] = [bytearray(b"head") for _ in range(draw(st.integers(1, 3)))]
     infos = {}
     for name, (dtype, whole) in tensors.items():
-        pieces: list[Piece] = []
-        for box in cut(draw, whole.shape):
-            part = whole[slices(box)]
-            flat: list[tuple[int, int] | None] = [None]
-            strides = None
-            stored = np.ascontiguousarray(part).reshape(-1)
-            if draw(st.booleans()):
-                ends = sorted({0, box.volume, *draw(st.lists(st.integers(0, box.volume)))})
-                flat = list(pairwise(ends))
-            elif draw(st.booleans()) and len(box.sizes) > 1:
-                stored = np.ascontiguousarray(part.T).reshape(-1)
-                steps = np.ascontiguousarray(part.T).T.strides
-                strides = tuple(s // dtype.itemsize for s in steps)
-            for span in flat:
-                data = stored[slice(*span) if span else slice(None)].tobytes()
-                file = draw(st.integers(0, len(files) - 1))
-                extent = Extent(f"f{file}", len(files[file]), len(data))
-                files[file] += data + b"gap"
-                pieces.append(Piece(box, extent, span, strides))
-        pieces += [p._replace(replica=1, extent=Extent("f0", 0, 0)) for p in pieces[:1]]
+        boxes = cut(draw, whole.shape)
+        pieces = [p for box in boxes for p in _put(draw, whole[slices(box)], box, dtype, files)]
+        if replicas:
+            for number in range(1, draw(st.integers(1, 4))):
+                again = boxes if draw(st.booleans()) else cut(draw, whole.shape)
+                for box in draw(st.lists(st.sampled_from(again), unique=True)):
+                    copies = _put(draw, whole[slices(box)], box, dtype, files)
+                    pieces += [piece._replace(replica=number) for piece in copies]
+        else:
+            pieces += [p._replace(replica=1, extent=Extent("f0", 0, 0)) for p in pieces[:1]]
         draw(st.randoms()).shuffle(pieces)
         infos[name] = TensorInfo("model", name, Kind.PARAM, whole.shape, dtype, pieces)
     store = MemoryStore(f"memory://{place}")
     for index, content in enumerate(files):
         store.put(f"f{index}", bytes(content))
     return RawCheckpoint(source=Source.directory(store), tensors=infos, objects={})
+
+
+def _put(
+    draw: st.DrawFn, part: Array, box: Box, dtype: DType, files: Sequence[bytearray]
+) -> list[Piece]:
+    """Draw how the elements of a box lie in files, and put them there."""
+    import numpy as np
+
+    pieces: list[Piece] = []
+    flat: list[tuple[int, int] | None] = [None]
+    strides = None
+    stored = np.ascontiguousarray(part).reshape(-1)
+    if draw(st.booleans()):
+        ends = sorted({0, box.volume, *draw(st.lists(st.integers(0, box.volume)))})
+        flat = list(pairwise(ends))
+    elif draw(st.booleans()) and len(box.sizes) > 1:
+        stored = np.ascontiguousarray(part.T).reshape(-1)
+        steps = np.ascontiguousarray(part.T).T.strides
+        strides = tuple(s // dtype.itemsize for s in steps)
+    for span in flat:
+        data = stored[slice(*span) if span else slice(None)].tobytes()
+        file = draw(st.integers(0, len(files) - 1))
+        extent = Extent(f"f{file}", len(files[file]), len(data))
+        files[file] += data + b"gap"
+        pieces.append(Piece(box, extent, span, strides))
+    return pieces

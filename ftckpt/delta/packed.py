@@ -29,6 +29,11 @@ class Method(StrEnum):
     ALONE = "alone"  # compressed without the base
     PLAIN = "plain"  # as it is
 
+    @property
+    def reads_the_base(self) -> bool:
+        """Whether a block so stored cannot be decoded without its base."""
+        return self not in (Method.DERIVED, Method.ALONE, Method.PLAIN)
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

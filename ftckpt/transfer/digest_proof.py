@@ -2,12 +2,13 @@
 
 Where a source is a delta, its index says what every tensor was when it was packed. A result with
 those digests is what was packed, whatever happened on the way; the source would have to be decoded
-a second time to compare it.
+a second time to compare it. A digest is of a logical tensor, so of its main pieces: replicas are
+compared with these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.tensor_digest import TensorDigest
 
 from .content import Content, Shard
+from .forms import Pair, compare_forms, failed, nbytes_in, pairs, require_all_read
 from .gathering import Gatherer
-from .proof import Proof, SameObjects, compare_forms, compare_objects, failed
+from .proof import Proof, SameObjects, compare_objects, compare_replicas
 
 _TASK = 32 << 20  # bytes digested by one task
 _STEP = 1 << 20
@@ -32,10 +34,13 @@ class DigestProof:
 
     Args:
         digests: the tensor digest of each tensor that is to be written, by key.
+        replicas: whether replicas must equal the main pieces. Those of a source may have differed,
+            and where its own files come back they do again: other evidence must prove them there.
     """
 
-    def __init__(self, digests: Mapping[str, str]) -> None:
+    def __init__(self, digests: Mapping[str, str], *, replicas: bool = True) -> None:
         self._digests = digests
+        self._replicas = replicas
 
     def __call__(
         self,
@@ -51,52 +56,57 @@ class DigestProof:
         """Compare a result with what was to be written (see `proof.prove`).
 
         Raises:
-            CorruptError: names, shapes, types, tiling, digests or objects differ (`failed-proof`).
+            CorruptError: names, shapes, types, tiling, digests, replicas or objects differ
+                (`failed-proof`).
         """
+        if self._replicas:
+            require_all_read(result)
         compare_forms(content, result)
-        nbytes = sum(wanted.nbytes for wanted in content.tensors.values())
+        held = list(pairs(content, result))
+        nbytes = nbytes_in(held) if self._replicas else sum(pair.info.nbytes for pair in held)
         counter.start("proving", nbytes)
         gatherer = Gatherer(result, limiter)
 
-        def digest(task: _Range) -> tuple[str, TensorDigest]:
+        def digest(task: _Range) -> tuple[int, TensorDigest]:
             made = _digest(task, gatherer)
             counter.add(task.shard.dtype.nbytes(task.stop - task.start))
-            return task.key, made
+            return task.number, made
 
-        found = {
-            key: TensorDigest(wanted.dtype, wanted.shape) for key, wanted in content.tensors.items()
-        }
+        found = [TensorDigest(pair.info.dtype, pair.info.shape) for pair in held]
         try:
-            for key, part in run(_ranges(content, result), digest, jobs=jobs, executor=executor):
-                found[key].merge(part)
+            for number, part in run(_ranges(held, result), digest, jobs=jobs, executor=executor):
+                found[number].merge(part)
+            for pair, made in zip(held, found, strict=True):
+                self._require(pair, made)
+            if self._replicas:
+                compare_replicas(held, gatherer, jobs=jobs, executor=executor, counter=counter)
         finally:
             gatherer.close()
-        for key, made in found.items():
-            if made.hexdigest() != self._digests[key]:
-                raise failed(
-                    f"{key} in the result has the digest {made.hexdigest()} and not "
-                    f"{self._digests[key]}",
-                    key,
-                )
-        return Proof(len(found), nbytes, compare_objects(content, result, same_objects))
+        return Proof(len(content.tensors), nbytes, compare_objects(content, result, same_objects))
+
+    def _require(self, pair: Pair, made: TensorDigest) -> None:
+        has, wanted = made.hexdigest(), self._digests[pair.key]
+        if has != wanted:
+            key = pair.info.key
+            raise failed(f"{key} in the result has the digest {has} and not {wanted}", key)
 
 
 class _Range(NamedTuple):
-    """Elements `start` to `stop` of one tensor of the result."""
+    """Elements `start` to `stop` of one tensor of the result, by its place among the pairs."""
 
-    key: str
+    number: int
     shard: Shard
     start: int
     stop: int
 
 
-def _ranges(content: Content, result: Checkpoint) -> Iterator[_Range]:
+def _ranges(held: Sequence[Pair], result: Checkpoint) -> Iterator[_Range]:
     found = Content.of(result)
-    for key in content.tensors:
-        shard = found.whole(result.aliases.get(key, key))
+    for number, pair in enumerate(held):
+        shard = found.whole(pair.info.key)
         step = _TASK // shard.dtype.bits * 8
         for start in range(0, shard.numel, step):
-            yield _Range(key, shard, start, min(start + step, shard.numel))
+            yield _Range(number, shard, start, min(start + step, shard.numel))
 
 
 def _digest(task: _Range, gatherer: Gatherer) -> TensorDigest:

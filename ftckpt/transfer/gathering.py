@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.assembly import dense_strides, raw_dtype
 from ftckpt.buffers import buffer
-from ftckpt.checkpoint import Box, Checkpoint
+from ftckpt.checkpoint import Box, Checkpoint, Piece, TensorInfo
 from ftckpt.coverage import intersection
+from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import Extent
 
@@ -23,7 +24,7 @@ from .casting import cast
 from .content import Fill, Shard
 from .moves import Move, Reading, meeting, readings
 from .regions import Held, boxes_of_range, is_run, whole_rows
-from .source_bytes import SourceBytes
+from .source_bytes import Places, SourceBytes
 
 if TYPE_CHECKING:
     from ftckpt.limits import RateLimit
@@ -92,6 +93,38 @@ class Gatherer:
             self.place(region, at, end, out[(at - start) * size : (end - start) * size])
             at = end
 
+    def fill_piece(
+        self, info: TensorInfo, piece: Piece, start: int, stop: int, out: memoryview
+    ) -> None:
+        """Put elements of a piece's box into `out` as this piece holds them, main or replica.
+
+        Args:
+            info: a tensor of the checkpoint.
+            piece: one of its pieces, of some volume.
+            start: the first element, in the box's C order; inside the piece's flat range.
+            stop: one more than the last.
+            out: dense and little-endian.
+
+        Raises:
+            CorruptError: bytes are missing.
+            UnsupportedError: a part of a tensor whose elements are smaller than a byte.
+        """
+        size = info.dtype.itemsize
+        if size == 0:
+            self._get_packed(info, piece, start, out)
+            return
+        box, places = piece.box, self.bytes.places(info, piece)
+        held = _one_run(places, box.sizes, size)
+        if held is not None:
+            self.bytes.get(held, held.origin + start * size, out)
+            return
+        steps = dense_strides(box.sizes)
+        met = (meeting(held, box, 0, steps, info.dtype) for held in places.near(box))
+        moves = [move for move in met if move is not None]
+        shard = Shard(box.sizes, info.dtype, ())
+        full = sum(prod(move.sizes) for move in moves) == shard.numel
+        self.place(Region(shard, 0, shard.numel, moves, full), start, stop, out)
+
     def fill_bytes(self, shard: Shard, offset: int, out: memoryview) -> None:
         """Put the bytes of a shard that begin at an offset into `out`; they may cut elements.
 
@@ -159,10 +192,7 @@ class Gatherer:
             return None
         if not info.shape == shard.shape == fill.source.sizes == fill.local.sizes:
             return None
-        held = self.bytes.places(info).only
-        if held is None or held.box.sizes != info.shape:
-            return None
-        return held if is_run(info.shape, held.strides, info.dtype.itemsize) else None
+        return _one_run(self.bytes.places(info), info.shape, info.dtype.itemsize)
 
     def _region(self, shard: Shard, start: int) -> Region:
         """Return the region of a shard that holds an element; each thread keeps its last one."""
@@ -211,29 +241,41 @@ class Gatherer:
 
     def _fill_packed(self, shard: Shard, start: int, stop: int, out: memoryview) -> None:
         """Copy a tensor whose elements are smaller than a byte; only as one whole piece."""
-        checkpoint = self.bytes.checkpoint
         fill = shard.fills[0] if len(shard.fills) == 1 else None
-        info = checkpoint.tensors[fill.key] if fill is not None else None
-        pieces = [p for p in info.pieces if p.replica == 0] if info is not None else []
-        whole = (
-            fill is not None
-            and info is not None
-            and info.dtype == shard.dtype
-            and fill.source == Box.whole(info.shape)
-            and len(pieces) == 1
-            and (start * shard.dtype.bits) % 8 == 0
-        )
-        if not whole:
-            raise UnsupportedError(
-                f"elements of {shard.dtype.name} are smaller than a byte: such a tensor can only "
-                "be copied whole"
-            )
-        payload = checkpoint.payload(pieces[0])
+        if fill is not None:
+            info = self.bytes.checkpoint.tensors[fill.key]
+            main = [piece for piece in info.pieces if not piece.replica]
+            whole = fill.source == Box.whole(info.shape) and info.dtype == shard.dtype
+            if whole and len(main) == 1:
+                self._get_packed(info, main[0], start, out)
+                return
+        raise _smaller_than_a_byte(shard.dtype)
+
+    def _get_packed(self, info: TensorInfo, piece: Piece, start: int, out: memoryview) -> None:
+        """Copy elements smaller than a byte from a piece that holds all of a tensor."""
+        first, cut = divmod(start * info.dtype.bits, 8)
+        if cut or piece.box != Box.whole(info.shape) or piece.strides is not None:
+            raise _smaller_than_a_byte(info.dtype)
+        payload = self.bytes.checkpoint.payload(piece)
         held = Held(Box((), ()), payload.extent.file, payload.extent.offset, (), None)
         if payload.transforms:
             assert payload.inner is not None
             held = held._replace(origin=payload.inner[0], undone=payload)
-        self.bytes.get(held, held.origin + start * shard.dtype.bits // 8, out)
+        self.bytes.get(held, held.origin + first, out)
+
+
+def _smaller_than_a_byte(dtype: DType) -> UnsupportedError:
+    return UnsupportedError(
+        f"elements of {dtype.name} are smaller than a byte: such a tensor can only be copied whole"
+    )
+
+
+def _one_run(places: Places, sizes: Sequence[int], itemsize: int) -> Held | None:
+    """Return the place where a box lies as one dense run; None where it is not so plain."""
+    held = places.only
+    if held is None or held.box.sizes != sizes:
+        return None
+    return held if is_run(sizes, held.strides, itemsize) else None
 
 
 def _clipped(fill: Fill, box: Box) -> Iterator[Fill]:

@@ -8,7 +8,7 @@ are parts whose bytes are computed when the data is there.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -176,11 +176,15 @@ class Writer(Protocol):
     def single(self) -> bool:
         """Whether the result is one file and not a directory; `Layout.files` then has just it."""
 
+    @property
+    def grants(self) -> Collection[str]:
+        """The wishes that it has a use for, by their names in `Wishes`; others are refused."""
+
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content`. Reads headers and small objects at most, never tensor bytes.
 
         The same content and wishes give the same bytes, on any machine: a killed run is resumed by
-        laying out again.
+        laying out again. Wishes are among `grants` (`granting`).
 
         Raises:
             UsageError: a wish that the format or a shape cannot grant (divisibility).

@@ -1,27 +1,37 @@
 """Prove a result: read it back through its format's own reader and compare it with the source.
 
-Every logical tensor is read twice, from the source and from the result, and compared bit by bit;
-that is more than equal digests would say and ten times as fast. What the two readings share is the
-reading of the source and the description of what was wanted, so a fault in a writer, in the engine
-or on the disk is seen.
+Every logical tensor is read from the source and from the result, there with all replicas, and
+compared bit by bit; that is more than equal digests would say and ten times as fast. What the two
+readings share is the reading of the source and the description of what was wanted, so a fault in a
+writer, in the engine or on the disk is seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftckpt.assembly import read_tensor
 from ftckpt.buffers import buffer, same
-from ftckpt.checkpoint import Box, Checkpoint, TensorInfo
-from ftckpt.coverage import check_coverage, show
+from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
+from ftckpt.copies import Copies
+from ftckpt.coverage import show
 from ftckpt.engine import run
 from ftckpt.errors import CorruptError
 from ftckpt.progress import NULL, Counter
 
-from .content import Content, Known, Shard, Wanted
+from .content import Content, Shard
+from .forms import (
+    Pair,
+    compare_forms,
+    copies_in,
+    failed,
+    nbytes_in,
+    pairs,
+    require_all_read,
+)
 from .gathering import Gatherer
 from .regions import whole_rows
 
@@ -44,7 +54,7 @@ class Proof:
 
     Attributes:
         tensors: logical tensors that are equal bit for bit.
-        nbytes: bytes of them.
+        nbytes: bytes of the result that were compared, those of every replica included.
         objects: objects that are equal; those that the format names otherwise are not counted.
     """
 
@@ -54,20 +64,25 @@ class Proof:
 
 
 class _Range(NamedTuple):
-    """Elements `start` to `stop` of a box of one tensor, as they should be and as they are."""
+    """Elements `start` to `stop` of a box of one tensor, as they should be and as they are.
 
-    key: str
-    whole: tuple[int, ...]  # the tensor's shape
-    box: Box
+    Attributes:
+        info: the tensor in the result.
+        wanted: what the box should hold.
+        pieces: those of the result that hold the elements, each all of them.
+        start, stop: in the box's C order.
+    """
+
+    info: TensorInfo
     wanted: Shard
-    found: Shard
+    pieces: Sequence[Piece]
     start: int
     stop: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return self.wanted.dtype.nbytes(self.stop - self.start)
+        """Bytes of the elements, in every piece."""
+        return len(self.pieces) * self.wanted.dtype.nbytes(self.stop - self.start)
 
 
 def prove(
@@ -89,14 +104,17 @@ def prove(
         jobs: number of threads.
         executor: where to run instead.
         limiter: bounds the rate of reading.
-        counter: is told of every byte compared.
+        counter: is told of every byte of the result that was compared, replicas included.
 
     Raises:
-        CorruptError: names, shapes, types, tiling, bits or objects differ (`failed-proof`).
+        CorruptError: names, shapes, types, tiling, bits of a copy or objects differ
+            (`failed-proof`).
     """
-    wanted = content.tensors
+    require_all_read(result)
     compare_forms(content, result)
-    counter.start("proving", sum(w.nbytes for w in wanted.values()))
+    known = [Pair(key, result.tensors[key]) for key in content.known]
+    nbytes = nbytes_in(pairs(content, result)) + nbytes_in(known)
+    counter.start("proving", nbytes)
     source, target = Gatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
     def compare(task: Sequence[_Range]) -> None:
@@ -104,24 +122,22 @@ def prove(
             _compare_bits(one, source, target)
             counter.add(one.nbytes)
 
-    def compare_known(one: tuple[str, Known]) -> None:
-        if read_tensor(result, one[0]) != one[1].data:
-            raise failed(f"{one[0]} is not what the source holds", one[0])
+    def compare_known(one: Pair) -> None:
+        if read_tensor(result, one.key) != content.known[one.key].data:
+            raise failed(f"{one.key} is not what the source holds", one.key)
+        counter.add(one.info.nbytes)
 
     try:
         for _ in run(_tasks(_ranges(content, result)), compare, jobs=jobs, executor=executor):
             pass
-        for _ in run(content.known.items(), compare_known, jobs=jobs, executor=executor):
+        for _ in run(known, compare_known, jobs=jobs, executor=executor):
             pass
+        compare_replicas(known, target, jobs=jobs, executor=executor, counter=counter)
     finally:
         source.close()
         target.close()
     objects = compare_objects(content, result, same_objects)
-    return Proof(
-        len(wanted) + len(content.known),
-        sum(w.nbytes for w in wanted.values()) + sum(len(k.data) for k in content.known.values()),
-        objects,
-    )
+    return Proof(len(content.tensors) + len(known), nbytes, objects)
 
 
 class Prover(Protocol):
@@ -141,66 +157,59 @@ class Prover(Protocol):
         """Compare them; see `prove`."""
 
 
-def compare_forms(content: Content, result: Checkpoint) -> None:
-    """Compare names, shapes and types, and look whether pieces tile their tensors.
+def compare_replicas(
+    tensors: Iterable[Pair],
+    result: Gatherer,
+    *,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    counter: Counter = NULL,
+) -> None:
+    """Compare the replicas of tensors with the main pieces, where these were proven otherwise.
+
+    Args:
+        tensors: of the result.
+        result: reads it.
+        jobs: number of threads.
+        executor: where to run instead.
+        counter: is told of every byte of the replicas.
 
     Raises:
         CorruptError: they differ (`failed-proof`).
     """
-    listed = content.tensors.keys() | content.aliases.keys() | content.known.keys()
-    _compare_names(listed, result)
-    for key in content.tensors:
-        _compare_form(content.tensors[key], key, result)
-    for key, known in content.known.items():
-        _compare_form(known, key, result)
+    found = Content.of(result.bytes.checkpoint)
+    ranges = (
+        one
+        for pair, held in copies_in(tensors)
+        if held.replicas
+        for one in _cut(pair.info, held, held.replicas, found.part(pair.info.key, held.box))
+    )
 
+    def compare(task: Sequence[_Range]) -> None:
+        for one in task:
+            _compare_bits(one, result, result)
+            counter.add(one.nbytes)
 
-def _compare_names(wanted: Set[str], result: Checkpoint) -> None:
-    has = result.tensors.keys() | result.aliases.keys()
-    # A reader may list the tensors inside objects, which are compared as parts of those.
-    inside = {key for key, info in result.tensors.items() if info.component.startswith("extra:")}
-    missing, more = sorted(wanted - has), sorted(has - wanted - inside)
-    if missing or more:
-        what = f"lacks {missing[0]}" if missing else f"has {more[0]}, which nobody asked for"
-        count = len(missing) + len(more)
-        raise failed(f"the result {what} ({count} names differ)", (missing + more)[0])
-
-
-def _compare_form(want: Wanted | Known, key: str, result: Checkpoint) -> None:
-    has = result.tensors[result.aliases.get(key, key)]
-    if (has.shape, has.dtype) != (want.shape, want.dtype):
-        raise failed(
-            f"{key} is {has.dtype.name}{list(has.shape)} in the result and not "
-            f"{want.dtype.name}{list(want.shape)}",
-            key,
-        )
-    for gap in check_coverage(has.shape, has.pieces):
-        raise failed(f"{key} in the result: {gap.message}", key)
+    for _ in run(_tasks(ranges), compare, jobs=jobs, executor=executor):
+        pass
 
 
 def _ranges(content: Content, result: Checkpoint) -> Iterator[_Range]:
-    """Yield every element of the content once, as the result's pieces hold them.
+    """Yield every element of the content, as the result's pieces hold it: once and its replicas.
 
-    A piece is one run of its file, so that only the source's elements must be put in order.
+    A piece is one run of its file, so that only the source's elements must be put in order. They
+    are read once for all copies.
     """
-    found = Content.of(result)
-    for key in content.tensors:
-        owner = result.aliases.get(key, key)
-        info = result.tensors[owner]
-        whole = info.dtype.itemsize == 0  # such a tensor cannot be cut
-        for box, flat in [(Box.whole(info.shape), None)] if whole else _held(info):
-            one, two = content.part(key, box), found.part(owner, box)
-            begin, end = flat or (0, one.numel)
-            step = _elements(one, _TASK)
-            for start in range(begin, end, step):
-                yield _Range(key, info.shape, box, one, two, start, min(start + step, end))
+    for (key, info), held in copies_in(pairs(content, result)):
+        yield from _cut(info, held, held.pieces, content.part(key, held.box))
 
 
-def _held(info: TensorInfo) -> Iterator[tuple[Box, tuple[int, int] | None]]:
-    """Yield the boxes, or flat ranges of boxes, of a tensor's main pieces: they tile it."""
-    for piece in info.pieces:
-        if not piece.replica and piece.box.volume:
-            yield piece.box, piece.flat
+def _cut(
+    info: TensorInfo, held: Copies, pieces: Sequence[Piece], wanted: Shard
+) -> Iterator[_Range]:
+    step = _elements(wanted, max(_TASK // len(pieces), _STEP))
+    for start in range(held.start, held.stop, step):
+        yield _Range(info, wanted, pieces, start, min(start + step, held.stop))
 
 
 def _tasks(ranges: Iterable[_Range]) -> Iterator[Sequence[_Range]]:
@@ -222,7 +231,7 @@ def _elements(shard: Shard, nbytes: int) -> int:
     return whole_rows(shard.shape, most) if shard.dtype.itemsize else most
 
 
-def _compare_bits(task: _Range, source: Gatherer, target: Gatherer) -> None:
+def _compare_bits(task: _Range, source: Gatherer, result: Gatherer) -> None:
     dtype = task.wanted.dtype
     step = _elements(task.wanted, _STEP)
     for start in range(task.start, task.stop, step):
@@ -230,13 +239,19 @@ def _compare_bits(task: _Range, source: Gatherer, target: Gatherer) -> None:
         size = dtype.nbytes(stop - start)
         want, has = buffer(size, _WANTED_SLOT), buffer(size, _FOUND_SLOT)
         source.fill(task.wanted, start, stop, want)
-        target.fill(task.found, start, stop, has)
-        if not same(want, has):
-            box = "" if task.box.sizes == task.whole else f"box {show(task.box)} of "
-            raise failed(
-                f"elements [{start}, {stop}) of {box}{task.key} are not what the source holds",
-                task.key,
-            )
+        for piece in task.pieces:
+            result.fill_piece(task.info, piece, start, stop, has)
+            if not same(want, has):
+                by = "main piece" if source is result else "source"
+                raise _differs(task, piece, start, stop, by)
+
+
+def _differs(task: _Range, piece: Piece, start: int, stop: int, by: str) -> CorruptError:
+    info, file = task.info, piece.extent.file
+    box = "" if piece.box.sizes == info.shape else f"box {show(piece.box)} of "
+    repeated = f", as {file} repeats them," if piece.replica else ""
+    what = f"elements [{start}, {stop}) of {box}{info.key}{repeated} are not what the {by} holds"
+    return failed(what, info.key, file)
 
 
 def compare_objects(content: Content, result: Checkpoint, same_objects: SameObjects) -> int:
@@ -251,13 +266,3 @@ def compare_objects(content: Content, result: Checkpoint, same_objects: SameObje
         if not equal(name):
             raise failed(f"{name} in the result is not what the source holds", name)
     return len(shared)
-
-
-def failed(message: str, key: str) -> CorruptError:
-    """Return the error of a proof that failed, given why and at which tensor or object."""
-    return CorruptError(
-        f"the proof failed: {message}",
-        kind="failed-proof",
-        tensor=key,
-        hint="nothing was made visible, the source is untouched; --restart builds it anew",
-    )

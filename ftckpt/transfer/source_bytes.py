@@ -26,7 +26,7 @@ _FEW = 4  # boxes that are compared as fast as they are looked up
 
 
 class Places:
-    """Where the main pieces of one tensor lie.
+    """Where the main pieces of one tensor lie, or one other piece of it.
 
     Args:
         held: each at a regular place; they do not overlap.
@@ -63,7 +63,7 @@ class SourceBytes:
         self._lock = threading.Lock()
         self._most = most_open_files()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
-        self._places: OrderedDict[str, Places] = OrderedDict()
+        self._places: OrderedDict[tuple[str, Piece | None], Places] = OrderedDict()
         self._undone = UndoneStreams(checkpoint.source, limiter)
 
     @property
@@ -71,26 +71,25 @@ class SourceBytes:
         """Reads that are closer than this many bytes are better done as one."""
         return self.checkpoint.source.store.traits.gap
 
-    def places(self, info: TensorInfo) -> Places:
+    def places(self, info: TensorInfo, piece: Piece | None = None) -> Places:
         """Return where the main pieces of a tensor lie; found once while it is worked on.
+
+        Args:
+            info: the tensor.
+            piece: a piece of it that is meant alone, of some volume: a replica.
 
         Raises:
             CorruptError: a piece has fewer bytes than its elements need (`size-mismatch`).
         """
         with self._lock:
-            known = self._places.get(info.key)
+            known = self._places.get((info.key, piece))
         if known is not None:
             return known
-        found = Places(
-            [
-                held
-                for piece in info.pieces
-                if not piece.replica and piece.box.volume
-                for held in self._places_of(info, piece)
-            ]
-        )
+        main = (one for one in info.pieces if not one.replica and one.box.volume)
+        pieces = main if piece is None else (piece,)
+        found = Places([held for one in pieces for held in self._places_of(info, one)])
         with self._lock:
-            self._places[info.key] = found
+            self._places[info.key, piece] = found
             while len(self._places) > _KNOWN_TENSORS:
                 self._places.popitem(last=False)
         return found

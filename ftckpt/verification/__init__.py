@@ -360,7 +360,8 @@ def _praise(
 
 
 _HINTS = {
-    ExitCode.CORRUPT: "do not resume from it; `ftckpt latest ROOT` finds the newest that is whole",
+    ExitCode.CORRUPT: "do not resume from it; "
+    "`ftckpt latest ROOT --verify content` finds the newest that is whole",
     ExitCode.INCOMPLETE: "wait for the save to finish, or use an earlier checkpoint",
     ExitCode.UNSAFE: "do not load it with any other tool; find out who wrote it",
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.assembly import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
+from ftckpt.copies import copies_of
 from ftckpt.dtypes import DType
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
@@ -199,31 +200,39 @@ def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
 def _check_replicas(
     checkpoint: Checkpoint, key: str, info: TensorInfo, limiter: RateLimit | None
 ) -> Iterator[Finding]:
-    if not any(piece.replica for piece in info.pieces):
-        return
+    for held in copies_of(info):
+        first, *others = held.pieces
+        if not others:
+            continue
+        wanted = _digest(checkpoint, info, first, limiter)
+        for piece in others:
+            if _digest(checkpoint, info, piece, limiter) != wanted:
+                yield finding(
+                    "replica-differs",
+                    f"{key} differs between {first.extent.file} and {piece.extent.file}",
+                    file=piece.extent.file,
+                    tensor=key,
+                    rank=piece.rank,
+                    offset=piece.extent.offset,
+                    length=piece.extent.length,
+                )
+
+
+def _digest(
+    checkpoint: Checkpoint, info: TensorInfo, piece: Piece, limiter: RateLimit | None
+) -> bytes:
+    """Return a digest of a piece's elements in the C order of its box."""
     import xxhash
 
-    main: dict[tuple[Box, Any], tuple[bytes, Piece]] = {}
-    for piece in sorted(info.pieces, key=lambda p: p.replica):
-        digest = xxhash.xxh3_128()
-        if piece.flat is None and checkpoint.payload(piece).strides is not None:
-            for slab in slabs(piece.box, _SLAB, info.dtype.itemsize):
-                digest.update(read_part(checkpoint, info, piece, slab, limiter).tobytes())
-        else:
-            for block in stream_payload(checkpoint.source, checkpoint.payload(piece), limiter):
-                digest.update(block)
-        place = (piece.box, piece.flat)
-        known = main.setdefault(place, (digest.digest(), piece))
-        if known[0] != digest.digest():
-            yield finding(
-                "replica-differs",
-                f"{key} differs between {known[1].extent.file} and {piece.extent.file}",
-                file=piece.extent.file,
-                tensor=key,
-                rank=piece.rank,
-                offset=piece.extent.offset,
-                length=piece.extent.length,
-            )
+    digest = xxhash.xxh3_128()
+    payload = checkpoint.payload(piece)
+    if piece.flat is None and payload.strides is not None:
+        for slab in slabs(piece.box, _SLAB, info.dtype.itemsize):
+            digest.update(read_part(checkpoint, info, piece, slab, limiter).tobytes())
+    else:
+        for block in stream_payload(checkpoint.source, payload, limiter):
+            digest.update(block)
+    return digest.digest()
 
 
 def _check_master(

@@ -20,20 +20,26 @@ import ftckpt.transfer.local_staging
 from ftckpt.candidates import newest_child
 from ftckpt.delta.original import Original, original_of, rest_of
 from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.formats import delta_original_proof, delta_records
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+from ftckpt.formats.delta_objects import PLAIN_REST, original_places
 from ftckpt.formats.delta_original import OriginalWriter, format_of, same_objects_there
+from ftckpt.formats.delta_original_proof import OriginalProof
 from ftckpt.opening import open_part, open_target
 from ftckpt.transfer.carrying import TransferOptions, TransferReport, transfer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.digest_proof import DigestProof
 from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import Wishes
+from tests.checkpoints import copy, flip
+from tests.counting import Added
 from tests.delta.packs import STORES, forget, opened, pack_places, save_steps, tensors_of
 from tests.killing import kill_points
 from tests.raw_checkpoint import RawCheckpoint, checkpoints
 from tests.real_sets import real_set
 
+DCP = Path(__file__).parents[1] / "data" / "dcp"
 SETS = [
     "accelerate_fsdp1",
     "dcp_2d_tpfsdp",
@@ -63,7 +69,7 @@ def unpack(delta: Path, out: Path, **options: Any) -> TransferReport:
         same_objects=same_objects_there,
         options=TransferOptions(**{"jobs": 2, **options}),
         store_options=STORES,
-        prover=DigestProof({tensor.key: tensor.digest for tensor in found.index.tensors}),
+        prover=OriginalProof(writer),
     )
 
 
@@ -199,6 +205,56 @@ def test_unpacking_that_is_killed_leaves_nothing_or_all(tmp_path: Path) -> None:
     assert os.listdir(out.parent) == ["out"]
     assert points > 15
     assert taken
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Path:
+    """Return a checkpoint of which one replica differs from the main piece."""
+    place = copy(DCP / "ranklocal" / "step-3", tmp_path / "apart")
+    checkpoint = opened(place)
+    (replica,) = (p for p in checkpoint.tensors["seen"].pieces if p.replica)
+    extent = checkpoint.payload(replica).extent
+    flip(place / extent.file, extent.offset)
+    return place
+
+
+def test_replicas_that_differ_come_back_as_they_were(apart: Path, tmp_path: Path) -> None:
+    pack_places(None, apart, tmp_path / "delta")
+    assert unpack(tmp_path / "delta", tmp_path / "out").proof is not None
+    assert _bytes(tmp_path / "out") == _bytes(apart)
+
+
+@pytest.mark.parametrize("task", [100, 1 << 20])
+@pytest.mark.parametrize("plain", [True, False])
+def test_every_byte_of_the_files_is_proven(
+    apart: Path, plain: bool, task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_original_proof, "_TASK", task)
+    monkeypatch.setattr(delta_original_proof, "_MOST", 3)
+    if plain:
+        monkeypatch.setattr(delta_records, "MOST_IN_MEMORY", 0)
+    pack_places(None, apart, tmp_path / "delta")
+    found = opened(tmp_path / "delta")
+    assert isinstance(found, DeltaCheckpoint)
+    assert (PLAIN_REST in original_places(found.index)) is plain
+    writer, content, counter = OriginalWriter(found), Content.of(found), Added()
+    prove, result = OriginalProof(writer), opened(apart)
+    proof = prove(content, result, same_objects_there, counter=counter)
+    assert proof.nbytes == content.nbytes
+    assert counter.done == counter.total == sum(map(len, _bytes(apart).values()))
+    (data,) = (file for file in writer.original.files if file.path == "__1_0.distcp")
+    ends = [offset for start, length in data.rest for offset in (start, start + length - 1)]
+    assert len(ends) > 2
+    for offset in ends:
+        flip(apart / data.path, offset)
+        with pytest.raises(CorruptError):  # the reader sees some of them before
+            prove(content, result, same_objects_there)
+        flip(apart / data.path, offset)
+    (replica,) = (p for p in result.tensors["seen"].pieces if p.replica)
+    flip(apart / data.path, result.payload(replica).extent.offset + 1)
+    with pytest.raises(CorruptError, match=r"of __1_0\.distcp are not what was packed") as caught:
+        prove(content, result, same_objects_there)
+    assert (caught.value.kind, caught.value.file) == ("failed-proof", data.path)
 
 
 def test_a_result_with_other_bits_fails_the_proof(tmp_path: Path) -> None:
