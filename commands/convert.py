@@ -120,6 +120,8 @@ def command(
     wishes = invocation.options(LayoutOptions).wishes(invocation, part)
     if spelling and names is not NamesChoice.MEGATRON:
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
+    if family and names is None:
+        raise UsageError("--family says by whose table names are translated", hint="--names NAME")
     renames = parse_renames(read_text(rename), rename) if rename else ()
     if wishes.like is not None:
         to = to or wishes.like.source_format
@@ -140,4 +142,5 @@ def command(
     if dtype is not None:
         content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
-    return carry_out(invocation, checkpoint, content, to, wishes, destination, run)
+    used = () if names is None else ("true_vocab_size",)
+    return carry_out(invocation, checkpoint, content, to, wishes, destination, run, used=used)

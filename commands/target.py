@@ -53,10 +53,17 @@ def open_target(
         NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.opening.open_target`.
     """
     from ftckpt.formats.catalog import formats
+    from ftckpt.store import EntryKind
 
     invocation.report(target=path)
     target = opening.open_target(path, formats(rules, bases), invocation.stores)
     invocation.report(format=target.format)
+    # A remark is worth a look at the directory, but no request for what else may lie there.
+    local = target.place.store.traits.local
+    if local and target.part is not None and target.part.entry.kind is EntryKind.FILE:
+        whole = opening.checkpoint_around(target.place, formats(rules))
+        if whole:
+            invocation.say(f"{path} is one file of the checkpoint {whole}: this is about it alone")
     return target
 
 
@@ -159,7 +166,8 @@ def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None)
         return target.open()
     if not target.place.which:
         raise UsageError(
-            f"{path} is a root, not one checkpoint", hint=f"{path}@STEP selects one of its steps"
+            f"{path} is a root, not one checkpoint",
+            hint=f"name one of its checkpoints: {_names(target.root)}",
         )
     child = choose(target.root, target.place.which)
     return opening.open_part(target.root.store, child.parts[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
@@ -182,8 +182,10 @@ def read_text(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no text: {error}") from error
 
 
 def narrowed(content: Content, options: PartOptions) -> Content:
@@ -225,6 +227,8 @@ def carry_out(
     destination: str,
     run: RunOptions,
     means: Means | None = None,
+    *,
+    used: Collection[str] = (),
 ) -> Result:
     """Lay out, then either print the plan or write, prove and show the result.
 
@@ -239,7 +243,10 @@ def carry_out(
         run: how it is done.
         means: by what it is written and proven; by default the format's own writer, and a
             comparison of every bit.
+        used: wishes that the verb itself has a use for; others that the writer has none for are
+            refused.
     """
+    from ftckpt.formats.catalog import reads_by_rules
     from ftckpt.formats.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.stores import open_store
@@ -259,7 +266,9 @@ def carry_out(
     jobs = affordable_jobs(job_count(run.jobs), local=local)
     means = means or Means(*format_and_writer(name, wishes.rules, destination), prove, SameObject)
     target, writer, prover, same_objects = means
-    layout = lay_out(writer, content, wishes, store)
+    if reads_by_rules(checkpoint.source_format):
+        used = (*used, "rules")
+    layout = lay_out(writer, content, wishes, store, used=used)
     require_place(layout)
     invocation.report(
         destination=destination,

@@ -37,6 +37,8 @@ FORMATS: tuple[Format, ...] = (
     *RECOGNISED,
 )
 
+_BY_RULES = (Megatron, DeepSpeed, DeepSpeedUniversal)
+
 
 def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...]:
     """Return the formats in their order, with what the user says about reading.
@@ -50,9 +52,14 @@ def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...
     return tuple(_told(one, rules, bases) for one in FORMATS)
 
 
+def reads_by_rules(name: str) -> bool:
+    """Say whether checkpoints of a format are read by the user's table of rules."""
+    return any(isinstance(one, _BY_RULES) for one in FORMATS if one.name == name)
+
+
 def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
     if isinstance(one, Delta):
         return replace(one, rules=rules, bases=bases)
-    if rules is not None and isinstance(one, (Megatron, DeepSpeed, DeepSpeedUniversal)):
+    if rules is not None and isinstance(one, _BY_RULES):
         return replace(one, rules=rules)
     return one

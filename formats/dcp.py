@@ -53,6 +53,9 @@ from .unpickle import no_gc
 # What Megatron-Core keeps beside the metadata.
 _BESIDE = frozenset({CONFIGURATION, "integrity.json"})
 
+# A record that is opened for one of its pieces, which have no names.
+_UNNAMED = "a tensor"
+
 
 class Dcp:
     """The format."""
@@ -118,7 +121,12 @@ class DcpCheckpoint(Checkpoint):
 
     def payload(self, piece: Piece) -> Payload:
         """Open the item and find the elements of its tensor."""
-        tensor, span, transforms = self._elements(piece)
+        try:
+            tensor, span, transforms = self._elements(piece)
+        except FtckptError as error:
+            if error.tensor == _UNNAMED:
+                error.tensor = None  # whose piece it is the caller knows
+            raise
         if tensor.shape != piece.box.sizes:
             raise misshapen(piece.extent, tensor.shape, piece.box.sizes)
         strides = None if tensor.dense else tensor.strides
@@ -133,7 +141,7 @@ class DcpCheckpoint(Checkpoint):
         """
         place_ = piece.extent
         transforms, limit = self._transformed.get(place_, ((), 0))
-        item = Item("a tensor", place_, transforms, piece.rank, limit)
+        item = Item(_UNNAMED, place_, transforms, piece.rank, limit)
         window = open_item(self.source, item)
         assert isinstance(window, Window)
         stream = window.parse()

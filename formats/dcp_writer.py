@@ -35,6 +35,7 @@ class DcpWriter:
 
     name = "dcp"
     single = False
+    grants = ("dp",)
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content` for `wishes.dp` ranks; the source's world size where it is None.

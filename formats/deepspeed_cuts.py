@@ -33,6 +33,7 @@ class Cuts:
 
     Attributes:
         known: whether any rule says so.
+        vocabulary: patterns of the names whose rows are a vocabulary's, as the source records them.
     """
 
     def __init__(self, state: ModelState | None, wishes: Wishes) -> None:
@@ -47,6 +48,9 @@ class Cuts:
         info = state.info if state is not None else None
         self._info = info if info is not None else {}
         self.known = wishes.rules is not None or info is not None
+        patterns = self._info.get("vocabulary_parameter_patterns")
+        texts = patterns if isinstance(patterns, (list, tuple)) else ()
+        self.vocabulary = tuple(text for text in texts if isinstance(text, str))
         size = wishes.true_vocab_size or self._info.get("original_vocab_size")
         self._rows = size if type(size) is int else None
 
@@ -73,11 +77,7 @@ class Cuts:
         return Cut(0) if rule is None else Cut(rule.split.axis, blocks=rule.split.blocks)
 
     def _is_vocabulary(self, name: str) -> bool:
-        patterns = self._info.get("vocabulary_parameter_patterns")
-        texts = patterns if isinstance(patterns, (list, tuple)) else ()
-        return self._rows is not None and any(
-            isinstance(text, str) and re.match(text, name) for text in texts
-        )
+        return self._rows is not None and any(re.match(text, name) for text in self.vocabulary)
 
     def padded(self, wanted: Wanted, shape: Shape) -> Wanted | None:
         """Return a vocabulary's tensor with the padding of another shape; None where it is none.

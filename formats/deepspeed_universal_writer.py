@@ -33,16 +33,17 @@ from .deepspeed_cuts import Cuts
 from .deepspeed_files import ZERO, Role
 from .deepspeed_flats import Holdings
 from .deepspeed_foreign import Foreign
+from .deepspeed_layers import RestOfLayers
 from .deepspeed_model_files import ModelFiles
 from .deepspeed_parameters import STATE
 from .deepspeed_plan import Plan
 from .deepspeed_rest import RestOfRole, stored, unplaced
-from .deepspeed_shares import Place
+from .deepspeed_settings import all_equal, bare
+from .deepspeed_shares import GROUPS, Place
 from .deepspeed_source import Source
-from .deepspeed_states import OPTIMIZER
+from .deepspeed_states import OPTIMIZER, ModelState
 from .torch_tree import Carried, Tensor, save
 
-_AXES = ("tp", "pp", "vp", "dp", "ep", "zero_stage")
 _STEP = "step"
 
 
@@ -51,20 +52,15 @@ class DeepSpeedUniversalWriter:
 
     name = "deepspeed-universal"
     single = False
+    grants = ("rules", "true_vocab_size")
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content`.
 
         Raises:
-            UsageError: a wish for a number of ranks: any number loads it.
+            UsageError: the true size of a vocabulary where nothing says which parameters have one.
             UnsupportedError: there is no optimizer's state, or some that the loader cannot read.
         """
-        for name in _AXES:
-            if getattr(wishes, name) is not None:
-                raise UsageError(
-                    f"a universal checkpoint is for any job: it has no place for --{name}",
-                    hint="the job that loads it says in its configuration how it divides",
-                )
         checkpoint = content.checkpoint
         if isinstance(checkpoint, DeepSpeedCheckpoint):
             return _of_deepspeed(content, checkpoint, wishes)
@@ -74,28 +70,30 @@ class DeepSpeedUniversalWriter:
 def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wishes) -> Layout:
     source = Source(checkpoint)
     job = source.job
-    cuts = Cuts(source.models.states[0], wishes)
+    cuts = _cuts(source.models.states[0], wishes)
     content = source.models.content(content, job.stage, job.stage)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
     holdings = Holdings(content, checkpoint.placed)
     around = RestOfRole.of(content, source.files[Role.MODEL])
-    model = ModelFiles(content, holdings, Plan(checkpoint, source, job), around)
+    plan = Plan(checkpoint, source, job)
+    layers = RestOfLayers(content, plan)
+    model = ModelFiles(content, holdings, plan, around, layers)
     optimizer = RestOfRole.of(content, source.files[Role.OPTIMIZER])
     numbers: dict[str, Any] = {}
     for mp, groups in source.groups.items():
         for group, found in zip(groups, source.numbers[mp], strict=True):
             numbers |= dict.fromkeys(group, found)
-    folders = _Folders(content, holdings, cuts, numbers)
+    folders = _Folders(content, holdings, cuts, numbers, source.models.called)
     share = optimizer.deal(Place(0, 0), 0, first=True)
     optimizer.settle()
     # Without groups the loader would restore no state at all; one of no settings changes none.
-    bare: list[Any] = [{"params": [number]} for number in range(len(source.groups[0]))]
-    base: dict[str, Any] = {"param_groups": bare, **share.base}
+    empty: list[Any] = [{"params": [number]} for number in range(len(source.groups[0]))]
+    base: dict[str, Any] = {GROUPS: empty, **share.base}
     tree = folders.state_tree(share.inner, base, source.version)
     state = _state_file(Carried(tree, share.storages))
     files = [*model.files(), *model.layer_files(), *folders.files(), state]
-    rests = (around, optimizer)
-    notes = [*_notes(cuts), *(note for rest in rests for note in rest.notes)]
+    rests = (around, optimizer, layers)
+    notes = [*_notes(cuts, base), *(note for rest in rests for note in rest.notes)]
     return Layout(
         files=files,
         unplaced=unplaced(content, rests),
@@ -106,17 +104,28 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
 
 def _of_other(content: Content, wishes: Wishes) -> Layout:
     source = Foreign(content)
-    cuts = Cuts(None, wishes)
+    cuts = _cuts(None, wishes)
     holdings = Holdings(source.content, {})
-    folders = _Folders(source.content, holdings, cuts, {name: {} for name in source.trained})
+    folders = _Folders(source.content, holdings, cuts, {name: {} for name in source.trained}, {})
     tree = folders.state_tree(source.optimizer, source.base, source.version)
     files = [source.model_file(), *folders.files(), _state_file(tree)]
     return Layout(
         files=files,
         unplaced=source.unplaced,
-        notes=[*_notes(cuts), *source.notes],
+        notes=[*_notes(cuts, source.base), *source.notes],
         content=source.content,
     )
+
+
+def _cuts(state: ModelState | None, wishes: Wishes) -> Cuts:
+    cuts = Cuts(state, wishes)
+    if wishes.true_vocab_size is not None and not cuts.vocabulary:
+        raise UsageError(
+            "--true-vocab-size has no meaning here: no universal_checkpoint_info of the source says"
+            " which parameters have a vocabulary's rows",
+            hint="leave it out",
+        )
+    return cuts
 
 
 class _Folders:
@@ -127,6 +136,7 @@ class _Folders:
         holdings: of that content.
         cuts: how jobs cut parameters.
         numbers: the names of parameters, each with the states of it that are no tensors.
+        called: name -> folder, where that is another.
     """
 
     def __init__(
@@ -135,9 +145,10 @@ class _Folders:
         holdings: Holdings,
         cuts: Cuts,
         numbers: Mapping[str, Mapping[str, Any]],
+        called: Mapping[str, str],
     ) -> None:
         self._content, self._states, self._cuts = content, holdings.states, cuts
-        self._numbers = numbers
+        self._numbers, self._called = numbers, called
 
     def files(self) -> Iterator[OutputFile]:
         """Yield the files of all parameters.
@@ -155,19 +166,19 @@ class _Folders:
                     f"{master} is not there: a job starts from it", tensor=master
                 )
             shape = tensors[master].shape
-            how = self._cuts.how(name, shape)
-            yield _file(name, "fp32", {**how, "param": self._tensor(master)})
+            how, folder = self._cuts.how(name, shape), self._called.get(name, name)
+            yield _file(folder, "fp32", {**how, "param": self._tensor(master)})
             for leaf, key in self._states.get(name, {}).items():
                 if leaf == _STEP and tensors[key].shape == ():
-                    yield _file(name, leaf, self._tensor(key))
+                    yield _file(folder, leaf, self._tensor(key))
                 elif tensors[key].shape == shape:
-                    yield _file(name, leaf, {**how, "param": self._tensor(key)})
+                    yield _file(folder, leaf, {**how, "param": self._tensor(key)})
                 else:
                     raise _unread(key, "is not of its parameter's shape")
             for leaf, value in numbers.items():
                 if leaf != _STEP:
                     raise _unread(f"{name}.{leaf}", "is no tensor")
-                yield _file(name, leaf, value)
+                yield _file(folder, leaf, value)
 
     def _tensor(self, key: str) -> Tensor:
         return Tensor.of(self._content.whole(key))
@@ -192,8 +203,8 @@ class _Folders:
         return {"ds_version": version, **inner, **base, OPTIMIZER: {"state": state, **base}}
 
 
-def _file(name: str, leaf: str, tree: Any) -> OutputFile:
-    return OutputFile(f"{ZERO}/{name}/{leaf}.pt", save(tree, folder=leaf))
+def _file(folder: str, leaf: str, tree: Any) -> OutputFile:
+    return OutputFile(f"{ZERO}/{folder}/{leaf}.pt", save(tree, folder=leaf))
 
 
 def _state_file(tree: Any) -> OutputFile:
@@ -209,7 +220,7 @@ def _unread(key: str, what: str) -> UnsupportedError:
     )
 
 
-def _notes(cuts: Cuts) -> Iterator[Finding]:
+def _notes(cuts: Cuts, base: Mapping[str, Any]) -> Iterator[Finding]:
     yield finding(
         "note",
         "DeepSpeed finds a universal checkpoint by the file `latest_universal` in the directory"
@@ -220,6 +231,14 @@ def _notes(cuts: Cuts) -> Iterator[Finding]:
         "DeepSpeed restores what its optimizer trains from a universal checkpoint: buffers and"
         " frozen parameters stay as the job that loads it has made them",
     )
+    groups = base.get(GROUPS)
+    if isinstance(groups, list) and not all_equal([bare(g) for g in groups if isinstance(g, dict)]):
+        what = (
+            "a job of stage 3 takes the settings of the first parameter group for all that it has:"
+            " give the others their own (lr, weight_decay, …) again after loading, or"
+            " reshard to the job's own form instead"
+        )
+        yield finding("note", what)
     if not cuts.known:
         what = (
             "nothing says how parameters are cut over tensor slices: jobs of more than one would"

@@ -27,10 +27,11 @@ from .deepspeed_checkpoint import DeepSpeedCheckpoint
 from .deepspeed_files import Role
 from .deepspeed_flats import Flat, Holdings
 from .deepspeed_job import LIKE, Group, wished
+from .deepspeed_layers import RestOfLayers
 from .deepspeed_model_files import ModelFiles
 from .deepspeed_optimizer_tree import OptimizerTree
 from .deepspeed_plan import Plan
-from .deepspeed_rest import RestOfRole, stored, unplaced
+from .deepspeed_rest import Rest, RestOfRole, stored, unplaced
 from .deepspeed_shares import Dealer, Place
 from .deepspeed_source import Source
 from .torch_tree import Carried, save
@@ -42,6 +43,7 @@ class DeepSpeedWriter:
 
     name = "deepspeed"
     single = False
+    grants = ("tp", "pp", "dp", "zero_stage", "rules", "true_vocab_size")
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content` for `wishes.dp` partitions of stage `wishes.zero_stage`.
@@ -93,8 +95,12 @@ class Given(Protocol):
         """Deals out that in the optimizer's files."""
 
     @property
-    def rests(self) -> Sequence[RestOfRole]:
-        """The same of the source."""
+    def layers(self) -> RestOfLayers:
+        """The same in the files of a pipeline's layers."""
+
+    @property
+    def rests(self) -> Sequence[Rest]:
+        """All of it."""
 
     @property
     def unplaced(self) -> Iterable[str]:
@@ -126,7 +132,8 @@ class OfItself:
         self.content = source.models.content(content, source.job.stage, self.plan.job.stage)
         self.models = RestOfRole.of(self.content, source.files[Role.MODEL])
         self.optimizers = RestOfRole.of(self.content, source.files[Role.OPTIMIZER])
-        self.rests = (self.models, self.optimizers)
+        self.layers = RestOfLayers(self.content, self.plan)
+        self.rests = (self.models, self.optimizers, self.layers)
         self.unplaced: Iterable[str] = ()
 
     def numbers(self, mp: int, number: int) -> Mapping[str, Any]:
@@ -153,7 +160,9 @@ class _Writing:
         self._given, self._plan, self._content = given, given.plan, given.content
         self._job = given.plan.job
         self._holdings = Holdings(self._content, self._plan.placed)
-        self._model = ModelFiles(self._content, self._holdings, self._plan, given.models)
+        self._model = ModelFiles(
+            self._content, self._holdings, self._plan, given.models, given.layers
+        )
         self._trees = OptimizerTree(self._plan)
         if self._model.pipeline and not self._plan.layers:
             raise UnsupportedError(

@@ -55,6 +55,7 @@ class MegatronDistWriter:
 
     name = "megatron-dist"
     single = False
+    grants = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content` for a job of other sizes; the source's where nothing is wished.

@@ -63,6 +63,7 @@ class MegatronWriter:
 
     name = "megatron"
     single = False
+    grants = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
 
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
         """Return the sizes of an example (fits `ftckpt.transfer.example.FollowsExample`)."""

@@ -39,6 +39,7 @@ class RanksWriter:
 
     name = "ranks"
     single = False
+    grants = ("dp",)
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content` for `wishes.dp` ranks; the source's world size where it is None.

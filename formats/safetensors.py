@@ -65,7 +65,6 @@ class SafetensorsCheckpoint(Checkpoint):
         beside: the tensors in folders of their own.
         stored: the non-tensor state.
         headers: of each file that could be read.
-        damage: findings about those that could not, or that contradict each other.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -74,7 +73,6 @@ class SafetensorsCheckpoint(Checkpoint):
     beside: Beside = field(default_factory=Beside)
     stored: StoredObjects = field(default_factory=StoredObjects)
     headers: Mapping[str, Header] = field(default_factory=dict)
-    damage: Sequence[Finding] = ()
 
     def members(self) -> Iterable[str]:
         """Yield the weights, their indexes, and what belongs to a model folder."""
@@ -86,7 +84,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged headers, and where index, names and headers disagree."""
-        yield from self.damage
+        yield from self.found
         for weights in self.sets:
             yield from self._check_set(weights)
         yield from self.beside.check(self.source, self.headers)
@@ -226,7 +224,7 @@ def _open_weights(
         beside=beside,
         stored=stored,
         headers=headers,
-        damage=damage,
+        found=damage,
     )
 
 
@@ -249,7 +247,7 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
         "global shapes are derived from the parts, so the loss of the last rank may not show",
         notes=followed_links(source, members_of(source, (), ())),
         headers=headers,
-        damage=[*damage, *contradictions],
+        found=[*damage, *contradictions],
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ftckpt.errors import UsageError
 from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import OutputFile, Wishes
+from ftckpt.transfer.layout import OutputFile
 
 from .safetensors_file import lay_out_file
 from .safetensors_names import Alias, metadata, stored_name
+from .state_paths import with_aliases
 
 
 class StoredOnce:
@@ -23,7 +23,7 @@ class StoredOnce:
     components: Mapping[str, Mapping[str, Wanted]]
 
     def __init__(self, content: Content) -> None:
-        self._content = content
+        self._content = content = with_aliases(content)
         owners = _owners(content)
         found: dict[str, dict[str, Wanted]] = {"model": {}}
         for key, wanted in content.tensors.items():
@@ -52,20 +52,6 @@ class StoredOnce:
         shared = [alias for w in held.values() for alias in self._aliases.get(w.key, ())]
         shards = {name: self._content.whole(wanted.key) for name, wanted in held.items()}
         return lay_out_file(path, shards, metadata(component, held, shared))
-
-
-def require_undivided(wishes: Wishes) -> None:
-    """Refuse a wish for ranks.
-
-    Raises:
-        UsageError: the files should be divided over them.
-    """
-    for flag in ("tp", "pp", "vp", "dp", "ep"):
-        if (getattr(wishes, flag) or 1) > 1:
-            raise UsageError(
-                f"safetensors files are not divided over ranks, so --{flag} has no meaning",
-                hint="--max-shard-size sets the size of a folder's files",
-            )
 
 
 def _owners(content: Content) -> dict[str, str]:

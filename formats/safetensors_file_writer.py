@@ -12,7 +12,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 
 from .hf_beside import beside_weights
-from .safetensors_content import StoredOnce, require_undivided
+from .safetensors_content import StoredOnce
 from .safetensors_files import SUFFIX
 
 FILE = f"model{SUFFIX}"
@@ -23,16 +23,16 @@ class SafetensorsFileWriter:
 
     name = "safetensors"
     single = True
+    grants = ("max_shard_size",)
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out the weights; all other state is `unplaced`.
 
         Raises:
-            UsageError: the file should be divided, over ranks or by size.
+            UsageError: the file should be divided by size.
             UnsupportedError: a tensor that safetensors cannot hold, by its name, or more of them
                 than a header has room for.
         """
-        require_undivided(wishes)
         if wishes.max_shard_size is not None:
             raise UsageError(
                 f"a name that ends in {SUFFIX} asks for one file, and --max-shard-size for several",

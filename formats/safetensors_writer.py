@@ -23,7 +23,7 @@ from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
 from .hf_beside import beside_weights
 from .object_records import lay_out_objects
 from .safetensors import SafetensorsCheckpoint
-from .safetensors_content import StoredOnce, require_undivided
+from .safetensors_content import StoredOnce
 from .safetensors_files import COMPONENTS, OPTIMIZER, SUFFIX
 
 MAX_SHARD_SIZE = 5 * 10**9  # bytes; huggingface_hub's
@@ -37,15 +37,15 @@ class SafetensorsWriter:
 
     name = "safetensors"
     single = False
+    grants = ("max_shard_size",)
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content`; reads the first bytes of non-tensor state, to know what it is.
 
         Raises:
-            UsageError: the folder should be divided over ranks, or a shard hold less than a byte.
+            UsageError: a shard should hold less than a byte.
             UnsupportedError: a tensor of a type that safetensors does not have, by its name.
         """
-        require_undivided(wishes)
         limit = wishes.max_shard_size or MAX_SHARD_SIZE
         if limit < 1:
             raise UsageError(f"a shard of {limit} bytes holds nothing")

@@ -129,7 +129,8 @@ class TorchSave:
 def _recognised(listing: Listing) -> str:
     """Return why one file is a torch.save stream, or ""."""
     name = listing.single
-    if listing.files[name].kind != "file":
+    # DCP's data files are such zips one after another, and nothing without their metadata.
+    if listing.files[name].kind != "file" or name.endswith(".distcp"):
         return ""
     head = listing.head(name, 4096)
     if head.startswith(LEGACY_MAGIC):
@@ -155,7 +156,6 @@ class TorchSaveCheckpoint(Checkpoint):
         streams: of each file that could be parsed.
         trees: what those hold.
         index: the index of a sharded folder.
-        damage: findings about files that could not be parsed.
     """
 
     format: ClassVar[str] = "torchsave"
@@ -163,11 +163,10 @@ class TorchSaveCheckpoint(Checkpoint):
     streams: Mapping[str, TorchStream] = field(default_factory=dict)
     trees: Mapping[str, TrainingTree] = field(default_factory=dict)
     index: Index | None = None
-    damage: Sequence[Finding] = ()
 
     def members(self) -> Iterable[str]:
         """Yield the files, their index, and what belongs to a model folder."""
-        files = set(self.streams) | {f.file for f in self.damage if f.file}
+        files = set(self.streams) | {f.file for f in self.found if f.file}
         if self.index is not None:
             files |= {self.index.file, *self.index.files()}
         if not self.source.single:
@@ -181,7 +180,7 @@ class TorchSaveCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
-        yield from self.damage
+        yield from self.found
         yield from check_streams(self.source, self.streams)
         if self.index is None:
             return
@@ -323,7 +322,7 @@ def open_files(
         streams=streams,
         trees=trees,
         index=index,
-        damage=damage,
+        found=damage,
     )
     checkpoint.step = step_of(checkpoint.scalars(1))
     return checkpoint

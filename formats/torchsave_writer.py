@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
@@ -31,7 +31,6 @@ from .training_tree import MODELS, OPTIMIZERS
 FILE = "checkpoint.pt"
 # Where torch's optimizers have their groups; readers know an optimizer by them.
 _GROUPS: Path = ("optimizer", "param_groups")
-_PARALLEL = ("tp", "pp", "vp", "dp", "ep", "zero_stage")
 
 
 class TorchSaveWriter:
@@ -39,17 +38,14 @@ class TorchSaveWriter:
 
     name = "torchsave"
     single = True
+    grants = ()
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
         """Lay out `content` as one file.
 
         Raises:
-            UsageError: a wish to divide it.
             UnsupportedError: a tensor of a type that torch.save cannot write.
         """
-        for wish in _PARALLEL:
-            if getattr(wishes, wish) not in (None, 1):
-                raise UsageError(f"one file of torch.save is not divided: no wish for {wish}")
         content = with_aliases(content)
         nesting = _nesting(content)
         state = NestedState()

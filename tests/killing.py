@@ -20,26 +20,35 @@ _CHANGES = (
 KILLED = 137
 
 
-def kill_points(work: Callable[[], None], *, limit: int = 2000) -> Generator[int, None, None]:
+def kill_points(work: Callable[[], object], *, limit: int = 2000) -> Generator[int, None, None]:
     """Run `work` in forks, killed at change 1, 2, 3 …; yield after each kill; end when it is done.
 
     Raises:
         AssertionError: a run ended by itself with a failure, or `limit` was not enough.
     """
     for point in range(1, limit):
-        child = os.fork()
-        if child == 0:
-            _run(work, point)
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0:
+        if run_until(work, point) == 0:
             return
-        assert code == KILLED, f"the run that was to be killed at change {point} ended with {code}"
         yield point
     raise AssertionError(f"it was not done after {limit} changes")
 
 
-def _run(work: Callable[[], None], point: int) -> None:
+def run_until(work: Callable[[], object], point: int) -> int:
+    """Run `work` in a fork, killed at change `point`; return `KILLED`, or 0 where it got through.
+
+    Raises:
+        AssertionError: it ended by itself with a failure.
+    """
+    child = os.fork()
+    if child == 0:
+        _run(work, point)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, KILLED), f"the run to be killed at change {point} ended with {code}"
+    return code
+
+
+def _run(work: Callable[[], object], point: int) -> None:
     left = point
     lock = threading.Lock()
 

@@ -62,12 +62,19 @@ def _write(path: str, data: bytes, publish: Callable[[str, str], None]) -> None:
         raise translate(error, path, "write") from error
 
 
-def _link(temporary: str, path: str) -> None:
+def link_new(made: str, path: str) -> None:
+    """Give a whole file a second name that must not exist, not even as a dangling link.
+
+    Raises:
+        ExistsError: the name is taken.
+        UnsupportedError: the filesystem has no hard links.
+        OSError: the system refused.
+    """
     try:
-        os.link(temporary, path, follow_symlinks=False)
+        os.link(made, path, follow_symlinks=False)
     except FileExistsError:
         # NFS repeats a request whose answer was lost and then reports our own link as a stranger.
-        if not os.path.samestat(os.lstat(temporary), os.lstat(path)):
+        if not os.path.samestat(os.lstat(made), os.lstat(path)):
             raise ExistsError(f"{path} exists already") from None
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS) and os.access(
@@ -77,6 +84,10 @@ def _link(temporary: str, path: str) -> None:
                 f"cannot create {path}: the filesystem has no hard links"
             ) from error
         raise
+
+
+def _link(temporary: str, path: str) -> None:
+    link_new(temporary, path)
     _remove(temporary)
 
 

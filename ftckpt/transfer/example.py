@@ -8,7 +8,7 @@ layout were held to their checksums when they were parsed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -20,10 +20,10 @@ from ftckpt.verification import Level, VerifyOptions, verify
 
 from . import changes
 from .content import Content
+from .granting import RANKS, flag, require_granted
 from .layout import Layout, Wishes, Writer
 from .places import require_apart
 
-_RANKS = ("tp", "pp", "vp", "dp", "ep")
 _HINT = "let the job that is to load the result save one, at its first step"
 
 
@@ -38,7 +38,14 @@ class FollowsExample(Protocol):
         """
 
 
-def lay_out(writer: Writer, content: Content, wishes: Wishes, destination: Store) -> Layout:
+def lay_out(
+    writer: Writer,
+    content: Content,
+    wishes: Wishes,
+    destination: Store,
+    *,
+    used: Collection[str] = (),
+) -> Layout:
     """Return the files of a result, as `writer` lays them out.
 
     Args:
@@ -46,16 +53,18 @@ def lay_out(writer: Writer, content: Content, wishes: Wishes, destination: Store
         content: what is written.
         wishes: what the user asks of the layout; its example is checked first.
         destination: where the result goes.
+        used: names of wishes that something else has a use for (see `granting`).
 
     Raises:
-        UsageError: a wish that cannot be granted, an example that the writer cannot use or that
-            another wish contradicts.
+        UsageError: a wish that cannot be granted or has no meaning here, an example that the writer
+            cannot use or that another wish contradicts.
         UnsupportedError: see `Writer.layout`.
         RefusedError: the destination lies in the example.
         FtckptError: the example is damaged, by the exit code of what was found.
         IncompleteError: the source or the example changed meanwhile.
     """
     source, example = content.checkpoint, wishes.like
+    require_granted(writer, wishes, used)
     if example is not None:
         _require_usable(writer, wishes, example)
         require_apart(example.source, destination, "example")
@@ -86,13 +95,13 @@ def _require_usable(writer: Writer, wishes: Wishes, example: Checkpoint) -> None
             hint=f"ftckpt convert --to {example.format}, or an example in {writer.name}",
         )
     has = writer.axes(example)
-    for name in (*_RANKS, "zero_stage", "max_shard_size"):
+    for name in (*RANKS, "zero_stage", "max_shard_size"):
         wish = getattr(wishes, name)
-        one = 1 if name in _RANKS else None  # ranks that an axis does not have are one
+        one = 1 if name in RANKS else None  # ranks that an axis does not have are one
         if wish is not None and wish != has.get(name, one):
             says = f"has {has[name]}" if name in has else "decides that itself"
             raise UsageError(
-                f"--{name.replace('_', '-')} {wish} contradicts --like: the example {says}",
+                f"{flag(name)} {wish} contradicts --like: the example {says}",
                 hint="leave one of them out",
             )
 

@@ -4,7 +4,9 @@
     .NAME.ftckpt-staging/state/            the files of the result
 
 Killed at any instant, NAME is absent or whole. A directory is renamed onto its name, which fails
-where a directory with content stands; a single file is linked to it, which fails where any stands.
+where a directory with content stands; a single file is linked to it, which fails where any stands,
+and so is its manifest before it. What a killed run has built is taken over by the next of the same
+transfer, and what it has only begun is forgotten by any.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from shlex import quote
 
 from ftckpt.digest import BLOCK, block_length, hash_block
 from ftckpt.digest import Block as StoredBlock
@@ -25,7 +28,7 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.source import Source
-from ftckpt.stores.atomic import sync_directory, write_new, write_over
+from ftckpt.stores.atomic import link_new, sync_directory, write_new, write_over
 from ftckpt.stores.local import LocalStore
 from ftckpt.stores.oserror import translate
 
@@ -64,7 +67,7 @@ class LocalStaging(Staging):
         try:
             if not os.path.isdir(self._parent):
                 raise NotFoundError(
-                    f"{self._parent} does not exist", hint=f"mkdir -p {self._parent}"
+                    f"{self._parent} does not exist", hint=f"mkdir -p {quote(self._parent)}"
                 )
             if os.path.lexists(self._path) and not os.path.lexists(self._place):
                 raise self._exists()
@@ -73,14 +76,13 @@ class LocalStaging(Staging):
             # Asked again: who held the lock may have finished since.
             if os.path.lexists(self._path):
                 # Killed between the last act and the end of the sweeping up.
-                mine = found == plan and os.lstat(self._path).st_ino == self._shown
-                if mine or not (journal or os.path.lexists(self._state)):
+                if os.lstat(self._path).st_ino == self._shown:
                     self._sweep()
-                if not mine:
-                    raise self._exists()
-                return True
+                    if found == plan:
+                        return True
+                raise self._exists()
             if found != plan or restart:
-                self._require_free_to_forget(journal, restart)
+                self._require_free_to_forget(restart)
                 self._start_anew(plan)
             else:
                 self._take_over(journal)
@@ -167,7 +169,7 @@ class LocalStaging(Staging):
         """Unlock; a place where nothing has been built yet is swept away."""
         if not self._lock.held:
             return
-        if os.path.isdir(self._state) and not any(names for *_, names in os.walk(self._state)):
+        if not self._has_built():
             self._sweep()
         self._lock.release()
 
@@ -175,36 +177,50 @@ class LocalStaging(Staging):
         for made in read_blocks(journal):
             self._earlier.setdefault(made.file, {})[made.number] = made
 
+    def _has_built(self) -> bool:
+        """Say whether a run has come as far as its first file, and may have shown something."""
+        return self._shown is not None or any(names for *_, names in os.walk(self._state))
+
     def _publish_file(self, manifest: bytes) -> None:
         # The data is what makes it visible, so the manifest goes first; one that stands there
         # already is ours only where a killed run of this transfer came as far as this.
         beside, staged = self._path + SUFFIX, os.path.join(self._state, self._name)
         if os.path.lexists(self._path):
             raise self._exists()
-        if self._shown is None and os.path.lexists(beside):
-            raise self._exists(SUFFIX)
         again = self._shown is not None
+        if not again:
+            self._require_no_record()
+        write_over(staged + SUFFIX, manifest)
         self._about_to_show(staged)
         if again and os.path.lexists(beside):
-            write_over(beside, manifest)
+            os.rename(staged + SUFFIX, beside)
         else:
-            write_new(beside, manifest)
-        os.link(staged, self._path, follow_symlinks=False)
+            link_new(staged + SUFFIX, beside)
+        sync_directory(self._parent)
+        link_new(staged, self._path)
 
     def _about_to_show(self, path: str) -> None:
         """Note what is shown next, by which a later run tells it from what somebody else made."""
         self._shown = os.lstat(path).st_ino
         self._lock.append(shown_line(self._shown), durable=True)
 
-    def _require_free_to_forget(self, journal: bytes, restart: bool) -> None:
-        # A first line that was cut off is of a run that had built nothing yet.
-        if (b"\n" in journal or os.path.lexists(self._state)) and not restart:
+    def _require_free_to_forget(self, restart: bool) -> None:
+        if self._has_built() and not restart:
             raise RefusedError(
                 f"{self._place} holds what another transfer to {self._path} has built so far",
                 hint="run that one again to finish it, or --restart to forget it",
             )
-        if self._single and self._shown is None and os.path.lexists(self._path + SUFFIX):
-            raise self._exists(SUFFIX)
+        if self._single and self._shown is None:
+            self._require_no_record()
+
+    def _require_no_record(self) -> None:
+        """Refuse a manifest of which nothing here says that a killed run has left it."""
+        beside = self._path + SUFFIX
+        if os.path.lexists(beside):
+            raise ExistsError(
+                f"{beside} exists already, and no {self._name} that it describes",
+                hint=f"rm {quote(beside)} if that file is gone for good, or choose another name",
+            )
 
     def _tidy(self, files: Mapping[str, int]) -> None:
         """Remove what is no file of the result: it would be shown with it.
@@ -245,9 +261,11 @@ class LocalStaging(Staging):
         )
         system = os.statvfs(self._place)
         free = system.f_bavail * system.f_frsize
-        if nbytes - staged + _SPARE > free:
+        needed = max(0, nbytes - staged) + _SPARE
+        if needed > free:
             raise NoResourceError(
-                f"{self._path} needs {nbytes - staged} bytes more and {free} are free",
+                f"{self._path} needs {needed} bytes more, {_SPARE} of them for what is kept beside "
+                f"the data, and {free} are free",
                 hint="free space, or choose another destination",
             )
 
@@ -256,10 +274,10 @@ class LocalStaging(Staging):
         shutil.rmtree(self._state, ignore_errors=True)
         self._lock.remove()
 
-    def _exists(self, suffix: str = "") -> ExistsError:
+    def _exists(self) -> ExistsError:
         built = f"; what was built lies in {self._place}" if os.path.lexists(self._state) else ""
         return ExistsError(
-            f"{self._path}{suffix} exists already",
+            f"{self._path} exists already",
             hint=f"nothing is overwritten: choose another name{built}",
         )
 

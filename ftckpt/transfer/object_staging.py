@@ -95,8 +95,15 @@ def claim(store: Store, name: str, manifest: bytes) -> None:
     require_free(store, name)
 
 
-def require_free(store: Store, name: str) -> None:
+def require_free(
+    store: Store, name: str, hint: str = "nothing is overwritten: choose another name"
+) -> None:
     """Refuse a name that is taken.
+
+    Args:
+        store: where.
+        name: which.
+        hint: the way out.
 
     Raises:
         ExistsError: it is.
@@ -105,10 +112,7 @@ def require_free(store: Store, name: str) -> None:
         store.stat(name)
     except NotFoundError:
         return
-    raise ExistsError(
-        f"{store.describe(name)} exists already",
-        hint="nothing is overwritten: choose another name",
-    )
+    raise ExistsError(f"{store.describe(name)} exists already", hint=hint)
 
 
 class _Held(Upload):

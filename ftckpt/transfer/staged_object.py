@@ -21,6 +21,11 @@ from .object_staging import claim, require_free
 from .places import staging_name
 from .remote_staging import RemoteStaging
 
+_RECORD_ALONE = (
+    "the manifest alone is of another run, killed or under way: run that one again to finish it,"
+    " or, where none is, remove the manifest and give --restart"
+)
+
 
 class StagedObject(RemoteStaging):
     """Builds one object.
@@ -42,8 +47,8 @@ class StagedObject(RemoteStaging):
         ours = self._marked() == plan
         try:
             require_free(self._beside, self._name)
-            if not ours:  # the manifest alone is of a killed run, or of one that is under way
-                require_free(self._beside, self._name + SUFFIX)
+            if not ours:
+                require_free(self._beside, self._name + SUFFIX, _RECORD_ALONE)
         except ExistsError:
             if restart or not ours or not self._is_shown():
                 raise

@@ -401,7 +401,7 @@ def test_no_counters_is_said(tmp_path: Path) -> None:
     path = save({"model": {"a": torch.zeros(3)}}, tmp_path / "c")
     assert open_path(Dcp(), path).step is None
     (found,) = [f for f in report(path).findings if f.kind == "step-unknown"]
-    assert "step: cannot tell" in found.message
+    assert "cannot tell which step __0_0.distcp is of" in found.message
 
 
 def test_the_name_of_the_directory_is_compared(path: Path) -> None:

@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import UsageError
 from ftckpt.formats.ranks_writer import RanksWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from tests.checkpoints import open_checkpoint, save_dcp
 from tests.formats.jobs import run_job
 from tests.formats.rank_jobs import DATA, JOBS, job, write_plain
+from tests.megatron_files import write as write_megatron
+from tests.megatron_model import Job
 from tests.real_sets import real_set
 from tests.writer_suite import as_bytes, assert_same_tensors, assert_sound, write
 
 WRITER = RanksWriter()
+OPTIMIZER = "optim_world_size_2_rank_1.pt"
 
 
 def saved(path: Path, state: Any) -> Checkpoint:
@@ -242,10 +244,14 @@ def test_tied_weights_share_a_storage_in_every_rank(tmp_path: Path) -> None:
     assert part["head"]._local_tensor.data_ptr() == part["embed"]._local_tensor.data_ptr()
 
 
-def test_groups_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    content = Content.of(saved(tmp_path / "s.pt", {"w": torch.ones(2)}))
-    with pytest.raises(UsageError, match="wish for pp"):
-        WRITER.layout(content, Wishes(pp=2))
+@pytest.mark.parametrize("optimizer", ["fp32", "masters"])
+def test_moments_that_stages_share_are_no_state_of_one_rank(tmp_path: Path, optimizer: Any) -> None:
+    """The last stage has a tied embedding's moments too, under a number of its own."""
+    path = write_megatron(tmp_path / "in", Job(pp=2, tied=True, optimizer=optimizer)).path
+    source = open_checkpoint(path)
+    result = write(WRITER, source, tmp_path / "out", dp=2)
+    assert set(result.tensors) - set(source.aliases) == set(source.tensors)
+    assert all(type(key) is str for key in loaded(tmp_path / f"out/{OPTIMIZER}")["state"])
 
 
 def test_other_components_have_no_place(tmp_path: Path) -> None:

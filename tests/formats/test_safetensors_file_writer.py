@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ftckpt import api
-from ftckpt.errors import ExistsError, ExitCode, UnsupportedError, UsageError
+from ftckpt.errors import ExistsError, ExitCode, RefusedError, UnsupportedError, UsageError
 from ftckpt.formats import safetensors_file
 from ftckpt.formats.safetensors_file_writer import FILE, SafetensorsFileWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.manifest import SUFFIX
-from ftckpt.stores.atomic import TEMPORARY
+from ftckpt.transfer.carrying import TransferOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from ftckpt.transfer.narrowing import Only, only
 from ftckpt.verification import verify
 from tests.checkpoints import open_checkpoint
-from tests.killing import kill_points
+from tests.killing import kill_points, run_until
 from tests.real_sets import real_set
 from tests.writer_suite import assert_same_tensors, write
 
@@ -169,13 +172,11 @@ def test_what_lies_beside_weights_is_named(tmp_path: Path) -> None:
     assert not layout.unplaced
 
 
-@pytest.mark.parametrize("wish", ["tp", "pp", "vp", "dp", "ep", "max_shard_size"])
-def test_one_file_is_not_divided(wish: str, tmp_path: Path) -> None:
+def test_one_file_is_not_divided(tmp_path: Path) -> None:
     content = weights(saved(tmp_path / "x.pt", {"w": torch.ones(3)}))
-    asked: dict[str, Any] = {wish: 2}
-    wishes = Wishes(**asked)
-    with pytest.raises(UsageError, match=f"--{wish.replace('_', '-')}"):
-        WRITER.layout(content, wishes)
+    with pytest.raises(UsageError, match="--max-shard-size for several") as caught:
+        WRITER.layout(content, Wishes(max_shard_size=2))
+    assert "DST/ with a slash" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -197,13 +198,62 @@ def test_killed_at_any_change_it_is_absent_or_whole(tmp_path: Path) -> None:
     out = tmp_path / "results"
     out.mkdir()
     one = out / "one.safetensors"
+    of_a_run = {one.name, f"{one.name}{SUFFIX}", f".{one.name}.ftckpt-staging"}
 
     def work() -> None:
         api.convert(source, str(one), "safetensors")
 
-    seen = {one.exists() for _ in kill_points(work)}
+    seen = set()
+    for _ in kill_points(work):
+        assert set(os.listdir(out)) <= of_a_run
+        seen.add(one.exists())
     assert seen == {False, True}
-    # A kill inside the last acts leaves the temporary name of a small file.
-    left = sorted(name for name in os.listdir(out) if not name.startswith(TEMPORARY))
-    assert left == [one.name, f"{one.name}{SUFFIX}"]
+    assert sorted(os.listdir(out)) == [one.name, f"{one.name}{SUFFIX}"]
+    assert api.verify(str(one)).evidence == "manifest"
+
+
+def test_killed_at_any_change_it_costs_another_nothing_but_a_word(tmp_path: Path) -> None:
+    """What a killed run leaves is finished, forgotten on `--restart`, or named to be removed."""
+    first = saved(tmp_path / "first.pt", {"w": torch.ones(3)})
+    second = saved(tmp_path / "second.pt", {"w": torch.zeros(3)})
+    out = tmp_path / "results"
+    one, beside = out / "one.safetensors", out / f"one.safetensors{SUFFIX}"
+    place = out / ".one.safetensors.ftckpt-staging"
+    answers = set()
+    for point in itertools.count(1):
+        out.mkdir()
+        if run_until(lambda: api.convert(first, str(one), "safetensors"), point) == 0:
+            break
+        try:
+            api.convert(second, str(one), "safetensors")
+            answers.add("done")
+        except ExistsError:
+            assert one.exists()
+            assert not place.exists()
+            answers.add("finished before")
+        except RefusedError as error:
+            answers.add(f"{error.hint}, {'a' if beside.exists() else 'no'} manifest")
+            api.convert(second, str(one), "safetensors", options=TransferOptions(restart=True))
+        assert sorted(os.listdir(out)) == [one.name, beside.name]
+        assert api.verify(str(one)).evidence == "manifest"
+        shutil.rmtree(out)
+    again = "run that one again to finish it, or --restart to forget it"
+    assert answers == {"done", "finished before", f"{again}, a manifest", f"{again}, no manifest"}
+
+
+def test_a_manifest_whose_file_is_gone_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    source = saved(tmp_path / "state.pt", {"w": torch.ones(3)})
+    one = tmp_path / "results of mine" / "one.safetensors"
+    one.parent.mkdir()
+    api.convert(source, str(one), "safetensors")
+    one.unlink()
+    with pytest.raises(
+        ExistsError, match=r"json exists already, and no one\.safetensors"
+    ) as caught:
+        api.convert(source, str(one), "safetensors")
+    remove, path = shlex.split(caught.value.hint)[:2]
+    assert remove == "rm"
+    assert os.listdir(one.parent) == [f"{one.name}{SUFFIX}"]
+    os.unlink(path)
+    api.convert(source, str(one), "safetensors")
     assert api.verify(str(one)).evidence == "manifest"

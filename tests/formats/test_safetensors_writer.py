@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint, CommitState, Kind
 from ftckpt.dtypes import DTYPES
-from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UnsupportedError, UsageError
+from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UnsupportedError
 from ftckpt.formats.safetensors import Safetensors
+from ftckpt.formats.safetensors_file_writer import SafetensorsFileWriter
 from ftckpt.formats.safetensors_writer import SafetensorsWriter
 from ftckpt.formats.same_object import SameObject
 from ftckpt.transfer.content import Content, Copy, Wanted
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, Wishes, Writer
+from ftckpt.transfer.proof import prove
 from ftckpt.transfer.retyping import retype
 from ftckpt.verification import verify
 from tests.checkpoints import open_checkpoint
@@ -212,17 +215,6 @@ def test_elements_that_do_not_fill_bytes_are_refused(tmp_path: Path) -> None:
         lay_out(content.with_tensors([odd]))
 
 
-def test_a_folder_is_not_divided_over_ranks(tmp_path: Path) -> None:
-    import torch
-
-    torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
-    content = Content.of(open_checkpoint(tmp_path / "x.pt"))
-    for flag in ("tp", "pp", "vp", "dp", "ep"):
-        with pytest.raises(UsageError, match=f"--{flag}"):
-            lay_out(content, **{flag: 2})
-    assert lay_out(content, tp=1).files
-
-
 def test_an_alias_of_another_component_is_stored_of_itself(tmp_path: Path) -> None:
     import torch
 
@@ -244,6 +236,24 @@ def test_aliases_of_aliases_and_of_themselves_end(tmp_path: Path) -> None:
     content = Content(checkpoint=before, tensors=content.tensors, objects={}, aliases=circular)
     materialise(lay_out(content), before, tmp_path / "out")
     assert open_checkpoint(tmp_path / "out").aliases == {"b": "a", "c": "a"}
+
+
+@pytest.mark.parametrize("writer", [WRITER, SafetensorsFileWriter()])
+def test_a_tied_weight_that_the_source_only_names_is_an_alias(
+    writer: Writer, tmp_path: Path
+) -> None:
+    """Megatron's last stage has a copy of the embedding, and its reader one tensor."""
+    import torch
+
+    torch.save({"embed.weight": torch.ones(2)}, tmp_path / "x.pt")
+    before = open_checkpoint(tmp_path / "x.pt")
+    content = replace(Content.of(before), aliases={"head.weight": "embed.weight"})
+    layout = writer.layout(content, Wishes())
+    materialise(layout, before, tmp_path / "out")
+    place = tmp_path / "out"
+    after = open_checkpoint(place / layout.files[0].path if writer.single else place)
+    assert after.aliases == content.aliases
+    assert prove(content, after, SameObject).tensors == 1
 
 
 @pytest.mark.parametrize(

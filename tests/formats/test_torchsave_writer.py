@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.dtypes import DTYPES
-from ftckpt.errors import UsageError
 from ftckpt.formats.torchsave_writer import FILE, TorchSaveWriter
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Wishes
@@ -164,13 +163,6 @@ def test_state_under_names_has_groups_or_readers_would_not_know_it(tmp_path: Pat
     result = write(WRITER, content, tmp_path / "out")
     assert_same_tensors(result, source)
     assert loaded(tmp_path / "out")["optimizer"]["param_groups"] == []
-
-
-@pytest.mark.parametrize("wishes", [Wishes(tp=2), Wishes(dp=2)])
-def test_one_file_is_not_divided(wishes: Wishes, tmp_path: Path) -> None:
-    content = Content.of(saved(tmp_path / "s.pt", {"w": torch.ones(2)}))
-    with pytest.raises(UsageError, match=r"no wish for [td]p"):
-        WRITER.layout(content, wishes)
 
 
 def test_two_things_for_one_place_are_named(tmp_path: Path) -> None:

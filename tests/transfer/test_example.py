@@ -22,6 +22,8 @@ from tests.checkpoints import flip, open_checkpoint, save_dcp
 class Following(TorchSaveWriter):
     """Has a job of two tensor slices."""
 
+    grants: Any = ("tp", "zero_stage", "max_shard_size")
+
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
         return {"tp": 2}
 

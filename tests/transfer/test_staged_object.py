@@ -214,9 +214,26 @@ def test_of_two_that_were_killed_the_first_to_claim_the_name_goes_on(
         patch.setattr(MemoryStore, "duplicate", _killed)
         with pytest.raises(KilledError):
             _convert(f"{place}/one.pt", "step-1")
-    with pytest.raises(ExistsError, match=r"one\.pt\.ftckpt\.json"):
+    with pytest.raises(ExistsError, match=r"one\.pt\.ftckpt\.json") as caught:
         _convert(f"{place}/one.pt", restart=True)
+    assert "run that one again" in caught.value.hint
     assert _convert(f"{place}/one.pt", "step-1").taken_over
+    assert _held(place) == NAMES
+
+
+def test_what_the_refusal_of_a_lone_manifest_says_is_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = f"memory://objects-{next(_numbers)}"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "duplicate", _killed)
+        with pytest.raises(KilledError):
+            _convert(f"{place}/one.pt", "step-1")
+    with pytest.raises(ExistsError) as caught:
+        _convert(f"{place}/one.pt")
+    assert "remove the manifest and give --restart" in caught.value.hint
+    open_store(place, STORES).delete([f"one.pt{SUFFIX}"])
+    _convert(f"{place}/one.pt", restart=True)
     assert _held(place) == NAMES
 
 
