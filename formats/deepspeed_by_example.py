@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ftckpt.checkpoint import Kind, tensor_key
@@ -19,14 +20,16 @@ from .deepspeed_example import (
     ModelsDealer,
     OptimizersDealer,
     decided,
+    leave_modules,
     leave_sizes,
     scales_otherwise,
 )
 from .deepspeed_files import Role
 from .deepspeed_fitting import Fitting
 from .deepspeed_geometry import Grid
+from .deepspeed_layers import RestOfLayers
 from .deepspeed_plan import STEP, Plan
-from .deepspeed_rest import RestOfRole
+from .deepspeed_rest import Rest, RestOfRole
 from .deepspeed_settings import OfParameters, bare
 from .deepspeed_shares import GROUPS, Place
 from .deepspeed_source import Source
@@ -40,6 +43,7 @@ class ByExample:
         content: the same, as the result holds it.
         plan: of the example.
         models, optimizers: deal out the state around the weights.
+        layers: the same in the files of a pipeline's layers.
         rests: the same of the source.
     """
 
@@ -57,6 +61,7 @@ class ByExample:
         self.asked = content
         made = Source(example)
         self.plan = Plan(example, made, made.job, exact=True)
+        self.layers = RestOfLayers(content, self.plan)
         self._origins = _origins(content)
         self._carried: CarriedState | None = None
         theirs = decided(content, example)
@@ -70,8 +75,10 @@ class ByExample:
             if not self._objects:  # they were dropped
                 self._parameters.settings.clear()
         else:
-            self._grid, self._carried = None, CarriedState(content, theirs)
-            self._parameters, content = self._carried.parameters, self._carried.content
+            others = {n: o for n, o in content.objects.items() if n not in self.layers.claimed}
+            self._carried = CarriedState(replace(content, objects=others), theirs)
+            self._grid, self._parameters = None, self._carried.parameters
+            content = replace(self._carried.content, objects=content.objects)
             self._objects = self._carried.group_objects
         names = (name for group in self.plan.groups() for name in self.plan.members(*group))
         numbers = {name: self._numbers_of(name) for name in names}
@@ -81,12 +88,15 @@ class ByExample:
         roles = (Role.MODEL, Role.OPTIMIZER)
         if self._carried is not None:
             states = self._carried.states
-            self.rests = [RestOfRole(self.content, states(role)) for role in roles]
+            roles_of = [RestOfRole(self.content, states(role)) for role in roles]
         else:
-            self.rests = [RestOfRole.of(self.content, source.files[r], theirs) for r in roles]
-        models, optimizers = self.rests
+            roles_of = [RestOfRole.of(self.content, source.files[r], theirs) for r in roles]
+        self.rests: list[Rest] = [*roles_of, self.layers]
+        models, optimizers = roles_of
         for state in models.states:
             leave_sizes(state, self.plan)
+            if self.plan.pipeline:  # the modules are in files of their own
+                models.unplaced += set(leave_modules(state)) - self.layers.claimed
         step = self.asked.checkpoint.step
         self.models = ModelsDealer(self.plan, models, self._place, step, self._group_origins)
         self.optimizers = OptimizersDealer(self.plan, optimizers, self._place, self._groups)

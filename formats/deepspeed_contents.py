@@ -37,7 +37,8 @@ class Rest:
     Attributes:
         path: which file.
         role: what it holds.
-        prefix: of the names of its objects: "" in the first file of its role, else `rank_R.`.
+        prefix: of the names of its objects: "" in the first file of its role, else `rank_R.`; for
+            a pipeline's layer "" in the first slice, else `tpT.`.
         rank: whose state it is; None where nobody's.
         objects: by name.
         tensors: dotted name -> tensor.
@@ -88,6 +89,35 @@ def read_rest(file: DeepSpeedFile, stream: TorchStream, rank: int, *, first: boo
         if isinstance(optimizer, dict):  # ZeRO is off
             _sort_objects(rest, pickle, optimizer)
     return rest
+
+
+def read_layer(file: DeepSpeedFile, stream: TorchStream, rank: int) -> Rest:
+    """Sort what one slice of a pipeline's layer keeps beside its weights.
+
+    Args:
+        file: which file.
+        stream: it, parsed; its tensors are left out.
+        rank: the first that loads it.
+
+    Raises:
+        UnsafeError: the tree unfolds to far more than a checkpoint has.
+    """
+    rest = Rest(file.path, file.role, _of_slice(file), rank)
+    _sort(rest, _pickle(file.path, stream), _of_layer(file), (), stream.tree, ())
+    return rest
+
+
+def name_in_layer(file: DeepSpeedFile, key: object) -> str:
+    """Return the name of an object that the file of a layer has under a key of its state_dict."""
+    return f"{_of_slice(file)}{_of_layer(file)}{key}"
+
+
+def _of_slice(file: DeepSpeedFile) -> str:
+    return f"tp{file.mp}." if file.mp else ""
+
+
+def _of_layer(file: DeepSpeedFile) -> str:
+    return f"module.{file.layer}."
 
 
 def read_number(path: str, label: str, stream: TorchStream) -> Rest:

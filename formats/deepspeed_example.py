@@ -20,7 +20,7 @@ from .deepspeed_plan import Plan
 from .deepspeed_rest import RestOfRole
 from .deepspeed_schedules import SCHEDULER, regrouped
 from .deepspeed_shares import GROUPS, Place, Share, State
-from .deepspeed_states import BASES, INFO, OPTIMIZER
+from .deepspeed_states import BASES, INFO, MODULE, OPTIMIZER
 from .inert import Inert
 from .inert_tree import Path, leaves
 from .torch_tree import Carried
@@ -179,6 +179,15 @@ def leave_sizes(state: State, plan: Plan) -> None:
     record = _record(state.fields.get((_ARGUMENTS,)))
     if record is not None and _ARGUMENTS in plan.checkpoint.objects:
         record.state = {key: value for key, value in record.state.items() if key not in _SIZES}
+
+
+def leave_modules(state: State) -> list[str]:
+    """Take a module's extra state from a state of the source; return the names of what it was."""
+    paths = [path for path in state.fields if path[0] == MODULE and path in state.names]
+    names = [state.names[path] for path in paths]
+    for path in paths:
+        state.forget(path)
+    return names
 
 
 def _record(value: Any) -> Inert | None:

@@ -10,26 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
-from ftckpt.dtypes import decode_scalar
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Wishes
 
+from .deepspeed_counters import Numbers, counters_of
 from .deepspeed_cuts import Cuts
 from .deepspeed_matching import require_asked, require_castable, require_tied, widens
 from .deepspeed_models import COPIES
-from .deepspeed_plan import STEP, Plan
+from .deepspeed_plan import Plan
+from .deepspeed_rest import OWN
 
 _SLICE = "extra:tp"
-_OWN = "extra:rank"
 _SHOWN = 3
-
-Numbers = Mapping[str, Mapping[str, Any]]
 
 
 class Fitting:
@@ -56,12 +53,10 @@ class Fitting:
         """
         self._given, self._plan, self._example = content, plan, plan.checkpoint
         self._cuts, self._rules = Cuts(plan.models.states[0], wishes), wishes.rules
-        self.numbers = {name: dict(own) for name, own in numbers.items()}
-        self._used: set[str] = set()
+        self.numbers, self._used = counters_of(content, plan, numbers)
         self._widened: list[str] = []
         self._cast: list[str] = []
         self._resized: list[str] = []
-        self._count()
         made = {wanted.key: wanted for wanted in (*self._fitted(), *self._unseen())}
         others = [w for w in content.tensors.values() if _is_other(w)]
         self.unplaced = sorted(self._left(made) - {wanted.key for wanted in others})
@@ -72,37 +67,6 @@ class Fitting:
         self.content = replace(content, tensors=tensors, aliases=tied)
         self.notes = list(self._remarks())
 
-    def _count(self) -> None:
-        """Make plain numbers of the counters that the example has as such (a fused Adam's step)."""
-        for mp, number in self._plan.groups():
-            counters = self._plan.source.numbers[mp][number]
-            if self._plan.counts_in_settings(mp, number):
-                counters = {**counters, STEP: self._plan.source.settings[mp][number][STEP]}
-            for leaf, like in counters.items():
-                for name in self._plan.members(mp, number):
-                    self._count_one(name, leaf, like)
-
-    def _count_one(self, name: str, leaf: str, like: Any) -> None:
-        key = tensor_key("optimizer", Kind.OTHER, f"{name}.{leaf}")
-        wanted = self._given.tensors.get(key)
-        own = self.numbers.setdefault(name, {})
-        if leaf in own:
-            return
-        value = None if wanted is None else self._number(wanted)
-        if value is None or type(like) not in (int, float) or type(like)(value) != value:
-            raise UnsupportedError(
-                f"{key} is not there as a number, and the example has it", tensor=key
-            )
-        self._used.add(key)
-        own[leaf] = type(like)(value)
-
-    def _number(self, wanted: Wanted) -> float | None:
-        if wanted.shape != () or len(wanted.copies) != 1:
-            return None
-        return decode_scalar(
-            wanted.dtype, read_tensor(self._given.checkpoint, wanted.copies[0].key)
-        )
-
     def _fitted(self) -> Iterator[Wanted]:
         """Yield what the example has.
 
@@ -111,7 +75,7 @@ class Fitting:
         """
         missing: list[TensorInfo] = []
         for info in self._example.tensors.values():
-            if info.component.startswith(_OWN):
+            if info.component.startswith(OWN):
                 continue
             found = self._found(info)
             if found is not None:

@@ -150,12 +150,15 @@ def wished(job: Job, wishes: Wishes) -> Job:
     """Return the job that the user wants.
 
     Raises:
-        UsageError: a wish that DeepSpeed has no notion of.
+        UsageError: the vocabulary's size, which stays what it is.
         UnsupportedError: other tensor slices or pipeline stages.
     """
-    for name in ("vp", "ep"):
-        if getattr(wishes, name) not in (None, 1):
-            raise UsageError(f"a DeepSpeed checkpoint has no axis for --{name}")
+    if wishes.true_vocab_size is not None:
+        raise UsageError(
+            "--true-vocab-size has no meaning for DeepSpeed's own partitions: their vocabulary"
+            " keeps its padding",
+            hint="leave it out; with --like the result has the padding of the example",
+        )
     for name, has in (("tp", job.grid.tp), ("pp", job.grid.pp)):
         wish = getattr(wishes, name)
         if wish not in (None, has):

@@ -9,6 +9,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import OutputFile
 
 from .deepspeed_flats import Holdings
+from .deepspeed_layers import RestOfLayers
 from .deepspeed_modules import Modules, size_of
 from .deepspeed_plan import Plan
 from .deepspeed_shares import Dealer, Place, Share
@@ -25,15 +26,23 @@ class ModelFiles:
         holdings: of that content.
         plan: how they are laid out.
         rest: the state around the weights.
+        layers: the same in the files of a pipeline's layers.
 
     Attributes:
         pipeline: whether the weights are in files of layers.
     """
 
-    def __init__(self, content: Content, holdings: Holdings, plan: Plan, rest: Dealer) -> None:
+    def __init__(
+        self,
+        content: Content,
+        holdings: Holdings,
+        plan: Plan,
+        rest: Dealer,
+        layers: RestOfLayers,
+    ) -> None:
         self._plan, self._job, self._rest = plan, plan.job, rest
-        self._modules = Modules(content, holdings, plan)
-        self.pipeline = not any(state.weights for state in plan.models.states.values())
+        self._modules = Modules(content, holdings, plan, layers)
+        self.pipeline = plan.pipeline
 
     def files(self) -> Iterator[OutputFile]:
         """Yield the files of all ranks; stage 3 has one a partition."""
@@ -51,11 +60,11 @@ class ModelFiles:
 
     def _tree(self, share: Share, place: Place) -> dict[str, Any]:
         mp, dp = place
-        weights = self._modules.weights(mp)
+        weights, called = self._modules.weights(mp), self._plan.models.called
         tree = {**share.layout, "optimizer": None, **share.below()}
         tree[MODULE] = None if self.pipeline else Ordered({**weights, **share.below(MODULE)})
         tree["param_shapes"] = [
-            Ordered((name, size_of(shape)) for name, shape in flat.items())
+            Ordered((called.get(name, name), size_of(shape)) for name, shape in flat.items())
             for group in self._plan.flats[mp]
             for flat in group
         ]

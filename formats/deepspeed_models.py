@@ -27,12 +27,14 @@ class Models:
         states: what the first file of each model-parallel rank says.
         shared: name that is not stored -> name of the same parameter that is.
         trained: names that the optimizer knows, and those that are shared with one of them.
+        called: name -> what the optimizer calls the parameter, where a wrapper adds to it.
     """
 
     def __init__(self, checkpoint: DeepSpeedCheckpoint, states: Mapping[int, ModelState]) -> None:
         self._checkpoint = checkpoint
         self.states = states
         self.shared = {a: b for state in states.values() for a, b in state.shared.items()}
+        self.called = {a: b for state in states.values() for a, b in state.called.items()}
         known = {n for rank in checkpoint.groups.values() for group in rank for n in group}
         self.trained = known | {name for name, owner in self.shared.items() if owner in known}
 

@@ -17,6 +17,7 @@ from ftckpt.transfer.content import Content
 
 from .deepspeed_files import DeepSpeedFile
 from .deepspeed_flats import Holdings, fragment
+from .deepspeed_layers import RestOfLayers
 from .deepspeed_partition import Shape
 from .deepspeed_plan import Plan
 from .inert import Ordered
@@ -39,10 +40,13 @@ class Modules:
         content: what the files hold.
         holdings: of that content.
         plan: how they are laid out.
+        layers: what a pipeline's layers keep beside their weights.
     """
 
-    def __init__(self, content: Content, holdings: Holdings, plan: Plan) -> None:
-        self._content, self._holdings = content, holdings
+    def __init__(
+        self, content: Content, holdings: Holdings, plan: Plan, layers: RestOfLayers
+    ) -> None:
+        self._content, self._holdings, self._layers = content, holdings, layers
         self._job, self._models = plan.job, plan.models
         self._checkpoint, self._exact = plan.checkpoint, plan.exact
 
@@ -70,16 +74,29 @@ class Modules:
         return own if own in self._content.tensors else name
 
     def _frozen_names(self, mp: int) -> list[str]:
-        """Return the parameters that are not trained; stage 1 lists them nowhere."""
+        """Return the parameters that are not trained; stage 1 lists them nowhere.
+
+        Raises:
+            UnsupportedError: nothing says what the optimizer calls them.
+        """
         state = self._models.states[mp]
         if self._checkpoint.stage > 1:
             return list(state.frozen)
         tensors, trained = self._content.tensors, self._models.trained
-        return [
+        found = [
             name
             for name in state.weights
             if name not in trained and name in tensors and tensors[name].kind is Kind.PARAM
         ]
+        if found and self._models.called and self._job.stage > 1:
+            raise UnsupportedError(
+                f"modules of this job are in the wrapper of activation checkpointing, and stage"
+                f" {self._checkpoint.stage} does not say whether that of {found[0]} is: another"
+                " stage lists it under its wrapped name",
+                hint="--like EXAMPLE, a checkpoint that the job of the other stage saved",
+                tensor=found[0],
+            )
+        return found
 
     def frozen(self, mp: int, dp: int, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a file says of frozen parameters: their shapes, and what it holds of them.
@@ -89,16 +106,19 @@ class Modules:
             dp: the partition.
             weights: the state_dict of the same file.
         """
-        if self._job.stage == 1:
+        names = self._frozen_names(mp)
+        listed = self._checkpoint.stage > 1
+        kept = self._models.states[mp].keeps_frozen if listed else bool(names)
+        if self._job.stage == 1 or not kept:  # the loader wants all that the job has, or None
             return {"frozen_param_shapes": None, "frozen_param_fragments": None}
         shapes, held = Ordered(), Ordered()
-        for name in self._frozen_names(mp):
+        for name in names:
             if name not in self._content.tensors:
                 continue
             shard = self._holdings.local(name, mp)
-            shapes[name] = size_of(shard.shape)
-            whole = self._job.stage < 3
-            held[name] = weights[name] if whole else fragment(shard, self._job.grid.dp, dp)
+            whole, called = self._job.stage < 3, self._models.called.get(name, name)
+            shapes[called] = size_of(shard.shape)
+            held[called] = weights[name] if whole else fragment(shard, self._job.grid.dp, dp)
         return {"frozen_param_shapes": shapes, "frozen_param_fragments": held}
 
     @cached_property
@@ -119,9 +139,11 @@ class Modules:
         tree = self._checkpoint.tree(file.path)
         storages = self._checkpoint.streams[file.path].storages
         made, known = Ordered(), dict[str, Tensor]()
+        others = self._layers.fields(file, tree)
         for local, ref in tree.items():
             if not isinstance(ref, TensorRef):
-                made[local] = ref
+                if local in others:
+                    made[local] = others[local]
                 continue
             at = self._at.get((file.path, ref.span(storages).offset), ())
             key = next((k for k in at if k == local or k.endswith(f".{local}")), None)

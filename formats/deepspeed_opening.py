@@ -15,7 +15,7 @@ from ftckpt.rules import Rules
 from ftckpt.source import Source
 
 from .deepspeed_checkpoint import DeepSpeedCheckpoint, StepCopy
-from .deepspeed_contents import Rest, read_number, read_rest
+from .deepspeed_contents import Rest, read_layer, read_number, read_rest
 from .deepspeed_files import DeepSpeedFile, Role, check_grid, deepspeed_files
 from .deepspeed_geometry import grid_of
 from .deepspeed_slices import cuts_of
@@ -162,13 +162,22 @@ class Opening:
             weights.add_model(state)
             self.keep_rest(file, stream)
 
+        beside: list[tuple[DeepSpeedFile, TorchStream]] = []
+
         def layer(file: DeepSpeedFile, stream: TorchStream) -> None:
-            weights.add_layer(file, read_weights(file.path, stream.tree), stream.storages)
+            refs = read_weights(file.path, stream.tree)
+            weights.add_layer(file, refs, stream.storages)
+            others = {key: v for key, v in stream.tree.items() if key not in refs}
+            if any(value is not None for value in others.values()):
+                beside.append((file, stream._replace(tree=others)))
 
         self.read(self.of_role(Role.MODEL), model)
         self.read(self.of_role(Role.LAYER), layer)
         cut_of = cuts_of(self.head, self._rules)
         weights.place(cut_of, layers=Role.LAYER in self._roles)
+        for file, stream in beside:
+            mp = weights.stages.get(file.layer or 0, 0) * self.grid.tp + file.mp
+            self._rests.append(read_layer(file, stream, self.grid.rank(mp, None)))
         return weights
 
     def checkpoint(

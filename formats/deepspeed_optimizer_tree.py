@@ -31,7 +31,7 @@ class OptimizerTree:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._source, self._job = plan.source, plan.job
+        self._source, self._job, self._called = plan.source, plan.job, plan.models.called
         self.renumbered = False
 
     def build(self, share: Share, groups: Sequence[Sequence[Flat]], dp: int) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class OptimizerTree:
                 for part in parts
             ],
             "partition_count": [ranks] * len(parts),
-            "param_slice_mappings": [_addresses(part) for part in parts],
+            "param_slice_mappings": [self._addresses(part) for part in parts],
             MASTERS[0]: [part.masters(part.size if plain else part.held) for part in parts],
         }
         if not plain:
@@ -93,6 +93,14 @@ class OptimizerTree:
             found["param_alignment_paddings"] = [
                 list(flat.gaps) or [0] * len(flat.group) for flat in flats
             ]
+        return found
+
+    def _addresses(self, part: Partition) -> Ordered:
+        """Return where in the partition what is held of which parameter."""
+        found = Ordered()
+        for run in part.runs:
+            place = {"numel": run.stop - run.start, "start": run.at}
+            found[self._called.get(run.name, run.name)] = Call(_ADDRESS, state=place, new=True)
         return found
 
     def _base(
@@ -116,11 +124,3 @@ class OptimizerTree:
         ]
         held = {number: state for number, state in enumerate(states) if state}
         return {"state": held, **base}
-
-
-def _addresses(part: Partition) -> Ordered:
-    """Return where in the partition what is held of which parameter."""
-    return Ordered(
-        (run.name, Call(_ADDRESS, state={"numel": run.stop - run.start, "start": run.at}, new=True))
-        for run in part.runs
-    )

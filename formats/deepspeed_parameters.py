@@ -31,11 +31,19 @@ STEPS = 256
 
 
 class ParameterFile(NamedTuple):
-    """One state of one parameter: `zero/<name>/<leaf>.pt`."""
+    """One state of one parameter: `zero/<name>/<leaf>.pt`.
+
+    Attributes:
+        path: of the file.
+        name: of the parameter.
+        leaf: which state.
+        copy: whether it is what the converter makes of a weight that it does not know by this name.
+    """
 
     path: str
     name: str
     leaf: str
+    copy: bool = False
 
 
 def parameter_files(names: Iterable[str]) -> list[ParameterFile]:
@@ -73,9 +81,16 @@ class Parameters:
         self._held: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
         self._leaves: dict[str, set[str]] = defaultdict(set)
         self._counters: list[tuple[Extent, TensorInfo]] = []
-        files = parameter_files(opening.source.entries)
+        models = opening.models.values()
+        self._called = {name: folder for state in models for name, folder in state.called.items()}
+        own = {folder: name for name, folder in self._called.items()}
+        files = [
+            file._replace(name=own.get(file.name, file.name), copy=file.name in self._called)
+            for file in parameter_files(opening.source.entries)
+        ]
         for file in files:
-            self._leaves[file.name].add(file.leaf)
+            if not file.copy:
+                self._leaves[file.name].add(file.leaf)
         opening.read(files, self._add)
         state_file = DeepSpeedFile(f"{ZERO}/{STATE}", Role.OPTIMIZER)
         if state_file.path in opening.source.entries:
@@ -114,7 +129,9 @@ class Parameters:
                 kind="shape-mismatch",
                 file=file.path,
             )
-        self._held[file.name][file.leaf] = self._info(file, value, stream)
+        self._held[file.name][file.path if file.copy else file.leaf] = self._info(
+            file, value, stream
+        )
 
     def _fits(self, file: ParameterFile, tree: Mapping[str, Any], value: TensorRef) -> bool:
         """Say whether a tensor has its parameter's shape; a vocabulary may have lost its padding.
@@ -129,7 +146,7 @@ class Parameters:
 
     def _info(self, file: ParameterFile, value: TensorRef, stream: TorchStream) -> TensorInfo:
         component, kind, name = "optimizer", KINDS.get(file.leaf, Kind.OTHER), file.name
-        if file.name not in self._shapes:
+        if file.copy or file.name not in self._shapes:
             component, kind = "extra:universal", Kind.OTHER
         elif file.leaf == _MASTER:
             kind = Kind.MASTER
@@ -176,7 +193,7 @@ class Parameters:
             if has == {_MASTER}:
                 continue
             for leaf in sorted(every - has):
-                path = f"{ZERO}/{name}/{leaf}.pt"
+                path = f"{ZERO}/{self._called.get(name, name)}/{leaf}.pt"
                 what = f"{path} is missing: other parameters have {leaf}"
                 self._opening.found.append(finding("missing-file", what, file=path))
 

@@ -47,6 +47,11 @@ class Plan:
             groups = source.groups.items()
             self.flats = {mp: [job.partitioned(group) for group in own] for mp, own in groups}
 
+    @property
+    def pipeline(self) -> bool:
+        """Whether the weights are in files of layers."""
+        return not any(state.weights for state in self.models.states.values())
+
     def groups(self) -> Iterator[tuple[int, int]]:
         """Yield the parameter groups: a model-parallel rank and a number each."""
         for mp, groups in self.flats.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import TensorInfo
@@ -26,7 +27,31 @@ from .torch_tree import Carried, pickled
 
 # Tensors in other state are random states: small. More than this is not read to be compared.
 _COMPARED = 16 << 20
-_OWN = "extra:rank"
+# How a component of one rank alone begins; its number follows.
+OWN = "extra:rank"
+
+
+class Rest(Protocol):
+    """Other state of the source, and what became of it; known when all files were laid out."""
+
+    @property
+    def unplaced(self) -> Sequence[str]:
+        """Names of objects and keys of tensors that no file of the result has."""
+
+    @property
+    def notes(self) -> Sequence[Finding]:
+        """What the user should know."""
+
+    @property
+    def tensors(self) -> Sequence[Wanted]:
+        """Those inside, under the names that the result's ranks give them."""
+
+    @property
+    def same(self) -> Collection[str]:
+        """Names of objects that mean the same in the result."""
+
+    def strays(self, keys: Sequence[str]) -> set[str]:
+        """Return those of some tensors' keys that lie in none of it."""
 
 
 class RestOfRole:
@@ -70,7 +95,7 @@ class RestOfRole:
         names = {(i.extent.file, tuple(i.field)): name for name, i in checkpoint.objects.items()}
         own: dict[str, list[TensorInfo]] = {}
         for info in checkpoint.tensors.values():
-            if info.component.startswith(_OWN):
+            if info.component.startswith(OWN):
                 own.setdefault(info.pieces[0].extent.file, []).append(info)
 
         def read(file: DeepSpeedFile) -> State:
@@ -132,7 +157,7 @@ class RestOfRole:
                 self.same.add(name)
             for key in state.inside.get(path, ()):
                 wanted = self._content.tensors[key]
-                self.tensors.append(wanted._replace(component=f"extra:rank{rank}"))
+                self.tensors.append(wanted._replace(component=f"{OWN}{rank}"))
 
     def strays(self, keys: Sequence[str]) -> set[str]:
         """Return those of some tensors' keys that lie in no field of these files."""
@@ -190,14 +215,14 @@ def _below(name: str, label: str) -> bool:
     return name == label or name.startswith(f"{label}.")
 
 
-def unplaced(content: Content, rests: Sequence[RestOfRole]) -> list[str]:
+def unplaced(content: Content, rests: Sequence[Rest]) -> list[str]:
     """Return the names of objects and the keys of tensors that no file of the result has."""
     own = [key for key, wanted in content.tensors.items() if _is_own(wanted)]
     strays = set(own).intersection(*(rest.strays(own) for rest in rests))
     return sorted(strays.union(*(rest.unplaced for rest in rests)))
 
 
-def stored(content: Content, rests: Sequence[RestOfRole], *, renumbered: bool) -> Content:
+def stored(content: Content, rests: Sequence[Rest], *, renumbered: bool) -> Content:
     """Return what the files hold, under the names that the result's ranks give it.
 
     Args:
@@ -215,4 +240,4 @@ def stored(content: Content, rests: Sequence[RestOfRole], *, renumbered: bool) -
 
 
 def _is_own(wanted: Wanted) -> bool:
-    return wanted.component.startswith(_OWN)
+    return wanted.component.startswith(OWN)

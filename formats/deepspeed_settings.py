@@ -86,7 +86,7 @@ class OfParameters:
                     )
             return found
         candidates = [one.settings for one in self._candidates(example)]
-        if not candidates or not _all_equal(candidates):
+        if not candidates or not all_equal(candidates):
             return None
         self._found.append(candidates[0])
         return candidates[0]
@@ -110,7 +110,7 @@ class OfParameters:
 
     def _candidates(self, example: Settings) -> Sequence[Numbered]:
         """Return the groups that may be the example's."""
-        if _all_equal([one.settings for one in self.groups]):
+        if all_equal([one.settings for one in self.groups]):
             return self.groups
         return [one for one in self.groups if _fits(one.settings, example)]
 
@@ -143,7 +143,8 @@ def _fits(one: Settings, example: Settings) -> bool:
     return bool(shared) and all(one[key] == example[key] for key in shared)
 
 
-def _all_equal(groups: Sequence[Settings]) -> bool:
+def all_equal(groups: Sequence[Settings]) -> bool:
+    """Say whether groups have the same settings."""
     return all(one == groups[0] for one in groups)
 
 

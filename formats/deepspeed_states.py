@@ -9,8 +9,9 @@ Sources: `deepspeed/runtime/engine.py` (`_common_checkpoint_state`), `runtime/ze
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NoReturn
 
 from ftckpt.errors import CorruptError, UnsupportedError
@@ -36,6 +37,9 @@ LAYOUT_OF_OPTIMIZER = frozenset({
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 BASES = ("base_optimizer_state", OPTIMIZER)
 
+# What torch's activation checkpointing adds to names of parameters, and keeps out of state_dicts.
+_WRAPPER = "_checkpoint_wrapped_module."
+
 Storages = Mapping[str, StoredStorage]
 
 
@@ -50,8 +54,10 @@ class ModelState:
         groups: name -> shape of one parameter group, or sub-group of stage 3, in flat order.
         frozen: name -> shape of parameters that are not trained.
         fragments: what the file holds of those.
+        keeps_frozen: whether the file lists them: stage 1 does not, nor a job that leaves them out.
         shared: name that is not stored -> name of the same parameter that is.
         buffers: names of buffers among `weights`.
+        called: name -> what the optimizer calls the parameter, where a wrapper adds to it.
         parallel: (pp, tp) as recorded.
         dp: number of data-parallel ranks, as recorded.
         info: `universal_checkpoint_info`: how tensor-parallel parameters are cut.
@@ -65,8 +71,10 @@ class ModelState:
     groups: tuple[Mapping[str, Shape], ...]
     frozen: Mapping[str, Shape]
     fragments: Mapping[str, TensorRef]
+    keeps_frozen: bool
     shared: Mapping[str, str]
     buffers: frozenset[str]
+    called: Mapping[str, str]
     parallel: tuple[int, int] | None
     dp: int | None
     info: Mapping[str, Any] | None
@@ -142,21 +150,39 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
         pp, tp = _natural(dims.get("pp_degree")), _natural(dims.get("tp_degree"))
         parallel = (pp, tp) if pp and tp else None
     info = tree.get(INFO)
+    weights = read_weights(path, tree[MODULE])
+    groups = [_shapes(path, group) for group in shapes]
+    frozen = _shapes(path, tree.get("frozen_param_shapes") or {})
+    buffers = [n for n in _list(tree.get("buffer_names")) if isinstance(n, str)]
+    bare = _bare((*chain(*groups), *frozen, *chain(*shared.items()), *buffers), weights)
+    fragments = read_weights(path, tree.get("frozen_param_fragments"))
     return ModelState(
         file=file,
         storages=storages,
-        weights=read_weights(path, tree[MODULE]),
-        groups=tuple(_shapes(path, group) for group in shapes),
-        frozen=_shapes(path, tree.get("frozen_param_shapes") or {}),
-        fragments=read_weights(path, tree.get("frozen_param_fragments")),
-        shared=shared,
-        buffers=frozenset(n for n in _list(tree.get("buffer_names")) if isinstance(n, str)),
+        weights=weights,
+        groups=tuple({bare.get(n, n): shape for n, shape in group.items()} for group in groups),
+        frozen={bare.get(n, n): shape for n, shape in frozen.items()},
+        fragments={bare.get(n, n): ref for n, ref in fragments.items()},
+        keeps_frozen=tree.get("frozen_param_fragments") is not None,
+        shared={bare.get(a, a): bare.get(b, b) for a, b in shared.items()},
+        buffers=frozenset(bare.get(n, n) for n in buffers),
+        called={name: called for called, name in bare.items()},
         parallel=parallel,
         dp=_natural(tree.get("dp_world_size")) or None,
         info=info if isinstance(info, dict) else None,
         optimizer=tree.get("optimizer"),
         args=tree.get("args"),
     )
+
+
+def _bare(names: Iterable[str], weights: Mapping[str, TensorRef]) -> dict[str, str]:
+    """Return name with a wrapper -> name in the module's state_dict, for those that have one.
+
+    Optimizers go by `named_parameters`, which a parent answers with the wrapper's own name in it.
+    """
+    known = {*names, *weights}
+    bare = {name: name.replace(_WRAPPER, "") for name in known if _WRAPPER in name}
+    return {name: own for name, own in bare.items() if own in weights and name not in weights}
 
 
 def read_weights(path: str, tree: Any) -> Mapping[str, TensorRef]:

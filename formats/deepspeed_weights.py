@@ -49,6 +49,7 @@ class Weights:
         self._pipeline = False
         self.buffers: set[str] = set()
         self.placed: dict[str, Placed] = {}
+        self.stages: dict[int, int] = {}
 
     def add_model(self, state: ModelState) -> None:
         """Add a `*_model_states.pt`."""
@@ -94,7 +95,9 @@ class Weights:
             prefix = self._prefix(layer, files[0][1], known)
             for file, refs, storages in files:
                 for local, ref in refs.items():
-                    mp = stages.get(prefix + local, 0) * self._grid.tp + file.mp
+                    stage = stages.get(prefix + local, 0)
+                    self.stages.setdefault(layer, stage)
+                    mp = stage * self._grid.tp + file.mp
                     weight = Weight(mp, None, file, ref, storages)
                     self._weights[prefix + local].append(weight)
         if layers and self._pipeline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,19 +36,20 @@ class RanksCheckpoint(Checkpoint):
     Attributes:
         files: every file that belongs to it, sorted.
         names: dotted names of the non-tensor state.
-        found: what is wrong with names and contents.
         counters: step counters of the non-tensor state.
         streams: each file's archive and storages, without its tree.
+        elsewhere: (file, stored name) of what a file holds of a tensor under another name than its
+            `stored_name`: pipeline stages number the parameters of their optimizers by themselves.
     """
 
     format: ClassVar[str] = "ranks"
 
     files: Sequence[str]
     names: Sequence[str]
-    found: Sequence[Finding]
     counters: Sequence[Scalar]
     streams: Mapping[str, TorchStream]
     ranks: Mapping[str, int]
+    elsewhere: Set[tuple[str, str]] = frozenset()
 
     def members(self) -> Iterable[str]:
         """Paths of the rank files, their configuration and verl's own additions."""

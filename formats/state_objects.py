@@ -21,6 +21,7 @@ from ftckpt.transfer.content import Content
 from .dcp_state import is_common
 from .inert_tree import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
 from .legacy_stream import MAGIC
+from .rank_checkpoint import RanksCheckpoint
 from .state_paths import LEAVES
 from .torch_stream import parse_stream
 from .torch_tree import Carried
@@ -129,7 +130,7 @@ def listed_places(
     An optimizer is known by the dotted path to it. Where two files disagree about its parameters,
     its numbers mean nothing.
     """
-    listed: set[tuple[str, str]] = set()
+    listed = set(checkpoint.elsewhere) if isinstance(checkpoint, RanksCheckpoint) else set()
     ids: dict[str, dict[str, str]] = {}
     odd: set[str] = set()
     for info in checkpoint.tensors.values():

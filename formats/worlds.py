@@ -15,14 +15,8 @@ def world_of(content: Content, wishes: Wishes) -> int:
     """Return the world size of a format that divides over ranks and knows no other group.
 
     Raises:
-        UsageError: a wish for tensor, pipeline or expert parallelism, or for no rank at all.
+        UsageError: a wish for no rank at all.
     """
-    for name in ("tp", "pp", "vp", "ep", "zero_stage"):
-        if getattr(wishes, name) not in (None, 1):
-            raise UsageError(
-                f"this format is divided by world size alone and cannot grant a wish for {name}",
-                hint="give the number of ranks that will load it by --dp",
-            )
     world = wishes.dp or content.topology.world_size or 1
     if world < 1:
         raise UsageError(f"a world of {world} ranks")

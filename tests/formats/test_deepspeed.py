@@ -12,7 +12,7 @@ from ftckpt.formats.deepspeed import DeepSpeed
 from tests.format_suite import FormatTests, Made, Truth
 from tests.formats.deepspeed_sets import made, opened, tensors_of, unpacked
 
-SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "off")
+SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap", "off")
 
 
 class TestDeepSpeed(FormatTests):

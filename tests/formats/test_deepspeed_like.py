@@ -44,7 +44,7 @@ from tests.materialise import materialise
 from tests.writer_suite import assert_repeatable, assert_same_tensors, assert_sound
 
 WRITER = DeepSpeedWriter()
-SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp")
+SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap")
 
 
 def layout(source: Checkpoint | Content, example: Checkpoint, **wishes: Any) -> Layout:

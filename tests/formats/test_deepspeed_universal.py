@@ -30,6 +30,8 @@ def truth(source: str) -> dict[str, Truth]:
 
 # What the converter widens to fp32 although the optimizer does not have it.
 COPIES = ("frozen.weight", "rope", "seen", "head.weight")
+# It looks for parameters in the module's state_dict, which has these without their wrapper's name.
+UNWRAPPED = ("up.weight", "up.bias")
 
 
 class TestUniversal(FormatTests):
@@ -41,16 +43,18 @@ class TestUniversal(FormatTests):
     def victims(self, path: Path) -> list[str]:
         """The converter's copies repeat what the model's files hold: nobody misses them."""
         copies = {f"zero/{name}/fp32.pt" for name in COPIES}
+        if path.parent.name == "universal_wrap":
+            copies |= {f"zero/{name}/fp32.pt" for name in UNWRAPPED}
         return [file for file in super().victims(path) if file not in copies]
 
     def make(self, root: Path) -> list[Made]:
         made = []
-        for source in ("z1", "z3", "tp"):
+        for source in ("z1", "z3", "tp", "wrap"):
             path = copied(f"universal_{source}", root)
             known = truth(source)
-            for name in COPIES:
-                if source == "z1":
-                    known[f"extra:universal:{name}.fp32"] = widened(known[name])
+            copies = {"z1": COPIES, "wrap": (*COPIES, *UNWRAPPED)}.get(source, ())
+            for name in copies:
+                known[f"extra:universal:{name}.fp32"] = widened(known[name])
             made.append(Made(path, known))
         return made
 

@@ -11,7 +11,7 @@ import torch
 
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import ExitCode, UnsafeError, UnsupportedError, UsageError
+from ftckpt.errors import UnsafeError, UnsupportedError, UsageError
 from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed_universal_writer import DeepSpeedUniversalWriter
 from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
@@ -89,6 +89,22 @@ def test_a_flat_source_of_stage_3_gets_its_shapes_and_steps(tmp_path: Path) -> N
     assert state["ds_version"] == "0.19.8"
 
 
+def test_folders_are_called_as_the_loader_looks_for_them(tmp_path: Path) -> None:
+    """By the names of the optimizer, into which a wrapper has put its own."""
+    result = written(opened("wrap"), tmp_path / "universal")
+    assert "zero/up._checkpoint_wrapped_module.weight/exp_avg.pt" in result.files
+    assert not any(path.startswith("zero/up.weight") for path in result.files)
+    assert_same_tensors(result, opened("wrap"))
+
+
+@pytest.mark.parametrize(("name", "said"), [("z1", True), ("z2", False)])
+def test_it_says_that_stage_3_gives_all_groups_the_settings_of_the_first(
+    name: str, said: bool
+) -> None:
+    notes = WRITER.layout(Content.of(opened(name)), Wishes()).notes
+    assert any("the first parameter group" in note.message for note in notes) is said
+
+
 def test_the_elastic_form_has_no_settings_and_keeps_its_groups(tmp_path: Path) -> None:
     result = written(opened("z2"), tmp_path / "universal")
     state = result.tree("zero/optimizer_state.pt")
@@ -110,7 +126,7 @@ def test_partitions_are_made_of_it_again(name: str, tmp_path: Path) -> None:
     assert trees(back) == trees(source)
 
 
-@pytest.mark.parametrize("name", ["universal_z1", "universal_z3", "universal_tp"])
+@pytest.mark.parametrize("name", ["universal_z1", "universal_z3", "universal_tp", "universal_wrap"])
 def test_partitions_are_made_of_the_converters(name: str, tmp_path: Path) -> None:
     universal = opened(name)
     result = written(universal, tmp_path / "zero", DeepSpeedWriter(), dp=2)
@@ -228,12 +244,9 @@ def test_a_name_that_climbs_is_refused(tmp_path: Path) -> None:
         layout(content.with_tensors(tensors))
 
 
-@pytest.mark.parametrize("wish", ["tp", "pp", "dp", "zero_stage"])
-def test_it_is_for_any_job(wish: str) -> None:
-    wishes: Any = {wish: 2}
-    with pytest.raises(UsageError, match=wish.replace("_", ".")) as caught:
-        layout(opened("z1"), **wishes)
-    assert caught.value.exit_code is ExitCode.USAGE
+def test_a_vocabulary_that_nothing_names_has_no_true_size() -> None:
+    with pytest.raises(UsageError, match="--true-vocab-size has no meaning here"):
+        layout(opened("z1"), true_vocab_size=5)
 
 
 def test_the_pointer_is_not_written_and_said() -> None:

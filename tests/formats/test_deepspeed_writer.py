@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ from tests.materialise import materialise
 from tests.writer_suite import assert_repeatable, assert_same_tensors, assert_sound
 
 WRITER = DeepSpeedWriter()
-SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp")
+SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap")
 REAL = {
     "ds_z1_w4_bf16": (3, {"dp": 3}),
     "ds_z2_w2_bf16": (3, {"dp": 4}),
@@ -80,7 +81,17 @@ def test_there_and_back(name: str, dp: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "stage"),
-    [("z1", 2), ("z1", 3), ("z2", 1), ("z3", 1), ("z3", 2), ("bf16", 2), ("tp", 2), ("tp", 3)],
+    [
+        ("z1", 2),
+        ("z1", 3),
+        ("z2", 1),
+        ("z3", 1),
+        ("z3", 2),
+        ("bf16", 2),
+        ("tp", 2),
+        ("tp", 3),
+        ("wrap", 3),
+    ],
 )
 def test_another_stage_and_back(name: str, stage: int, tmp_path: Path) -> None:
     source = opened(tag(name))
@@ -188,7 +199,7 @@ def test_what_was_dropped_is_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "wishes", "kind", "says"),
     [
-        ("z1", {"ep": 2}, UsageError, "--ep"),
+        ("z1", {"true_vocab_size": 5}, UsageError, "keeps its padding"),
         ("z1", {"tp": 2}, UnsupportedError, "--tp 2"),
         ("pipe", {"pp": 1}, UnsupportedError, "--pp 1"),
         ("pipe", {"zero_stage": 2}, UnsupportedError, "pipelines"),
@@ -250,3 +261,47 @@ def test_any_job_becomes_any_other(jobs: tuple[Job, Job]) -> None:
         assert trees(result) == trees(other)
     finally:
         shutil.rmtree(root)
+
+
+# --- what a job's trainer has added, or left out ------------------------------------------------
+
+
+def test_names_that_a_wrapper_changed_are_the_state_dicts(tmp_path: Path) -> None:
+    """And each file has them as the job's own loader looks for them."""
+    source = opened(tag("wrap"))
+    names = {info.name for info in source.tensors.values() if info.component == "model"}
+    assert {"up.weight", "frozen.weight"} <= names
+    assert not any("_checkpoint_wrapped_module" in key for key in source.tensors)
+    tree = written(source, tmp_path / "three", zero_stage=3).tree(
+        "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    )
+    listed = {name for group in tree["param_shapes"] for name in group}
+    assert "up._checkpoint_wrapped_module.weight" in listed
+    assert tree["frozen_param_fragments"].keys() == {"frozen._checkpoint_wrapped_module.weight"}
+    assert "up.weight" in tree["module"]
+
+
+def test_stage_1_does_not_say_how_frozen_parameters_are_wrapped(tmp_path: Path) -> None:
+    one = written(opened(tag("wrap")), tmp_path / "one", zero_stage=1)
+    with pytest.raises(UnsupportedError, match="wrapper of activation checkpointing") as caught:
+        layout(one, zero_stage=2)
+    assert "--like" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("name", "stage"), [("z2", 2), ("z3", 3), ("z2", 1), ("z3", 2)])
+def test_frozen_parameters_that_were_left_out_are_not_listed(
+    name: str, stage: int, tmp_path: Path
+) -> None:
+    """`exclude_frozen_parameters`: given a list, DeepSpeed asks it for all that the job has."""
+    place = copied(name, tmp_path)
+    for path in place.glob("*model_states.pt"):
+        tree = torch.load(path, weights_only=False)
+        tree["frozen_param_shapes"] = tree["frozen_param_fragments"] = None
+        tree["module"].pop("frozen.weight")
+        torch.save(tree, path)
+    result = written(opened(place), tmp_path / "made", zero_stage=stage, dp=2)
+    for file in result.files:
+        if "model_states" in file:
+            tree = result.tree(file)
+            assert tree["frozen_param_shapes"] is tree["frozen_param_fragments"] is None
+            assert "frozen.weight" not in tree["module"]

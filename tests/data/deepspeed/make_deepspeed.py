@@ -12,8 +12,10 @@ from the ranks by the addresses that DeepSpeed keeps for itself, under ftckpt's 
 - bf16: BF16_Optimizer, three ranks
 - pipe: two stages, an embedding tied across them, a layer without parameters
 - tp: two tensor slices of two partitions, with `universal_checkpoint_info`
+- wrap: stage 2, two ranks, modules in the wrapper of torch's activation checkpointing
 - off: ZeRO off
-- universal_z1, universal_z3, universal_tp: the same, by `ds_to_universal.py` (which fails on pipe)
+- universal_z1, universal_z3, universal_wrap, universal_tp: the same, by `ds_to_universal.py` (which
+  fails on pipe)
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "bf16": {"world": 3, "zero": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}, **BF16},
     "pipe": {"world": 2, "zero": {"stage": 1}, **BF16},
     "tp": {"world": 4, "zero": {"stage": 1}, **BF16},
+    "wrap": {"world": 2, "zero": {"stage": 2}, **BF16},
     "off": {"world": 1, "zero": {"stage": 0}},
 }  # fmt: skip
 # Patterns are matched at the start of a name.
@@ -155,6 +158,13 @@ def run(rank: int, name: str, out: str, port: int) -> None:
     else:
         grid = Grid() if name == "tp" else None
         model = Tiny() if grid is None else Sliced(grid.tp)
+        if name == "wrap":
+            from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+                checkpoint_wrapper,
+            )
+
+            for part in ("up", "frozen"):
+                setattr(model, part, checkpoint_wrapper(model.get_submodule(part)))
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer_of(model, name), config=config_of(job), mpu=grid
         )
@@ -313,6 +323,7 @@ def make(name: str) -> None:
             truth = sliced([joined(parts[0::2]), joined(parts[1::2])])
         else:
             truth = joined(parts)
+        truth = {key.replace("_checkpoint_wrapped_module.", ""): v for key, v in truth.items()}
         place = HERE / name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -341,6 +352,6 @@ def convert(name: str) -> None:
 
 
 if __name__ == "__main__":
-    universal = [f"universal_{name}" for name in ("z1", "z3", "tp")]
+    universal = [f"universal_{name}" for name in ("z1", "z3", "wrap", "tp")]
     for wanted in sys.argv[1:] or [*JOBS, *universal]:
         (convert if wanted.startswith("universal_") else make)(wanted)
