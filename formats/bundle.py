@@ -245,7 +245,7 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
         parts=parts,
         owners=owners,
         state=None if state is None else state.value,
-        damage=damage,
+        found=damage,
     )
     if state is not None and state.step is not None:
         checkpoint.step = state.step

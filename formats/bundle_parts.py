@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole
@@ -84,7 +84,6 @@ class BundleCheckpoint(Checkpoint):
         parts: in the order weights, optimizer, other state.
         owners: name of an object -> its part and its name there.
         state: what trainer_state.json holds; None where there is none.
-        damage: findings about how the parts fit together.
     """
 
     format: ClassVar[str] = "bundle"
@@ -92,7 +91,6 @@ class BundleCheckpoint(Checkpoint):
     parts: Sequence[Part]
     owners: Mapping[str, tuple[Part, str]]
     state: Any = None
-    damage: Sequence[Finding] = field(default_factory=tuple)
 
     def _part_of(self, file: str) -> Part:
         for part in self.parts:
@@ -128,7 +126,7 @@ class BundleCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield what each part finds, and where the parts do not fit together."""
-        yield from self.damage
+        yield from self.found
         for part in self.parts:
             with in_part(part.prefix):
                 for found in part.checkpoint.check(counter):

@@ -79,6 +79,7 @@ class Megatron:
                 counters=merging.counters,
                 streams=read.streams,
                 ranks=read.numbers,
+                elsewhere=merging.elsewhere,
                 layout=Layout(
                     grid=read.grid,
                     chunks=merging.chunks,

@@ -106,9 +106,14 @@ class MegatronDist:
 
 @dataclass(kw_only=True)
 class MegatronDistCheckpoint(DcpCheckpoint):
-    """An opened torch_dist checkpoint; `meta` has the store's own names and shapes."""
+    """An opened torch_dist checkpoint; `meta` has the store's own names and shapes.
+
+    Attributes:
+        unmapped: why the optimizer's state is not given to parameters; "" where it is.
+    """
 
     format: ClassVar[str] = "megatron-dist"
+    unmapped: str = ""
 
     def interpret(self) -> None:
         """Replace the stored tensors by the logical ones, and say what could not be."""
@@ -126,14 +131,16 @@ class MegatronDistCheckpoint(DcpCheckpoint):
                     raise UnsupportedError("the same state is stored outside of them too")
                 tensors.update(found)
             except UnsupportedError as error:
-                why = f"the optimizer's buckets are kept as stored: {error.message}"
-                self.notes = [*self.notes, finding("note", why, tensor=error.tensor)]
+                self.unmapped = f"the optimizer's buckets are kept as stored: {error.message}"
+                self.notes = [*self.notes, finding("note", self.unmapped, tensor=error.tensor)]
                 tensors.update({info.key: info for info in buckets})
         if any(_GATHERED.fullmatch(name) for name in self.objects):
             layout = "gathered buffers"
-            self.notes = [*self.notes, finding(
-                "note", "the optimizer's state is in objects (dp_zero_gather_scatter), which are "
-                "kept whole and not given to parameters")]  # fmt: skip
+            self.unmapped = (
+                "the optimizer's state is in objects (dp_zero_gather_scatter), which are kept whole"
+                " and not given to parameters"
+            )
+            self.notes = [*self.notes, finding("note", self.unmapped)]
         words = ["Megatron-Core torch_dist", *([f"optimizer in {layout}"] if layout else ())]
         self.dialect = ", ".join([*words, *([self.dialect] if self.dialect else ())])
         self.tensors = tensors

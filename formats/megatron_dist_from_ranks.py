@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ftckpt.assembly import read_tensor
-from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.transfer.content import Content, Wanted
@@ -40,6 +40,7 @@ from .megatron_dist_job import (
 from .megatron_dist_names import Form, stored_place
 from .megatron_dist_owners import experts_of, layers_of
 from .megatron_dist_spelling import Spelling
+from .megatron_groups import torchs
 from .megatron_names import chunk_keys
 from .megatron_ranks import Arguments
 from .megatron_source import FirstRanks
@@ -208,7 +209,7 @@ class _State:
         common = Common(root, self._ranks.stream(self._first).storages)
         common.put("content_metadata", dict(CONTENT))
         if "optimizer" in root:
-            self._require_one_step(steps)
+            require_one_step(content.checkpoint, steps)
             optimizers = numbered(root["optimizer"])
             common.make_reshardable({n: _shared(o, bool(steps)) for n, o in optimizers.items()})
         return common
@@ -227,15 +228,24 @@ class _State:
                 found[stored] = blob, (at.pp, at.tp)
         return found
 
-    def _require_one_step(self, steps: list[str]) -> None:
-        values = {read_tensor(self._content.checkpoint, key) for key in steps}
-        if len(values) > 1:
-            raise UnsupportedError(
-                "the optimizer has made another number of steps for some parameters than for"
-                " others, and torch_dist keeps one number for all",
-                tensor=steps[0],
-                hint="--drop '*.step' leaves them out, and the optimizer counts from 0 again",
-            )
+
+def require_one_step(checkpoint: Checkpoint, steps: Sequence[str]) -> None:
+    """Refuse counters of steps that differ.
+
+    Args:
+        checkpoint: that has them.
+        steps: their keys.
+
+    Raises:
+        UnsupportedError: they do.
+    """
+    if len({read_tensor(checkpoint, key) for key in steps}) > 1:
+        raise UnsupportedError(
+            "the optimizer has made another number of steps for some parameters than for"
+            " others, and torch_dist keeps one number for all",
+            tensor=steps[0],
+            hint="--drop '*.step' leaves them out, and the optimizer counts from 0 again",
+        )
 
 
 def _shared(one: Mapping[Any, Any], counts: bool) -> dict[Any, Any]:
@@ -245,19 +255,35 @@ def _shared(one: Mapping[Any, Any], counts: bool) -> dict[Any, Any]:
         one: the optimizer.
         counts: whether its steps are kept.
     """
+    state = torchs(one).get("state")
+    beside: dict[Any, Any] | None = None
+    if state is not None:
+        found = (entry["step"] for entry in state.values() if "step" in entry)
+        step = next(found, None) if counts else None
+        beside = {} if step is None else {"common_step": step}
+    distributed = state is None and not any(key in one for key in _MASTERS)
+    return as_stored(one, beside, distributed=distributed)
+
+
+def as_stored(
+    one: Mapping[Any, Any], beside: Mapping[Any, Any] | None, *, distributed: bool
+) -> dict[Any, Any]:
+    """Return an optimizer as the common state has it.
+
+    Args:
+        one: as a rank's file has it; the state of parameters and their lists are left out.
+        beside: what the store keeps of the state for all parameters; None where there is none.
+        distributed: whether its state is that of flat buffers, stored by parameter.
+    """
     made = {key: value for key, value in one.items() if key not in _MASTERS}
     inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else made
-    state = inner.get("state")
     kept = {key: value for key, value in inner.items() if key != "state"}
     if isinstance(kept.get("param_groups"), list):
         kept["param_groups"] = [
             {k: v for k, v in group.items() if k != "params"} for group in kept["param_groups"]
         ]
-    if state is not None:
-        found = (entry["step"] for entry in state.values() if "step" in entry)
-        step = next(found, None) if counts else None
-        kept["state"] = {} if step is None else {"common_step": step}
-    distributed = state is None and not any(key in one for key in _MASTERS)
+    if beside is not None:
+        kept["state"] = dict(beside)
     if inner is made:
         made = kept
     else:

@@ -1,4 +1,4 @@
-"""A whole model as a writer of torch_dist sees it: a job that has saved nothing but its weights.
+"""A whole model as a writer of torch_dist sees it: weights, and an optimizer that came with them.
 
 Megatron up to core 0.18 loads no store that lacks an object for what a module keeps beside its
 weights (`_extra_state`), mostly nothing. Which modules ask for one depends on the implementation;
@@ -20,11 +20,14 @@ from ftckpt.transfer.content import Content
 
 from .hf_beside import beside_weights
 from .megatron_dist_from_ranks import CONFIGURATION, CONTENT, EXTRA, StoredTensors, object_of
-from .megatron_dist_job import Blob, Common, Job
+from .megatron_dist_job import Blob, Common, Job, master_word, numbered
 from .megatron_dist_owners import experts_of, layers_of
+from .megatron_dist_trained import trained_of
 from .megatron_ranks import Arguments
 from .megatron_whole import VERSION, namespace, whole_model
 
+_ALONE = "these are the weights alone: Megatron begins its optimizer and its random streams anew"
+_SEEDED = "random streams were not written: Megatron seeds them anew from --seed"
 _LINEAR = re.compile(r"(decoder\..*\.linear_\w+)\.weight")
 _NORM = re.compile(r"(decoder\..*_layernorm)\.weight")
 _ATTENTION = re.compile(r"(decoder\.layers\.\d+\.self_attention)\.linear_proj\.weight")
@@ -37,15 +40,22 @@ def job_of_whole(content: Content) -> Job:
         UnsupportedError, UsageError, CorruptError, UnsafeError: see `whole_model`.
     """
     whole = whole_model(content)
-    args = whole.layout.args
-    tensors = StoredTensors(whole.content, args, frozenset())
-    common = Common({
+    args, trained = whole.layout.args, trained_of(content, whole)
+    kept = whole.content
+    if trained is not None:
+        kept = kept.with_tensors([*kept.tensors.values(), *trained.tensors])
+    tensors = StoredTensors(kept, args, frozenset())
+    root = {
         "args": namespace(whole.arguments), "checkpoint_version": VERSION,
         "iteration": whole.iteration, "content_metadata": dict(CONTENT),
-    })  # fmt: skip
-    stored = [wanted.name for wanted in tensors.named.values()]
+    }  # fmt: skip
+    common = Common({**root, **(trained.root if trained is not None else {})})
+    if trained is not None:
+        common.make_reshardable(trained.optimizers)
+    placed = trained.placed if trained is not None else frozenset[str]()
+    named = tensors.named.values()
+    stored = [wanted.name for wanted in named if wanted.component == "model"]
     sizes = (layers_of(stored), experts_of(stored))
-    what = "these are the weights alone: Megatron begins its optimizer and its random streams anew"
     return Job(
         content=whole.content.with_tensors(tensors.named.values()),
         layout=whole.layout,
@@ -57,8 +67,9 @@ def job_of_whole(content: Content) -> Job:
             for module in _modules(stored, args)
         },
         configuration=json.dumps(CONFIGURATION).encode(),
-        unplaced=[*whole.unplaced, *tensors.unplaced],
-        notes=[*whole.notes, finding("note", what)],
+        master=master_word(numbered(common.root.get("optimizer"))),
+        unplaced=[*(name for name in whole.unplaced if name not in placed), *tensors.unplaced],
+        notes=[*whole.notes, finding("note", _ALONE if trained is None else _SEEDED)],
         further=list(beside_weights(content)),
         rows=whole.rows,
     )

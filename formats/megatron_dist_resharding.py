@@ -11,10 +11,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.errors import UnsupportedError
+from ftckpt.findings import listed
 from ftckpt.sharding import even_rows
 from ftckpt.transfer.content import Content, Wanted
 
@@ -46,10 +47,31 @@ _OF_GROUP = re.compile(
     r"(?P<leaf>\w+)/shard_0(?:_1)?"
 )
 # Sizes of buckets: other ranks have other buckets, and `fully_reshardable` has none.
-_OF_BUCKETS = ("per_bucket_numel", "per_bucket_numel_unpadded")
+OF_BUCKETS = ("per_bucket_numel", "per_bucket_numel_unpadded")
 # The state of all parameters in one object, which nothing here takes apart.
-_GATHERED = "param_state"
+GATHERED = "param_state"
 _RANDOM = re.compile(r"(?:.*[._])?rng_state/shard_(\d{1,7})\.(\d{1,7})(?:_[\d.]+)?")
+
+
+class OfGroup(NamedTuple):
+    """What a name says of state that a group of ranks recorded of its optimizer.
+
+    Attributes:
+        number: of the optimizer; None for one alone.
+        leaf: which state.
+    """
+
+    number: int | None
+    leaf: str
+
+
+def of_group(name: str) -> OfGroup | None:
+    """Return what the name of an object says of a group's state; None where it is no such name."""
+    match = _OF_GROUP.fullmatch(name)
+    if match is None:
+        return None
+    return OfGroup(None if match["number"] is None else int(match["number"]), match["leaf"])
+
 
 # Number of the optimizer (None for one alone) -> leaf -> names of objects, one a group of ranks.
 _Groups = Mapping[int | None, Mapping[str, list[str]]]
@@ -59,26 +81,27 @@ def job_of_dist(content: Content) -> Job:
     """Return what is written of a torch_dist source.
 
     Raises:
-        UnsupportedError: groups of ranks recorded different optimizers.
+        UnsupportedError: groups of ranks recorded different optimizers, or state that is not given
+            to parameters.
     """
     checkpoint = content.checkpoint
     assert isinstance(checkpoint, MegatronDistCheckpoint)
     tensors = _Tensors(content)
     groups, of_groups = _groups(content)
+    gathered = [name for leaves in groups.values() for name in leaves.get(GATHERED, ())]
+    _require_mapped(checkpoint, [*tensors.buckets, *gathered])
     common = _common(content)
     optimizers = numbered(common.root.get("optimizer")) if common else {}
     if common is not None:
         made = {n: _reshardable(content, one, groups.get(n, {})) for n, one in optimizers.items()}
         common.make_reshardable(made)
-    gathered = [name for leaves in groups.values() for name in leaves.get(_GATHERED, ())]
     objects = {
         name: info
         for name, info in content.objects.items()
         if name not in of_groups and not is_common(name)
     }
-    kept = [wanted for key, wanted in content.tensors.items() if key not in tensors.buckets]
     return Job(
-        content=replace(content.with_tensors(kept), objects=objects),
+        content=replace(content, objects=objects),
         layout=layout_of(content, common.args if common else Arguments()),
         common=common,
         form_of=tensors.form,
@@ -97,8 +120,22 @@ def job_of_dist(content: Content) -> Job:
         further=list(beside_weights(content)),
         configuration=checkpoint.source.read(CONFIGURATION),
         master=master_word(optimizers),
-        unplaced=[*tensors.buckets, *gathered],
     )
+
+
+def _require_mapped(checkpoint: MegatronDistCheckpoint, left: list[str]) -> None:
+    """Refuse state that is no parameter's: other ranks have other buckets.
+
+    Raises:
+        UnsupportedError: there is some.
+    """
+    if left:
+        raise UnsupportedError(
+            f"{listed(left)}: {checkpoint.unmapped}",
+            hint="a job that loads it can save it with --dist-ckpt-optim-fully-reshardable; --only"
+            " model writes the weights alone",
+            tensor=left[0],
+        )
 
 
 class _Tensors:
@@ -144,10 +181,9 @@ def _groups(content: Content) -> tuple[_Groups, frozenset[str]]:
     found: dict[int | None, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     names = []
     for name in content.objects:
-        match = _OF_GROUP.fullmatch(name)
-        if match is not None:
-            number = match["number"]
-            found[None if number is None else int(number)][match["leaf"]].append(name)
+        of = of_group(name)
+        if of is not None:
+            found[of.number][of.leaf].append(name)
             names.append(name)
     return found, frozenset(names)
 
@@ -158,9 +194,9 @@ def _reshardable(
     """Return an optimizer of the common state as it is for state that is stored by parameter."""
     if one.get(SHARDING, RESHARDABLE) == RESHARDABLE:
         return one
-    made = {key: value for key, value in one.items() if key != _GATHERED}
+    made = {key: value for key, value in one.items() if key != GATHERED}
     for leaf, names in groups.items():
-        if leaf not in (*_OF_BUCKETS, _GATHERED):
+        if leaf not in (*OF_BUCKETS, GATHERED):
             made[leaf] = _shared(content, leaf, names)
     return made | {SHARDING: RESHARDABLE}
 
@@ -178,14 +214,19 @@ def _shared(content: Content, leaf: str, names: list[str]) -> Carried:
         if found is None:
             found, first = carried, pickle
         elif pickle != first:
-            raise UnsupportedError(
-                f"{name} differs from {names[0]}: ranks have different {leaf} states, and a"
-                " checkpoint that any number of ranks can load has one",
-                tensor=name,
-                hint="--only model writes the weights alone",
-            )
+            raise differing(leaf, name, names[0])
     assert found is not None
     return found
+
+
+def differing(leaf: str, name: str, other: str) -> UnsupportedError:
+    """Return the error about groups of ranks that recorded different states of an optimizer."""
+    return UnsupportedError(
+        f"{name} differs from {other}: ranks have different {leaf} states, and a checkpoint that"
+        " any number of ranks can load has one",
+        tensor=name,
+        hint="--only model writes the weights alone",
+    )
 
 
 def _common(content: Content) -> Common | None:

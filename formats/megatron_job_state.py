@@ -5,6 +5,7 @@ state; files of ranks repeat them; other formats carry one or the other along, w
 into single values, under the names that they had:
 
     common_state/shard_0_1, common.pt      of torch_dist; 0.optimizer.param_groups.0.lr taken apart
+    optimizer.distributed.dp_group_idx_G.… of groups of ranks (`megatron_group_state`)
     rank_R.optimizer, rank_R.args, …       of files of ranks, the same for all R
 """
 
@@ -23,6 +24,7 @@ from .dcp_state import is_common
 from .inert_tree import Path, leaves
 from .megatron_dist import MegatronDistCheckpoint
 from .megatron_dist_resharding import job_of_dist
+from .megatron_group_state import GroupState
 from .megatron_names import chunk_keys
 from .nested_state import NestedState
 from .state_objects import StateObjects, Storages
@@ -136,7 +138,7 @@ def _of_store(content: Content) -> JobState:
         found.random[place] = Carried(inner, Storages(content.checkpoint, infos[name]))
     taken = content.objects.keys() - job.objects.keys()
     reruns = {name for name in content.objects if name.startswith("rerun_state_machine_state/")}
-    found.placed = {*taken, *job.random, *reruns} - set(job.unplaced)
+    found.placed = {*taken, *job.random, *reruns}
     return found
 
 
@@ -147,11 +149,17 @@ def _of_objects(content: Content) -> JobState:
     recorded = recorded_paths(content.checkpoint).objects
     objects = StateObjects(content, recorded)
     trees: dict[int, NestedState] = {}
-    found = JobState()
+    found, groups = JobState(), GroupState()
     for name, info in content.objects.items():
         path = recorded.get(name, (name,))
         if str(path[0]).startswith(f"{_RANDOM}/") or _is_nothing(content, name):
             found.placed.add(name)
+        if groups.takes(path):
+            found.placed.add(name)
+            for leaf in objects.nested(name, path):
+                for inner, value in leaves(leaf.value.value, leaf.path):
+                    groups.put(inner, opened(value, leaf.value.storages))
+            continue
         if _place(path) is None:
             continue
         for place, value in _parts(objects, info, path):
@@ -169,6 +177,9 @@ def _of_objects(content: Content) -> JobState:
         first = min(roots)
         found.root = dict(roots[first])
         found.notes = list(_differences(roots, first))
+        shared = groups.shared(found.root.get("optimizer"))
+        if shared is not None:
+            found.root["optimizer"] = shared
     return found
 
 

@@ -48,6 +48,7 @@ class Merging:
         firsts: number in the model of the first layer of each stack on each stage.
         experts: how many experts each expert-parallel rank holds; 0 without experts.
         tensors: by key.
+        elsewhere: (file, stored name) of what is stored under another name than the first part.
         aliases: key of a copy of the embedding -> key of the embedding, where weights are tied.
         objects: non-tensor state of every rank.
         names: dotted names of that state.
@@ -59,6 +60,7 @@ class Merging:
     def __init__(self, read: Ranks, rules: Rules) -> None:
         self.grid, self.args = read.grid, read.args
         self.tensors: dict[str, TensorInfo] = {}
+        self.elsewhere: set[tuple[str, str]] = set()
         self.aliases: dict[str, str] = {}
         self.objects: dict[str, ObjectInfo] = {}
         self.names: list[str] = []
@@ -199,17 +201,19 @@ class Merging:
         name = f"{weight}.{state.leaf}" if component != "model" and kind is Kind.OTHER else weight
         stored = "" if state.stored == name else state.stored
         identity = Identity(component, kind, name, stored)
-        experts = first = None
+        experts = begin = None
         if local.stacked and not state.number:
             ref = by_expert(ref, self.experts, local.name)
-            experts, first = self.experts * self.grid.ep, rank.at.ep * self.experts
+            experts, begin = self.experts * self.grid.ep, rank.at.ep * self.experts
         parts, share = self.grid.tp, rank.at.tp
         if local.expert:
             parts, share = self.grid.etp, self._expert_shares[rank.at.tp, rank.at.ep]
         whole = Whole(identity, weight, parts, experts, state.number)
-        self._wholes.setdefault(identity.key, whole)
+        first = self._wholes.setdefault(identity.key, whole)
+        if first.identity.stored_name != stored:
+            self.elsewhere.add((stream.file, state.stored))
         entry = Entry(rank.number, stream.file, ref, stream.storages)
-        self._parts[identity.key].append(Part(entry, share, first))
+        self._parts[identity.key].append(Part(entry, share, begin))
 
     # --- what is not the model's ----------------------------------------------------------------
 

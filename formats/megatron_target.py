@@ -55,14 +55,10 @@ def target_of(source: Layout, wishes: Wishes) -> Target:
     """Return the layout that `wishes` make of the source's.
 
     Raises:
-        UsageError: a wish that is not of this format, or sizes that do not divide.
+        UsageError: sizes that do not divide.
         UnsupportedError: pipeline or expert ranks for a job whose arguments are not recorded, or
             tensor ranks of experts that this format has no directories for.
     """
-    for name in ("zero_stage", "max_shard_size"):
-        if getattr(wishes, name) is not None:
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(f"a Megatron checkpoint has no {flag[2:]}", hint=f"leave out {flag}")
     old, args = source.grid, source.args
     tp, pp, ep = wishes.tp or old.tp, wishes.pp or old.pp, wishes.ep or old.ep
     chunks = wishes.vp or (source.chunks if pp > 1 else 1)

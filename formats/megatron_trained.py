@@ -12,7 +12,7 @@ megatron/core/optimizer; `get_parameter_state_dp_zero` in distrib_optimizer.py;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Kind
@@ -25,7 +25,7 @@ from .megatron_dist_job import SHARDING, numbered
 from .megatron_distrib_writer import LIKE, UNPADDED, Form
 from .megatron_groups import Optimizers, groups_in, regrouped, torchs
 from .megatron_job_state import JobState
-from .megatron_kept_state import PLACE, KeptState
+from .megatron_kept_state import PLACE, KeptState, Step
 from .megatron_names import Local
 from .megatron_optimizer import HALF, class_of, class_of_group
 from .megatron_plain_writer import MASTERS
@@ -89,23 +89,25 @@ class _Building:
         self._apart = whole.layout.grid.experts_apart and len(self._optimizers) > 1
         self._wanted_apart = apart
         if arguments_of(content.checkpoint).record is None:
-            raise _uncertain("the source does not carry the arguments of a job")
+            raise uncertain("the source does not carry the arguments of a job")
         self._regroups = apart != self._apart and whole.layout.experts > 0
         if not self._optimizers or not all(map(groups_in, self._optimizers.values())):
-            raise _uncertain("the source does not record the groups of its parameters")
+            raise uncertain("the source does not record the groups of its parameters")
 
     def trained(self) -> Trained:
         """Return all of it."""
-        distributed = self._is_distributed()
+        distributed = is_distributed(
+            self._args, self._optimizers.values(), self._kept.steps, hint=_HINT
+        )
         trees = [_tree(one, distributed=distributed) for one in self._optimizers.values()]
         groups = [_groups(one, distributed=distributed) for one in self._optimizers.values()]
         _require_adam(self._args)
         dense = len(trees) - self._apart
         if dense != 1:
-            raise _uncertain(f"the source chains {len(trees)} optimizers")
+            raise uncertain(f"the source chains {len(trees)} optimizers")
         lost = unordered(self._parameters)
         if lost is not None:
-            raise _uncertain(f"where {lost} stands among the parameters is not known", lost)
+            raise uncertain(f"where {lost} stands among the parameters is not known", lost)
         grouped = self._regroups or not distributed  # flat buffers need no groups
         if grouped:
             _require_known_decay(self._args)
@@ -114,11 +116,10 @@ class _Building:
             for name, local in self._parameters.items()
         }
         kept = self._kept
-        steps = [None if distributed else step for step in kept.steps]
         states: dict[str, Mapping[Any, Any]] = {
             name: kept.of_parameter(
                 local,
-                steps[places[name][0]],
+                kept.steps[places[name][0]],
                 masters=distributed or local.ref.dtype.name in HALF,
             )
             for name, local in self._parameters.items()
@@ -136,30 +137,16 @@ class _Building:
         form = self._form(listed=bool(found.wrapped)) if distributed else None
         return Trained(found, form, kept.tensors, kept.known, frozenset(kept.placed))
 
-    def _is_distributed(self) -> bool:
-        """Return whether the job keeps flat buffers, if all that is recorded says the same."""
-        said = self._args.get(_DISTRIBUTED)
-        shown: set[bool] = {
-            *(True for one in self._optimizers.values() if SHARDING in one),
-            *(False for one in self._optimizers.values() if _is_plain(one)),
-            *((said,) if isinstance(said, bool) else ()),
-        }
-        if len(shown) != 1:
-            what = "do not agree on" if shown else "do not record"
-            raise _uncertain(f"the arguments and the optimizer's state {what} {_DISTRIBUTED}")
-        (found,) = shown
-        return found
-
     def _form(self, *, listed: bool) -> Form:
         args = self._args
         if not isinstance(args.get("overlap_grad_reduce"), bool):
-            raise _uncertain("the arguments do not record overlap_grad_reduce, and buckets need it")
+            raise uncertain("the arguments do not record overlap_grad_reduce, and buckets need it")
         float32 = DTYPES["float32"]
         gradients: dict[DType, DType] = {}
         for dtype in {local.ref.dtype for local in self._parameters.values()} - {float32}:
             wide = args.get(_IN_FP32)
             if not isinstance(wide, bool):
-                raise _uncertain(f"the arguments do not record {_IN_FP32}, and buffers have a type")
+                raise uncertain(f"the arguments do not record {_IN_FP32}, and buffers have a type")
             gradients[dtype] = float32 if wide else dtype
         leaves = dict.fromkeys(("param", "exp_avg", "exp_avg_sq"), PLACE)
         return Form(listed, gradients | {float32: float32}, {**leaves, UNPADDED: 0}, {})
@@ -175,8 +162,36 @@ class _Building:
         classes = [class_of_group(group, self._args, apart) for group in groups[number]]
         wanted = class_of(local, self._args, apart=apart)
         if certain and classes.count(wanted) != 1:
-            raise _uncertain(f"in which group of parameters {local.name} is", local.name)
+            raise uncertain(f"in which group of parameters {local.name} is", local.name)
         return number, classes.index(wanted) if wanted in classes else 0
+
+
+def is_distributed(
+    args: Arguments, optimizers: Collection[Mapping[Any, Any]], steps: Sequence[Step], *, hint: str
+) -> bool:
+    """Return whether a job keeps flat buffers, if all that is recorded says the same.
+
+    Args:
+        args: of the job.
+        optimizers: their trees.
+        steps: what each counts for all of its parameters; flat buffers count in their groups.
+        hint: the way out.
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    said = args.get(_DISTRIBUTED)
+    shown: set[bool] = {
+        *(True for one in optimizers if SHARDING in one),
+        *(False for one in optimizers if _is_plain(one)),
+        *(False for step in steps if step is not None),
+        *((said,) if isinstance(said, bool) else ()),
+    }
+    if len(shown) != 1:
+        what = "do not agree on" if shown else "do not record"
+        why = f"the arguments and the optimizer's state {what} {_DISTRIBUTED}"
+        raise uncertain(why, hint=hint)
+    return shown.pop()
 
 
 def _tree(one: Mapping[Any, Any], *, distributed: bool) -> Mapping[Any, Any]:
@@ -210,10 +225,10 @@ def _is_plain(one: Mapping[Any, Any]) -> bool:
 def _require_adam(args: Arguments) -> None:
     name = args.get("optimizer", "adam")
     if name != "adam":
-        raise _uncertain(f"the optimizer is {name}, whose state has a form of its own")
+        raise uncertain(f"the optimizer is {name}, whose state has a form of its own")
     for flag in _OTHERWISE:
         if args.get(flag) not in (None, False):
-            raise _uncertain(f"the job says {flag}, and keeps its state in another form")
+            raise uncertain(f"the job says {flag}, and keeps its state in another form")
 
 
 def _require_known_decay(args: Arguments) -> None:
@@ -223,12 +238,13 @@ def _require_known_decay(args: Arguments) -> None:
     """
     for name in ("no_weight_decay_cond_type", "embedding_init_method_std"):
         if args.get(name) is not None:
-            raise _uncertain(f"the job says {name}, which changes the groups of its parameters")
+            raise uncertain(f"the job says {name}, which changes the groups of its parameters")
 
 
-def _uncertain(why: str, tensor: str | None = None) -> UnsupportedError:
+def uncertain(why: str, tensor: str | None = None, *, hint: str = _HINT) -> UnsupportedError:
+    """Return the error about an optimizer that nothing here may lay out."""
     return UnsupportedError(
         f"in which form the job keeps its optimizer's state is not certain: {why}",
-        hint=_HINT,
+        hint=hint,
         tensor=tensor,
     )

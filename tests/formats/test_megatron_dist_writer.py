@@ -209,7 +209,7 @@ def test_any_job_as_any_other_and_back(
         to = folder / str(number)
         wishes = {"tp": tp, "pp": pp, "dp": dp * job.ep, "vp": 1}
         checkpoint, layout = made(checkpoint, to, **wishes)
-        assert layout.unplaced == []
+        assert list(layout.unplaced) == []
         assert_truth(checkpoint, truth)
         assert list(checkpoint.check()) == []
         assert checkpoint.step == job.iteration
@@ -333,7 +333,7 @@ def test_weights_alone_say_that_they_are_alone(
 ) -> None:
     content = Content.of(open_checkpoint(real_set(name, "iter_0000003", tmp_path_factory)))
     result, layout = made(only(content, Only.MODEL), tmp_path, **OTHER)
-    assert layout.unplaced == []
+    assert list(layout.unplaced) == []
     common = common_of(result)
     assert set(common) == {"args", "checkpoint_version", "iteration", "content_metadata"}
     assert (common["args"]["no_save_optim"], common["args"]["no_save_rng"]) == (True, True)
@@ -372,7 +372,6 @@ def test_what_stands_beside_the_store_is_carried(tmp_path: Path) -> None:
         ({"tp": 3}, "8 attention heads"),
         ({"pp": 3}, "4 layers"),
         ({"ep": 2}, "without experts"),
-        ({"zero_stage": 1}, "zero-stage"),
     ],
 )
 def test_sizes_that_do_not_divide(
@@ -388,7 +387,7 @@ def test_a_source_without_a_job_is_refused(tmp_path: Path) -> None:
         WRITER.layout(Content.of(open_checkpoint(save_dcp(tmp_path / "c"))), Wishes())
 
 
-def test_state_that_no_parameter_owns_is_named(tmp_path: Path) -> None:
+def test_state_that_no_parameter_owns_is_named_with_the_reason(tmp_path: Path) -> None:
     bucket = (
         "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)"
         ".bucket_idx_0.exp_avg"
@@ -397,9 +396,16 @@ def test_state_that_no_parameter_owns_is_named(tmp_path: Path) -> None:
     state = {"embedding.word_embeddings.weight": torch.ones(4, 2), bucket: torch.ones(9),
              gathered: [{0: "state"}], "rng_state/shard_0.0_1.1": [0]}  # fmt: skip
     source = open_checkpoint(torch_dist(tmp_path / "c", state))
-    layout = WRITER.layout(Content.of(source), Wishes())
-    assert len(layout.unplaced) == 2
-    assert gathered in layout.unplaced
+    content = Content.of(source)
+    with pytest.raises(UnsupportedError, match="dp_zero_gather_scatter") as caught:
+        WRITER.layout(content, Wishes())
+    assert gathered in str(caught.value)
+    assert "--dist-ckpt-optim-fully-reshardable" in caught.value.hint
+    content = drop(content, [gathered])
+    with pytest.raises(UnsupportedError, match=r"bucket_idx_0\.exp_avg: the optimizer's"):
+        WRITER.layout(content, Wishes())
+    assert WRITER.layout(drop(content, ["*bucket_idx_0*"]), Wishes()).files
+    assert WRITER.layout(only(content, Only.MODEL), Wishes()).files
 
 
 def test_a_stack_that_lost_a_layer_has_numbers_in_its_names(tmp_path: Path) -> None:

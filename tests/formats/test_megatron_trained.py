@@ -313,6 +313,27 @@ def test_a_step_that_is_no_number_is_refused(tmp_path: Path) -> None:
         WRITER.layout(source, Wishes())
 
 
+@pytest.mark.parametrize("form", ["", "dcp", "safetensors", "torchsave"])
+@pytest.mark.parametrize("tensor", [True, False])
+def test_flat_buffers_lose_no_step_that_is_one_for_all(
+    tensor: bool, form: str, tmp_path: Path
+) -> None:
+    """They count steps in their groups; a step beside the moments is of torch's form."""
+    import torch
+
+    between(write(tmp_path / "source", DISTRIBUTED).path, "megatron-dist", tmp_path / "store")
+    file = tmp_path / "store" / "common.pt"
+    common = torch.load(file, weights_only=False)
+    inner = common["optimizer"]["optimizer"]
+    assert all(group.pop("step") for group in inner["param_groups"])
+    inner["state"] = {"common_step": torch.tensor(5.0) if tensor else 5}
+    torch.save(common, file)
+    content = Content.of(open_checkpoint(tmp_path / "store"))
+    content = between(tmp_path / "store", form, tmp_path / "there") if form else content
+    with pytest.raises(UnsupportedError, match="do not agree on use_distributed_optimizer"):
+        WRITER.layout(content, Wishes())
+
+
 @pytest.mark.parametrize("groups", [7, [3], "text", [], None])
 def test_groups_of_no_form_are_refused(groups: Any, tmp_path: Path) -> None:
     import torch

@@ -440,8 +440,6 @@ class TestParts:
         tensor = opened(tmp_path / "b").tensors["output_layer.weight"]
         assert (tensor.dtype.name, tensor.shape) == ("float32", (64, 12))
 
-    def test_wishes_that_are_not_of_this_format(self, tmp_path: Path) -> None:
-        source = write(tmp_path / "a", Job()).path
-        for wish in ({"zero_stage": 1}, {"max_shard_size": 10}, {"vp": 2}):
-            with pytest.raises(UsageError):
-                laid(source, **wish)
+    def test_virtual_stages_need_stages(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="need several pipeline stages"):
+            laid(write(tmp_path / "a", Job()).path, vp=2)

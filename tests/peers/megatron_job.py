@@ -1,4 +1,4 @@
-"""Let Megatron-LM load a checkpoint and save what it loaded: `torchrun megatron_job.py ARGUMENTS…`.
+"""Let Megatron-LM load a checkpoint and save what it loaded: `megatron_job.py RANKS ARGUMENTS…`.
 
 Runs on the CPU, in a Python with torch and with Megatron-LM's checkout on its path, and knows
 nothing of ftckpt. ARGUMENTS are those of `pretrain_gpt.py`. Without `--load` the model gets
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
+import socket
 import sys
 import types
 import typing
@@ -19,6 +21,7 @@ from unittest.mock import MagicMock
 
 import torch
 import typing_extensions
+from torch.multiprocessing.spawn import start_processes
 
 
 class NoTriton(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -107,10 +110,9 @@ def pretend_to_have_a_device() -> None:
     compiler.compile = unchanged
 
 
-def main() -> None:
-    sys.meta_path.insert(0, NoTriton())
-    typing.override = typing_extensions.override  # type: ignore[attr-defined, unused-ignore]
-    pretend_to_have_a_device()
+def job(rank: int, world: int, port: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # fmt: skip
     load: Any = importlib.import_module
     arguments = load("megatron.training.arguments").parse_and_validate_args()
     initialize = load("megatron.training.initialize")
@@ -135,6 +137,21 @@ def main() -> None:
         arguments.iteration = 1
     save = load("megatron.training.checkpointing").save_checkpoint
     save(arguments.iteration, model, optimizer, scheduler, 0)
+
+
+def main() -> None:
+    sys.meta_path.insert(0, NoTriton())
+    typing.override = typing_extensions.override  # type: ignore[attr-defined, unused-ignore]
+    pretend_to_have_a_device()
+    # What takes a job's time is imported once, before it becomes ranks.
+    importlib.import_module("megatron.training.training")
+    world = int(sys.argv.pop(1))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    start_processes(  # type: ignore[no-untyped-call]
+        job, (world, port), nprocs=world, start_method="fork"
+    )
 
 
 if __name__ == "__main__":

@@ -85,8 +85,7 @@ def megatron(
             given += [flag, str(sizes[name])]
     job = Path(__file__).with_name("megatron_job.py")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}",
-         "--standalone", str(job), *model, *given, *more, "--save", str(place)],
+        [sys.executable, str(job), str(WORLD), *model, *given, *more, "--save", str(place)],
         env={**os.environ, "PYTHONPATH": CHECKOUT, "OMP_NUM_THREADS": "1",
              "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         capture_output=True,
