@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,12 +12,12 @@ from typing import Annotated, Any, NamedTuple, NoReturn, cast
 import typer
 
 from ftckpt import __version__
-from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 
 from .ending import SignalError, catch_signals, leave
 from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
 from .render import error_line, json_text, printable, result_record
-from .verbs import VERBS, Verbs, environment_name
+from .verbs import RESUMABLE, VERBS, Verbs, environment_name
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -91,6 +92,10 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
             result = root.invoke(ctx)
     except typer.Exit as asked:
         return Result(ExitCode(asked.exit_code))
+    except OSError as error:
+        if not invocation.started:  # typer prints the help by itself
+            unwritable(sys.stdout, error)
+        raise
     return result if isinstance(result, Result) else Result()
 
 
@@ -100,14 +105,13 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
         return execute(arguments, invocation)
     except ClosedPipeError:
         return Result(ExitCode.CLOSED_PIPE, "the output was closed")
-    except BrokenPipeError as error:  # typer prints the help by itself; no store lets one through
-        with suppress(ClosedPipeError):
-            unwritable(sys.stdout, error)
-        return Result(ExitCode.CLOSED_PIPE, "the output was closed")
     except SignalError as signal:
         invocation.close()
-        complain(signal.message)
-        return Result(signal.code, signal.message)
+        again = (
+            "the same command goes on where this one was" if invocation.verb in RESUMABLE else ""
+        )
+        complain(signal.message, again)
+        return Result(signal.code, signal.message, again)
     except KeyboardInterrupt:
         complain("interrupted")
         return Result(ExitCode.INTERRUPTED, "interrupted")
@@ -127,20 +131,37 @@ def verdict(error: BaseException, verb: str = "") -> Result:
     if isinstance(error, FtckptError):
         return Result(error.exit_code, error_line(error), error.hint)
     if isinstance(error, _UsageError):
-        message = " ".join(cast(Any, error).format_message().split()).rstrip(".")
-        return Result(ExitCode.USAGE, message, f"see ftckpt {verb} --help".replace("  ", " "))
+        return _usage(" ".join(cast(Any, error).format_message().split()), verb)
     if isinstance(error, MemoryError):
         return Result(
             ExitCode.NO_RESOURCE,
             "the memory of this machine or of its limits does not suffice",
             "see the verb's --max-memory and --jobs, or the memory limit of the job",
         )
+    if isinstance(error, OSError):
+        from ftckpt.stores.oserror import translate
+
+        refused = translate(error, str(error.filename or "a file"), "use")
+        # The machine's word, no bug of ours.
+        if isinstance(refused, (DeniedError, NoResourceError)):
+            return Result(refused.exit_code, error_line(refused), refused.hint)
     return Result(
         ExitCode.INTERNAL,
         f"a bug in ftckpt {__version__}: {type(error).__name__}: {error}",
         "this says nothing about the checkpoint; please report it with the output of the same "
         "command under --debug",
     )
+
+
+def _usage(message: str, verb: str) -> Result:
+    """Return what typer says of a command line, in our words where its own say too little."""
+    message = message.rstrip(".").replace("Value error, ", "")
+    hint = f"see ftckpt {verb} --help".replace("  ", " ")
+    extra = re.fullmatch(r"Got unexpected extra arguments? *\(?s?\)? \((.*)\)", message)
+    if extra:
+        message = f"more arguments than {verb or 'ftckpt'} takes: {extra[1]}"
+        hint = f"a path with spaces needs quotes; {hint}"
+    return Result(ExitCode.USAGE, message, hint)
 
 
 def prepare_streams() -> None:

@@ -15,6 +15,7 @@ from ftckpt.errors import ExitCode
 from .invocation import Invocation, Result, invoked
 from .render import terminal_width
 
+STORAGE = False
 EXAMPLES = (
     ("ftckpt demo", "in ./ftckpt-demo"),
     ("ftckpt demo /tmp/try", "somewhere else; the checkpoints stay there to play with"),

@@ -52,6 +52,13 @@ def catch_signals(last_words: Callable[[ExitCode], None]) -> None:
             signal.setitimer(signal.ITIMER_REAL, GRACE)
         raise SignalError(caught[0])
 
+    def notice(unraisable: sys.UnraisableHookArgs) -> None:
+        # Raised in a callback or a finalizer, it is dropped there and nothing unwinds.
+        if isinstance(unraisable.exc_value, SignalError):
+            give_up()
+        others(unraisable)
+
+    others, sys.unraisablehook = sys.unraisablehook, notice
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, give_up)
     for number in (signal.SIGINT, signal.SIGTERM):

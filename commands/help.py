@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from ftckpt.errors import ExitCode, UsageError
 from .codes import MEANINGS
 from .invocation import invoked
 from .render import table
-from .verbs import NO_ENVIRONMENT, VERBS, load
+from .verbs import NO_ENVIRONMENT, VERBS, family, load
 
 STORAGE = False
 EXAMPLES = (
@@ -27,7 +28,8 @@ for ftckpt verify --level structure. On/off flags take 1 and 0. A flag on the co
 The variables that were used are listed under "environment" in the JSON answer.
 
 These flags have none, because nobody may inherit a decision to delete, to overwrite or to skip a
-check: {never}.
+check:
+{never}.
 
 ftckpt also honours
   NO_COLOR              no colours
@@ -51,16 +53,20 @@ def command(
     if not topic:
         text = ctx.find_root().get_help()
     elif topic == "exit-codes":
-        # The longest column comes last, where a narrow terminal cuts.
+        # The longest column comes last, where a narrow terminal wraps.
         rows = [(int(c), c.name, m.retry, m.meaning) for c, m in MEANINGS.items()]
         text = table(("code>", "name", "retry", "meaning"), rows)
     elif topic == "environment":
         flags = ("--" + name.replace("_", "-") for name in sorted(NO_ENVIRONMENT))
-        text = ENVIRONMENT.format(never=", ".join(flags))
+        # Broken as the lines around it are.
+        never = textwrap.fill(", ".join(flags), 99, break_on_hyphens=False)
+        text = ENVIRONMENT.format(never=never)
     elif topic in VERBS:
         verb = load(topic)
         with verb.make_context(topic, [], parent=ctx.find_root(), resilient_parsing=True) as its:
             text = verb.get_help(its)
+    elif family(topic):
+        text = table(("verb", "does"), [(verb, VERBS[verb]) for verb in family(topic)])
     else:
         topics = ["exit-codes", "environment", *VERBS]
         raise UsageError(f"there is no topic {topic!r}", hint=f"topics: {', '.join(topics)}")

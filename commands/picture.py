@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.errors import ExistsError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,12 +61,20 @@ def check_path(path: str, *, terminal: bool = True) -> None:
 
     Raises:
         UsageError: the suffix is none of `SUFFIXES`.
+        ExistsError: a file that no picture belongs to stands where the numbers go.
         UnsupportedError: matplotlib is not installed.
     """
     if os.path.splitext(path)[1].lower() not in SUFFIXES:
         raise UsageError(
             f"--plot {path}: the name says no kind of picture",
             hint="name a .png, .svg or .html file" + ", or - for the terminal" * terminal,
+        )
+    table = _table_beside(path)
+    # Drawn again, a picture and its numbers are replaced; numbers without one are somebody else's.
+    if os.path.lexists(table) and not any(map(os.path.lexists, _pictures_of(table))):
+        raise ExistsError(
+            f"{table} exists, and the numbers of --plot {path} go there",
+            hint="choose another name for the picture, or move the file away",
         )
     try:
         import matplotlib  # noqa: F401
@@ -107,8 +115,7 @@ def save(figure: Figure, path: str, numbers: Mapping[str, Sequence[object]], tit
     """
     from ftckpt.stores.atomic import write_over
 
-    stem, suffix = os.path.splitext(path)
-    kind = suffix.lower().removeprefix(".")
+    kind = os.path.splitext(path)[1].lower().removeprefix(".")
     picture = io.BytesIO()
     # A date would make every picture of the same plan another file.
     metadata = {"Software": None} if kind == "png" else {"Date": None}
@@ -116,10 +123,18 @@ def save(figure: Figure, path: str, numbers: Mapping[str, Sequence[object]], tit
     data = picture.getvalue()
     if kind == "html":
         data = _page(data.decode(), numbers, title).encode()
-    table = f"{stem}.csv"
+    table = _table_beside(path)
     write_over(path, data)
     write_over(table, csv_text(numbers).encode())
     return table
+
+
+def _table_beside(picture: str) -> str:
+    return os.path.splitext(picture)[0] + ".csv"
+
+
+def _pictures_of(table: str) -> list[str]:
+    return [table.removesuffix(".csv") + suffix for suffix in SUFFIXES]
 
 
 def csv_text(numbers: Mapping[str, Sequence[object]]) -> str:

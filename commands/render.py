@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
@@ -22,6 +23,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # C0 and C1 controls, and the marks that reorder a line: a name must not move the cursor or forge
 # a line of our output.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+# Columns below which words are not wrapped: a name would stand alone on every line.
+_FEWEST = 20
 
 _ZERO_PART = re.compile(r" 00 \w+$|\.0(?= s$)")
 
@@ -80,32 +84,80 @@ def brief_duration(seconds: float) -> str:
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return rows under headings, in aligned columns.
 
-    A column heading that ends in `>` is aligned to the right. On a terminal the last column is cut
-    to its width; elsewhere nothing is ever cut, because something else will read it.
+    A column heading that ends in `>` is aligned to the right. On a terminal that is too narrow a
+    last column of words goes on below itself, and columns that do not fit stand on lines of their
+    own. Nothing is ever cut: a cell that is wider than the terminal runs on.
     """
     right = [name.endswith(">") for name in columns]
     head = [name.rstrip(">") for name in columns]
     body = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    lines = [head, ["-" * width for width in widths], *body]
     limit = terminal_width()
     result = []
-    for line in lines:
-        cells = zip(line, widths, right, strict=True)
-        text = "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in cells).rstrip()
-        result.append(text if limit is None or len(text) <= limit else text[: limit - 3] + "...")
-    return "\n".join(result)
+    for start, stop in _folded(widths, limit, words=not right[-1]):
+        indent = "  " * bool(start)
+        before = len(indent) + sum(widths[start : stop - 1]) + 2 * (stop - 1 - start)
+        room = _room(before) if stop == len(widths) and not right[-1] else None
+        last_width = min(widths[stop - 1], room or widths[stop - 1])
+        fitted = [*widths[start : stop - 1], last_width]
+        block = []
+        for line in (head[start:stop], ["-" * w for w in fitted], *(r[start:stop] for r in body)):
+            last, *more = _wrapped(line[-1], room)
+            cells = zip([*line[:-1], last], fitted, right[start:stop], strict=True)
+            text = indent + "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in cells)
+            block.append([text.rstrip(), *(" " * before + rest for rest in more)])
+        result.append(block)
+    return "\n".join(part for row in zip(*result, strict=True) for block in row for part in block)
+
+
+def _folded(widths: Sequence[int], limit: int | None, *, words: bool) -> list[tuple[int, int]]:
+    """Return which columns stand on one line, as half-open ranges; one where all of them fit.
+
+    Args:
+        widths: of the columns.
+        limit: of the terminal; None where there is none.
+        words: whether the last column may be wrapped.
+    """
+    if limit is None:
+        return [(0, len(widths))]
+    folds, used = [0], -2
+    for column, width in enumerate(widths):
+        wraps = words and column == len(widths) - 1
+        needed = min(width, _FEWEST) if wraps else width
+        if column and used + 2 + needed > limit:
+            folds.append(column)
+            used = 0
+        used += 2 + width
+    return list(zip(folds, [*folds[1:], len(widths)], strict=True))
 
 
 def pairs(rows: Sequence[tuple[str, object]]) -> str:
     """Return `name  value` lines with the values aligned; a value may have several lines."""
     width = max((len(name) for name, _ in rows), default=0)
+    room = _room(width + 2)
     result = []
     for name, value in rows:
-        first, *more = str(value).split("\n")
-        result.append(f"{name.ljust(width)}  {printable(first)}".rstrip())
-        result.extend(f"{' ' * width}  {printable(line)}" for line in more)
+        lines = map(printable, str(value).split("\n"))
+        first, *more = [part for line in lines for part in _wrapped(line, room)]
+        result.append(f"{name.ljust(width)}  {first}".rstrip())
+        result.extend(f"{' ' * width}  {line}" for line in more)
     return "\n".join(result)
+
+
+def _room(before: int) -> int | None:
+    """Return the columns that the terminal has after `before`; None where words may run on.
+
+    They may where nobody looks at columns, and where too few are left to hold words.
+    """
+    limit = terminal_width()
+    return None if limit is None or limit - before < _FEWEST else limit - before
+
+
+def _wrapped(text: str, room: int | None) -> list[str]:
+    """Return `text` in lines of at most `room` columns; a word that is longer stays whole."""
+    if room is None or len(text) <= room:
+        return [text]
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def terminal_width() -> int | None:
@@ -131,7 +183,10 @@ def finding_line(finding: Finding) -> str:
     if finding.rank is not None:
         place.append(f"rank {finding.rank}")
     where = f" [{', '.join(place)}]" if place else ""
-    return printable(f"{finding.severity}: {finding.kind}{where}: {finding.message}")
+    # The kind that says no more than the severity need not be said.
+    kind = f"{finding.kind}{where}" if finding.kind != finding.severity else where.strip()
+    said = [str(finding.severity), kind, finding.message]
+    return printable(": ".join(filter(None, said)))
 
 
 def error_line(error: FtckptError) -> str:

@@ -60,9 +60,13 @@ VERBS: dict[str, str] = {
 
 # Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
 NO_ENVIRONMENT = frozenset(
-    {"apply", "force", "overwrite", "purge_now", "skip_unsafe", "skip_unverified", "yes"}
-    | {"no_proof", "proof", "restart"}
+    {"apply", "force", "no_proof", "purge_now", "restart", "skip_unsafe", "skip_unverified", "yes"}
     | {"delete_corrupt", "free", "max_delete", "min_survivors", "policy", "trash_ttl"}
+)
+
+# What they have done so far is taken up by the next run of the same command.
+RESUMABLE = frozenset(
+    {"reshard", "convert", "copy", "repair", "delta pack", "delta unpack", "delta rebase"}
 )
 
 
@@ -196,7 +200,10 @@ class Verbs(TyperGroup):
             args = [" ".join(args[:2]), *args[2:]]
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            near = get_close_matches(name, VERBS)
+            known = family(name)
+            if known:
+                ctx.fail(f"{name} is several verbs: {', '.join(known)}")
+            near = [verb for one in get_close_matches(name, _firsts()) for verb in family(one)]
             meant = f"; did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"there is no verb {name!r}{meant}")
         return super().resolve_command(ctx, args)
@@ -205,6 +212,15 @@ class Verbs(TyperGroup):
         """List the verbs from the static table."""
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def family(first: str) -> list[str]:
+    """Return the verbs that begin with a word: `delta pack` and its kin for `delta`."""
+    return [verb for verb in VERBS if verb.partition(" ")[0] == first]
+
+
+def _firsts() -> list[str]:
+    return list(dict.fromkeys(verb.partition(" ")[0] for verb in VERBS))
 
 
 def load(verb: str) -> Verb:

@@ -55,7 +55,6 @@ _ftckpt() {
         "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --checkpoint"|"replay run --baseline"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html") return ;;
         "replay audit --against"|"replay audit --max-memory"|"replay audit --endpoint"|"replay audit --profile"|"replay audit --region"|"replay audit --retry-seconds") return ;;
-        "demo --endpoint"|"demo --profile"|"demo --region"|"demo --retry-seconds") return ;;
     esac
     if [[ -z $words && $current == -* ]]; then
         case $verb in
@@ -92,7 +91,7 @@ _ftckpt() {
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --debug --help" ;;
             "replay compare") words="--reference --pattern --from --to --html --json --quiet -q --debug --help" ;;
             "replay audit") words="--against --strict --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "demo") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "demo") words="--json --quiet -q --debug --help" ;;
             "completions") words="--json --quiet -q --debug --help" ;;
             "help") words="--json --quiet -q --debug --help" ;;
         esac

@@ -649,12 +649,6 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l help -d 'Show this message and exit.'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l profile -r -d 'Profile of the AWS configuration.'
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l region -r -d 'Region of the bucket.'
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l requester-pays -d 'Pay for reading somebody else"s bucket.'
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l anonymous -d 'Send no credentials.'
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l quiet -s q -d 'No progress and no remarks on stderr.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l debug -d 'Show tracebacks.'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +31,9 @@ BATCH = 64
 # An older checkpoint may be taken instead of one that ends with these: it is surely not good.
 # NOT_FOUND is one that was deleted since the root was listed.
 WALKED_OVER = frozenset({ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND})
+
+# How many steps the error of one that is absent names.
+_NEAREST = 5
 
 
 class Looked(NamedTuple):
@@ -139,7 +143,7 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
 def _dropped(root: Root, candidate: Candidate) -> NotFoundError:
     return NotFoundError(
         f"{root.url_of(candidate)} was dropped and is to be reclaimed",
-        hint=f"ftckpt gc undelete {root.url} {candidate.path} has it back",
+        hint=shlex.join(["ftckpt", "gc", "undelete", root.url, candidate.path]) + " has it back",
     )
 
 
@@ -199,4 +203,9 @@ def child_of_step(root: Root, step: int) -> Child:
     for looked in Walk(root).newest_first():
         if looked.step == step and looked.child is not None:
             return looked.child
-    raise NotFoundError(f"{root.url} has no step {step}")
+    steps = sorted(
+        {c.step for c in root.candidates if c.step is not None}, key=lambda s: abs(s - step)
+    )
+    near = ", ".join(map(str, sorted(steps[:_NEAREST])))
+    hint = f"by name it has {near}" if len(steps) <= _NEAREST else f"the nearest by name: {near}"
+    raise NotFoundError(f"{root.url} has no step {step}", hint=hint if steps else "")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import ExistsError
+from .stores.oserror import translate
 
 
 def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: int = 0) -> list[str]:
@@ -28,16 +29,12 @@ def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: in
         The paths of the checkpoints, in the order of `steps`.
 
     Raises:
-        ExistsError: the directory has content.
+        ExistsError: the directory has content, or is none.
+        DeniedError, NoResourceError, UnavailableError: it cannot be made.
     """
+    _make_empty(directory)
     import torch
 
-    if os.path.isdir(directory) and os.listdir(directory):
-        raise ExistsError(
-            f"{directory} exists and is not empty",
-            hint="name another directory, or remove it yourself",
-        )
-    os.makedirs(directory, exist_ok=True)
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
         torch.nn.Embedding(128, 64),
@@ -64,6 +61,19 @@ def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: in
             _save(path, model, optimizer, scheduler, step)
             paths.append(path)
     return paths
+
+
+def _make_empty(directory: str) -> None:
+    try:
+        os.makedirs(directory, exist_ok=True)
+        held = os.listdir(directory)
+    except OSError as error:
+        raise translate(error, directory, "make") from error
+    if held:
+        raise ExistsError(
+            f"{directory} exists and is not empty",
+            hint="name another directory, or remove it yourself",
+        )
 
 
 def _save(path: str, model: Any, optimizer: Any, scheduler: Any, step: int) -> None:

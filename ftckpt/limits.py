@@ -40,8 +40,10 @@ def parse_rate(text: str) -> float:
     """Return bytes a second for `200MB/s`, `1GiB` or `50M/s`.
 
     Raises:
-        UsageError: it is no rate, or zero.
+        UsageError: it is no rate, or zero, or lacks a unit: 200 would mean a few bytes a second.
     """
+    if re.fullmatch(r"\s*[\d.]+\s*(/s|ps)?\s*", text, flags=re.IGNORECASE):
+        raise UsageError(f"{text!r}: a rate needs its unit", hint="write 200MB/s, 1GiB/s or 500B/s")
     rate = parse_bytes(re.sub(r"\s*(/s|ps)\s*$", "", text, flags=re.IGNORECASE))
     if rate <= 0:
         raise UsageError(f"{text!r} allows nothing to be read", hint="write a rate such as 200MB/s")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from .checkpoint import Checkpoint
 from .errors import (
     CorruptError,
+    FtckptError,
     IncompleteError,
     NotFoundError,
     UnsafeError,
@@ -22,6 +23,7 @@ from .errors import (
 )
 from .listing import listing_of_directory, listing_of_file
 from .manifest import NAME, TRANSFER
+from .nearby import hint_for_absent
 from .registry import Format, recognise
 from .roots import Child, Part, Root, read_root, read_runs
 from .source import Source
@@ -29,6 +31,7 @@ from .store import Entry, EntryKind, Store
 from .stores import StoreOptions, open_store
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
+_DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
 _SELECTOR = re.compile(r"(?P<root>.+)@(?P<which>latest|\d+)")
 
 
@@ -88,11 +91,16 @@ def locate(url: str, options: StoreOptions) -> Place:
     """
     try:
         return _at(url, options)
-    except NotFoundError:
+    except NotFoundError as error:
         match = _SELECTOR.fullmatch(url)
         if match is None:
+            error.hint = error.hint or hint_for_absent(url)
             raise
+    try:
         return _at(match["root"], options)._replace(which=match["which"])
+    except NotFoundError as error:
+        error.hint = error.hint or hint_for_absent(match["root"])
+        raise
 
 
 def _at(url: str, options: StoreOptions) -> Place:
@@ -128,11 +136,44 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
     if place.entry.kind is not EntryKind.DIRECTORY:
         if place.which:
             raise UsageError(f"{place.url} is one file and has no steps to select from")
-        raise UnsupportedError(f"{url} is not a checkpoint of any known format")
+        whole = _to_name(place, formats)
+        raise UnsupportedError(
+            f"{url} is not a checkpoint of any known format", hint=whole and f"name {whole}"
+        )
     root = open_root(place, formats)
     if not root.holds_checkpoints():
-        raise NotFoundError(f"{url} holds no checkpoint of any known format")
+        raise NotFoundError(
+            f"{url} holds no checkpoint of any known format",
+            hint="name a checkpoint, or the directory whose children are checkpoints",
+        )
     return Target(place, root=root)
+
+
+def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:
+    """Return the directory of a file, as a user would type it; "" where it is no checkpoint."""
+    try:
+        known = recognise_at(place.store, _DIRECTORY, formats) is not None
+    except FtckptError:
+        known = False
+    return _around(place.url) if known else ""
+
+
+def _to_name(place: Place, formats: Sequence[Format]) -> str:
+    """Return what was meant: the checkpoint around a file, or the root that a pointer is of."""
+    whole = checkpoint_around(place, formats)
+    if whole:
+        return whole
+    url = _around(place.url)
+    try:
+        pointers = open_root(place._replace(url=url, entry=_DIRECTORY), formats).pointers
+    except FtckptError:
+        return ""
+    return url if any(pointer.name == place.entry.path for pointer in pointers) else ""
+
+
+def _around(url: str) -> str:
+    parent, slash, _ = url.rpartition("/")
+    return parent or slash or "."
 
 
 def open_root(place: Place, formats: Sequence[Format]) -> Root:
@@ -160,7 +201,9 @@ def _asking(
     place: Place, formats: Sequence[Format]
 ) -> tuple[Store, Callable[[Entry], Part | None]]:
     if place.entry.kind is not EntryKind.DIRECTORY:
-        raise UsageError(f"{place.url} is a file, not a root", hint=_NO_ROOT)
+        whole = _to_name(place, formats)
+        hint = f"name {whole}" if whole else _NO_ROOT
+        raise UsageError(f"{place.url} is a file, not a root", hint=hint)
     return place.store, lambda entry: recognise_at(place.store, entry, formats)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .checkpoint import Checkpoint, Kind, TensorInfo
+from .findings import listed
 from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, Component
 
 
@@ -237,8 +238,8 @@ def _moments(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
     if missing:
         return _item(
             MOMENTS, Presence.CANNOT_TELL,
-            f"{len(missing)} of {len(trainable)} parameters have no moments:"
-            " frozen, buffers, or lost",
+            f"{len(missing)} of {len(trainable)} parameters have no moments "
+            f"({listed(missing, 3)}): frozen, buffers, or lost",
             first, missing=missing,
         )  # fmt: skip
     return _item(MOMENTS, Presence.PRESENT, f"for each of {len(kept)} parameters",
@@ -256,7 +257,8 @@ def _masters(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
                          [t.key for t in masters])  # fmt: skip
         return _item(
             MASTERS, Presence.CANNOT_TELL,
-            f"{len(missing)} of {len(small)} 16-bit parameters have no master", missing=missing,
+            f"{len(missing)} of {len(small)} 16-bit parameters have no master "
+            f"({listed(missing, 3)})", missing=missing,
         )  # fmt: skip
     if not small:
         return _item(MASTERS, Presence.ABSENT, "no weight has fewer than 32 bits, so none is due",

@@ -147,10 +147,11 @@ def select(root: Root, check: Check, rules: Rules, note: Note = lambda _: None) 
         if code is ExitCode.INCOMPLETE:
             pending.append(looked.candidate)
         if rules.max_fallback is not None and len(skipped) > rules.max_fallback:
+            tried = f"newest {len(skipped)} do" if len(skipped) > 1 else "newest does"
             end = (
                 worst(s.code for s in skipped),
-                f"the newest {len(skipped)} do not pass, and --max-fallback allows "
-                f"{rules.max_fallback}; the last: {_placed(path, message)}",
+                f"the {tried} not pass, and --max-fallback allows {rules.max_fallback}; "
+                f"the last: {_placed(path, message)}",
                 "",
             )
             break
@@ -200,7 +201,15 @@ def _nothing(root: Root, skipped: Sequence[Skipped], rules: Rules) -> tuple[Exit
         return ExitCode.NOT_FOUND, f"{root.url} holds no checkpoint{limit}", ""
     code = worst(s.code for s in skipped)
     first = next(s for s in skipped if s.code is code)
-    return code, f"no checkpoint of {root.url} passes: {_placed(first.path, first.message)}", ""
+    hint = _WAYS_OUT.get(code, "")
+    return code, f"no checkpoint of {root.url} passes: {_placed(first.path, first.message)}", hint
+
+
+_WAYS_OUT = {
+    ExitCode.CORRUPT: "ftckpt repair mends one from a replica; ftckpt verify ROOT --all names the "
+    "damage of each",
+    ExitCode.INCOMPLETE: "--wait waits for a save in flight",
+}
 
 
 def _placed(path: str, message: str) -> str:

@@ -144,7 +144,8 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
     if silent:
         yield finding(
             "step-unknown",
-            f"step: cannot tell for {listed(silent, 3)}: no step counter inside",
+            f"cannot tell which step {listed(silent, 3)} {'are' if silent[1:] else 'is'} of: "
+            "no step counter inside",
             file=silent[0] if len(silent) == 1 else None,
         )
 

@@ -37,12 +37,14 @@ def test_no_sizes(text: str) -> None:
         limits.parse_bytes(text)
 
 
-@pytest.mark.parametrize(("text", "rate"), [("200MB/s", 2e8), ("1GiB", 2**30), ("5k/s", 5120)])
+@pytest.mark.parametrize(
+    ("text", "rate"), [("200MB/s", 2e8), ("1GiB", 2**30), ("5k/s", 5120), ("200B/s", 200)]
+)
 def test_rates(text: str, rate: float) -> None:
     assert limits.parse_rate(text) == rate
 
 
-@pytest.mark.parametrize("text", ["0", "fast", "/s"])
+@pytest.mark.parametrize("text", ["0", "0B/s", "fast", "/s", "200", "1.5/s", " 200 ps"])
 def test_no_rates(text: str) -> None:
     with pytest.raises(UsageError):
         limits.parse_rate(text)

@@ -116,6 +116,7 @@ class TestMoments:
     def test_a_parameter_without_one_moment_is_listed(self) -> None:
         item = verdicts(named(WEIGHTS + ADAM[:-1]))["moments"]
         assert (item.presence, item.missing) == (CANNOT_TELL, ("b",))
+        assert item.reason == "1 of 2 parameters have no moments (b): frozen, buffers, or lost"
 
     def test_lion_keeps_the_first_moment_alone(self) -> None:
         lion = [tensor("optimizer", n, Kind.EXP_AVG) for n in ("a", "b")]

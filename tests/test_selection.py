@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftckpt import candidates
-from ftckpt.errors import DeniedError, ExitCode, UnavailableError
+from ftckpt.errors import DeniedError, ExitCode, NotFoundError, UnavailableError
 from ftckpt.roots import Candidate, Root
 from ftckpt.selection import Rules, Selection, select
 from ftckpt.waiting import select_waiting
@@ -29,6 +29,33 @@ def test_the_newest_that_passes_is_chosen(tmp_path: Path) -> None:
     found = chosen(tmp_path)
     assert (found.code, name_of(found), found.step) == (ExitCode.OK, "step-10", 10)
     assert (found.skipped, found.format) == ((), "small")
+
+
+def test_a_limit_of_none_is_said_of_one(tmp_path: Path) -> None:
+    write(tmp_path, "step-9", 9, "CORRUPT")
+    write(tmp_path, "step-8", 8)
+    said = chosen(tmp_path, Rules(max_fallback=0)).message
+    assert said.startswith("the newest does not pass, and --max-fallback allows 0; the last: ")
+
+
+def test_where_nothing_passes_the_way_out_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "step-9", 9, "INCOMPLETE")
+    assert "--wait" in chosen(tmp_path).hint
+    write(tmp_path, "step-8", 8, "CORRUPT")
+    assert "ftckpt repair" in chosen(tmp_path).hint
+
+
+def test_an_absent_step_names_the_nearest(tmp_path: Path) -> None:
+    for step in (10, 20):
+        write(tmp_path, f"step-{step}", step)
+    with pytest.raises(NotFoundError) as caught:
+        candidates.child_of_step(read(tmp_path), 15)
+    assert caught.value.hint == "by name it has 10, 20"
+    for step in (30, 40, 50, 60):
+        write(tmp_path, f"step-{step}", step)
+    with pytest.raises(NotFoundError) as caught:
+        candidates.child_of_step(read(tmp_path), 57)
+    assert caught.value.hint == "the nearest by name: 20, 30, 40, 50, 60"
 
 
 def test_content_orders_not_names(tmp_path: Path) -> None:

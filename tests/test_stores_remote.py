@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -121,6 +123,43 @@ def test_no_foreign_exception_leaves(
             attempt()
         lasting = isinstance(raised, TimeoutError) or getattr(raised, "code", 0) == 503
         assert (calls > 1) is lasting
+
+
+def test_a_server_that_does_not_answer_has_not_said_that_it_is_absent() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        open_store("http://127.0.0.1:9/x", StoreOptions(retry_seconds=0)).stat("")
+    assert "network" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(404, NotFoundError), (403, DeniedError), (503, UnavailableError)]
+)
+def test_what_a_web_server_says(status: int, expected: type[FtckptError]) -> None:
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/x"
+        with pytest.raises(expected):
+            open_store(url, StoreOptions(retry_seconds=0)).stat("")
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [("ftp://127.0.0.1:9/x", UnavailableError), ("github://x/y", UnsupportedError)],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_filesystem_that_cannot_be_made(url: str, expected: type[FtckptError]) -> None:
+    with pytest.raises(expected, match="cannot reach"):
+        open_store(url)
 
 
 @pytest.mark.parametrize(

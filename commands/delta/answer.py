@@ -59,6 +59,11 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
     )
     speed = f"in {human_duration(report.seconds['encode'])}{taken_over(report.taken_over)}"
     invocation.print(printable(f"{message}{upon} {speed}: {report.url}"))
+    if report.base is not None and not any(method.reads_the_base for method in report.methods):
+        invocation.say(
+            f"warning: nothing in it is told by {report.base}, and it needs that all the same: is "
+            "it of another run? Packed without a base it is as small"
+        )
     invocation.print(f"content {report.content}")
     invocation.print(proof_line(report.proof, "decode to the source", report.seconds))
     if report.proof is None:

@@ -12,6 +12,7 @@ from ftckpt.commands.invocation import Result, invoked
 from ftckpt.commands.target import open_checkpoint, open_other
 from ftckpt.commands.transfers import read_text
 from ftckpt.errors import UsageError
+from ftckpt.findings import counted
 
 from .packing import (
     CODES as CODES,
@@ -73,7 +74,7 @@ def _places(paths: Sequence[str]) -> tuple[str, str, str]:
         return "", paths[0], paths[1]
     if len(paths) != 3:
         raise UsageError(
-            f"{len(paths)} places were named: BASE TARGET OUT are three, TARGET OUT two",
+            f"{counted(len(paths), 'place')} given: BASE TARGET OUT are three, TARGET OUT two",
             hint="ftckpt delta pack BASE TARGET OUT packs TARGET as what it adds to BASE",
         )
     return paths[0], paths[1], paths[2]

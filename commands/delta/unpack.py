@@ -60,6 +60,7 @@ def command(
         has_original,
         same_objects_there,
     )
+    from ftckpt.formats.delta_original_proof import OriginalProof
     from ftckpt.formats.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
@@ -79,15 +80,14 @@ def command(
         )
     index = checkpoint.index
     run = invocation.options(RunOptions)
-    prover = DigestProof({tensor.key: tensor.digest for tensor in index.tensors})
     original = not to and wishes == Wishes() and has_original(checkpoint)
     invocation.report(original=original)
     if original:
         writer = OriginalWriter(checkpoint)
-        means = Means(format_of(checkpoint), writer, prover, same_objects_there)
+        means = Means(format_of(checkpoint), writer, OriginalProof(writer), same_objects_there)
     else:
         invocation.say("the files are laid out anew; tensors and other state stay bit for bit")
-        name = to or checkpoint.source_format
+        name, prover = to or checkpoint.source_format, DigestProof(checkpoint.digests())
         means = Means(*format_and_writer(name, wishes.rules, destination), prover, SameObject)
     result = carry_out(
         invocation,

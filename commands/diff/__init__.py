@@ -36,6 +36,7 @@ CODES = {
     ExitCode.CORRUPT: "a tensor or field of one cannot be read; the others were compared",
     ExitCode.INCOMPLETE: "not committed, or changed while it was being read",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+    ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no checkpoint there, or nothing of the component or name asked for",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
@@ -136,7 +137,9 @@ def command(
         invocation.say(f"picture: {plot}, numbers: {numbers}")
     message = verdict(report)
     if report.findings:
-        return invocation.fail(report.code, message, "`ftckpt verify` says what is wrong with each")
+        told = report.code in (ExitCode.DENIED, ExitCode.UNAVAILABLE)
+        hint = "" if told else "`ftckpt verify` says what is wrong with each"
+        return invocation.fail(report.code, message, hint)
     invocation.print(message)
     return Result(report.code, message)
 
@@ -177,9 +180,7 @@ def _report_sides(invocation: Invocation, first: Checkpoint, second: Checkpoint)
 def _show(
     invocation: Invocation, report: DiffReport, tolerance: Tolerance | None, *, top: int, stat: bool
 ) -> None:
-    from ftckpt.commands.render import finding_line
-
-    from .text import text
+    from .text import text, unread
 
     invocation.report(
         equal=report.code is ExitCode.OK,
@@ -200,5 +201,5 @@ def _show(
     if not invocation.json:
         for line in text(report, tolerance, top=0 if stat else top):
             invocation.print(line)
-        for found in report.findings:
-            invocation.print(finding_line(found))
+        for line in unread(report.findings):
+            invocation.print(line)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftckpt.commands.render import human_bytes, human_duration, table, terminal_width
+from ftckpt.commands.render import (
+    finding_line,
+    human_bytes,
+    human_duration,
+    table,
+    terminal_width,
+)
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
@@ -18,6 +25,7 @@ if TYPE_CHECKING:
         TensorDifference,
         Tolerance,
     )
+    from ftckpt.findings import Finding
 
 _BAR = 20
 _FIELDS = 6  # fields of one part of the state that are shown
@@ -92,8 +100,21 @@ def verdict(report: DiffReport) -> str:
     words += [f"{counted(len(report.findings), 'finding')}"] * bool(report.findings)
     if same:
         words.append(f"{same} equal")
-    only_close = set(counts) <= {"close"} and not report.state and not report.findings
-    return f"{'equal within the tolerances' if only_close else 'different'}: {', '.join(words)}"
+    if report.state or not set(counts) <= {"close", "unread"}:
+        return f"different: {', '.join(words)}"
+    if report.findings or "unread" in counts:
+        return f"no difference in what could be read: {', '.join(words)}"
+    return f"equal within the tolerances: {', '.join(words)}"
+
+
+def unread(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield a line for each reason why something was not read, with the first that it befell."""
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for one in findings:
+        alike.setdefault((one.kind, one.file, one.message, one.offset, one.length), []).append(one)
+    for first, *more in alike.values():
+        name = f"{first.tensor} and {len(more)} more" if more else first.tensor
+        yield finding_line(replace(first, tensor=name))
 
 
 def _both(tensors: int, fields: int) -> str:
@@ -103,27 +124,28 @@ def _both(tensors: int, fields: int) -> str:
 
 
 def _summaries(title: str, rows: Sequence[Summary], *, bars: bool = False) -> str:
+    """Return a table of sums; with a bar in each row where the terminal has room for it."""
+    unread = any(row.counts.get("unread") for row in rows)
+    headings = [title, "tensors>", *["unread>"] * unread, "not equal>", "changed>", "max abs>",
+                "relative L2>"]  # fmt: skip
+    cells = [_sums(row, unread=unread) for row in rows]
+    plain = table(headings, cells)
+    room = max(map(len, plain.split("\n"))) + 2 + _BAR
+    if not bars or room > (terminal_width() or room):
+        return plain
     most = max((row.relative_l2 for row in rows if math.isfinite(row.relative_l2)), default=0.0)
-    headings = [title, "tensors>", "not equal>", "changed>", "max abs>", "relative L2>"]
-    return table(
-        [*headings, ""] if bars else headings,
-        [
-            (
-                row.name,
-                row.tensors,
-                row.tensors - _equal(row.counts),
-                _share(row.changed, row.elements),
-                _number(row.max_abs),
-                _number(row.relative_l2),
-                *((_bar(row.relative_l2, most),) if bars else ()),
-            )
-            for row in rows
-        ],
-    )
+    drawn = [(*line, _bar(row.relative_l2, most)) for line, row in zip(cells, rows, strict=True)]
+    return table([*headings, ""], drawn)
 
 
-def _equal(counts: Mapping[str, int]) -> int:
-    return counts.get("equal", 0)
+def _sums(row: Summary, *, unread: bool) -> tuple[object, ...]:
+    lost = row.counts.get("unread", 0)
+    # Of what was not read there is no number, and 0 would be one.
+    numbers = ("", "", "") if lost == row.tensors else (
+        _share(row.changed, row.elements), _number(row.max_abs), _number(row.relative_l2)
+    )  # fmt: skip
+    equal = row.counts.get("equal", 0)
+    return (row.name, row.tensors, *[lost] * unread, row.tensors - lost - equal, *numbers)
 
 
 def _bar(value: float, most: float) -> str:

@@ -56,7 +56,7 @@ CODES = {
     ExitCode.UNSAFE: "the root of --from is ambiguous or holds hostile names",
     ExitCode.NOT_FOUND: "there is no such root or log",
     ExitCode.UNAVAILABLE: "",
-    ExitCode.REFUSED: "a directory stands where a file is to be read or written",
+    ExitCode.REFUSED: "a directory, or a file that is not the picture's, stands in the way",
     ExitCode.DENIED: "",
     ExitCode.NO_RESOURCE: "",
     ExitCode.UNSUPPORTED: "a picture without matplotlib, or silent errors to be simulated",

@@ -41,7 +41,7 @@ EXAMPLES = (
 CODES = {
     ExitCode.OK: "planned; points that cannot progress say so in their row",
     ExitCode.USAGE: "an option without its unit, or a range that is none",
-    ExitCode.REFUSED: "a directory stands where a file is to be read or written",
+    ExitCode.REFUSED: "a directory, or a file that is not the picture's, stands in the way",
     ExitCode.DENIED: "",
     ExitCode.NO_RESOURCE: "",
     ExitCode.UNSUPPORTED: "a picture without matplotlib",

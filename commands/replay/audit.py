@@ -72,7 +72,7 @@ def command(
         invocation.print()
         invocation.print(pairs([(r.weight, r.message) for r in done.remarks]))
     for item in absent:
-        invocation.say(f"warning: {item.title} is absent: {item.consequence}")
+        invocation.say(f"warning: absent: {item.title}. {item.consequence}")
     said = f"{counted(len(absent), 'component')} absent, " + (
         contradictions[0].message if contradictions else "no contradiction"
     )

@@ -45,6 +45,8 @@ CODES = {
     ExitCode.UNVERIFIED: "nothing could be compared: a run crashed, hung, or logged too little",
     ExitCode.REFUSED: "--dir holds something else, or another run is at work there",
     ExitCode.NOT_FOUND: "the command, the checkpoint or the log is not there",
+    ExitCode.DENIED: "--dir cannot be made or written",
+    ExitCode.NO_RESOURCE: "",
     ExitCode.UNSUPPORTED: "the filesystem of --dir has no locks",
 }
 

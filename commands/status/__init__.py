@@ -41,6 +41,7 @@ CODES = {
     ExitCode.OK: "nothing that somebody should look at",
     ExitCode.PARTIAL: "something that somebody should look at: it is listed",
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
+    ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
     ExitCode.UNAVAILABLE: "a listing failed; nothing is concluded",
     ExitCode.DENIED: "",

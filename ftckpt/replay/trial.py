@@ -21,6 +21,7 @@ from pathlib import Path
 from ftckpt.errors import RefusedError, UsageError
 from ftckpt.stores.atomic import write_over
 from ftckpt.stores.claim import claim
+from ftckpt.stores.oserror import translate
 
 from .closer import look_closer
 from .comparing import compare
@@ -182,7 +183,10 @@ def _entered(trial: Trial, say: Callable[[str], None]) -> Iterator[None]:
     if not any((folder / name).exists() for name in (kept.name, _LOCK)):
         if folder.exists() and any(folder.iterdir()):
             raise RefusedError(f"{folder} is not empty and holds no trial")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise translate(error, str(folder), "make") from error
     with (folder / _LOCK).open("ab") as lock:
         try:
             claim(lock.fileno(), str(folder), "give another --dir")

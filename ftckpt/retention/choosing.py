@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def choose_entries(roots: Sequence[Root], which: str) -> tuple[Chosen, ...]:
     if not found:
         raise NotFoundError(
             f"{roots[0].store.url} has no checkpoint {which}",
-            hint=f"ftckpt inspect {roots[0].store.url} lists them",
+            hint=f"ftckpt inspect {shlex.quote(roots[0].store.url)} lists them",
         )
     _require_one_run(found, which)
     return tuple(found)

@@ -9,6 +9,7 @@ whose text is damaged still holds it.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -97,7 +98,8 @@ def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, ob
     """
     if all(entry != candidate.path for candidate in root.candidates):
         raise NotFoundError(
-            f"{root.url} has no checkpoint {entry}", hint=f"ftckpt inspect {root.url} lists them"
+            f"{root.url} has no checkpoint {entry}",
+            hint=f"ftckpt inspect {shlex.quote(root.url)} lists them",
         )
     text = json.dumps({"schema": f"ftckpt.{kind}/1", "entry": entry, **fields}, sort_keys=True)
     root.store.put(_path(root, kind, entry, label), text.encode() + b"\n")

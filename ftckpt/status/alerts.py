@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -169,7 +170,7 @@ def _not_durable(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
     held = facts.durable
     if held is None or not held.missing or facts.last is None:
         return
-    hint = f"ftckpt copy ROOT@latest {held.url}/"
+    hint = f"ftckpt copy ROOT@latest {shlex.quote(held.url)}/"
     if held.newest is None:
         yield Alert(AlertKind.NOT_DURABLE, f"{held.url} holds none of the saves", hint)
         return

@@ -42,7 +42,8 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
 
     Raises:
         UsageError: no such scheme is known.
-        UnsupportedError: its package is not installed.
+        UnsupportedError: its package is not installed, or the URL lacks what it needs.
+        UnavailableError, DeniedError: its server cannot be reached.
     """
     if scheme in ("s3", "s3a"):
         from .s3 import S3Store
@@ -56,6 +57,8 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
     if options.requester_pays and scheme in ("gs", "gcs"):
         settings["requester_pays"] = True
     try:
+        if scheme not in _EXTRAS:  # a server's name is part of the address there
+            settings |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)
         filesystem = fsspec.filesystem(
             scheme, use_listings_cache=False, skip_instance_cache=True, **settings
         )
@@ -67,6 +70,8 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
         ) from error
     except ValueError as error:
         raise UsageError(f"{url} has a scheme that nothing here knows") from error
+    except Exception as error:  # some connect at once, and raise what they like
+        raise translate(error, url, "", "reach") from error
     return FsspecStore(url, filesystem, options)
 
 

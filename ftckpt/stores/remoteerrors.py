@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from ftckpt.errors import (
     DeniedError,
@@ -16,7 +17,7 @@ from ftckpt.errors import (
 
 def _status(error: BaseException) -> int:
     """Return the HTTP status that the exceptions of gcsfs, adlfs and aiohttp carry."""
-    for name in ("code", "status", "status_code"):
+    for name in ("status", "code", "status_code"):
         value = getattr(error, name, None)
         if isinstance(value, int):
             return value
@@ -25,16 +26,37 @@ def _status(error: BaseException) -> int:
     return 0
 
 
-def is_transient(error: Exception) -> bool:
-    """Say whether another attempt may succeed."""
+def _meant(error: BaseException) -> BaseException:
+    """Return what went wrong: fsspec's HTTP says FileNotFoundError of all that does, with a cause.
+
+    A server that does not answer, or refuses to, has not said that something is absent.
+    """
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or cause is None:
+        return error
+    told = _is_lost_connection(cause) or _status(cause) not in (0, 404, 410)
+    return cause if told else error
+
+
+def _is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, (ConnectionError, asyncio.TimeoutError, TimeoutError)):
+        return True
+    aiohttp = sys.modules.get("aiohttp")  # where it was not imported nothing of it is raised
+    return aiohttp is not None and isinstance(error, aiohttp.ClientConnectionError)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Say whether another attempt may succeed."""
+    error = _meant(error)
+    if _is_lost_connection(error):
         return True
     status = _status(error)
     return status in (408, 429) or (status >= 500 and status not in (501, 507))
 
 
-def translate(error: Exception, url: str, path: str, doing: str) -> FtckptError:
+def translate(error: BaseException, url: str, path: str, doing: str) -> FtckptError:
     """Return the ftckpt error for what a filesystem raised while `doing` something at `url`."""
+    error = _meant(error)
     message = f"cannot {doing} {url}: {str(error) or type(error).__name__}"
     status = _status(error)
     if isinstance(error, FileExistsError) or status == 412:
@@ -47,4 +69,5 @@ def translate(error: Exception, url: str, path: str, doing: str) -> FtckptError:
         return DeniedError(message, hint="check the credentials", file=path)
     if isinstance(error, (NotImplementedError, TypeError)) or status in (405, 501):
         return UnsupportedError(message, file=path)
-    return UnavailableError(message, file=path)
+    hint = "try again later, or check the address and the network"
+    return UnavailableError(message, hint=hint * _is_lost_connection(error), file=path)

@@ -99,12 +99,18 @@ def translate(error: Exception, url: str, file: str, doing: str) -> FtckptError:
 
     if isinstance(error, FtckptError):
         return error
-    said = str(error) or type(error).__name__
+    # How often botocore itself would try again is always 0: we do.
+    said = str(error).replace(" (reached max retries: 0)", "") or type(error).__name__
     message = f"cannot {doing} {url}: {said}"
     if isinstance(error, boto.ClientError):
         return _translate_status(error, message, url, file)
-    if isinstance(error, (boto.ProfileNotFound, boto.ParamValidationError)):
+    if isinstance(error, boto.ProfileNotFound):
+        return UsageError(message, hint="aws configure list-profiles says which there are")
+    if isinstance(error, boto.ParamValidationError):
         return UsageError(message)
+    if isinstance(error, boto.SSLError):
+        hint = "is the endpoint https:// or http://, and its certificate known (AWS_CA_BUNDLE)?"
+        return UnavailableError(message, hint=hint, file=file)
     if isinstance(
         error,
         (

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,9 @@ def test_a_bug_is_never_a_verdict() -> None:
     [
         ('raise errors.UnsafeError("no")', 7),
         ("raise MemoryError", 12),
+        ("open('/nowhere/at/all')", 1),
+        ("import errno; raise OSError(errno.EACCES, 'no', 'file')", 11),
+        ("import errno; raise OSError(errno.ENOSPC, 'no')", 12),
         ("raise ZeroDivisionError", 1),
         ('return Result(ExitCode.DIFFERENT, "they differ")', 3),
         ("return None", 0),
@@ -153,6 +157,12 @@ def test_usage_errors_say_what_was_meant() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean latest?" in done.stderr
     assert "--verify" in ftckpt("latest", "x", "--verfy", "content").stderr
+    assert "more arguments than latest takes: of a path" in (
+        ftckpt("latest", "first", "of a path").stderr
+    )
+    assert "delta is several verbs: delta pack, delta unpack," in ftckpt("delta", "--help").stderr
+    assert "did you mean replay run or replay compare" in ftckpt("repaly").stderr
+    assert "'--verify': 'all' is not one of" in ftckpt("latest", "x", "--verify", "all").stderr
     assert ftckpt().returncode == 2
     assert "Verbs:" in ftckpt().stderr
 
@@ -172,6 +182,11 @@ def test_version_and_help_topics() -> None:
     assert "FTCKPT_<VERB>_<FLAG>" in ftckpt("help", "environment").stdout
     assert ftckpt("help", "latest").stdout == ftckpt("latest", "--help").stdout
     assert ftckpt("help", "nothing").returncode == 2
+    assert "delta unpack  Write" in ftckpt("help", "delta").stdout
+    flags = {option for verb in verbs.VERBS for p in verbs.load(verb).params for option in p.opts}
+    never = re.findall(r"--[a-z-]+(?=[,.])", ftckpt("help", "environment").stdout)
+    assert set(never) <= flags
+    assert "--no-proof" in never
 
 
 def test_help_ends_in_examples_and_codes() -> None:
@@ -246,6 +261,36 @@ def test_signals_end_it_even_where_threads_hang(
     assert "Traceback" not in stderr
 
 
+def test_a_signal_in_a_callback_is_not_lost() -> None:
+    """What is raised there goes nowhere: the process went on, with a traceback on stderr."""
+    done = fake(
+        "import os, signal, weakref\n"
+        'thing = type("Thing", (), {})()\n'
+        "callback = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "del thing",
+        "--json",
+    )
+    assert (done.returncode, done.stderr) == (143, "")
+    assert result_of(done)["code"] == 143
+
+
+def test_ctrl_c_before_anything_is_imported_leaves_no_traceback() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from ftckpt.__main__ import main\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'ftckpt.commands.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
     body = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)"
     script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + fake_script(body)
@@ -274,10 +319,11 @@ def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_disk_under_stdout_is_12() -> None:
+@pytest.mark.parametrize("command", ["help exit-codes --json", "--help", "verify --help"])
+def test_a_full_disk_under_stdout_is_12(command: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ftckpt", "help", "exit-codes", "--json"],
+            [sys.executable, "-m", "ftckpt", *command.split()],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -285,7 +331,7 @@ def test_a_full_disk_under_stdout_is_12() -> None:
             check=False,
         )
     assert done.returncode == 12
-    assert "standard output" in done.stderr
+    assert done.stderr.startswith("ftckpt: cannot write to standard output: ")
     assert "Traceback" not in done.stderr
 
 

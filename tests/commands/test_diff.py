@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,12 +69,19 @@ def test_a_missing_file_is_4_and_the_rest_is_compared(here: Path) -> None:
     (here / "run/step-2/__0_1.distcp").unlink()
     done = ftckpt("diff", "run/step-1", "run/step-2", cwd=here)
     assert done.returncode == 4
-    assert "missing-file" in done.stdout
+    # One line for all that it befell, and no numbers of what was not read.
+    (said,) = [line for line in done.stdout.splitlines() if "missing-file" in line]
+    assert re.fullmatch(
+        r"error: missing-file \[__0_1\.distcp, \S+ and \d+ more\]: __0_1\.distcp is missing", said
+    )
+    assert re.search(r"^component +tensors +unread +not equal ", done.stdout, re.MULTILINE)
     document = diff(here / "run/step-1", here / "run/step-2", code=4)
     counts = document["total"]["counts"]
     assert counts["unread"] > 0
     assert counts["different"] > 0
     assert {f["kind"] for f in document["findings"]} == {"missing-file"}
+    unread = {t["key"] for t in document["tensors"] if t["status"] == "unread"}
+    assert unread <= {f["tensor"] for f in document["findings"]}
     # What could not be read is not said to be missing.
     assert {one["status"] for one in document["state"]} <= {"different"}
 

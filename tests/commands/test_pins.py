@@ -39,6 +39,13 @@ def test_a_pin_holds_a_checkpoint_until_it_is_taken_away(here: Path) -> None:
     assert said == [("pinned", "step-1", "alice", ME), ("unpinned", "step-1", "alice", ME)]
 
 
+def test_a_command_in_a_hint_can_be_pasted(here: Path) -> None:
+    (here / "run").rename(here / "run 7")
+    done = ftckpt("pin", "run 7", "5", "--reason", "paper", cwd=here)
+    assert done.returncode == 9
+    assert "hint: ftckpt inspect 'run 7' lists them" in done.stderr
+
+
 def test_pins_and_tags_are_listed_with_what_they_are_about(here: Path) -> None:
     root = here / "run"
     check_golden("pins-none.txt", ftckpt("pins", "run", cwd=here))

@@ -110,7 +110,7 @@ def test_one_file_of_weights(here: Path) -> None:
         (f"reshard {STEP} out --dp 0", 2, "dp"),
         (f"reshard {STEP} out --device tpu", 2, "no device"),
         (f"reshard {STEP} out --device cuda:99", 13, "--device cpu"),
-        (f"reshard {STEP} out --rules run/step-1/.metadata", 2, "cannot read"),
+        (f"reshard {STEP} out --rules run/step-1/.metadata", 2, "is no text"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(here: Path, words: str, code: int, says: str) -> None:

@@ -49,6 +49,22 @@ def test_a_picture_and_its_numbers(tmp_path: Path, suffix: str) -> None:
         assert f"<td>{float(least['interval_s']):.6g}</td>" in page
 
 
+def test_numbers_that_no_picture_goes_with_stay(tmp_path: Path) -> None:
+    numbers = tmp_path / "waste.csv"
+    numbers.write_text("measured,by,me\n")
+    done = ftckpt(*shlex.split(WASTE), "--plot", tmp_path / "waste.png")
+    assert (done.returncode, done.stdout) == (8, "")
+    assert f"{numbers} exists" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["waste.csv"]
+    assert numbers.read_text() == "measured,by,me\n"
+
+
+def test_a_picture_is_drawn_again_and_as_another_kind(tmp_path: Path) -> None:
+    for name in ("waste.svg", "waste.svg", "waste.png"):
+        assert ftckpt(*shlex.split(WASTE), "--plot", tmp_path / name).returncode == 0
+    assert table(tmp_path / "waste.csv")
+
+
 def test_a_page_needs_no_network(tmp_path: Path) -> None:
     page = tmp_path / "waste.html"
     assert ftckpt(*shlex.split(WASTE), "--plot", page).returncode == 0

@@ -1,0 +1,56 @@
+"""What an error about a path that is not there says of what is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
+from ftckpt.formats.catalog import FORMATS
+from ftckpt.nearby import hint_for_absent
+from ftckpt.opening import locate, open_root, open_target
+from ftckpt.stores import StoreOptions
+from tests.small_format import Small, write
+
+OPTIONS = StoreOptions()
+
+
+def test_near_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run7" / "step-1000").mkdir(parents=True)
+    assert hint_for_absent("run7/step-1OOO") == "did you mean run7/step-1000?"
+    assert hint_for_absent(f"{tmp_path}/rnu7/step-1000/") == f"did you mean {tmp_path}/run7?"
+    assert hint_for_absent("run7/other") == "run7 is there, and holds no other"
+    assert hint_for_absent("elsewhere/step-1") == f"it was looked for in {tmp_path}"
+    assert hint_for_absent("/elsewhere/step-1") == "/ is there, and holds no elsewhere"
+    assert hint_for_absent("s3:/bucket/run7") == "a URL has two slashes: s3://bucket/run7"
+    assert hint_for_absent("s3://bucket/run7") == ""
+    for path, near in (("run7/step-100", "step-1000"), ("run/@5", "run7"), ("rnu7@5", "run7")):
+        with pytest.raises(NotFoundError) as caught:
+            locate(path, OPTIONS)
+        assert near in caught.value.hint
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "notes.txt"])
+def test_a_file_of_a_checkpoint_names_the_checkpoint(tmp_path: Path, name: str) -> None:
+    (tmp_path / ".metadata").write_bytes(b"\x80\x02N.")
+    # As torch writes them, a data file begins like a file of torch.save.
+    (tmp_path / "__0_0.distcp").write_bytes(b"PK\3\4" + bytes(26) + b"archive/data.pkl")
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UnsupportedError) as caught:
+        open_target(f"{tmp_path}/{name}", FORMATS, OPTIONS)
+    assert caught.value.hint == f"name {tmp_path}"
+
+
+def test_a_pointer_names_its_root(tmp_path: Path) -> None:
+    write(tmp_path, "step-9", 9)
+    (tmp_path / "latest").write_text("step-9")
+    (tmp_path / "notes").write_text("step-9")
+    path = f"{tmp_path}/latest"
+    with pytest.raises(UsageError) as caught:
+        open_root(locate(path, OPTIONS), [Small()])
+    assert caught.value.hint == f"name {tmp_path}"
+    with pytest.raises(UnsupportedError) as unknown:
+        open_target(f"{tmp_path}/notes", [Small()], OPTIONS)
+    assert unknown.value.hint == ""
