@@ -119,6 +119,7 @@ def copy(
         manifest = find(source)
         name = name_of(destination) if source.single else ""
         contents = contents_of(checkpoint, manifest, beside=options.beside, called=name)
+        step = checkpoint.step if manifest is None else manifest.step
         if manifest is not None and source.single:
             manifest = renamed(manifest, name)
     layout = contents.layout
@@ -127,7 +128,7 @@ def copy(
     report = CopyReport(
         destination,
         checkpoint.format,
-        checkpoint.step if manifest is None else manifest.step,
+        step,
         len(names),
         contents.nbytes,
         "none" if manifest is None else "manifest",

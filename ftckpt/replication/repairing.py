@@ -131,7 +131,8 @@ def repair(
         to = destination_of(source, to)
         require_other(source, to, stores)
     began = time.monotonic()
-    known = authority(source, replica, opened, options, counter)
+    with blamed(replica, replica.entries), blamed(source, source.entries):
+        known = authority(source, replica, opened, options, counter)
     names = [file.path for file in known.manifest.files]
     with blamed(source, names):
         found = diagnose(source, known.manifest, options, counter)

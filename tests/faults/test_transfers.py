@@ -166,11 +166,12 @@ def test_f7_a_signal(place: Place, verb: str, out: Path, number: signal.Signals,
     assert not out.exists()
 
 
+@pytest.mark.parametrize("at", [".metadata", "__0_1.distcp"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_f15_the_source_changes_meanwhile(
-    place: Place, verb: str, out: Path, system: Install, change: Callable[[Place], None]
+    place: Place, verb: str, out: Path, system: Install, change: Callable[[Place], None], at: str
 ) -> None:
-    happened = during(place, system, "__0_1.distcp", lambda: change(place))
+    happened = during(place, system, at, lambda: change(place))
     done = here(*_words(place, verb, out))
     assert happened
     assert done.code == 5, done.stderr
