@@ -13,6 +13,7 @@ import typer
 
 from ftckpt import __version__
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
+from ftckpt.memory import spare_addresses
 
 from .ending import SignalError, catch_signals, leave
 from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
@@ -132,7 +133,7 @@ def verdict(error: BaseException, verb: str = "") -> Result:
         return Result(error.exit_code, error_line(error), error.hint)
     if isinstance(error, _UsageError):
         return _usage(" ".join(cast(Any, error).format_message().split()), verb)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _found_no_room(error):
         return Result(
             ExitCode.NO_RESOURCE,
             "the memory of this machine or of its limits does not suffice",
@@ -150,6 +151,13 @@ def verdict(error: BaseException, verb: str = "") -> Result:
         f"a bug in ftckpt {__version__}: {type(error).__name__}: {error}",
         "this says nothing about the checkpoint; please report it with the output of the same "
         "command under --debug",
+    )
+
+
+def _found_no_room(error: BaseException) -> bool:
+    """Say whether a library could not be mapped, which the dynamic linker says in words alone."""
+    return isinstance(error, ImportError) and bool(
+        re.search("failed to map segment|[Cc]annot allocate memory", str(error))
     )
 
 
@@ -194,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             print_document(Result(code, message))
 
     prepare_streams()
+    spare_addresses()
     catch_signals(last_words)
     try:
         result = run(words, invocation)

@@ -13,6 +13,8 @@ from .errors import NoResourceError
 # for what other threads allocate meanwhile: read buffers, thread stacks, a TLS connection.
 MARGIN = 256 << 20
 
+_M_ARENA_MAX = -8  # <malloc.h>
+
 # What one run may hold; the command line's `--max-memory`.
 _budget = 1 << 30
 
@@ -44,6 +46,24 @@ def bounded(nbytes: int) -> Iterator[None]:
             if _depth == 0 and _saved is not None:
                 _restore(_saved)
                 _saved = None
+
+
+def spare_addresses() -> None:
+    """Let all threads share one heap where the address space is limited (`ulimit -v`).
+
+    The C library reserves 64 MiB of addresses for the heap of each thread, most of which is never
+    memory (mallopt(3), M_ARENA_MAX): a few threads use up a limit that leaves room for the work.
+    """
+    try:
+        import resource
+
+        if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            return
+        import ctypes
+
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    except (ImportError, OSError, AttributeError):  # another C library has no such heaps
+        return
 
 
 def set_budget(nbytes: int) -> None:

@@ -21,7 +21,7 @@ from ftckpt.stores.atomic import sync_directory, write_new
 from ftckpt.stores.exchange import exchange
 from ftckpt.stores.oserror import translate
 from ftckpt.transfer.journal import read_plan, read_shown
-from ftckpt.transfer.local_staging import LocalStaging, sync_tree
+from ftckpt.transfer.local_staging import LocalStaging, sync_tree, walk
 from ftckpt.transfer.staging_lock import make_directory
 
 _ELSEWHERE = "--to DST writes the mended checkpoint to another place"
@@ -101,7 +101,7 @@ class ExchangeStaging(LocalStaging):
             built: paths of files that are not taken over.
         """
         try:
-            for folder, directories, names in os.walk(self._path):
+            for folder, directories, names in walk(self._path):
                 here = os.path.relpath(folder, self._path)
                 there = os.path.normpath(os.path.join(self._state, here))
                 os.makedirs(there, exist_ok=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from shlex import quote
 
@@ -169,8 +169,10 @@ class LocalStaging(Staging):
         """Unlock; a place where nothing has been built yet is swept away."""
         if not self._lock.held:
             return
-        if not self._has_built():
-            self._sweep()
+        # What cannot be looked at may be much: it is left, with the journal that says what it is.
+        with suppress(OSError):
+            if not self._has_built():
+                self._sweep()
         self._lock.release()
 
     def _take_over(self, journal: bytes) -> None:
@@ -179,7 +181,7 @@ class LocalStaging(Staging):
 
     def _has_built(self) -> bool:
         """Say whether a run has come as far as its first file, and may have shown something."""
-        return self._shown is not None or any(names for *_, names in os.walk(self._state))
+        return self._shown is not None or any(names for *_, names in walk(self._state))
 
     def _publish_file(self, manifest: bytes) -> None:
         # The data is what makes it visible, so the manifest goes first; one that stands there
@@ -227,7 +229,7 @@ class LocalStaging(Staging):
 
         A run that was killed as it wrote a small file leaves its temporary name.
         """
-        for folder, _, names in os.walk(self._state):
+        for folder, _, names in walk(self._state):
             for name in names:
                 path = os.path.join(folder, name)
                 if os.path.relpath(path, self._state) not in files:
@@ -256,7 +258,7 @@ class LocalStaging(Staging):
         """Compare what is still to be written with what is free."""
         staged = sum(
             os.lstat(os.path.join(folder, name)).st_blocks * 512
-            for folder, _, names in os.walk(self._state)
+            for folder, _, names in walk(self._state)
             for name in names
         )
         system = os.statvfs(self._place)
@@ -272,7 +274,8 @@ class LocalStaging(Staging):
     def _sweep(self) -> None:
         """Remove the staging directory; the journal last, because it says what the rest is."""
         shutil.rmtree(self._state, ignore_errors=True)
-        self._lock.remove()
+        if not os.path.lexists(self._state):
+            self._lock.remove()
 
     def _exists(self) -> ExistsError:
         built = f"; what was built lies in {self._place}" if os.path.lexists(self._state) else ""
@@ -282,7 +285,21 @@ class LocalStaging(Staging):
         )
 
 
+def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what `os.walk` does; where no directory is, nothing.
+
+    Raises:
+        OSError: a directory cannot be listed, which `os.walk` passes over.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise error
+
+    return os.walk(path, onerror=refuse)
+
+
 def sync_tree(path: str) -> None:
     """Flush the names in a directory and in all below it."""
-    for folder, _, _ in os.walk(path):
+    for folder, _, _ in walk(path):
         sync_directory(folder)

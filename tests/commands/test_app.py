@@ -92,6 +92,9 @@ def test_errors_become_their_exit_code() -> None:
         code = app.verdict(error("what, where", hint="do this"))
         assert code == Result(error.exit_code, "what, where", "do this")
     assert app.verdict(MemoryError()).code is ExitCode.NO_RESOURCE
+    unmapped = ImportError("libblas.so: failed to map segment from shared object")
+    assert app.verdict(unmapped).code is ExitCode.NO_RESOURCE
+    assert app.verdict(ImportError("no module named x")).code is ExitCode.INTERNAL
     assert app.verdict(KeyError("x")).code is ExitCode.INTERNAL
 
 

@@ -15,8 +15,9 @@ from tests.faults.place import VERBS, Place
 from tests.servers.s3 import upload_tree
 
 FILES = 300
-# Far below what the interpreter maps with torch in it, and what many open files need.
-LIMITS = 'ulimit -v 524288 && ulimit -n 64 && exec "$@"'
+# Far below what the interpreter maps with torch in it or with a heap a thread (64 MiB each), and
+# below what many open files need.
+LIMITS = 'ulimit -v 393216 && ulimit -n 64 && exec "$@"'
 
 
 def many_files(directory: Path) -> Path:

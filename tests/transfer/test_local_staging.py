@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.errors import ExistsError, RefusedError, UnsupportedError
+from ftckpt.errors import ExistsError, FtckptError, RefusedError, UnsupportedError
 from ftckpt.transfer.blocks import BlockMade
 from ftckpt.transfer.layout import Literal, OutputFile
 from ftckpt.transfer.local_staging import LocalStaging
@@ -120,6 +120,27 @@ def test_killed_before_it_swept_up_it_is_done(
     assert again.begin("one", {"data": 1}, restart=False)
     again.close()
     assert ".out.ftckpt-staging" not in os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EIO])
+def test_what_cannot_be_looked_at_keeps_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    out = tmp_path / "out"
+    _built(out).close()
+    staging = _begun(out)
+
+    def scandir(path: Any) -> Any:
+        raise OSError(number, os.strerror(number), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        staging.close()
+        with pytest.raises(FtckptError):
+            _begun(out)
+    resumed = _begun(out)
+    assert set(resumed.open(_file(single=False)).earlier) == {0}
+    resumed.close()
 
 
 def test_restart_builds_anew_what_this_transfer_has_built(tmp_path: Path) -> None:
