@@ -65,7 +65,7 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
         return f"has {min(indexes)}", CommitState.COMMITTED
     if weights:
         shards = [s for s in map(shard_name, weights) if s is not None]
-        whole = all(s.total == 1 for s in shards) and SHARDED not in listing.directories
+        whole = all(s.total == 1 for s in shards) and not _shards_below(listing)
         single = len(shards) < len(weights)
         state = CommitState.NO_MARKER if single or whole else CommitState.UNCOMMITTED
         return f"has {min(weights)}", state
@@ -76,12 +76,19 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
             inside = [n for n in listing.inside(folder[:-1]).files if _INDEX.fullmatch(n)]
             if inside:
                 return f"has {folder}{min(inside)} and no weights", CommitState.COMMITTED
-    if SHARDED in listing.directories:
-        inside = [n for n in listing.inside(SHARDED).files if shard_place(n)]
-        if inside:
-            reason = f"has {SHARDED}/{min(inside)} and nothing consolidated"
-            return reason, CommitState.UNCOMMITTED
+    inside = _shards_below(listing)
+    # torch makes no other directory there: beside others it is a child of that name.
+    if inside and all(d == SHARDED or d.startswith(".") for d in listing.directories):
+        reason = f"has {SHARDED}/{min(inside)} and nothing consolidated"
+        return reason, CommitState.UNCOMMITTED
     return None
+
+
+def _shards_below(listing: Listing) -> list[str]:
+    """Return the names of what ranks wrote below, to be consolidated here."""
+    if SHARDED not in listing.directories:
+        return []
+    return [name for name in listing.inside(SHARDED).files if shard_place(name)]
 
 
 def _evidence_in_file(listing: Listing) -> tuple[str, CommitState] | None:
@@ -159,8 +166,9 @@ def is_beside(name: str) -> bool:
 
 
 def has_sharded(source: Source) -> bool:
-    """Say whether `sharded/` lies in the folder: what ranks wrote before a consolidation."""
-    return any(n.startswith(SHARDED + "/") for n in source.entries)
+    """Say whether `sharded/` in the folder holds what ranks wrote before a consolidation."""
+    below = SHARDED + "/"
+    return any(n.startswith(below) and shard_place(n[len(below) :]) for n in source.entries)
 
 
 def uncommitted(source: Source, index: str) -> IncompleteError:

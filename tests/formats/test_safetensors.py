@@ -228,6 +228,23 @@ def test_shards_of_ranks_beside_unfinished_files_are_incomplete(tmp_path: Path) 
     assert findings_of(FORMAT, tmp_path) == []
 
 
+def test_a_folder_called_sharded_alone_is_no_failed_consolidation(
+    tmp_path: Path, unpacked: Path
+) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    # A root whose children are called `sharded`, `index` and so on: torch leaves no such thing.
+    assert FORMAT.recognise(listing_of_path(real(unpacked, "dcp_hf") / "ckpt")) is None
+    save_file({"w": torch.ones(4)}, tmp_path / "model-00001-of-00001.safetensors")
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / "notes.txt").write_text("mine")
+    found = FORMAT.recognise(listing_of_path(tmp_path))
+    assert found is not None
+    assert found.commit is CommitState.NO_MARKER
+    assert list(open_path(FORMAT, tmp_path).tensors) == ["w"]
+
+
 def test_what_ranks_wrote_beside_a_consolidation_is_another_checkpoint(unpacked: Path) -> None:
     path = real(unpacked, "dcp_hf") / "ckpt" / "consolidated_float"
     checkpoint = open_path(FORMAT, path)
