@@ -17,7 +17,7 @@ from tests.faults.cli import Done, apart, command, held, here
 from tests.faults.conftest import Answer
 from tests.faults.place import ALWAYS, Place
 from tests.faults.test_environment import LIMITS, POOR, many_files
-from tests.faults.test_meanwhile import CHANGES, during
+from tests.faults.test_meanwhile import CHANGES, during, remove
 from tests.faults.test_storage import Failing
 from tests.killing import kill_points
 from tests.servers.faults import Fault
@@ -166,8 +166,9 @@ def test_f7_a_signal(place: Place, verb: str, out: Path, number: signal.Signals,
     assert not out.exists()
 
 
-@pytest.mark.parametrize("at", [".metadata", "__0_1.distcp"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "at"), [*((one, "__0_1.distcp") for one in CHANGES), (remove, ".metadata")]
+)
 def test_f15_the_source_changes_meanwhile(
     place: Place, verb: str, out: Path, system: Install, change: Callable[[Place], None], at: str
 ) -> None:
