@@ -52,6 +52,7 @@ def open_target(
     Raises:
         NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.opening.open_target`.
     """
+    from ftckpt.enclosing import enclosing
     from ftckpt.formats.catalog import formats
     from ftckpt.store import EntryKind
 
@@ -59,11 +60,15 @@ def open_target(
     target = opening.open_target(path, formats(rules, bases), invocation.stores)
     invocation.report(format=target.format)
     # A remark is worth a look at the directory, but no request for what else may lie there.
-    local = target.place.store.traits.local
-    if local and target.part is not None and target.part.entry.kind is EntryKind.FILE:
-        whole = opening.checkpoint_around(target.place, formats(rules))
+    place = target.place
+    if place.store.traits.local and target.part is not None:
+        if target.part.entry.kind is EntryKind.FILE:
+            what, whole = "file", opening.checkpoint_around(place, formats(rules))
+        else:
+            what, whole = "part", enclosing(place.url, place.store, formats(rules))
         if whole:
-            invocation.say(f"{path} is one file of the checkpoint {whole}: this is about it alone")
+            told = f"{path} is one {what} of the checkpoint {whole}: this is about it alone"
+            invocation.say(told)
     return target
 
 
@@ -141,9 +146,13 @@ def choose(root: Root, which: str) -> Child:
 
 
 def _names(root: Root) -> str:
-    from ftckpt.roots import newest_names_first
+    from ftckpt.roots import Child, newest_names_first
 
-    names = [root.url_of(c) for c in newest_names_first(root.candidates) if c.step is not None]
+    named = [c for c in newest_names_first(root.candidates) if not c.staging]
+    names = [root.url_of(c) for c in named if c.step is not None]
+    if not names:  # then the names say nothing, and what is there has to be asked
+        found = root.recognise_all(named[: 2 * _LISTED])
+        names = [root.url_of(one.candidate) for one in found if isinstance(one, Child)]
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return printable(", ".join(names[:_LISTED])) + more
 

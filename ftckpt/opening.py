@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .checkpoint import Checkpoint
+from .enclosing import enclosing
 from .errors import (
     CorruptError,
     FtckptError,
@@ -124,6 +125,7 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
 
     Raises:
         NotFoundError: nothing is there, or nothing that any format knows.
+        UsageError: a directory that is one part of a checkpoint, and none by itself.
         UnsupportedError: one file, and no format knows it.
         UnsafeError: a fifo, socket or device.
     """
@@ -142,9 +144,11 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
         )
     root = open_root(place, formats)
     if not root.holds_checkpoints():
+        whole = "" if place.which else _checkpoint_above(place, formats, options)
+        hint = "name a checkpoint, or the directory whose children are checkpoints"
         raise NotFoundError(
-            f"{url} holds no checkpoint of any known format",
-            hint="name a checkpoint, or the directory whose children are checkpoints",
+            f"{place.url} holds no checkpoint of any known format",
+            hint=f"name {whole}" if whole else hint,
         )
     return Target(place, root=root)
 
@@ -156,6 +160,15 @@ def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:
     except FtckptError:
         known = False
     return _around(place.url) if known else ""
+
+
+def _checkpoint_above(place: Place, formats: Sequence[Format], options: StoreOptions) -> str:
+    """Return the checkpoint that a directory of something else lies in; "" for none."""
+    above = _around(place.url.rstrip("/"))
+    try:
+        return checkpoint_around(Place(place.url, open_store(above, options), _DIRECTORY), formats)
+    except FtckptError:
+        return ""
 
 
 def _to_name(place: Place, formats: Sequence[Format]) -> str:
@@ -183,7 +196,7 @@ def open_root(place: Place, formats: Sequence[Format]) -> Root:
     its `checkpoint-N`); its own files are not children then.
 
     Raises:
-        UsageError: it is a checkpoint and holds no steps, or no directory.
+        UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
     """
     return _as_root(place, read_root(*_asking(place, formats)), formats)
 
@@ -192,7 +205,7 @@ def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
     """Read a directory that may hold several roots, one a run (see `open_root`, `roots.read_runs`).
 
     Raises:
-        UsageError: it is a checkpoint and holds no steps, or no directory.
+        UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
     """
     return [_as_root(place, root, formats) for root in read_runs(*_asking(place, formats))]
 
@@ -208,7 +221,11 @@ def _asking(
 
 
 def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
-    if root.base or recognise_at(place.store, place.entry, formats) is None:
+    if root.base:
+        return root
+    if recognise_at(place.store, place.entry, formats) is None:
+        if not root.pointers and all(c.step is None for c in root.candidates):
+            _require_whole(place, formats)
         return root
     steps = tuple(
         c for c in root.candidates if c.step is not None and c.entry.kind is EntryKind.DIRECTORY
@@ -216,6 +233,17 @@ def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
     if not steps:
         raise UsageError(f"{place.url} is a checkpoint, not a root", hint=_NO_ROOT)
     return replace(root, candidates=steps)
+
+
+def _require_whole(place: Place, formats: Sequence[Format]) -> None:
+    """Refuse a rank's folder: its files are no checkpoints of a run.
+
+    Raises:
+        UsageError: it is one.
+    """
+    whole = enclosing(place.url, place.store, formats)
+    if whole:
+        raise UsageError(f"{place.url} is one part of the checkpoint {whole}", hint=f"name {whole}")
 
 
 def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> Part | None:

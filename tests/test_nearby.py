@@ -10,7 +10,7 @@ from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.nearby import hint_for_absent
 from ftckpt.opening import locate, open_root, open_target
-from ftckpt.stores import StoreOptions
+from ftckpt.stores import StoreOptions, open_store
 from tests.small_format import Small, write
 
 OPTIONS = StoreOptions()
@@ -54,3 +54,49 @@ def test_a_pointer_names_its_root(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError) as unknown:
         open_target(f"{tmp_path}/notes", [Small()], OPTIONS)
     assert unknown.value.hint == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        ("iter_0000003/mp_rank_00_000", "iter_0000003"),
+        ("step_universal/zero", "step_universal"),
+        ("step_universal/zero/layers.0.weight", "step_universal"),
+    ],
+)
+def test_a_part_of_a_checkpoint_is_no_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, whole: str
+) -> None:
+    (tmp_path / part).mkdir(parents=True)
+    (tmp_path / part / "fp32.pt").touch()
+    if "zero" in part:
+        (tmp_path / "step_universal/zero/optimizer_state.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    for typed in (part, f"{part}/", f"./{part}"):
+        with pytest.raises(UsageError, match="is one part of the checkpoint") as caught:
+            open_root(locate(typed, OPTIONS), FORMATS)
+        assert caught.value.hint == f"name {whole}"
+    with pytest.raises(UsageError) as absolute:
+        open_target(f"{tmp_path}/{part}", FORMATS, OPTIONS)
+    assert absolute.value.hint == f"name {tmp_path}/{whole}"
+    monkeypatch.chdir(tmp_path / part)
+    with pytest.raises(UsageError):
+        open_target(".", FORMATS, OPTIONS)
+
+
+def test_what_only_lies_in_a_checkpoint_is_no_part_of_it(tmp_path: Path) -> None:
+    write(tmp_path, "final", 9)
+    write(tmp_path / "final", "variants/a", None)
+    (tmp_path / "final/tokenizer").mkdir()
+    assert open_root(locate(f"{tmp_path}/final/variants", OPTIONS), [Small()]).candidates
+    with pytest.raises(NotFoundError) as caught:
+        open_target(f"{tmp_path}/final/tokenizer", [Small()], OPTIONS)
+    assert caught.value.hint == f"name {tmp_path}/final"
+
+
+def test_a_part_in_memory_asks_for_nothing_above_it() -> None:
+    store = open_store("memory://parts/iter_1/mp_rank_00")
+    store.put("model_optim_rng.pt", b"")
+    with pytest.raises(UsageError) as caught:
+        open_target("memory://parts/iter_1/mp_rank_00", FORMATS, OPTIONS)
+    assert caught.value.hint == "name memory://parts/iter_1"

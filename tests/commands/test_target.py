@@ -1,0 +1,39 @@
+"""What is said about a path that is a part of something, or several things."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.target import open_checkpoint, open_target
+from ftckpt.errors import UsageError
+
+_METADATA = b"\x80\x02N."
+
+
+def test_a_part_that_is_a_checkpoint_too_names_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "checkpoint_3"
+    for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+        (whole / name).mkdir(parents=True)
+        (whole / name / ".metadata").write_bytes(_METADATA)
+    target = open_target(Invocation(), f"{whole}/optimizer_0")
+    assert target.format == "dcp"
+    part = f"{whole}/optimizer_0 is one part of the checkpoint {whole}: this is about it alone\n"
+    assert capsys.readouterr().err == part
+    open_target(Invocation(), str(whole))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_root_without_steps_in_its_names_lists_what_it_holds(tmp_path: Path) -> None:
+    for name in ("first", "second", "notes"):
+        (tmp_path / name).mkdir()
+    for name in ("first", "second"):
+        (tmp_path / name / ".metadata").write_bytes(_METADATA)
+    with pytest.raises(UsageError) as caught:
+        open_checkpoint(Invocation(), str(tmp_path), newest=False)
+    listed = f"name one of its checkpoints: {tmp_path}/first, {tmp_path}/second"
+    assert caught.value.hint == listed
