@@ -32,7 +32,7 @@ CODES = {
     ExitCode.CORRUPT: "the source is damaged, or what is there already; nothing new is visible",
     ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
     ExitCode.UNSAFE: "a file that is not regular, or hostile content; nothing was executed",
-    ExitCode.REFUSED: "DST holds something else, or another run is writing it",
+    ExitCode.REFUSED: "DST holds something else or lies in a checkpoint, or is being written",
     ExitCode.NOT_FOUND: "no checkpoint there, or the directory around DST does not exist",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
@@ -63,14 +63,17 @@ def command(
     its files; then the copy is read back. Nothing is overwritten: where the same checkpoint stands
     already, that is the answer. A checkpoint without a manifest gets one at DST.
     """
+    from ftckpt.formats.catalog import FORMATS
     from ftckpt.replication.copying import copy
     from ftckpt.replication.places import destination_of, is_local
+    from ftckpt.transfer.outside import require_outside
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
     checkpoint = open_checkpoint(invocation, source, newest=False)
     destination = destination_of(checkpoint.source, destination)
+    require_outside(destination, FORMATS, invocation.stores)
     invocation.report(destination=destination, step=known_step(checkpoint))
     options = run.replication(
         reads_local=checkpoint.source.store.traits.local,

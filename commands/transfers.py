@@ -38,7 +38,7 @@ CODES: Mapping[ExitCode, str] = {
     ExitCode.CORRUPT: "the source is damaged, or the proof failed; nothing is visible",
     ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
-    ExitCode.REFUSED: "DST exists, or another run is writing it",
+    ExitCode.REFUSED: "DST exists or lies in a checkpoint, or another run is writing it",
     ExitCode.NOT_FOUND: "no checkpoint there, or the directory around DST does not exist",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
@@ -246,7 +246,7 @@ def carry_out(
         used: wishes that the verb itself has a use for; others that the writer has none for are
             refused.
     """
-    from ftckpt.formats.catalog import reads_by_rules
+    from ftckpt.formats.catalog import FORMATS, reads_by_rules
     from ftckpt.formats.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.stores import open_store
@@ -256,11 +256,13 @@ def carry_out(
         transfer,
     )
     from ftckpt.transfer.example import lay_out
+    from ftckpt.transfer.outside import require_outside
     from ftckpt.transfer.planned import affordable_jobs, planned
     from ftckpt.transfer.proof import prove
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
+    require_outside(destination, FORMATS, invocation.stores)
     store = open_store(destination, invocation.stores)
     local = store.traits.local
     jobs = affordable_jobs(job_count(run.jobs), local=local)

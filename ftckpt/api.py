@@ -25,6 +25,7 @@ from .progress import NULL, Counter
 from .replication.copying import CopyReport
 from .replication.copying import copy as _copy
 from .replication.options import ReplicationOptions
+from .replication.places import destination_of
 from .replication.repairing import RepairReport, settle
 from .replication.repairing import repair as _repair
 from .sealing import SealReport
@@ -34,6 +35,7 @@ from .transfer.carrying import TransferOptions, TransferReport, transfer
 from .transfer.content import Content
 from .transfer.example import lay_out
 from .transfer.layout import Wishes
+from .transfer.outside import require_outside
 from .verification import VerifyOptions, VerifyReport
 from .waiting import select_waiting
 
@@ -164,12 +166,14 @@ def convert(
         UsageError: a wish that a shape cannot grant, or that the example contradicts.
         UnsupportedError: the format cannot be written, or has no place for something.
         ExistsError: something stands at the destination.
+        RefusedError: it lies inside a checkpoint, or another run is writing there.
         CorruptError: the source or the example is damaged, or the proof failed; nothing is visible.
     """
     from .formats.same_object import SameObject
     from .formats.writers import format_and_writer
 
     opened = _opened(checkpoint, stores)
+    require_outside(destination, FORMATS, stores)
     named = to or (wishes.like or opened).source_format
     target, writer = format_and_writer(named, wishes.rules, destination)
     content = derive(Content.of(opened))
@@ -212,9 +216,12 @@ def copy(
     Raises:
         CorruptError: the source is damaged, or what stands there already, or the proof failed.
         ExistsError: something else stands at the destination.
+        RefusedError: it lies inside a checkpoint, or another run is writing there.
         IncompleteError: the source is not committed, or changed meanwhile.
     """
     opened = _opened(checkpoint, stores)
+    destination = destination_of(opened.source, destination)
+    require_outside(destination, FORMATS, stores)
     return _copy(opened, destination, options=options, stores=stores, counter=counter)
 
 

@@ -30,7 +30,7 @@ CODES: Mapping[ExitCode, str] = {
     ExitCode.CORRUPT: "a checkpoint is damaged, a base is another, or the proof failed",
     ExitCode.INCOMPLETE: "a checkpoint is not committed, or changed meanwhile",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
-    ExitCode.REFUSED: "OUT exists, or another run is writing it",
+    ExitCode.REFUSED: "OUT exists or lies in a checkpoint, or another run is writing it",
     ExitCode.NOT_FOUND: "a checkpoint, a base, or the directory around OUT is not there",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
@@ -82,15 +82,18 @@ def pack_out(
     """
     from ftckpt.delta.affording import affordable_jobs
     from ftckpt.delta.assembling import PackOptions
+    from ftckpt.formats.catalog import FORMATS
     from ftckpt.formats.delta_packing import pack_checkpoint
     from ftckpt.limits import parse_rate
     from ftckpt.stores import open_store
+    from ftckpt.transfer.outside import require_outside
     from ftckpt.verification import VerifyOptions, verify
 
     from .answer import show
 
     run = invocation.options(PackingOptions)
     bound_memory(run.max_memory)
+    require_outside(out, FORMATS, invocation.stores)
     limiter = rate_limit(run.limit_rate)
     storage = parse_rate(run.storage_rate) if run.storage_rate else None
     jobs = affordable_jobs(

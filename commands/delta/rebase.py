@@ -27,7 +27,6 @@ EXAMPLES = (
     ("ftckpt delta rebase run/step-1090 new/step-1090 --onto run/step-1050", "upon another"),
 )
 CODES = dict(PACKING_CODES) | {
-    ExitCode.REFUSED: "OUT exists, or another run is writing it",
     ExitCode.NOT_FOUND: "DELTA, a base of its chain, or the directory around OUT is not there",
 }
 OPTIONS = (PackingOptions,)
