@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ftckpt.errors import ExistsError, UnsupportedError, UsageError
 
+from .files import require_folder
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -60,7 +62,7 @@ def check_path(path: str, *, terminal: bool = True) -> None:
         terminal: whether the verb draws on the terminal too, for `-`.
 
     Raises:
-        UsageError: the suffix is none of `SUFFIXES`.
+        UsageError: the suffix is none of `SUFFIXES`, or the directory is not there.
         ExistsError: a file that no picture belongs to stands where the numbers go.
         UnsupportedError: matplotlib is not installed.
     """
@@ -69,6 +71,7 @@ def check_path(path: str, *, terminal: bool = True) -> None:
             f"--plot {path}: the name says no kind of picture",
             hint="name a .png, .svg or .html file" + ", or - for the terminal" * terminal,
         )
+    require_folder("--plot", path)
     table = _table_beside(path)
     # Drawn again, a picture and its numbers are replaced; numbers without one are somebody else's.
     if os.path.lexists(table) and not any(map(os.path.lexists, _pictures_of(table))):

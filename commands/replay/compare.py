@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.files import require_folder
 from ftckpt.commands.invocation import Result, invoked
 from ftckpt.errors import ExitCode, UnverifiedError
 from ftckpt.replay.foreign import read_any
@@ -68,6 +69,8 @@ def command(
     """
     invocation = invoked(ctx)
     invocation.report(target=log_a)
+    if html:
+        require_folder("--html", html)
     a = read_any(Path(log_a), pattern, log_a)
     b = read_any(Path(log_b), pattern, log_b)
     u = read_any(Path(reference), pattern, reference) if reference else None

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.files import require_folder
 from ftckpt.commands.invocation import Invocation, Result, invoked
 from ftckpt.commands.target import open_checkpoint
 from ftckpt.commands.units import parse_duration
@@ -108,6 +109,9 @@ def command(
     if checkpoint and not at:
         at = _step_of(invocation, checkpoint)
     folder = Path(directory or f"ftckpt-replay-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    # What goes into the directory of the run is written when that is there.
+    if html and folder.absolute() not in Path(html).absolute().parents:
+        require_folder("--html", html)
     trial = Trial(
         command=tuple(words),
         directory=folder,

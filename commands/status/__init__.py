@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.files import require_folder
 from ftckpt.commands.invocation import Invocation, Result, invoked
 from ftckpt.commands.units import parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
@@ -93,6 +94,8 @@ def command(
     invocation.report(target=root)
     if plot:
         picture.check_path(plot, terminal=False)
+    if prometheus:
+        require_folder("--prometheus", prometheus)
     expected = parse_duration(expect_interval, "--expect-interval") if expect_interval else None
     if expected is not None and expected <= 0:
         raise UsageError("--expect-interval must be more than nothing")

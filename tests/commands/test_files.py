@@ -1,0 +1,43 @@
+"""A file that an option names goes where its directory is; a typing error makes no tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftckpt.commands.app import run
+from ftckpt.commands.invocation import Invocation
+from ftckpt.errors import ExitCode
+from tests.commands.golden import RUN
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["status", str(RUN)], "--prometheus"),
+        (["status", str(RUN)], "--plot"),
+        (["diff", str(RUN / "step-1"), str(RUN / "step-2")], "--plot"),
+        (["plan", "--gpus", "1k", "--gpu-mtbf", "50000h", "--save", "60s"], "--plot"),
+        (["plan", "sweep", "--over", "gpus=1k..2k"], "--plot"),
+        (["replay", "compare", "a", "b"], "--html"),
+        (["replay", "run", "--steps", "2"], "--html"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["nowhere", "s3://bucket"])
+def test_no_directory_is_made(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    option: str,
+    folder: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = f"{folder}/out.html"
+    end = ["--", "false"] if words[:2] == ["replay", "run"] else []
+    result = run([*words, option, file, *end], Invocation())
+    assert result.code is ExitCode.USAGE
+    assert f"{option} {file}" in capsys.readouterr().err
+    assert result.hint == ("name a path" if "://" in folder else "mkdir -p nowhere")
+    assert list(tmp_path.iterdir()) == []
