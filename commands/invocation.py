@@ -49,7 +49,7 @@ class Invocation:
         verb: its name; "" before it is known.
         words: the whole command line, without the program.
         json: print one JSON document and no text on stdout.
-        quiet: no progress and no remarks on stderr, errors only.
+        quiet: no progress and no remarks on stderr; warnings and errors stay.
         debug: show tracebacks.
         stores: settings of object stores.
         environment: environment variables that set flags of this run.

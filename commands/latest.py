@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -99,11 +100,13 @@ def command(
     rules = Rules(not_newer_than, max_fallback, skip_unverified, skip_unsafe)
     check = _check(invocation, verify)
 
+    # That a newer one is not taken can cost hours of training: also --quiet says so.
     def note(line: str) -> None:
         invocation.warn(printable(line))
 
     if wait:
-        found = select_waiting(lambda: _read(invocation, root), check, rules, seconds, note)
+        read = partial(_read, invocation, root)
+        found = select_waiting(read, check, rules, seconds, note, say=invocation.say)
     else:
         found = select(_read(invocation, root), check, rules, note)
     _report(invocation, found)

@@ -75,7 +75,8 @@ def _common(
         bool, typer.Option("--json", help="Print one JSON document on stdout, errors included.")
     ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no remarks on stderr.")
+        bool,
+        typer.Option("--quiet", "-q", help="No progress and no remarks on stderr; warnings stay."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:

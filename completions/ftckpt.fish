@@ -37,7 +37,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l requester-pays -d
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l help -d 'Show this message and exit.'
 
@@ -59,7 +59,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l requester-pays -d 
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l help -d 'Show this message and exit.'
 
@@ -76,7 +76,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l requester-pays -d 'P
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l help -d 'Show this message and exit.'
 
@@ -94,7 +94,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l requester-pays -d 
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l help -d 'Show this message and exit.'
 
@@ -124,7 +124,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l requester-pays -d
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -d 'Show this message and exit.'
 
@@ -160,7 +160,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l requester-pays -d
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l help -d 'Show this message and exit.'
 
@@ -178,7 +178,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l requester-pays -d 'P
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l help -d 'Show this message and exit.'
 
@@ -197,7 +197,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l requester-pays -d 
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l help -d 'Show this message and exit.'
 
@@ -221,7 +221,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l requester-pays -d 'P
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l help -d 'Show this message and exit.'
 
@@ -252,7 +252,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l help -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -a 'undelete purge'
@@ -265,7 +265,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l help -d 'Show this message and exit.'
 
@@ -278,7 +278,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l help -d 'Show this message and exit.'
 
@@ -291,7 +291,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l requester-pays -d 'Pa
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l help -d 'Show this message and exit.'
 
@@ -304,7 +304,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l requester-pays -d '
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l help -d 'Show this message and exit.'
 
@@ -315,7 +315,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l requester-pays -d 'P
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l help -d 'Show this message and exit.'
 
@@ -326,7 +326,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l requester-pays -d 'Pa
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l help -d 'Show this message and exit.'
 
@@ -337,7 +337,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l requester-pays -d '
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l help -d 'Show this message and exit.'
 
@@ -360,7 +360,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l help -d 'Show this message and exit.'
 
@@ -388,7 +388,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l help -d 'Show this message and exit.'
 
@@ -404,7 +404,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l help -d 'Show this message and exit.'
 
@@ -426,7 +426,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l help -d 'Show this message and exit.'
 
@@ -497,7 +497,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_sub
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l help -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -f -a 'sweep elastic compress risk'
@@ -555,7 +555,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l gpu-hour -r -d 'Price of a GPU-hour: 2.33 or 2.10EUR.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l tb-month -r -d 'Price of a TB-month of storage.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l help -d 'Show this message and exit.'
 
@@ -566,7 +566,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l accumulation -r -d 'Passes that make one step, so far.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l reshard -r -d 'Time to stop, reshard and go on: 6m.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l help -d 'Show this message and exit.'
 
@@ -575,7 +575,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l codec-bw -r -d 'What the codec takes in, of all ranks together.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l storage-bw -r -d 'What the storage takes in: 80GB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l help -d 'Show this message and exit.'
 
@@ -584,7 +584,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l days -r -d 'Days of work in the run.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l restart -r -d 'From a failure until training goes on: 10m.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l help -d 'Show this message and exit.'
 
@@ -602,7 +602,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from status' -l requester-pays -d 
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from status' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from status' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l help -d 'Show this message and exit.'
 
@@ -621,7 +621,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l dir -r -d 'Keep logs and output here; goes on with what is there.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l html -r -d 'Write the timeline as a page.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l help -d 'Show this message and exit.'
 
@@ -631,7 +631,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l to -r -d 'Last step to compare.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l html -r -d 'Write the timeline as a page.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l help -d 'Show this message and exit.'
 
@@ -645,23 +645,23 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l anonymous -d 'Send no credentials.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l retry-seconds -r -d 'How long one request is tried again.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l help -d 'Show this message and exit.'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l help -d 'Show this message and exit.'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l help -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -f -a 'bash zsh fish'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l json -d 'Print one JSON document on stdout, errors included.'
-complete -c ftckpt -n '__fish_seen_subcommand_from help' -l quiet -s q -d 'No progress and no remarks on stderr.'
+complete -c ftckpt -n '__fish_seen_subcommand_from help' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l help -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -f -a 'exit-codes environment inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag delta plan status replay demo completions help'

@@ -23,6 +23,7 @@ def select_waiting(
     timeout: float,
     note: Note = lambda _: None,
     *,
+    say: Note | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Selection:
@@ -33,7 +34,8 @@ def select_waiting(
         check: see `select`.
         rules: see `select`.
         timeout: seconds to wait in all after the first look; then the best that there is, wins.
-        note: see `select`; also told what is waited for.
+        note: see `select`.
+        say: told what is waited for; None for `note`.
         sleep: waits so many seconds.
         clock: returns seconds of a monotonic clock.
 
@@ -67,7 +69,7 @@ def select_waiting(
                 names = ", ".join(root.url_of(c) for c in found.pending)
                 note(f"waited {timeout:g} s in vain for {names}")
             return found
-        note("waiting for " + ", ".join(root.url_of(c) for c in found.pending))
+        (say or note)("waiting for " + ", ".join(root.url_of(c) for c in found.pending))
         delay = _FIRST
         while clock() < end:
             sleep(max(0.0, min(delay, end - clock())))

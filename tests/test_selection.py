@@ -316,9 +316,18 @@ class Clock:
             do()
 
 
-def waited(root: Path, clock: Clock, timeout: float, said: list[str]) -> Selection:
+def waited(
+    root: Path, clock: Clock, timeout: float, said: list[str], quiet: list[str] | None = None
+) -> Selection:
     return select_waiting(
-        lambda: read(root), check, Rules(), timeout, said.append, sleep=clock.sleep, clock=clock
+        lambda: read(root),
+        check,
+        Rules(),
+        timeout,
+        said.append,
+        say=None if quiet is None else quiet.append,
+        sleep=clock.sleep,
+        clock=clock,
     )
 
 
@@ -345,10 +354,12 @@ def test_wait_takes_the_save_in_flight_when_it_commits(tmp_path: Path, staged: b
 def test_wait_gives_up_and_says_so(tmp_path: Path) -> None:
     write(tmp_path, "step-1", 1)
     write(tmp_path, "step-2", 2, "torn")
-    clock, said = Clock(), list[str]()
-    found = waited(tmp_path, clock, 30, said)
+    clock, said, quiet = Clock(), list[str](), list[str]()
+    found = waited(tmp_path, clock, 30, said, quiet)
     assert name_of(found) == "step-1"
     assert clock.now == 30
+    assert [line.split()[0] for line in quiet] == ["waiting"]
+    assert not any(line.startswith("waiting") for line in said)
     assert "in vain" in said[-1]
     assert any("skipped (INCOMPLETE)" in line for line in said)
 
