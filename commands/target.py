@@ -101,7 +101,7 @@ def open_checkpoint(
 
 def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:
     """Open the one checkpoint that a target means (see `open_checkpoint`)."""
-    from ftckpt.formats.unpickle import no_gc
+    from ftckpt.memory import no_gc
 
     if target.root is None:
         with no_gc():  # it lives until the end, and is large: no garbage to look for

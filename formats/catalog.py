@@ -1,4 +1,8 @@
-"""The formats in the order in which they are asked: the first that recognises a place reads it."""
+"""The formats in the order in which they are asked: the first that recognises a place reads it.
+
+A format's own module knows names and no more; its `open` imports what reads a checkpoint. So a
+command imports the reader of the format at hand: all of them take longer than most answers.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftckpt.errors import FtckptError
+from ftckpt.memory import no_gc
 
 from . import unpickle
 from .dcp_metadata import DcpMetadata, take_members
@@ -37,7 +38,7 @@ def parse_in_bulk(data: bytearray, size: int, file: str) -> DcpMetadata | None:
     # of every short-lived array back to the system, and half the time would go into asking again.
     bytearray(_KEPT)
     try:
-        with unpickle.no_gc():
+        with no_gc():
             return _parse(data, size, file)
     except (DeclinedError, FtckptError, LookupError, TypeError, AttributeError, ValueError):
         return None

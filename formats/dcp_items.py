@@ -7,7 +7,6 @@ are fetched together, and a small item is fetched whole.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -17,10 +16,10 @@ from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedErr
 from ftckpt.source import Source
 from ftckpt.transforms import open_stream, read_undone
 
+from .dcp_files import DATA
 from .dcp_records import StoredItem
 from .torch_stream import TensorRef, TorchStream, parse_stream
 
-DATA = re.compile(r"(?:^|/|_)_(\d+)_(\d+)\.distcp$")
 HEAD = 1024
 TAIL = 1536
 WHOLE = 8192

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from typing import Any
 
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError
@@ -13,12 +12,10 @@ from ftckpt.store import Reader
 
 from .dcp_bulk import LARGE, parse_in_bulk
 from .dcp_checks import check_tiling
-from .dcp_items import DATA
+from .dcp_files import DATA, MARKER, RANK_METADATA
 from .dcp_metadata import DcpMetadata, merge, parse_metadata
 from .lockstep import PADDING
 
-MARKER = ".metadata"
-RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
 # Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces:
 # object by object, and in bulk.
 METADATA_GROWTH = 9

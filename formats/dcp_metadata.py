@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.memory import no_gc
 from ftckpt.source import safe_name
 
 from . import unpickle
@@ -120,7 +121,7 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
     state = top.state
     meta = DcpMetadata(opaque=loaded.opaque)
     try:
-        with unpickle.no_gc():
+        with no_gc():
             take_entries(meta, state["state_dict_metadata"], file)
             take_paths(meta, state.get("planner_data"))
             _take_storage(meta, state.get("storage_data"), file)

@@ -17,6 +17,7 @@ from ftckpt.errors import FtckptError, IncompleteError
 from ftckpt.source import Source
 from ftckpt.steps import is_counter, role_of
 
+from .dcp_files import COMMON, CONFIGURATION
 from .dcp_items import Item, Window, windows
 from .field_names import field_names
 from .inert_tree import leaves
@@ -26,10 +27,6 @@ from .unpickle import Inert
 
 # Beyond these an object is data, not state that a person would name.
 MOST_OBJECTS, MOST_BYTES = 32, 4 << 20
-# Up to core 0.18: a torch.save stream beside the metadata.
-COMMON = "common.pt"
-# Megatron's commit marker: Megatron reads no checkpoint without it.
-CONFIGURATION = "metadata.json"
 _COMMON_STATE = "common_state/"
 
 

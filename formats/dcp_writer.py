@@ -20,7 +20,7 @@ from ftckpt.sharding import even_rows
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment, Stored, Wishes
 
-from .dcp_markers import MARKER
+from .dcp_files import MARKER
 from .dcp_metadata_writer import Chunk, Place, TensorItems, metadata
 from .dcp_rank_files import RankFiles
 from .inert_tree import Path, dotted

@@ -13,7 +13,7 @@ from ftckpt.errors import CorruptError
 from ftckpt.findings import finding
 
 from .deepspeed_checkpoint import StepCopy
-from .deepspeed_files import ZERO, DeepSpeedFile, Role
+from .deepspeed_files import STATE, ZERO, DeepSpeedFile, Role
 from .deepspeed_opening import Opening
 from .deepspeed_partition import Shape
 from .deepspeed_states import BASES
@@ -24,7 +24,6 @@ from .rank_tensors import Boxes, Entry
 from .torch_stream import TorchStream
 from .torch_values import TensorRef
 
-STATE = "optimizer_state.pt"
 _MASTER = "fp32"
 # Every folder has a counter; this many show from which save the conversion was made.
 STEPS = 256

@@ -8,10 +8,9 @@ from typing import Any
 from ftckpt.errors import CorruptError, UnsupportedError
 
 from .deepspeed_checkpoint import DeepSpeedCheckpoint
-from .deepspeed_files import DeepSpeedFile, Role, deepspeed_files
+from .deepspeed_files import STATE, DeepSpeedFile, Role, deepspeed_files
 from .deepspeed_job import Group, job_of
 from .deepspeed_models import Models
-from .deepspeed_parameters import STATE
 from .deepspeed_states import BASES, MASTERS, OPTIMIZER, ModelState, read_model
 from .torch_values import TensorRef
 

@@ -20,28 +20,17 @@ Source: `deepspeed/checkpoint/ds_to_universal.py` of DeepSpeed 0.19.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.errors import IncompleteError
 from ftckpt.registry import Listing, Recognition
 from ftckpt.rules import Rules
 from ftckpt.source import Source
 
-from .deepspeed_checkpoint import DeepSpeedCheckpoint
-from .deepspeed_files import ZERO, Role, deepspeed_files
-from .deepspeed_opening import Opening
-from .deepspeed_parameters import STATE, Parameters, parameter_files
-from .unpickle import no_gc
+from .deepspeed_files import STATE, TMP, ZERO, deepspeed_files
 
-_TMP = "tmp"
-
-
-@dataclass(kw_only=True)
-class UniversalCheckpoint(DeepSpeedCheckpoint):
-    """An opened universal checkpoint; `stage`, `grid` and `groups` are the source's."""
-
-    format: ClassVar[str] = "deepspeed-universal"
+if TYPE_CHECKING:
+    from .deepspeed_universal_reading import UniversalCheckpoint
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class DeepSpeedUniversal:
             return None
         inside = listing.inside(ZERO)
         model = bool(deepspeed_files(listing.files))
-        working = _TMP in listing.directories
+        working = TMP in listing.directories
         if STATE not in inside.files and not (inside.directories and (model or working)):
             return None
         commit = CommitState.UNCOMMITTED if working and not model else CommitState.NO_MARKER
@@ -77,22 +66,6 @@ class DeepSpeedUniversal:
             UnsafeError: a file is hostile.
             UnsupportedError: no rule says how the model's weights are cut.
         """
-        files = deepspeed_files(source.entries)
-        if not files and any(name.startswith(f"{_TMP}/") for name in source.entries):
-            raise IncompleteError(
-                f"{_TMP}/ is there and the model's files are not: the conversion did not finish",
-                hint="convert the source again",
-                kind="uncommitted",
-                file=_TMP,
-            )
-        with no_gc():  # many small records live until the end: collecting them costs triple
-            opening = Opening(source, self.rules, (Role.MODEL,))
-            weights = opening.weights()
-            parameters = Parameters(opening, weights)
-            return opening.checkpoint(
-                UniversalCheckpoint,
-                weights,
-                parameters.tensors,
-                steps=parameters.steps(),
-                others=[f"{ZERO}/{STATE}", *(f.path for f in parameter_files(source.entries))],
-            )
+        from .deepspeed_universal_reading import open_universal
+
+        return open_universal(source, self.rules)

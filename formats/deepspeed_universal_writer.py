@@ -30,12 +30,11 @@ from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
 from .deepspeed_checkpoint import DeepSpeedCheckpoint
 from .deepspeed_cuts import Cuts
-from .deepspeed_files import ZERO, Role
+from .deepspeed_files import STATE, ZERO, Role
 from .deepspeed_flats import Holdings
 from .deepspeed_foreign import Foreign
 from .deepspeed_layers import RestOfLayers
 from .deepspeed_model_files import ModelFiles
-from .deepspeed_parameters import STATE
 from .deepspeed_plan import Plan
 from .deepspeed_rest import RestOfRole, stored, unplaced
 from .deepspeed_settings import all_equal, bare

@@ -13,7 +13,7 @@ from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored
 from .delta_checkpoint import DeltaCheckpoint
 from .delta_objects import FILES, PLAIN_REST, REST, form_of, original_places
 from .delta_original import MOST_IN_MEMORY, compressed, has_original, original_of_delta
-from .object_records import collect
+from .object_records_writer import collect
 
 NAME = "objects.records"
 

@@ -11,18 +11,17 @@ root's `latest_checkpointed_iteration.txt` points to it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import CommitState, Topology
+from ftckpt.checkpoint import CommitState
 from ftckpt.registry import Listing, Recognition
 from ftckpt.rules import Rules
 from ftckpt.source import Source
 
-from .megatron_checkpoint import Layout, MegatronCheckpoint
-from .megatron_merging import Merging
-from .megatron_ranks import directory_ranks
-from .megatron_reading import read_ranks, sizes
-from .megatron_rules import rules_of
-from .unpickle import no_gc
+from .megatron_directories import directory_ranks
+
+if TYPE_CHECKING:
+    from .megatron_checkpoint import MegatronCheckpoint
 
 
 @dataclass(frozen=True)
@@ -55,37 +54,6 @@ class Megatron:
             UnsupportedError: a checkpoint_version below 2.0, names of ranks that no arguments
                 explain, quantised weights, or tensors that are cut and that no rule knows.
         """
-        with no_gc():  # many small records live until the end: collecting them costs triple
-            read = read_ranks(source)
-            built_in = rules_of(read.args, (local for rank in read.ranks for local in rank.held))
-            merging = Merging(read, self.rules.before(built_in) if self.rules else built_in)
-            return MegatronCheckpoint(
-                source=source,
-                tensors=merging.tensors,
-                objects=merging.objects,
-                aliases=merging.aliases,
-                topology=Topology(
-                    world_size=read.args.count("world_size") or None,
-                    tp=read.grid.tp,
-                    pp=read.grid.pp,
-                    dp=read.grid.dp,
-                    ep=read.grid.ep,
-                    evidence=f"the pickled arguments ({sizes(read.grid)})",
-                ),
-                notes=read.notes + merging.notes,
-                files=sorted(read.members),
-                names=merging.names,
-                found=read.found + merging.found,
-                counters=merging.counters,
-                streams=read.streams,
-                ranks=read.numbers,
-                elsewhere=merging.elsewhere,
-                layout=Layout(
-                    grid=read.grid,
-                    chunks=merging.chunks,
-                    args=read.args,
-                    layers=merging.counts,
-                    firsts=merging.firsts,
-                    experts=merging.experts,
-                ),
-            )
+        from .megatron_opening import open_megatron
+
+        return open_megatron(source, self.rules)

@@ -19,11 +19,12 @@ from ftckpt.findings import listed
 from ftckpt.sharding import even_rows
 from ftckpt.transfer.content import Content, Wanted
 
-from .dcp_state import COMMON, CONFIGURATION, is_common
+from .dcp_files import COMMON, CONFIGURATION
+from .dcp_state import is_common
 from .hf_beside import beside_weights
 from .megatron_checkpoint import Layout
-from .megatron_dist import FOLDERS, MegatronDistCheckpoint
 from .megatron_dist_buckets import is_bucket
+from .megatron_dist_checkpoint import FOLDERS, MegatronDistCheckpoint
 from .megatron_dist_job import (
     NEEDED,
     RESHARDABLE,

@@ -26,12 +26,11 @@ from ftckpt.findings import Finding
 from ftckpt.transfer.content import Content, Part, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
-from .dcp_markers import MARKER
+from .dcp_files import COMMON, CONFIGURATION, MARKER
 from .dcp_metadata_writer import Chunk, Place, TensorItems, metadata
 from .dcp_rank_files import RankFiles
-from .dcp_state import COMMON, CONFIGURATION
 from .megatron_checkpoint import MegatronCheckpoint
-from .megatron_dist import MegatronDistCheckpoint
+from .megatron_dist_checkpoint import MegatronDistCheckpoint
 from .megatron_dist_cuts import Cut, Cuts
 from .megatron_dist_from_ranks import job_of_ranks
 from .megatron_dist_from_whole import job_of_whole

@@ -22,7 +22,7 @@ from ftckpt.transfer.content import Content, Wanted
 
 from .dcp_state import is_common
 from .inert_tree import Path, leaves
-from .megatron_dist import MegatronDistCheckpoint
+from .megatron_dist_checkpoint import MegatronDistCheckpoint
 from .megatron_dist_resharding import job_of_dist
 from .megatron_group_state import GroupState
 from .megatron_names import chunk_keys

@@ -14,7 +14,6 @@ Source: `get_checkpoint_name` and `save_checkpoint` in megatron/training/checkpo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from math import lcm
 from typing import Any, NamedTuple
@@ -25,8 +24,6 @@ from .unpickle import Inert
 
 WEIGHTS = "model_optim_rng.pt"
 OPTIMIZER = "distrib_optim.pt"
-# More digits than any cluster has ranks would only be somebody's joke on int().
-_DIRECTORY = re.compile(r"mp_rank_(\d{1,7})(?:_(\d{1,7}))?(?:_(\d{1,7}))?")
 _LARGEST = 1 << 20
 
 
@@ -63,12 +60,6 @@ class Arguments:
     def flag(self, name: str) -> bool:
         """Return whether an argument is recorded and true."""
         return self.get(name) is True
-
-
-def directory_ranks(name: str) -> tuple[int, ...] | None:
-    """Return the one to three numbers in a directory's name, or None where it is no rank's."""
-    match = _DIRECTORY.fullmatch(name)
-    return tuple(int(n) for n in match.groups() if n is not None) if match else None
 
 
 class Grid(NamedTuple):

@@ -10,6 +10,7 @@ from ftckpt.errors import CorruptError, FtckptError, IncompleteError, Unsupporte
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.source import Source
 
+from .megatron_directories import directory_ranks
 from .megatron_names import Local, local_tensors
 from .megatron_ranks import (
     OPTIMIZER,
@@ -17,7 +18,6 @@ from .megatron_ranks import (
     Arguments,
     Coordinate,
     Grid,
-    directory_ranks,
     grid_of,
 )
 from .stream_files import parse_files

@@ -17,6 +17,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, finding
+from ftckpt.memory import no_gc
 from ftckpt.rules import Rules
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, OutputFile, Stored, Wishes
@@ -53,7 +54,6 @@ from .megatron_vocabulary import may_differ, repadded, vocabulary_of
 from .megatron_whole_writer import lay_out
 from .torch_stream import TorchStream
 from .torch_tree import Carried
-from .unpickle import no_gc
 
 _OPTIMIZER = re.compile(r"rank_\d+\.optimizer")
 

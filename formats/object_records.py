@@ -15,7 +15,6 @@ have tens of thousands of learning rates. Other files in the folder are objects 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,25 +23,16 @@ from ftckpt.checkpoint import Extent, ObjectInfo
 from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.source import Source
-from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored, Zeros
-from ftckpt.transforms import ZSTD, supported
+from ftckpt.transforms import supported
 
-from .dcp_items import Item, Window, open_item
-from .legacy_stream import MAGIC
-from .object_trees import object_tree, objects_of
 from .strict_json import Limits, parse, shown
-from .torch_tree import save
 
 FOLDER = "ftckpt.objects/"
 INDEX = f"{FOLDER}index.json"
 RECORDS = f"{FOLDER}records.bin"
 MAX_INDEX = 100_000_000  # bytes
-_SCHEMA = 1
-_ALIGNMENT = 64
-_PROBE = 16  # bytes that tell the forms apart
-_TORCH, _JSON, _BYTES = FORMS = "torch", "json", "bytes"
-_ZIP, _ZSTD_MAGIC = b"PK\3\4", b"\x28\xb5\x2f\xfd"
+SCHEMA = 1
+TORCH, JSON, BYTES = FORMS = "torch", "json", "bytes"
 _INDEX_LIMITS = Limits(8, objects=1_000_000, keys=6_000_000, items=6_000_000, naturals=True)
 _JSON_LIMITS = Limits(32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
 
@@ -57,114 +47,6 @@ class Record(NamedTuple):
 
     form: str
     transforms: tuple[str, ...] = ()
-
-
-class Collected(NamedTuple):
-    """The records of a content's objects, one after the other.
-
-    Attributes:
-        segments: of the file that holds them.
-        records: each with its place in that file, in order.
-        unplaced: names of objects of which no record can be made.
-    """
-
-    segments: tuple[Segment, ...]
-    records: tuple[tuple[ObjectInfo, Record], ...]
-    unplaced: tuple[str, ...]
-
-
-class Laid(NamedTuple):
-    """What a layout needs for the objects of its content.
-
-    Attributes:
-        files: the records; none where there are none.
-        commit: the index; none where there is nothing to say.
-        unplaced: names of objects of which no record can be made.
-    """
-
-    files: tuple[OutputFile, ...]
-    commit: tuple[OutputFile, ...]
-    unplaced: tuple[str, ...]
-
-
-def lay_out_objects(content: Content, step: int | None) -> Laid:
-    """Lay out the non-tensor state of `content`.
-
-    Reads the first bytes of each record, which say what it is, and objects that are a part of a
-    larger one.
-
-    Args:
-        content: whose objects.
-        step: to be recorded beside them; None where it is not known.
-    """
-    found = collect(content)
-    if not found.records and step is None:
-        return Laid((), (), found.unplaced)
-    index: dict[str, Any] = {"schema": _SCHEMA, "format": content.checkpoint.format}
-    if step is not None:
-        index["step"] = step
-    entries = {info.name: _said(info, record) for info, record in found.records}
-    text = json.dumps(index | {"objects": entries}, ensure_ascii=False, indent=1)
-    files = (OutputFile(RECORDS, found.segments),) if found.segments else ()
-    return Laid(files, (OutputFile(INDEX, [Literal(text.encode() + b"\n")]),), found.unplaced)
-
-
-def collect(content: Content) -> Collected:
-    """Return the records of all objects of `content`, one after the other (see the module).
-
-    Reads the first bytes of each record, and objects that are a part of a larger one.
-    """
-    objects = objects_of(content)
-    heads = _heads(content)
-    segments: list[Segment] = []
-    records: list[tuple[ObjectInfo, Record]] = []
-    unplaced: list[str] = []
-    end = 0
-    for name, info in content.objects.items():
-        begin = end + -end % _ALIGNMENT
-        kind = Record(_TORCH)
-        record: list[Segment] = [Stored(info.extent)]
-        if name in heads:
-            kind = _form(content, info, heads[name])
-        else:
-            try:
-                record = save(object_tree(content, objects, name), base=begin)
-            except UnsupportedError:
-                unplaced.append(name)
-                continue
-        length = sum(segment.nbytes for segment in record)
-        records.append((ObjectInfo(name, Extent(RECORDS, begin, length), info.rank), kind))
-        segments += [Zeros(begin - end), *record] if begin > end else record
-        end = begin + length
-    return Collected(tuple(segments), tuple(records), tuple(unplaced))
-
-
-def _said(info: ObjectInfo, record: Record) -> dict[str, Any]:
-    """Return what the index says of one object."""
-    said: dict[str, Any] = {"offset": info.extent.offset, "length": info.extent.length}
-    said["form"] = record.form
-    if record.transforms:
-        said["transforms"] = list(record.transforms)
-    return said if info.rank is None else said | {"rank": info.rank}
-
-
-def _heads(content: Content) -> dict[str, bytes]:
-    """Return the first bytes of each object that has a record for itself alone."""
-    own = [info for info in content.objects.values() if not info.field]
-    probes = [i.extent._replace(length=min(i.extent.length, _PROBE)) for i in own]
-    found = content.checkpoint.source.read_many(probes)
-    return dict(zip([info.name for info in own], found, strict=True))
-
-
-def _form(content: Content, info: ObjectInfo, head: bytes) -> Record:
-    stored = getattr(content.checkpoint, "stored", None)
-    if isinstance(stored, StoredObjects):  # what was recorded once is not guessed again
-        return stored.records[info.name]
-    if head.startswith((_ZIP, MAGIC)):
-        return Record(_TORCH)
-    if head.startswith(_ZSTD_MAGIC):  # an item of DCP; what it unfolds to is a torch stream
-        return Record(_TORCH, (ZSTD,))
-    return Record(_JSON if info.extent.file.endswith(".json") else _BYTES)
 
 
 @dataclass(frozen=True)
@@ -190,12 +72,14 @@ class StoredObjects:
             CorruptError, UnsafeError: its record is damaged or hostile.
         """
         extent, record = self.infos[name].extent, self.records[name]
-        if record.form == _TORCH:
+        if record.form == TORCH:
+            from .dcp_items import Item, Window, open_item
+
             window = open_item(source, Item(name, extent, record.transforms, None))
             assert isinstance(window, Window)
             return window.parse().tree
         raw = source.read(extent.file, extent.offset, extent.length)
-        if record.form == _BYTES:
+        if record.form == BYTES:
             return raw
         return parse(
             raw,
@@ -253,7 +137,7 @@ def read_objects(source: Source) -> StoredObjects:
                     file=INDEX,
                 )
             infos[name] = ObjectInfo(name, Extent(file, 0, source.entries[file].size))
-            records[name] = Record(_JSON if file.endswith(".json") else _BYTES)
+            records[name] = Record(JSON if file.endswith(".json") else BYTES)
     return StoredObjects(infos, step, tuple(files), records)
 
 
@@ -274,7 +158,7 @@ def _read_index(source: Source) -> dict[str, Any]:
     )
     if not isinstance(value, dict) or not isinstance(value.get("objects"), dict):
         raise _bad("has no objects")
-    if value.get("schema") != _SCHEMA:
+    if value.get("schema") != SCHEMA:
         raise UnsupportedError(
             f"{INDEX} is of schema {shown(value.get('schema'))}, which is not known", file=INDEX
         )

@@ -18,9 +18,6 @@ from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
 from ftckpt.store import EntryKind
 
-from .torch_stream import parse_stream
-from .unpickle import BUILTINS, load
-
 
 class Sign(NamedTuple):
     """One way to tell a layout; every given part must hold.
@@ -272,6 +269,9 @@ def hostile(source: Source) -> Iterator[Finding]:
 
 
 def _look(source: Source, name: str, size: int) -> None:
+    from .torch_stream import parse_stream
+    from .unpickle import BUILTINS, load
+
     with source.open(name) as reader:
         head = reader.read(0, min(size, 16))
         if head.startswith(_STREAM):

@@ -21,8 +21,8 @@ from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
 
 from .hf_beside import beside_weights
-from .object_records import lay_out_objects
-from .safetensors import SafetensorsCheckpoint
+from .object_records_writer import lay_out_objects
+from .safetensors_checkpoint import SafetensorsCheckpoint
 from .safetensors_content import StoredOnce
 from .safetensors_files import COMPONENTS, OPTIMIZER, SUFFIX
 

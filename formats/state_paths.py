@@ -21,7 +21,7 @@ from ftckpt.names import unwrapped
 from ftckpt.transfer.content import Content, Wanted
 
 from .bundle_parts import BundleCheckpoint
-from .dcp import DcpCheckpoint
+from .dcp_checkpoint import DcpCheckpoint
 from .dcp_names import place
 from .inert_tree import Path
 

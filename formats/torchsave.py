@@ -8,60 +8,21 @@ a pickled module or a single tensor; its content says which (`training_tree`). S
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import (
-    Box,
-    Checkpoint,
-    Commit,
-    CommitState,
-    Extent,
-    ObjectInfo,
-    Piece,
-    Record,
-    Scalar,
-    StepRole,
-    TensorInfo,
-)
-from ftckpt.dtypes import decode_scalar
-from ftckpt.errors import CorruptError, IncompleteError, NotFoundError
-from ftckpt.findings import Finding, finding, from_error, listed
-from ftckpt.progress import NULL, Counter
+from ftckpt.checkpoint import CommitState
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
-from ftckpt.steps import role_of, step_of
 
-from .dcp_names import Place
-from .hf_index import (
-    Index,
-    check_index,
-    check_index_size,
-    check_total_size,
-    parse_index,
-    shard_name,
-)
-from .inert_tree import at
-from .stream_files import check_streams, parse_files
-from .torch_stream import TorchStream
-from .training_tree import Found, TrainingTree
+from .hf_index import shard_name
+from .torchsave_files import INDEX, SHARD, STEMS
+
+if TYPE_CHECKING:
+    from .torchsave_checkpoint import TorchSaveCheckpoint
 
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
-_INDEX = re.compile(r"(?P<stem>[^/]+)\.bin\.index(?P<variant>\.[^/]+)?\.json")
-_STEMS = (
-    "pytorch_model", "model", "pytorch_model_fsdp", "diffusion_pytorch_model", "adapter_model",
-)  # fmt: skip
-_SHARD = re.compile(rf"(?:{'|'.join(_STEMS)})-\d{{5}}-of-\d{{5}}\.bin")
-_WHOLE = frozenset(f"{stem}.bin" for stem in _STEMS)
-_BESIDE = re.compile(
-    r"[^/]+\.(json|txt|model|py|md|jinja|tiktoken|bpe)"
-    r"|(LICENSE|NOTICE|README|tokenizer|vocab)[^/]*|\.gitattributes",
-    re.IGNORECASE,
-)
-_LIGHTNING = ("pytorch-lightning_version", "lightning_version")
+_WHOLE = frozenset(f"{stem}.bin" for stem in STEMS)
 
 
 class TorchSave:
@@ -75,15 +36,15 @@ class TorchSave:
             reason = _recognised(listing)
             return Recognition(self.name, reason, CommitState.NO_MARKER) if reason else None
         names = listing.files
-        index = min((n for n in names if _INDEX.fullmatch(n)), default="")
+        index = min((n for n in names if INDEX.fullmatch(n)), default="")
         if index:
             return Recognition(self.name, f"has {index}", CommitState.COMMITTED)
         whole = min(_WHOLE & names.keys(), default="")
         if whole:
             return Recognition(self.name, f"has {whole}", CommitState.NO_MARKER)
-        shard = min((n for n in names if _SHARD.fullmatch(n)), default="")
+        shard = min((n for n in names if SHARD.fullmatch(n)), default="")
         if shard:
-            only = all((s := shard_name(n)) and s.total == 1 for n in names if _SHARD.fullmatch(n))
+            only = all((s := shard_name(n)) and s.total == 1 for n in names if SHARD.fullmatch(n))
             state = CommitState.NO_MARKER if only else CommitState.UNCOMMITTED
             return Recognition(self.name, f"has {shard}", state)
         return None
@@ -98,32 +59,9 @@ class TorchSave:
             UnsafeError: a zip, a pickle or an index is hostile.
             UnsupportedError: TorchScript, big-endian, one rank's shard of a distributed tensor.
         """
-        if source.single:
-            return open_files(source, list(source.entries))
-        names = [n for n in source.entries if "/" not in n]
-        indexes = [n for n in names if _INDEX.fullmatch(n)]
-        if indexes:
-            main = min(indexes, key=lambda n: (not n.startswith(_STEMS), len(n), n))
-            check_index_size(main, source.size(main))
-            index = parse_index(source.read(main), main)
-            present = [n for n in index.files() if n in source.entries]
-            return open_files(source, present, role="model", index=index)
-        whole = [f"{stem}.bin" for stem in _STEMS if f"{stem}.bin" in source.entries]
-        if whole:
-            return open_files(source, whole[:1], role="model")
-        shards = sorted(n for n in names if _SHARD.fullmatch(n))
-        if not shards:
-            raise NotFoundError(f"{source.url} holds no pytorch_model.bin")
-        first = shard_name(shards[0])
-        if first is None or first.total > 1:
-            missing = f"{first.stem if first else 'pytorch_model'}.bin.index.json"
-            raise IncompleteError(
-                f"{missing} is not there: the index is written last, so the save did not finish",
-                hint="a later save may be complete",
-                kind="uncommitted",
-                file=missing,
-            )
-        return open_files(source, shards, role="model")
+        from .torchsave_checkpoint import open_torchsave
+
+        return open_torchsave(source)
 
 
 def _recognised(listing: Listing) -> str:
@@ -146,239 +84,3 @@ def _recognised(listing: Listing) -> str:
     if torch_suffix and not name.endswith(".bin") and head[257:262] != b"ustar":
         return f"has a suffix of torch.save ({name[name.rindex('.') :]})"
     return ""
-
-
-@dataclass(kw_only=True)
-class TorchSaveCheckpoint(Checkpoint):
-    """One or more opened files.
-
-    Attributes:
-        streams: of each file that could be parsed.
-        trees: what those hold.
-        index: the index of a sharded folder.
-    """
-
-    format: ClassVar[str] = "torchsave"
-
-    streams: Mapping[str, TorchStream] = field(default_factory=dict)
-    trees: Mapping[str, TrainingTree] = field(default_factory=dict)
-    index: Index | None = None
-
-    def members(self) -> Iterable[str]:
-        """Yield the files, their index, and what belongs to a model folder."""
-        files = set(self.streams) | {f.file for f in self.found if f.file}
-        if self.index is not None:
-            files |= {self.index.file, *self.index.files()}
-        if not self.source.single:
-            files |= {n for n in self.source.entries if _BESIDE.fullmatch(n)}
-        yield from sorted(n for n in files if not n.startswith("ftckpt.manifest"))
-
-    def load_object(self, name: str) -> Any:
-        """Return one object as inert data."""
-        info = self.objects[name]
-        return at(self.streams[info.extent.file].tree, info.field)
-
-    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
-        """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
-        yield from self.found
-        yield from check_streams(self.source, self.streams)
-        if self.index is None:
-            return
-        held = {
-            file: frozenset(found.stored_name for found in tree.tensors)
-            for file, tree in self.trees.items()
-        }
-        yield from check_index(self.index, held, self.source.entries)
-        if len(held) == len(self.index.files()):
-            once = (i.nbytes for k, i in self.tensors.items() if k not in self.aliases)
-            yield from check_total_size(self.index, sum(once))
-        named = set(self.index.files())
-        for name in self.source.entries:
-            if _SHARD.fullmatch(name) and name not in named:
-                what = f"{name} is a shard that no index names, left by another save"
-                yield finding("stale-shard", what, file=name)
-
-    def records(self) -> Iterator[Record]:
-        """Yield every record of every zip; a storage belongs to the first tensor that uses it."""
-        owners = {
-            (info.pieces[0].extent.file, key): name
-            for name, (info, key) in reversed(self._storages().items())
-        }
-        for file, stream in self.streams.items():
-            for name, extent, crc in stream.records:
-                owner = owners.get((file, name.removeprefix("data/")), f"{file}:{name}")
-                yield Record(extent, crc, owner)
-
-    def _storages(self) -> dict[str, tuple[TensorInfo, str]]:
-        """Return tensor key -> the tensor and its storage's key, in the file's order."""
-        keys = {
-            found.where: found.ref.key for tree in self.trees.values() for found in tree.tensors
-        }
-        return {
-            key: (info, keys[place])
-            for key, info in self.tensors.items()
-            if (place := Place(info.component, info.kind, info.name)) in keys
-        }
-
-    def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield step counters: those in the pickle, then the optimizer's tensors."""
-        order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}
-        for file, tree in self.trees.items():
-            found = [
-                Scalar(file, n.name, n.value, role)
-                for n in tree.numbers
-                if (role := role_of(n.name, optimizer=n.optimizer)) is not None
-            ]
-            found.sort(key=lambda scalar: order[scalar.role])
-            yield from found[:limit]
-            if len(found) < limit:
-                yield from self._step_tensors(file, tree, limit - len(found))
-
-    def _step_tensors(self, file: str, tree: TrainingTree, limit: int) -> Iterator[Scalar]:
-        steps = [f for f in tree.tensors if _is_step(f)][:limit]
-        spans = [f.ref.span(self.streams[file].storages) for f in steps]
-        for found, data in zip(steps, self.source.read_many(spans), strict=True):
-            value = decode_scalar(found.ref.dtype, data)
-            if value is not None and isfinite(value):
-                yield Scalar(file, found.where.name, value, StepRole.OPTIMIZER)
-
-    def fields(self) -> Iterable[str]:
-        """Names of the non-tensor state of all files."""
-        yield from dict.fromkeys(name for tree in self.trees.values() for name in tree.names)
-
-
-def _is_step(found: Found) -> bool:
-    optimizer = found.where.component == "optimizer"
-    return (
-        optimizer
-        and found.ref.numel == 1
-        and found.ref.dtype.itemsize > 0
-        and role_of(found.where.name, optimizer=True) is not None
-    )
-
-
-def open_files(
-    source: Source,
-    names: Sequence[str],
-    *,
-    role: str = "",
-    label: str = "",
-    index: Index | None = None,
-    weights: Sequence[tuple[str, Any]] = (),
-) -> TorchSaveCheckpoint:
-    """Open some files of a place as one checkpoint.
-
-    Args:
-        source: the place.
-        names: the files.
-        role: `model`, `optimizer` or `state` where names decide what they are (`TrainingTree`).
-        label: what the state in them is called.
-        index: the index that names them.
-        weights: (name, what has its shape) of the model's parameters, where the model lies in
-            other files and the optimizer in these.
-
-    Raises:
-        CorruptError: the only file is damaged.
-        UnsafeError, UnsupportedError: see `TorchSave.open`.
-    """
-    parsed = parse_files(source, names)
-    streams = {file: s for file, s in parsed.items() if isinstance(s, TorchStream)}
-    errors = [error for error in parsed.values() if isinstance(error, CorruptError)]
-    if errors and index is None:
-        raise errors[0]
-    trees = {
-        f: TrainingTree(s, role=role, label=label, weights=weights) for f, s in streams.items()
-    }
-    damage = [from_error(error) for error in errors]
-    tensors: dict[str, TensorInfo] = {}
-    aliases: dict[str, str] = {}
-    objects: dict[str, ObjectInfo] = {}
-    for file, tree in trees.items():
-        owners: dict[tuple[Any, ...], str] = {}
-        for found in tree.tensors:
-            info = _info(found, streams[file])
-            key = info.key
-            if tensors.setdefault(key, info) is not info:
-                damage.append(_twice(tensors[key], info))
-                continue
-            ref = found.ref
-            view = (ref.key, ref.storage_offset, ref.shape, ref.strides, ref.dtype.name)
-            owner = owners.setdefault(view, key)
-            if owner is not key and ref.numel:
-                aliases[key] = owner
-        for name, path in tree.objects.items():
-            objects.setdefault(
-                name, ObjectInfo(name, _pickle_of(source, streams[file]), None, path)
-            )
-    marker = "" if index is None else index.file
-    checkpoint = TorchSaveCheckpoint(
-        source=source,
-        tensors=tensors,
-        objects=objects,
-        aliases=aliases,
-        commit=Commit(CommitState.COMMITTED if marker else CommitState.NO_MARKER, marker),
-        dialect=_dialect(streams),
-        notes=[*_notes(streams, trees), *_links(source, streams)],
-        streams=streams,
-        trees=trees,
-        index=index,
-        found=damage,
-    )
-    checkpoint.step = step_of(checkpoint.scalars(1))
-    return checkpoint
-
-
-def _info(found: Found, stream: TorchStream) -> TensorInfo:
-    ref = found.ref
-    span = ref.span(stream.storages)
-    piece = Piece(Box.whole(ref.shape), span, None, None if ref.dense else ref.strides)
-    component, kind, name = found.where
-    stored = "" if found.stored_name == name else found.stored_name
-    return TensorInfo(component, name, kind, ref.shape, ref.dtype, (piece,), stored)
-
-
-def _twice(first: TensorInfo, second: TensorInfo) -> Finding:
-    here, there = first.pieces[0].extent.file, second.pieces[0].extent.file
-    return finding(
-        "duplicate-tensor", f"{first.key} is in {here} and in {there}", file=there, tensor=first.key
-    )
-
-
-def _pickle_of(source: Source, stream: TorchStream) -> Extent:
-    if stream.archive is None:
-        return Extent(stream.file, 0, source.size(stream.file))
-    member = stream.archive.members["data.pkl"]
-    return Extent(stream.file, member.offset, member.size)
-
-
-def _notes(
-    streams: Mapping[str, TorchStream], trees: Mapping[str, TrainingTree]
-) -> Iterator[Finding]:
-    for file, stream in streams.items():
-        if stream.opaque:
-            yield finding(
-                "opaque-object",
-                f"{file} names classes that are kept inert: {listed(stream.opaque)}",
-                file=file,
-            )
-        for remark in trees[file].remarks:
-            yield finding("note", f"{file}: {remark}", file=file)
-
-
-def _links(source: Source, files: Iterable[str]) -> Iterator[Finding]:
-    for name in files:
-        link = source.entries[name].link
-        if link is not None:
-            yield finding("link-followed", f"{name} is a link to {link}", file=name)
-
-
-def _dialect(streams: Mapping[str, TorchStream]) -> str:
-    said = []
-    for stream in streams.values():
-        if isinstance(stream.tree, dict):
-            version = next((stream.tree[k] for k in _LIGHTNING if k in stream.tree), None)
-            if isinstance(version, str) and len(version) < 40:
-                said.append(f"written by Lightning {version}")
-        if stream.legacy:
-            said.append("legacy stream, before torch 1.6")
-    return ", ".join(dict.fromkeys(said))

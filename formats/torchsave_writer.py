@@ -25,7 +25,7 @@ from .state_objects import StateObjects, numbered
 from .state_paths import owner_of, recorded_paths, tensor_paths, with_aliases
 from .torch_tree import Carried, Tensor, pickled, save
 from .torch_values import TensorRef
-from .torchsave import TorchSaveCheckpoint
+from .torchsave_checkpoint import TorchSaveCheckpoint
 from .training_tree import MODELS, OPTIMIZERS
 
 FILE = "checkpoint.pt"

@@ -25,6 +25,8 @@ SUFFIX = ".ftckpt.json"
 FOLDER = ".ftckpt"  # trash, leases and logs of ftckpt itself
 # Stands in a directory that a transfer is building, or was killed building, until the manifest is.
 TRANSFER = f"{FOLDER}/transfer.json"
+# The index of a delta: of all about deltas the only thing that recognising one needs.
+DELTA = "ftckpt.delta"
 SCHEMA = "ftckpt.manifest/1"
 NOTE = "detects accidents, not attackers"
 TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")

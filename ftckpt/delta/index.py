@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Kind, Topology, tensor_key
 from ftckpt.dtypes import DType
 from ftckpt.errors import UnsupportedError
+from ftckpt.manifest import DELTA
 
 from .blocks import BLOCK, Form, Reference
 from .fitting import Fit
 from .words import word_count, words_of
 
-NAME = "ftckpt.delta"
+NAME = DELTA
 MAGIC = b"FTCKDLTA"
 VERSION = 1
 # 44 bytes for each block of 2^20 elements: this is the index of a checkpoint of 40 TB.

@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from ftckpt.errors import UnsafeError
 from ftckpt.formats import dcp_markers, lockstep
-from ftckpt.formats.dcp import Dcp, DcpCheckpoint
+from ftckpt.formats.dcp import Dcp
+from ftckpt.formats.dcp_checkpoint import DcpCheckpoint
 from ftckpt.formats.dcp_bulk import parse_in_bulk
 from ftckpt.formats.dcp_columns import EntryColumns
 from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata

@@ -18,7 +18,8 @@ from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Record
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Severity
-from ftckpt.formats.dcp import Dcp, DcpCheckpoint
+from ftckpt.formats.dcp import Dcp
+from ftckpt.formats.dcp_checkpoint import DcpCheckpoint
 from ftckpt.source import Source
 from ftckpt.store import Store
 from ftckpt.stores import open_store

@@ -1,0 +1,14 @@
+"""The names of a DCP checkpoint's files, its own and those that Megatron-Core puts beside them."""
+
+from __future__ import annotations
+
+import re
+
+# What commits a save: one file, or one a rank where ranks save without collectives.
+MARKER = ".metadata"
+RANK_METADATA = re.compile(r"__(\d+)\.metadata$")
+DATA = re.compile(r"(?:^|/|_)_(\d+)_(\d+)\.distcp$")
+# Of Megatron, up to core 0.18: a torch.save stream beside the metadata.
+COMMON = "common.pt"
+# Megatron's commit marker: Megatron reads no checkpoint without it.
+CONFIGURATION = "metadata.json"

@@ -1,0 +1,46 @@
+"""An opened universal checkpoint, and how one is opened (see `deepspeed_universal`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ftckpt.errors import IncompleteError
+from ftckpt.memory import no_gc
+from ftckpt.rules import Rules
+from ftckpt.source import Source
+
+from .deepspeed_checkpoint import DeepSpeedCheckpoint
+from .deepspeed_files import STATE, TMP, ZERO, Role, deepspeed_files
+from .deepspeed_opening import Opening
+from .deepspeed_parameters import Parameters, parameter_files
+
+
+@dataclass(kw_only=True)
+class UniversalCheckpoint(DeepSpeedCheckpoint):
+    """An opened universal checkpoint; `stage`, `grid` and `groups` are the source's."""
+
+    format: ClassVar[str] = "deepspeed-universal"
+
+
+def open_universal(source: Source, rules: Rules | None) -> UniversalCheckpoint:
+    """Parse the pickles of all files (see `DeepSpeedUniversal.open`)."""
+    files = deepspeed_files(source.entries)
+    if not files and any(name.startswith(f"{TMP}/") for name in source.entries):
+        raise IncompleteError(
+            f"{TMP}/ is there and the model's files are not: the conversion did not finish",
+            hint="convert the source again",
+            kind="uncommitted",
+            file=TMP,
+        )
+    with no_gc():  # many small records live until the end: collecting them costs triple
+        opening = Opening(source, rules, (Role.MODEL,))
+        weights = opening.weights()
+        parameters = Parameters(opening, weights)
+        return opening.checkpoint(
+            UniversalCheckpoint,
+            weights,
+            parameters.tensors,
+            steps=parameters.steps(),
+            others=[f"{ZERO}/{STATE}", *(f.path for f in parameter_files(source.entries))],
+        )
