@@ -20,6 +20,7 @@ from ftckpt.stores.options import StoreOptions
 
 from .codes import ALWAYS, MEANINGS
 from .invocation import Invocation
+from .parameters import lighten
 
 # Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
 VERBS: dict[str, str] = {
@@ -149,6 +150,10 @@ class Verb(TyperCommand):
         ctx.obj = invocation
         return super().invoke(ctx)
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return `--help`."""
+        return lighten(super().get_help_option(ctx))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, the verb's own options, then those of every verb."""
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -186,6 +191,10 @@ class Verb(TyperCommand):
 
 class Verbs(TyperGroup):
     """All verbs, each imported on demand."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return `--help`."""
+        return lighten(super().get_help_option(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the verbs in the order of the help."""
@@ -235,7 +244,7 @@ def load(verb: str) -> Verb:
     if getattr(module, "STORAGE", True):
         command.params += _parameters(_storage)
     command.params += _parameters(_common)
-    for param in command.params:
+    for param in map(lighten, command.params):
         if isinstance(param, TyperOption):
             param.show_envvar = False  # one rule for all, told by `ftckpt help environment`
             if param.name not in NO_ENVIRONMENT:

@@ -116,6 +116,16 @@ def test_recognising_parses_nothing(places: dict[str, Path]) -> None:
     assert readers(latest) == readers(plan) == {"dcp"}
 
 
+def test_a_command_line_is_read_without_pydantic() -> None:
+    """typer converts by it, and to import it takes longer than the verb does."""
+    _, found = imports(
+        ("gc", str(DATA / "run"), "--keep-last", "2", "--keep-tag", "a", "--keep-tag", "b"),
+        ("verify", str(DATA / "run" / "step-1"), "--level", "structure", "--jobs", "1", "--json"),
+        ("verify", "--help"),
+    )
+    assert not any("pydantic" in modules for modules in found)
+
+
 def test_every_reader_is_named_here() -> None:
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.formats.recognised import Recognised
