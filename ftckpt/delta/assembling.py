@@ -301,12 +301,15 @@ def _copies(
     """Return the entries of tied copies, and their rows: they share the payloads of the owners."""
     owners = {tensor.key: tensor for tensor in tensors}
     made, more = [], bytearray()
-    for key in checkpoint.tensors:
-        if key in copies:
-            owner, info = owners[copies[key]], checkpoint.tensors[key]
-            first = (len(rows) + len(more)) // ROW.size
-            made.append(replace(owner, name=info.name, first=first, stored_name=info.stored_name))
-            more += rows[owner.first * ROW.size :][: owner.blocks * ROW.size]
+    listed = [key for key in checkpoint.tensors if key in copies]
+    for key in [*listed, *(key for key in copies if key not in checkpoint.tensors)]:
+        owner, info = owners[copies[key]], checkpoint.tensors.get(key)
+        # A key is a prefix, which tied tensors have in common, and the name.
+        name = key.removeprefix(owner.key.removesuffix(owner.name)) if info is None else info.name
+        stored = "" if info is None else info.stored_name
+        first = (len(rows) + len(more)) // ROW.size
+        made.append(replace(owner, name=name, first=first, stored_name=stored))
+        more += rows[owner.first * ROW.size :][: owner.blocks * ROW.size]
     return made, bytes(more)
 
 

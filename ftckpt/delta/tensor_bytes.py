@@ -43,17 +43,20 @@ class TensorBytes:
 def tied(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the tensors that are copies of another of one kind, shape and type: key -> its key.
 
-    A name that shares memory with one of another kind is a tensor of its own here.
+    A name that shares memory with one of another kind is a tensor of its own here. A name that the
+    checkpoint does not list as a tensor is a copy too.
     """
     tensors, aliases = checkpoint.tensors, checkpoint.aliases
     found = {}
-    for key in aliases.keys() & tensors.keys():
+    for key in aliases:
         owner, seen = key, set()
         while owner in aliases and owner not in seen:
             seen.add(owner)
             owner = aliases[owner]
         held = tensors.get(owner)
-        if held is not None and owner not in seen and _form(held) == _form(tensors[key]):
+        if held is None or owner in seen:
+            continue
+        if key not in tensors or _form(held) == _form(tensors[key]):
             found[key] = owner
     return found
 

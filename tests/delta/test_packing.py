@@ -38,6 +38,7 @@ from ftckpt.errors import (
 )
 from ftckpt.formats.delta import Delta
 from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+from ftckpt.formats.ranks_writer import RanksWriter
 from ftckpt.formats.same_object import SameObject
 from ftckpt.source import Source
 from ftckpt.stores import open_store
@@ -45,8 +46,11 @@ from ftckpt.tensor_digest import digest_tensor
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.delta.packs import STORES, forget, opened, pack_places, save_steps, tensors_of
 from tests.killing import kill_points
+from tests.megatron_files import write as write_megatron
+from tests.megatron_model import Job
 from tests.raw_checkpoint import placed
 from tests.real_sets import real_set
+from tests.writer_suite import write
 
 SMALL = [
     "bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint8",
@@ -382,6 +386,27 @@ def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
     assert tensors_of(found) == tensors_of(opened(tmp_path / "two.pt"))
     assert report.components["model.param"].bytes_in == weight.nbytes + 12
     assert verify(found, VerifyOptions(level=Level.CONTENT)).code == 0
+
+
+def test_a_tied_name_that_is_no_tensor_of_its_own_stays(tmp_path: Path) -> None:
+    """Megatron's last stage has the embedding again, and its state under numbers of its own."""
+    source = write_megatron(tmp_path / "in", Job(pp=2, tied=True, optimizer="masters")).path
+    before = opened(source)
+    (alias,) = before.aliases
+    assert alias not in before.tensors
+    pack_places(None, source, tmp_path / "whole")
+    pack_places(source, source, tmp_path / "upon")
+    pack_places(tmp_path / "whole", tmp_path / "upon", tmp_path / "chain")
+    for name in ("whole", "upon", "chain"):
+        found = opened(tmp_path / name)
+        assert dict(found.aliases) == dict(before.aliases)
+        own = before.aliases[alias]
+        held = tensors_of(found)
+        assert held.pop(alias) == held[own]
+        assert held == tensors_of(before)
+        assert verify(found, VerifyOptions(level=Level.CONTENT)).code == 0
+        ranks = write(RanksWriter(), found, tmp_path / f"ranks-{name}", dp=2)
+        assert set(ranks.tensors) == set(found.tensors)
 
 
 def test_other_names(tmp_path: Path) -> None:
