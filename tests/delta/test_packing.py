@@ -401,7 +401,7 @@ def test_a_tied_name_that_is_no_tensor_of_its_own_stays(tmp_path: Path) -> None:
         found = opened(tmp_path / name)
         assert dict(found.aliases) == dict(before.aliases)
         own = before.aliases[alias]
-        held = tensors_of(found)
+        held = dict(tensors_of(found))
         assert held.pop(alias) == held[own]
         assert held == tensors_of(before)
         assert verify(found, VerifyOptions(level=Level.CONTENT)).code == 0
