@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.forked import run
 
 DATA = Path(__file__).parents[1] / "data"
 RUN = DATA / "run"
@@ -24,16 +25,7 @@ def ftckpt(
     *arguments: str | Path, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "ftckpt", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | environment,
-        cwd=cwd,
-        timeout=120,
-        check=False,
-    )
+    return run([*map(str, arguments)], os.environ | environment, cwd)
 
 
 def check_golden(name: str, done: subprocess.CompletedProcess[str], *, timed: bool = True) -> None:

@@ -24,6 +24,7 @@ from ftckpt.commands.render import (
 )
 from ftckpt.commands.units import parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
+from tests.forked import run
 
 # Verbs that only exist in the process of a test: what a verb can do to the app.
 FAKE = """
@@ -48,14 +49,7 @@ app.main()
 
 
 def ftckpt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ftckpt", *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-        timeout=60,
-        check=False,
-    )
+    return run(arguments, os.environ | environment)
 
 
 def fake_script(body: str) -> str:

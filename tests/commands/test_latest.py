@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ftckpt.stores import open_store
+from tests.forked import run
 
 STEPS = (10, 20, 30)
 SCRIPT = 'CKPT=$("$FTCKPT" latest "$ROOT" --verify content "$@") || exit $?; printf %s "$CKPT"'
@@ -97,14 +98,7 @@ def job(root: str, *flags: str, **environment: str) -> subprocess.CompletedProce
 
 
 def latest(root: str, *flags: str, **environment: str) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "ftckpt", "latest", root, "--json", *flags],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(["latest", root, "--json", *flags], os.environ | environment)
     document = json.loads(done.stdout)
     assert isinstance(document, dict)
     assert document["result"]["code"] == done.returncode, done.stderr

@@ -18,6 +18,7 @@ from ftckpt.commands.app import document, run, scan
 from ftckpt.commands.invocation import Invocation
 from ftckpt.commands.render import json_text
 from ftckpt.errors import ExitCode
+from tests import forked
 
 # What may stand on stderr: remarks, then one sentence and what to do.
 _SENTENCE = re.compile(r"^ftckpt: \S[^\n]*\n(hint: [^\n]+\n)?\Z", re.MULTILINE)
@@ -97,17 +98,20 @@ def apart(
         environment: changes of the environment; an empty value takes a variable away.
     """
     variables = {k: v for k, v in (os.environ | environment).items() if environment.get(k) != ""}
-    variables["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [*before, *command(*words), "--json"],
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",
-        stdin=subprocess.DEVNULL,
-        env=variables,
-        cwd=cwd,
-        timeout=120,
-        check=False,
-    )
+    if not before:
+        done = forked.run([*map(str, words), "--json"], variables, cwd)
+    else:
+        variables["PYTHONPATH"] = str(Path(__file__).parents[2])
+        done = subprocess.run(
+            [*before, *command(*words), "--json"],
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            stdin=subprocess.DEVNULL,
+            env=variables,
+            cwd=cwd,
+            timeout=forked.TIMEOUT,
+            check=False,
+        )
     assert done.stdout, done.stderr
     return held(done.returncode, done.stdout, done.stderr)
