@@ -19,6 +19,7 @@ from ftckpt.findings import Finding, from_error
 
 from .delta_chain import is_known, walk
 from .delta_checkpoint import DeltaCheckpoint
+from .delta_original import has_original, original_of_delta
 
 # Blocks of tensors, by key.
 _Blocks = dict[str, set[int]]
@@ -44,8 +45,8 @@ class Link:
         base: how the place of its base is recorded; None for a full checkpoint.
         identity: how it is known to be the one.
         stored: bytes of its files.
-        ratio: bytes of the state that it holds, other state too, over bytes stored; None of one
-            that is no delta.
+        ratio: bytes of what was packed, what lay beside the tensors too, over bytes stored; None of
+            one that is no delta. Packing says the same one.
         read: bytes of it that a restore reads: index and payloads, or elements of a full one.
         blocks: of it that a restore decodes; 0 of one that is no delta.
     """
@@ -68,7 +69,8 @@ class Survey:
     Attributes:
         links: the delta, its base, and so on, as far as they were found.
         broken: why the chain goes no further; None where it ends in a full checkpoint.
-        components: what the delta holds, by component and kind.
+        components: what the delta holds, by component and kind; `objects` is what lay beside the
+            tensors.
         methods: the same, by method.
     """
 
@@ -89,10 +91,17 @@ class Survey:
 
 
 def survey(delta: DeltaCheckpoint) -> Survey:
-    """Look at a delta and at all that it stands upon; indexes are read, and no tensors.
+    """Look at a delta and at all that it stands upon; no tensors are read.
 
-    What is missing or wrong further down is part of the answer.
+    Indexes are, and the lists of the files that were packed. What is missing or wrong further down
+    is part of the answer.
+
+    Raises:
+        CorruptError, UnsafeError: what the delta says of its files cannot be trusted.
     """
+    components, methods = shares(delta.index)
+    if delta.index.objects:
+        components["objects"] = _beside(delta)
     links: list[Link] = []
     broken: Finding | None = None
     above: DeltaCheckpoint | None = None
@@ -108,7 +117,21 @@ def survey(delta: DeltaCheckpoint) -> Survey:
                 above, wanted = here, below
     except FtckptError as error:
         broken = from_error(error)
-    return Survey(tuple(links), broken, *shares(delta.index))
+    return Survey(tuple(links), broken, components, methods)
+
+
+def _beside(delta: DeltaCheckpoint) -> Share:
+    """Return what lay beside the tensors when a delta was packed, and what it takes.
+
+    Raises:
+        CorruptError, UnsafeError: what it says of its files cannot be trusted.
+    """
+    index = delta.index
+    held = sum(entry.length for entry in index.objects)
+    if has_original(delta):
+        held = original_of_delta(delta).rest_bytes
+    files = {entry.file for entry in index.objects}
+    return Share.of(held, sum(index.files[file].size for file in files))
 
 
 def _link(here: Checkpoint, above: DeltaCheckpoint | None, read: int, blocks: int) -> Link:
@@ -116,8 +139,9 @@ def _link(here: Checkpoint, above: DeltaCheckpoint | None, read: int, blocks: in
     base = ratio = None
     if isinstance(here, DeltaCheckpoint):
         base = here.index.base
+        own = sum(info.nbytes for info in own_tensors(here).values())
+        ratio = (own + _beside(here).bytes_in) / stored
         other = sum(entry.length for entry in here.index.objects)
-        ratio = (sum(info.nbytes for info in own_tensors(here).values()) + other) / stored
         read += here.source.size(NAME) + (0 if above is not None else other)
     identity = Identity.ITSELF
     if above is not None:

@@ -61,7 +61,7 @@ def command(
 
     Each checkpoint of the chain with its size and how it is known to be the right one; the ratio by
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes
-    alone, but with --advise, which reads, decodes and encodes a sample.
+    and lists of files alone, but with --advise, which reads, decodes and encodes a sample.
     """
     from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
     from ftckpt.formats.delta_survey import survey

@@ -15,8 +15,10 @@ from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
 from ftckpt.formats.delta_rates import measure
 from ftckpt.formats.delta_survey import Identity, survey
 from tests.checkpoints import open_checkpoint
+from tests.commands.golden import RUN
 from tests.delta.on_disk import pack_upon, run_of, save_full, state_at, training
 from tests.delta.packing import trained
+from tests.delta.packs import pack_places
 
 
 def delta_at(path: Path) -> DeltaCheckpoint:
@@ -77,6 +79,16 @@ def test_bytes_of_a_full_base(tmp_path: Path) -> None:
     delta = delta_at(tmp_path / "step-1")
     upon = [t for t in delta.index.tensors if any(b.reference for b in delta.index.blocks_of(t))]
     assert survey(delta).links[1].read == sum(tensor.nbytes for tensor in upon)
+
+
+def test_it_says_what_packing_said(tmp_path: Path) -> None:
+    for upon, out in ((None, "whole"), (RUN / "step-1", "upon")):
+        report = pack_places(upon, RUN / "step-2", tmp_path / out)
+        found = survey(delta_at(tmp_path / out))
+        assert found.links[0].ratio == report.ratio
+        assert found.links[0].stored == report.bytes_out
+        assert found.components == report.components
+        assert found.methods == report.methods
 
 
 def test_where_a_chain_breaks(tmp_path: Path) -> None:
