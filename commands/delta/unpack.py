@@ -25,6 +25,10 @@ EXAMPLES = (
     ("ftckpt delta unpack deltas/step-1010 restored/step-1010", "in the format it was packed from"),
     ("ftckpt delta unpack deltas/step-1010 out --base s3://b/run/step-1000", "the base has moved"),
     ("ftckpt delta unpack deltas/step-1010 hf --to safetensors", "in another format"),
+    (
+        "ftckpt convert deltas/step-1010 hf --to safetensors --only model",
+        "a part of it: convert and reshard read a delta like anything else",
+    ),
 )
 CODES = dict(TRANSFER_CODES) | {
     ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
