@@ -253,12 +253,14 @@ def _file_table(checkpoint: Checkpoint) -> str:
 
 def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> None:
     from ftckpt.inspection import find_tensor
+    from ftckpt.nearby import hint_for_name
 
     found = find_tensor(checkpoint, name)
     if not found:
+        near = hint_for_name(name, checkpoint.tensors)
         raise NotFoundError(
             f"{checkpoint.source.url} has no tensor {name}",
-            hint="ftckpt inspect PATH --tensors lists the names",
+            hint=near or "ftckpt inspect PATH --tensors lists the names",
             tensor=name,
         )
     records = []

@@ -1,14 +1,16 @@
-"""What stands near a path that is not there: a way out for whoever has mistyped it."""
+"""What stands near a path or name that is not there: a way out for whoever has mistyped it."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
 
-# More names than these are not read for a hint.
+# More names than these are not read for a hint, and of those that are near so many are named.
 _READ = 10_000
+_NAMED = 3
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])")
 
 
@@ -35,6 +37,22 @@ def hint_for_absent(path: str) -> str:
     if not there:
         return f"it was looked for in {os.getcwd()}"
     return f"{there} is there, and holds no {missing}"
+
+
+def hint_for_name(asked: str, names: Iterable[str]) -> str:
+    """Return which of the names that are there may be meant; "" where none is near.
+
+    Args:
+        asked: a name or pattern that nothing has.
+        names: of what is there.
+    """
+    word = asked.strip("*.")
+    several = dict.fromkeys(islice(names, _READ))
+    # A part of a name, or a name behind a wrapper's prefix, is nearer than any other spelling.
+    near = [name for name in several if word in name or (name and asked.endswith("." + name))]
+    if not word or not near:
+        near = get_close_matches(asked, several)
+    return f"did you mean {' or '.join(near[:_NAMED])}?" if near else ""
 
 
 def _parts(path: str) -> tuple[str, str]:

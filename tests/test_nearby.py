@@ -8,7 +8,7 @@ import pytest
 
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.nearby import hint_for_absent
+from ftckpt.nearby import hint_for_absent, hint_for_name
 from ftckpt.opening import locate, open_root, open_target
 from ftckpt.stores import StoreOptions, open_store
 from tests.small_format import Small, write
@@ -100,3 +100,14 @@ def test_a_part_in_memory_asks_for_nothing_above_it() -> None:
     with pytest.raises(UsageError) as caught:
         open_target("memory://parts/iter_1/mp_rank_00", FORMATS, OPTIONS)
     assert caught.value.hint == "name memory://parts/iter_1"
+
+
+def test_near_names_of_tensors() -> None:
+    names = ["layers.0.attn.wq.weight", "layers.1.attn.wq.weight", "norm.weight"]
+    assert hint_for_name("nrom.weight", names) == "did you mean norm.weight?"
+    assert hint_for_name("module.norm.weight", names) == "did you mean norm.weight?"
+    two = "layers.0.attn.wq.weight or layers.1.attn.wq.weight"
+    assert hint_for_name("*.wq", names) == f"did you mean {two}?"
+    assert hint_for_name("layers.0.atn.wq.weight", names) == f"did you mean {two}?"
+    assert hint_for_name("lm_head", names) == hint_for_name("*", []) == ""
+    assert hint_for_name("w", names).count(" or ") == 2

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ftckpt.errors import NotFoundError
+from ftckpt.nearby import hint_for_name
 from ftckpt.rules import name_pattern
 from ftckpt.transfer.content import Content, Wanted
 
@@ -35,7 +36,8 @@ class Choice(NamedTuple):
         """Return the keys of the tensors that are compared, on both sides.
 
         Raises:
-            NotFoundError: a component or a pattern that neither checkpoint has anything of.
+            NotFoundError: a component or a pattern that neither checkpoint has anything of, or no
+                tensor is of both.
         """
         both = {**ours.tensors, **theirs.tensors}
         both |= {key: both[o] for c in (ours, theirs) for key, o in c.aliases.items() if o in both}
@@ -51,9 +53,14 @@ class Choice(NamedTuple):
             for text in self.tensors:
                 pattern = name_pattern(text)
                 matched = {key for key in both if pattern.fullmatch(key)}
-                hint = "`ftckpt inspect --tensors` lists the names"
-                _require([text], [text] if matched else [], hint, ours, theirs)
+                if not matched:
+                    hint = hint_for_name(text, both)
+                    hint = hint or "`ftckpt inspect --tensors` lists the names"
+                    _require([text], (), hint, ours, theirs)
                 found |= matched
+            if not kept & found:
+                both_asked = f"{' or '.join(self.tensors)} in {' or '.join(self.components)}"
+                _require([both_asked], (), "a tensor is of one component alone", ours, theirs)
             kept &= found
         return frozenset(kept)
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from ftckpt.checkpoint import ObjectInfo
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.findings import counted, listed
+from ftckpt.nearby import hint_for_name
 from ftckpt.rules import name_pattern
 
 from .content import Content, Wanted
@@ -63,9 +64,10 @@ def drop(content: Content, patterns: Sequence[str]) -> Content:
         pattern = name_pattern(text)
         matched = {name for name in names if pattern.fullmatch(name)}
         if not matched:
+            near = hint_for_name(text, names)
             raise UsageError(
                 f"--drop {text} matches no tensor and no object of {content.checkpoint.source.url}",
-                hint="`ftckpt inspect --tensors` lists the names",
+                hint=near or "`ftckpt inspect --tensors` lists the names",
             )
         gone |= matched
     kept = [wanted for key, wanted in content.tensors.items() if key not in gone]

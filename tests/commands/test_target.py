@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt import api
+from ftckpt.commands.app import run
 from ftckpt.commands.invocation import Invocation
 from ftckpt.commands.target import open_checkpoint, open_target
-from ftckpt.errors import UsageError
+from ftckpt.errors import ExitCode, UsageError
 
 _METADATA = b"\x80\x02N."
 
@@ -37,3 +39,23 @@ def test_a_root_without_steps_in_its_names_lists_what_it_holds(tmp_path: Path) -
         open_checkpoint(Invocation(), str(tmp_path), newest=False)
     listed = f"name one of its checkpoints: {tmp_path}/first, {tmp_path}/second"
     assert caught.value.hint == listed
+
+
+def test_a_tensor_that_is_not_there_has_near_ones(here: Path) -> None:
+    names = list(api.open_checkpoint(f"{here}/run/step-1").tensors)
+    result = run(["inspect", f"{here}/run/step-1", "--tensor", names[0][:-1]], Invocation())
+    assert result.code is ExitCode.NOT_FOUND
+    assert result.hint.startswith("did you mean ")
+    assert names[0] in result.hint
+    words = [
+        "convert",
+        f"{here}/run/step-1",
+        f"{here}/out",
+        "--to",
+        "dcp",
+        "--drop",
+        names[0] + "s",
+    ]
+    dropped = run(words, Invocation())
+    assert dropped.code is ExitCode.USAGE
+    assert names[0] in dropped.hint

@@ -277,6 +277,12 @@ def test_a_part_is_chosen_by_component_and_by_name() -> None:
     assert diff(one, two, choice=Choice(components=["exp_avg"])).code is ExitCode.OK
     assert diff(one, two, choice=Choice(components=["optimizer"])).total.tensors == 1
     assert diff(one, two, choice=Choice(tensors=["*a.w"])).total.tensors == 2
+    for part in ("model", "state"):  # each matches something, and nothing is both
+        with pytest.raises(NotFoundError, match=rf"exp_avg:\* in {part}"):
+            diff(one, two, choice=Choice(components=[part], tensors=["exp_avg:*"]))
+    with pytest.raises(NotFoundError) as caught:
+        diff(one, two, choice=Choice(tensors=["exp_avg:a.v"]))
+    assert "exp_avg:a.w" in caught.value.hint
     assert diff(one, two, choice=Choice(tensors=["a.*"])).code is ExitCode.DIFFERENT
     assert diff(one, two, choice=Choice(["model"], ["*a.w"])).total.tensors == 1
     for choice in (Choice(components=["ema"]), Choice(tensors=["b*"])):
