@@ -17,7 +17,8 @@ from ftckpt.commands.bounds import (
 from ftckpt.commands.invocation import Invocation, Result, invoked
 from ftckpt.commands.target import known_step, open_checkpoint
 from ftckpt.commands.transfers import read_text
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode, NotFoundError, UsageError
+from ftckpt.findings import listed
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
@@ -128,6 +129,9 @@ def command(
         choice=Choice(tuple(component or ()), tuple(tensor or ())),
         counter=invocation.counter,
     )
+    if component and not (report.total.tensors or report.state_fields or report.findings):
+        both = f"neither {first.source.url} nor {second.source.url}"
+        raise NotFoundError(f"{both} has anything of {listed(component)}")
     _show(invocation, report, tolerance, top=top, stat=stat)
     if plot:
         from .picture import draw

@@ -11,8 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from ftckpt.commands.app import run
+from ftckpt.commands.invocation import Invocation
+from ftckpt.errors import ExitCode
 from tests.checkpoints import flip
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.test_verify import DAMAGE
@@ -259,3 +264,11 @@ def test_the_same_weights_by_two_versions_of_transformers(
     sharded = real_set("hf_llama", "", tmp_path_factory)
     pickled = real_set("hf4_llama_bin", "", tmp_path_factory)
     assert diff(sharded, pickled, code=0)["total"]["counts"] == {"equal": 30}
+
+
+def test_state_that_neither_has_is_not_equal(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_file({"w": np.ones(3, "f4")}, tmp_path / f"{name}.safetensors")
+    words = ["diff", f"{tmp_path}/a.safetensors", f"{tmp_path}/b.safetensors"]
+    assert run(words, Invocation()).code is ExitCode.OK
+    assert run([*words, "--component", "state"], Invocation()).code is ExitCode.NOT_FOUND
