@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import campaign
 from tests.servers.moto import moto_server
 from tests.servers.rclone import rclone_server
 from tests.servers.rgw import radosgw_server
@@ -29,6 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="short",
         help="how much of what can be damaged is damaged: a sample, or every byte",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    campaign.begin(full=config.getoption("campaign") == "full")
 
 
 @pytest.fixture(autouse=True)

@@ -26,14 +26,15 @@ from torch.distributed.checkpoint.metadata import (
 from ftckpt.errors import UnsafeError
 from ftckpt.formats import dcp_markers, lockstep
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.dcp_checkpoint import DcpCheckpoint
 from ftckpt.formats.dcp_bulk import parse_in_bulk
+from ftckpt.formats.dcp_checkpoint import DcpCheckpoint
 from ftckpt.formats.dcp_columns import EntryColumns
 from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata
 from ftckpt.formats.lockstep import PADDING
 from ftckpt.inspection import inspect
 from ftckpt.source import Source
 from ftckpt.stores import open_store
+from tests.campaign import examples
 from tests.formats.dcp_writing import DATA
 
 
@@ -289,7 +290,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(short=300, full=6000), deadline=None)
 @given(mutated())
 def test_mutated_metadata_is_read_alike_or_left(data: bytes) -> None:
     found = bulk(data)

@@ -27,6 +27,7 @@ from ftckpt.transfer.journal import fingerprint
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.proof import prove
 from ftckpt.transfer.retyping import retype
+from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.formats.deepspeed_grids import (
     FRESH,
@@ -102,7 +103,7 @@ def two_jobs(draw: st.DrawFn) -> tuple[Shapes, GridJob, GridJob]:
     return shapes, draw(jobs("a", shapes)), draw(jobs("b", shapes))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(short=10, full=200), deadline=None)
 @given(two_jobs())
 def test_any_job_becomes_any_other_by_its_example(
     made: tuple[Shapes, GridJob, GridJob],

@@ -21,6 +21,7 @@ from ftckpt.formats.same_object import SameObject
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.proof import prove
+from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.formats.deepspeed_sets import copied, opened, tag, unpacked
 from tests.formats.deepspeed_trees import Job, save_job, trees
@@ -251,7 +252,7 @@ def two_jobs(draw: st.DrawFn) -> tuple[Job, Job]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(short=15, full=200), deadline=None)
 @given(two_jobs())
 def test_any_job_becomes_any_other(jobs: tuple[Job, Job]) -> None:
     root = Path(tempfile.mkdtemp())

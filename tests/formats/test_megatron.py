@@ -19,6 +19,7 @@ from ftckpt.errors import (
 )
 from ftckpt.formats.megatron import Megatron
 from ftckpt.formats.megatron_stages import Stage
+from tests.campaign import examples
 from tests.format_suite import FormatTests, Made
 from tests.megatron_files import opened, require, write
 from tests.megatron_model import Job
@@ -152,7 +153,7 @@ class TestLayouts:
 
 
 class TestAnyLayout:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(short=15, full=200), deadline=None)
     @given(job=jobs())
     def test_it_is_the_same_model(self, job: Job) -> None:
         with TemporaryDirectory() as place:

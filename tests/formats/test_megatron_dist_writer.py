@@ -23,6 +23,7 @@ from ftckpt.formats.megatron_ranks import Arguments
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.narrowing import Only, drop, only
+from tests.campaign import examples
 from tests.checkpoints import open_checkpoint, save_dcp
 from tests.format_suite import Truth
 from tests.formats.test_megatron_dist import RUNS, SETS, by_layer, of_data, torch_dist
@@ -197,7 +198,7 @@ def jobs(draw: st.DrawFn) -> Job:
         max_size=2,
     ),
 )
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(short=8, full=200))
 def test_any_job_as_any_other_and_back(
     job: Job, sizes: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

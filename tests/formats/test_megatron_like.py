@@ -17,6 +17,7 @@ from ftckpt.formats.megatron_writer import MegatronWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.narrowing import Only, drop, only
+from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.format_suite import Made
 from tests.formats.test_megatron_trained import DISTRIBUTED, MASTERS, RECORDED, between
@@ -60,7 +61,7 @@ def laid(content: Content, example: Path, to: Path, **wishes: Any) -> Layout:
     return layout
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(short=8, full=200), deadline=None)
 @given(jobs=pairs(), form=st.sampled_from(("megatron", "megatron-dist", "safetensors", "dcp")))
 def test_any_job_of_any_format_becomes_the_example_with_its_values(
     jobs: tuple[Job, Job], form: str

@@ -21,6 +21,7 @@ from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.narrowing import Only, drop, only
+from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
 from tests.megatron_files import altered, opened, require, write
@@ -134,7 +135,7 @@ def pairs(draw: st.DrawFn) -> tuple[Job, Job]:
     return found[0], found[1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(short=8, full=200), deadline=None)
 @given(jobs=pairs(), form=st.sampled_from(("megatron-dist", "safetensors", "dcp", "torchsave")))
 def test_any_job_through_any_format_is_what_megatron_writes(
     jobs: tuple[Job, Job], form: str

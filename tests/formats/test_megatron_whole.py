@@ -23,6 +23,7 @@ from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.narrowing import Only, drop, only
+from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.format_suite import Made
 from tests.hf_models import VOCAB, Model
@@ -118,7 +119,7 @@ def models(draw: st.DrawFn) -> tuple[Model, dict[str, int], tuple[str, ...]]:
     return model, sizes, spellings
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(short=8, full=100), deadline=None)
 @given(models(), st.sampled_from(["megatron", "megatron-dist"]))
 def test_any_sizes_of_any_family(
     case: tuple[Model, dict[str, int], tuple[str, ...]], form: str

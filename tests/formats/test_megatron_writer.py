@@ -20,6 +20,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.narrowing import Only, drop, only
 from ftckpt.transfer.retyping import retype
+from tests.campaign import examples
 from tests.format_suite import Made
 from tests.materialise import materialise
 from tests.megatron_files import altered, opened, require, write
@@ -150,7 +151,7 @@ def pairs(draw: st.DrawFn) -> tuple[Job, Job]:
     return found[0], found[1]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(short=8, full=200), deadline=None)
 @given(jobs=pairs())
 def test_there_and_back_again(jobs: tuple[Job, Job]) -> None:
     """What Megatron writes, another layout of it, and the first again: the same files."""
