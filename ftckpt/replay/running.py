@@ -72,6 +72,16 @@ def environment(settings: Settings, own: Mapping[str, str] = os.environ) -> dict
     return PINNED | kept | settings.environment()
 
 
+def require_program(command: Sequence[str]) -> None:
+    """Look for the program of a command, as its run will.
+
+    Raises:
+        NotFoundError: it is not there.
+    """
+    if shutil.which(command[0]) is None:
+        raise NotFoundError(f"cannot run {command[0]}: there is no such program")
+
+
 def run(
     command: Sequence[str], settings: Settings, *, cwd: Path, output: Path, timeout: float
 ) -> Outcome:
@@ -87,9 +97,8 @@ def run(
     Raises:
         NotFoundError: the program is not there.
     """
+    require_program(command)
     variables = environment(settings)
-    if shutil.which(command[0], path=variables.get("PATH")) is None:
-        raise NotFoundError(f"cannot run {command[0]}: there is no such program")
     begin = time.monotonic()
     begun: list[subprocess.Popen[bytes]] = []
     # In a thread of its own, which lives as long as the process is to. A signal is raised here, at

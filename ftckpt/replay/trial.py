@@ -29,7 +29,7 @@ from .idle import idle_streams
 from .judging import Judgement, Verdict, judge
 from .processes import end_left
 from .records import Log, read_log
-from .running import Outcome
+from .running import Outcome, require_program
 from .runs import FailedRunError, Runs
 
 _LOCK = "trial.lock"
@@ -84,10 +84,11 @@ class Tried:
 
 
 def check(trial: Trial) -> None:
-    """Refuse what cannot be tried.
+    """Refuse what cannot be tried, before a directory is made for it.
 
     Raises:
         UsageError: the pieces of the trial do not fit together.
+        NotFoundError: a command names no program.
     """
     if not trial.command:
         raise UsageError("no command was given", hint="ftckpt replay run -- python train.py")
@@ -106,6 +107,8 @@ def check(trial: Trial) -> None:
             "{steps} is the number of all steps, and the step of the save is not known before",
             hint="say after which step the run is stopped: --at 10",
         )
+    for command in filter(None, (trial.command, trial.baseline)):
+        require_program(command)
 
 
 def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> Tried:

@@ -41,3 +41,15 @@ def test_no_directory_is_made(
     assert f"{option} {file}" in capsys.readouterr().err
     assert result.hint == ("name a path" if "://" in folder else "mkdir -p nowhere")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["nosuchprogram"], ["--baseline", "nosuchprogram", "--", "true"]]
+)
+def test_a_program_that_is_not_there_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = ["--checkpoint", str(RUN / "step-1"), "--at", "1"] if len(words) > 1 else []
+    assert run(["replay", "run", *more, *words], Invocation()).code is ExitCode.NOT_FOUND
+    assert list(tmp_path.iterdir()) == []
