@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from ftckpt import findings
-from ftckpt.commands import verbs
+from ftckpt.commands import app, verbs
+from ftckpt.commands.app import run
 from ftckpt.commands.codes import MEANINGS
+from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.render import json_text
 from ftckpt.errors import PRECEDENCE, ExitCode
 from tests.checkpoints import flip, save_dcp
 from tests.json_run import ftckpt_json
@@ -149,6 +152,15 @@ def test_answers_fit_their_schema(saved: Path, arguments: str, code: int) -> Non
     document = ftckpt_json(*arguments.replace("ROOT", str(saved)).split())
     assert document["result"]["code"] == code, document["result"]
     validate(document)
+
+
+def test_a_wrong_command_line_has_an_answer_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in verbs.VERBS:
+        invocation = Invocation(verb=verb, json=True)
+        result = run([*verb.split(), "--nosuch", "--json"], invocation)
+        assert result.code is ExitCode.USAGE, verb
+        validate(json.loads(json_text(app.document(invocation, result))))
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("flags", [["--to", "safetensors"], ["--to", "torchsave", "--no-proof"]])
