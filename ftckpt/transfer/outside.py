@@ -59,13 +59,15 @@ def require_outside(destination: str, formats: Sequence[Format], options: StoreO
 def _is_checkpoint(store: Store, formats: Sequence[Format]) -> bool:
     listing = listing_of_directory(store, "")
     found = recognise(formats, listing)
+    sealed = NAME in listing.files
+    known = found if found is not None and found[1].supported else None
+    if not sealed and known is None:
+        return False
     if any(step_in_name(name) is not None for name in listing.directories):
         return False
-    if NAME in listing.files:
+    if sealed or known is None or known[1].commit is CommitState.COMMITTED:
         return True
-    if found is None or not found[1].supported:
-        return False
-    return found[1].commit is CommitState.COMMITTED or not _is_loose(store, found[0], listing)
+    return not _is_loose(store, known[0], listing)
 
 
 def _is_loose(store: Store, known: Format, listing: Listing) -> bool:
