@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ftckpt.delta.index_head import read_base
-from ftckpt.delta.whereabouts import resolved
 from ftckpt.errors import NotFoundError
 from ftckpt.roots import Child, Part, Root
 from ftckpt.store import Store
 
 from .delta import Delta
-from .delta_chain import step_of
 
 
 def bases(root: Root, child: Child) -> Sequence[str]:
@@ -34,6 +31,11 @@ def bases(root: Root, child: Child) -> Sequence[str]:
 
 
 def _of_part(root: Root, child: Child, part: Part) -> Iterator[str]:
+    from ftckpt.delta.index_head import read_base
+    from ftckpt.delta.whereabouts import resolved
+
+    from .delta_chain import step_of
+
     base = read_base(root.store, part.entry.path)
     if base is None:
         return

@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError
-from ftckpt.transfer.content import Wanted
 
 from .dcp_names import weight_kind
 from .lazy_pieces import LazyPieces
 from .safetensors_header import Header, HeaderTensor
 from .strict_json import Limits, parse
+
+if TYPE_CHECKING:
+    from ftckpt.transfer.content import Wanted
 
 REMARKS = "ftckpt"
 _KINDS = {kind.value: kind for kind in Kind}

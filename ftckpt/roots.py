@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -305,6 +304,8 @@ def concurrently(store: Store, do: Callable[[T], R], items: Sequence[T]) -> list
     """Apply `do` to each item, with as many requests in flight as the store is worth."""
     if len(items) < 2 or store.traits.parallel < 2:
         return [do(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(min(len(items), store.traits.parallel), "ftckpt-root")
     try:
         return list(pool.map(do, items))

@@ -22,7 +22,6 @@ A name that no rule matches is refused: a guess would load without an error and 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +99,8 @@ def parse_rules(text: str, origin: str, values: Mapping[str, int] | None = None)
     Raises:
         UsageError: not TOML, or a field that is unknown, missing or of the wrong type.
     """
+    import tomllib
+
     values = values or {}
     try:
         table = tomllib.loads(text)

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.formats.catalog import FORMATS
+from ftckpt.formats.recognised import Recognised
+
 DATA = Path(__file__).parent / "data"
 
 # The module that opens each format.
@@ -28,9 +31,6 @@ READERS = {
     "safetensors": "safetensors_checkpoint",
     "torchsave": "torchsave_checkpoint",
 }
-# A store of Megatron's is one of DCP, read further.
-ALSO = {"megatron-dist": {"dcp"}}
-
 # Each command in a fork of a process that has imported what all share.
 PROGRAM = """
 import json, os, sys
@@ -59,10 +59,33 @@ os.write(out, json.dumps([shared, answers]).encode())
 """
 
 
-def imports(*commands: tuple[str, ...]) -> tuple[set[str], list[set[str]]]:
-    """Return the modules that all commands share, and those of each when it has ended well."""
+# What `inspect` is shown, by format; None for weights that are made here.
+PLACES = {
+    "dcp": DATA / "run" / "step-1",
+    "deepspeed": DATA / "deepspeed" / "z1" / "global_step2",
+    "deepspeed-universal": DATA / "deepspeed" / "universal_z1" / "global_step2_universal",
+    "delta": DATA / "delta",
+    "ranks": DATA / "ranks" / "fsdp1" / "actor",
+    "safetensors": None,
+}
+COMMANDS = {
+    "latest": ("latest", str(DATA / "run")),
+    "gc": ("gc", str(DATA / "run"), "--keep-last", "2", "--keep-tag", "a", "--keep-tag", "b"),
+    "verify": ("verify", str(PLACES["dcp"]), "--level", "structure", "--jobs", "1", "--json"),
+    "help": ("verify", "--help"),
+}
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The modules of each command when it has ended well, and "" for those that all share."""
+    folder = tmp_path_factory.mktemp("weights")
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    data = len(header).to_bytes(8, "little") + header + bytes(4)
+    (folder / "model.safetensors").write_bytes(data)
+    commands = COMMANDS | {name: ("inspect", str(path or folder)) for name, path in PLACES.items()}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+        [sys.executable, "-c", PROGRAM, json.dumps(list(commands.values()))],
         capture_output=True,
         text=True,
         timeout=60,
@@ -70,66 +93,43 @@ def imports(*commands: tuple[str, ...]) -> tuple[set[str], list[set[str]]]:
     )
     shared, answers = json.loads(done.stdout)
     assert [code for code, _ in answers] == [0] * len(commands), done.stderr
-    return set(shared), [set(modules) for _, modules in answers]
+    found = {name: set(modules) for name, (_, modules) in zip(commands, answers, strict=True)}
+    return {"": set(shared), **found}
 
 
 def readers(modules: set[str]) -> set[str]:
     return {name for name, module in READERS.items() if f"ftckpt.formats.{module}" in modules}
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A small checkpoint of each format that can be had without a framework."""
-    folder = tmp_path_factory.mktemp("weights")
-    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    (folder / "model.safetensors").write_bytes(
-        len(header).to_bytes(8, "little") + header + b"\0" * 4
-    )
-    return {
-        "dcp": DATA / "run" / "step-1",
-        "deepspeed": DATA / "deepspeed" / "z1" / "global_step2",
-        "deepspeed-universal": DATA / "deepspeed" / "universal_z1" / "global_step2_universal",
-        "delta": DATA / "delta",
-        "ranks": DATA / "ranks" / "fsdp1" / "actor",
-        "safetensors": folder,
-    }
-
-
+@pytest.mark.parametrize("name", PLACES)
 def test_a_checkpoint_is_read_without_the_readers_of_other_formats(
-    places: dict[str, Path],
+    name: str, imported: dict[str, set[str]]
 ) -> None:
-    shared, found = imports(*(("inspect", str(path)) for path in places.values()))
-    assert readers(shared) == set()
-    for name, modules in zip(places, found, strict=True):
-        assert readers(modules) == {name} | ALSO.get(name, set())
+    assert readers(imported[name]) == {name}
 
 
-def test_recognising_parses_nothing(places: dict[str, Path]) -> None:
+def test_recognising_parses_nothing(imported: dict[str, set[str]]) -> None:
     """A root's children are known by names, so that `latest` and `gc` import one reader."""
-    shared, (latest, plan, weights) = imports(
-        ("latest", str(DATA / "run")),
-        ("gc", str(DATA / "run"), "--keep-last", "2"),
-        ("inspect", str(places["safetensors"])),
-    )
+    assert readers(imported[""]) == set()
+    assert readers(imported["latest"]) == readers(imported["gc"]) == {"dcp"}
     parsers = {f"ftckpt.formats.{name}" for name in ("unpickle", "archive", "torch_stream")}
-    assert not (shared | weights) & parsers
-    assert readers(latest) == readers(plan) == {"dcp"}
+    assert not (imported[""] | imported["safetensors"]) & parsers
 
 
-def test_a_command_line_is_read_without_pydantic() -> None:
+@pytest.mark.parametrize("command", ["safetensors", "latest", "gc"])
+def test_what_few_commands_need_the_others_do_not_import(
+    command: str, imported: dict[str, set[str]]
+) -> None:
+    few = {"ftckpt.delta", "ftckpt.transfer", "ftckpt.commands.transfers", "secrets", "tomllib"}
+    assert not imported[command] & few
+
+
+def test_a_command_line_is_read_without_pydantic(imported: dict[str, set[str]]) -> None:
     """typer converts by it, and to import it takes longer than the verb does."""
-    _, found = imports(
-        ("gc", str(DATA / "run"), "--keep-last", "2", "--keep-tag", "a", "--keep-tag", "b"),
-        ("verify", str(DATA / "run" / "step-1"), "--level", "structure", "--jobs", "1", "--json"),
-        ("verify", "--help"),
-    )
-    assert not any("pydantic" in modules for modules in found)
+    assert [name for name, modules in imported.items() if "pydantic" in modules] == []
 
 
 def test_every_reader_is_named_here() -> None:
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.recognised import Recognised
-
     assert {one.name for one in FORMATS if not isinstance(one, Recognised)} == set(READERS)
     for module in READERS.values():
         assert (Path(__file__).parents[1] / "formats" / f"{module}.py").exists()

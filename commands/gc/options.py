@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from ftckpt.commands.transfers import read_text
 from ftckpt.errors import UsageError
 from ftckpt.quantities import duration, size
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy, flag
@@ -147,6 +146,7 @@ def asked_policy(keep: KeepOptions, limits: LimitOptions, url: str) -> Policy:
 
 
 def _from_file(path: str, url: str, tier: str | None) -> Policy:
+    from ftckpt.commands.transfers import read_text
     from ftckpt.retention.policy_file import parse_policy_file, tier_of
 
     absolute = url if "://" in url else os.path.abspath(url)

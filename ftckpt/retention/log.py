@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -53,6 +52,8 @@ def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> 
     if local is not None:
         _append(os.path.join(local, _FILE), line)
         return
+    import secrets
+
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     root.store.put(f"{folder}/{_FOLDER}/{stamp}-{secrets.token_hex(4)}.json", line)
 

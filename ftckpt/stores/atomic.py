@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Callable
 
 from ftckpt.errors import ExistsError, UnsupportedError
@@ -45,6 +44,8 @@ def write_new(path: str, data: bytes) -> None:
 
 
 def _write(path: str, data: bytes, publish: Callable[[str, str], None]) -> None:
+    import secrets  # it takes longer to import than a small checkpoint to read
+
     directory = os.path.dirname(path) or "."
     temporary = os.path.join(directory, TEMPORARY + secrets.token_hex(8))
     try:
