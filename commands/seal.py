@@ -11,6 +11,7 @@ from ftckpt.findings import counted
 
 from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
+from .files import require_folder
 from .invocation import Result, invoked
 from .render import human_bytes, human_duration
 from .target import PathArgument, known_step, open_checkpoint
@@ -62,6 +63,8 @@ def command(
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
+    if manifest and "://" not in manifest:
+        require_folder("--manifest", manifest)
     threads, limiter = job_count(jobs), rate_limit(limit_rate)
     checkpoint = open_checkpoint(invocation, path, newest=False)
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None

@@ -43,6 +43,19 @@ def test_no_directory_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_manifest_goes_where_its_directory_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seal = ["seal", str(RUN / "step-1"), "--manifest"]
+    for place in ("nowhere/step-1.json", "nowhere/"):
+        assert run([*seal, place], Invocation()).hint == "mkdir -p nowhere"
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "there").mkdir()
+    assert run([*seal, "there/"], Invocation()).code is ExitCode.OK
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["step-1.ftckpt.json"]
+
+
 @pytest.mark.parametrize(
     "words", [["nosuchprogram"], ["--baseline", "nosuchprogram", "--", "true"]]
 )
