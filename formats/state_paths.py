@@ -23,6 +23,7 @@ from ftckpt.transfer.content import Content, Wanted
 from .bundle_parts import BundleCheckpoint
 from .dcp_checkpoint import DcpCheckpoint
 from .dcp_names import place
+from .delta import Delta
 from .inert_tree import Path
 
 LEAVES = {
@@ -88,14 +89,8 @@ def recorded_paths(checkpoint: Checkpoint) -> Recorded:
 
     A delta of one keeps them.
     """
-    from .delta_checkpoint import DeltaCheckpoint  # it reads objects, and those know paths
-
-    if isinstance(checkpoint, DeltaCheckpoint):
-        index = checkpoint.index
-        return Recorded(
-            {tensor.key: tensor.path for tensor in index.tensors if tensor.path},
-            {entry.name: entry.path for entry in index.objects if entry.path},
-        )
+    if checkpoint.format == Delta.name:
+        return _in_delta(checkpoint)
     if type(checkpoint) is DcpCheckpoint:
         paths = checkpoint.meta.paths
         return Recorded(
@@ -114,6 +109,17 @@ def recorded_paths(checkpoint: Checkpoint) -> Recorded:
             },
         )
     return found
+
+
+def _in_delta(checkpoint: Checkpoint) -> Recorded:
+    from .delta_checkpoint import DeltaCheckpoint  # it reads objects, and those know paths
+
+    assert isinstance(checkpoint, DeltaCheckpoint)
+    index = checkpoint.index
+    return Recorded(
+        {tensor.key: tensor.path for tensor in index.tensors if tensor.path},
+        {entry.name: entry.path for entry in index.objects if entry.path},
+    )
 
 
 def recorded_items(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:

@@ -73,6 +73,7 @@ COMMANDS = {
     "gc": ("gc", str(DATA / "run"), "--keep-last", "2", "--keep-tag", "a", "--keep-tag", "b"),
     "verify": ("verify", str(PLACES["dcp"]), "--level", "structure", "--jobs", "1", "--json"),
     "help": ("verify", "--help"),
+    "diff": ("diff", str(PLACES["dcp"]), str(PLACES["dcp"])),
 }
 
 
@@ -122,6 +123,10 @@ def test_what_few_commands_need_the_others_do_not_import(
 ) -> None:
     few = {"ftckpt.delta", "ftckpt.transfer", "ftckpt.commands.transfers", "secrets", "tomllib"}
     assert not imported[command] & few
+
+
+def test_what_is_compared_needs_nothing_of_deltas(imported: dict[str, set[str]]) -> None:
+    assert "ftckpt.delta" not in imported["diff"]
 
 
 def test_a_command_line_is_read_without_pydantic(imported: dict[str, set[str]]) -> None:
