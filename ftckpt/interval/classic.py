@@ -29,7 +29,7 @@ def young(save: Real, mtbf: Real) -> Real:
         UsageError: an argument is out of range or not a number.
     """
     _require(save, mtbf)
-    return sqrt(2 * save * mtbf)
+    return _geometric(save, mtbf)
 
 
 def daly(save: Real, mtbf: Real) -> Real:
@@ -48,7 +48,7 @@ def daly(save: Real, mtbf: Real) -> Real:
     """
     _require(save, mtbf)
     x = smaller(save / (2 * mtbf), 1.0)
-    series = sqrt(2 * save * mtbf) * (1 + sqrt(x) / 3 + x / 9) - save
+    series = _geometric(save, mtbf) * (1 + sqrt(x) / 3 + x / 9) - save
     return choose(x < 1, series, mtbf)
 
 
@@ -122,6 +122,11 @@ def ettr(interval: Real, save: Real, mtbf: Real, *, restart: Real = 0.0) -> Outc
         detection=0.0 * working,
         restart=restarting,
     )
+
+
+def _geometric(save: Real, mtbf: Real) -> Real:
+    """Return sqrt(2 C M), also where the product is outside of what a float holds."""
+    return sqrt(2 * save) * sqrt(mtbf)
 
 
 def _require(

@@ -58,6 +58,7 @@ MODELS: dict[str, Callable[[float, float, float, float, float], object]] = {
 @example(1e-30, 0.0, 1e30, 0.0, 0.0)
 @example(1.0, 1.0, 1.0, 1e6, 0.0)
 @example(1e6, 1.0, 1.0, 0.0, 0.0)
+@example(1.0, 1e-300, 1e-30, 0.0, 0.0)
 def test_an_answer_is_a_number_or_a_sentence(
     name: str, interval: float, save: float, mtbf: float, restart: float, detect: float
 ) -> None:
