@@ -21,8 +21,6 @@ from .lockstep import Shapes, Words
 from .pickle_cut import DeclinedError, Named, Walk, push
 from .pickle_values import Values
 
-# Smaller metadata is read as fast without numpy.
-LARGE = 4 << 20
 _KEPT = 16 << 20
 
 

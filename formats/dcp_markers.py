@@ -10,12 +10,12 @@ from ftckpt.memory import demand
 from ftckpt.source import Source
 from ftckpt.store import Reader
 
-from .dcp_bulk import LARGE, parse_in_bulk
 from .dcp_checks import check_tiling
 from .dcp_files import DATA, MARKER, RANK_METADATA
 from .dcp_metadata import DcpMetadata, merge, parse_metadata
-from .lockstep import PADDING
 
+# Smaller metadata is read as fast without numpy, and without the modules that read in bulk.
+LARGE = 4 << 20
 # Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces:
 # object by object, and in bulk.
 METADATA_GROWTH = 9
@@ -73,6 +73,9 @@ def _parsed(source: Source, name: str) -> DcpMetadata:
 
 
 def _parsed_in_bulk(source: Source, name: str, size: int) -> DcpMetadata | None:
+    from .dcp_bulk import parse_in_bulk
+    from .lockstep import PADDING
+
     demand(size * BULK_GROWTH, f"the metadata {name} of {size >> 20} MiB")
     data = bytearray(size + PADDING)
     with source.open(name) as reader:

@@ -125,6 +125,12 @@ def test_what_few_commands_need_the_others_do_not_import(
     assert not imported[command] & few
 
 
+def test_small_metadata_is_read_without_what_reads_large_metadata(
+    imported: dict[str, set[str]],
+) -> None:
+    assert "ftckpt.formats.dcp_bulk" not in imported["dcp"]
+
+
 def test_what_is_compared_needs_nothing_of_deltas(imported: dict[str, set[str]]) -> None:
     assert "ftckpt.delta" not in imported["diff"]
 
