@@ -37,9 +37,10 @@ from .hf_index import (
     shard_name,
 )
 from .inert_tree import at
+from .safetensors_files import is_beside
 from .stream_files import check_streams, parse_files
 from .torch_stream import TorchStream
-from .torchsave_files import INDEX, SHARD, STEMS, is_beside
+from .torchsave_files import INDEX, SHARD, STEMS
 from .training_tree import Found, TrainingTree
 
 _LIGHTNING = ("pytorch-lightning_version", "lightning_version")
