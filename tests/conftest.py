@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,13 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     campaign.begin(full=config.getoption("campaign") == "full")
+    # Where nothing is to be kept, each interpreter that a test starts would compile everything.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what the machine's user has set, so that a test sees only its own settings."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(("AWS_", "FTCKPT_", "FSSPEC_")) or name in (
             "NO_COLOR",
