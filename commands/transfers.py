@@ -265,7 +265,7 @@ def carry_out(
     require_outside(destination, FORMATS, invocation.stores)
     store = open_store(destination, invocation.stores)
     local = store.traits.local
-    jobs = affordable_jobs(job_count(run.jobs), local=local)
+    jobs = affordable_jobs(job_count(run.jobs), local=local, source=checkpoint.source.store)
     means = means or Means(*format_and_writer(name, wishes.rules, destination), prove, SameObject)
     target, writer, prover, same_objects = means
     if reads_by_rules(checkpoint.source_format):

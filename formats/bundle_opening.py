@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import (
     Checkpoint,
@@ -75,7 +75,7 @@ def _folder(source: Source, folder: str, formats: Sequence[Format]) -> Part:
 
 def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) -> Part | None:
     entries = {n: source.entries[n] for n in names if not is_state(n)}
-    inside = Source(source.store, source.base, entries)
+    inside = replace(source, entries=entries, single=False)
     listing = Listing(entries, frozenset(), lambda *_: b"", _nowhere)
     for form in formats:
         if form.name != "dcp" and form.recognise(listing) is not None:
@@ -104,7 +104,7 @@ def _parameters(parts: Sequence[Part]) -> list[tuple[str, TensorInfo]]:
 
 
 def _state_part(source: Source, name: str, known: Sequence[tuple[str, TensorInfo]]) -> Part:
-    inside = Source(source.store, source.base, {name: source.entries[name]})
+    inside = replace(source, entries={name: source.entries[name]}, single=False)
     if OPTIMIZER.fullmatch(name):
         return Part("", open_files(inside, [name], role="optimizer", weights=known))
     rng = RNG.fullmatch(name)

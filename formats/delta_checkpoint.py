@@ -115,6 +115,10 @@ class DeltaCheckpoint(Checkpoint):
         """Open all that the tensors are decoded upon."""
         chain(self)
 
+    def below(self) -> Sequence[Checkpoint]:
+        """Return all that the tensors are decoded upon."""
+        return chain(self)[1:]
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield data files of another size than the index says, and what is wrong with the base."""
         for file in self.index.files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ftckpt.ahead import extents_of, reading_ahead
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta.assembling import Packable, PackOptions
 from ftckpt.delta.packed import PackReport
@@ -59,14 +60,20 @@ def pack_checkpoint(
         further = base.given if isinstance(base, DeltaCheckpoint) else ()
         given = (place_of(base.source), *further)
     require_chain(target)
+    gap = target.source.store.traits.gap
+    # Of longer pieces no more is read here than where their elements lie.
+    near = (extent for extent in extents_of(target) if extent.length <= gap)
+    with reading_ahead(target, near, options.limiter, upon=False):
+        records = record_file(Content.of(target))
+        options = replace(options, settings=settings_of(target, base))
     return pack(
         _packable(target, check),
         None if base is None else _packable(base, check),
         destination,
-        record_file(Content.of(target)),
+        records,
         Delta(bases=given, stores=store_options),
         same_objects=SameObject,
-        options=replace(options, settings=settings_of(target, base)),
+        options=options,
         store_options=store_options,
         counter=counter,
     )

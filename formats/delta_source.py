@@ -34,7 +34,9 @@ class DecodedSource(Source):
     @classmethod
     def over(cls, source: Source, fill: Callable[[], Fill]) -> DecodedSource:
         """Return `source` with the tensors that `fill` decodes."""
-        return cls(source.store, source.base, source.entries, source.single, fill=fill)
+        return cls(
+            source.store, source.base, source.entries, source.single, source.lookahead, fill=fill
+        )
 
     def open(self, name: str) -> Reader:
         """Open a file that must be there, or a decoded tensor."""

@@ -113,6 +113,7 @@ def read_part(
         return np.empty(box.sizes, raw_dtype(itemsize))
     inside = [b - p for b, p in zip(box.offsets, piece.box.offsets, strict=True)]
     start = sum(i * s for i, s in zip(inside, strides, strict=True)) * itemsize
+    limiter = checkpoint.source.limited(limiter)
     if limiter is not None:
         limiter.take(_reach(box.sizes, strides) * itemsize)
     data = _read_span(checkpoint.source, payload, start, _reach(box.sizes, strides) * itemsize)
@@ -173,6 +174,7 @@ def stream_payload(
     source: Source, payload: Payload, limiter: RateLimit | None = None
 ) -> Iterator[bytes]:
     """Yield the raw bytes of a payload in blocks of at most `BLOCK`; `limiter` bounds the rate."""
+    limiter = source.limited(limiter)
     if payload.transforms:
         assert payload.inner is not None
         yield from _stream_undone(source, payload, *payload.inner, limiter)

@@ -310,6 +310,14 @@ class Checkpoint(ABC):
             FtckptError: it is missing, or cannot be opened.
         """
 
+    def below(self) -> Sequence[Checkpoint]:
+        """Return the other checkpoints whose bytes its tensors are decoded upon, opened.
+
+        Raises:
+            FtckptError: one is missing, or cannot be opened.
+        """
+        return ()
+
     def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield bytes of files, and the key or name and the rank of what has its content there."""
         for key, info in self.tensors.items():

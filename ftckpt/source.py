@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
+from .ahead import Lookahead
 from .errors import (
     CorruptError,
     NotFoundError,
@@ -15,6 +17,9 @@ from .errors import (
 )
 from .extents import Extent
 from .store import Entry, EntryKind, Reader, Store
+
+if TYPE_CHECKING:
+    from .limits import RateLimit
 
 
 def safe_name(name: object, *, named_by: str) -> str:
@@ -56,12 +61,14 @@ class Source:
         entries: every file below `base`, or the one file where the checkpoint is a file, by path
             relative to `base` (for a single file: its basename).
         single: whether the checkpoint is one file; `base` is then the path of its directory.
+        lookahead: what is being read before it is asked for (see `ahead`); parts share it.
     """
 
     store: Store
     base: str
     entries: Mapping[str, Entry]
     single: bool = False
+    lookahead: Lookahead = field(default_factory=Lookahead, repr=False, compare=False)
 
     @classmethod
     def directory(cls, store: Store, base: str = "") -> Source:
@@ -79,7 +86,7 @@ class Source:
         """Return the files below `prefix` as a source of its own, without listing again."""
         skip = len(prefix) + 1
         inside = {k[skip:]: e for k, e in self.entries.items() if k.startswith(prefix + "/")}
-        return Source(self.store, self.path(prefix), inside)
+        return Source(self.store, self.path(prefix), inside, lookahead=self.lookahead)
 
     @cached_property
     def url(self) -> str:
@@ -155,7 +162,8 @@ class Source:
     def open(self, name: str) -> Reader:
         """Open a file that must be there."""
         self.entry(name)
-        return self.store.open(self.path(name))
+        ahead = self.lookahead.current
+        return self.store.open(self.path(name)) if ahead is None else ahead.open(self.path(name))
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes at `offset`, to the listed end where None."""
@@ -167,7 +175,14 @@ class Source:
         """Return the bytes of each extent, in order, read concurrently where that helps."""
         for name in {e.file for e in extents}:
             self.entry(name)
-        return self.store.read_many([e._replace(file=self.path(e.file)) for e in extents])
+        wanted = [e._replace(file=self.path(e.file)) for e in extents]
+        ahead = self.lookahead.current
+        return self.store.read_many(wanted) if ahead is None else ahead.read_many(wanted)
+
+    def limited(self, limiter: RateLimit | None) -> RateLimit | None:
+        """Return what a reader must still ask before it reads: nothing where that is seen to."""
+        ahead = self.lookahead.current
+        return None if ahead is not None and ahead.limiter is limiter else limiter
 
 
 def _identity(entry: Entry | None) -> tuple[object, ...] | None:

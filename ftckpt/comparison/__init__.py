@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+from ftckpt.ahead import extents_of, reading_ahead
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.engine import run
 from ftckpt.errors import FtckptError
@@ -72,12 +73,15 @@ def compare(
     for content, names, into in zip((ours, theirs), small, held, strict=True):
         wanted = {key: name for key, name in names.items() if key in aside}
         more = fields(content.checkpoint) if choice.state else ()
-        for found in chain(_small_tensors(content, wanted, reading), more):
-            if isinstance(found, Field):
-                into.append(found)
-            else:
-                whole = False
-                findings.append(from_error(found))
+        read = {*wanted, *(content.objects if choice.state else ())}
+        places = extents_of(content.checkpoint, read)
+        with reading_ahead(content.checkpoint, places, reading.limiter, upon=False):
+            for found in chain(_small_tensors(content, wanted, reading), more):
+                if isinstance(found, Field):
+                    into.append(found)
+                else:
+                    whole = False
+                    findings.append(from_error(found))
     # What one side could not read is not missing there.
     state = [d for d in compare_fields(*held) if whole or d.status is Status.DIFFERENT]
     findings += _changed_meanwhile(ours.checkpoint)

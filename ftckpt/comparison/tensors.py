@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter as Count
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ftckpt.ahead import extents_of, reading_ahead
+from ftckpt.checkpoint import Checkpoint, Extent
 from ftckpt.coverage import check_coverage
 from ftckpt.errors import CorruptError, FtckptError, UnavailableError
 from ftckpt.findings import Finding, from_error
@@ -94,7 +97,11 @@ def compare_tensors(
         plan.add(pair)
     counter.start("comparing", sum(work.ours[1].nbytes for work in plan.works.values()))
     readers = Readers(ours, theirs, reading.limiter)
-    try:
+    with ExitStack() as stack:
+        stack.callback(readers.close)
+        for second, content in enumerate((ours, theirs) if plan.works else ()):
+            extents = _extents(plan.works.values(), bool(second), content.checkpoint)
+            stack.enter_context(reading_ahead(content.checkpoint, extents, reading.limiter))
         found = readers.compare(
             plan.works,
             reading.tolerance,
@@ -102,8 +109,6 @@ def compare_tensors(
             executor=reading.executor,
             counter=counter,
         )
-    finally:
-        readers.close()
     done = Compared()
     tolerant = reading.tolerance is not None
     for pair in pairs:
@@ -124,6 +129,20 @@ def compare_tensors(
     )
     _require_storage(found)
     return done
+
+
+def _extents(works: Iterable[Work], second: bool, checkpoint: Checkpoint) -> Iterator[Extent]:
+    """Yield the places of what is read of one checkpoint, in that order."""
+    used: set[str] = set()
+    for work in works:
+        for one, shard in (work.ours, work.theirs):
+            if one is second:
+                for fill in shard.fills:
+                    used.add(fill.key)
+                    for piece in checkpoint.tensors[fill.key].pieces:
+                        if not piece.replica:
+                            yield piece.extent
+    yield from extents_of(checkpoint, used)
 
 
 class _Plan:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ftckpt.ahead import reading_ahead
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
@@ -95,14 +96,17 @@ def pack(
                 if one is not None and one.check is not None:
                     require_sound(one.check())
             checked = time.monotonic()
-            plans = work.plans()
-            staging.require_room(work.estimate(plans) + records.nbytes)
-            built = build_files(
-                work.parts, work.encoder, plans, staging, jobs=options.jobs, counter=counter
-            )
-            small = build(Layout(files=records.files), work.gatherer, staging)
-            held = record_digests(records, work.gatherer)
-            name = None if base is None else work.base_name(base, built, url)
+            with ExitStack() as reading:
+                for source in sources:
+                    reading.enter_context(reading_ahead(source, limiter=options.limiter))
+                plans = work.plans()
+                staging.require_room(work.estimate(plans) + records.nbytes)
+                built = build_files(
+                    work.parts, work.encoder, plans, staging, jobs=options.jobs, counter=counter
+                )
+                small = build(Layout(files=records.files), work.gatherer, staging)
+                held = record_digests(records, work.gatherer)
+                name = None if base is None else work.base_name(base, built, url)
             index = work.index(plans, built, records, held, name)
         encoded = time.monotonic()
         commit = commit_bytes([OutputFile(NAME, [Literal(index.dump())])])

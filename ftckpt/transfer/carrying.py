@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from posixpath import basename
 
 from ftckpt import __version__
+from ftckpt.ahead import reading_ahead
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.errors import ExitCode, FtckptError, UnsupportedError
 from ftckpt.findings import listed
@@ -31,6 +32,7 @@ from .layout import Layout, OutputFile
 from .local_staging import LocalStaging
 from .places import absolute, around, name_of, require_apart, require_names, staging_name
 from .proof import Proof, Prover, SameObjects, prove
+from .reading_order import of_layout
 from .remote_staging import RemoteStaging
 from .staged_object import StagedObject
 from .staging import Staging
@@ -155,14 +157,15 @@ def transfer(
         with blaming_changes(source):
             if check is not None:
                 require_sound(check())
-            built = build(
-                layout,
-                gathering,
-                staging,
-                jobs=options.jobs,
-                executor=options.executor,
-                counter=counter,
-            )
+            with reading_ahead(source, of_layout(layout, source), options.limiter):
+                built = build(
+                    layout,
+                    gathering,
+                    staging,
+                    jobs=options.jobs,
+                    executor=options.executor,
+                    counter=counter,
+                )
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         with blaming_changes(source):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+from ftckpt.ahead import reading_ahead
 from ftckpt.buffers import buffer
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.engine import run
@@ -23,6 +24,7 @@ from .content import Content, Shard
 from .forms import Pair, compare_forms, failed, nbytes_in, pairs, require_all_read
 from .gathering import Gatherer
 from .proof import Proof, SameObjects, compare_objects, compare_replicas
+from .reading_order import of_result
 
 _TASK = 32 << 20  # bytes digested by one task
 _STEP = 1 << 20
@@ -73,15 +75,17 @@ class DigestProof:
             return task.number, made
 
         found = [TensorDigest(pair.info.dtype, pair.info.shape) for pair in held]
-        try:
-            for number, part in run(_ranges(held, result), digest, jobs=jobs, executor=executor):
-                found[number].merge(part)
-            for pair, made in zip(held, found, strict=True):
-                self._require(pair, made)
-            if self._replicas:
-                compare_replicas(held, gatherer, jobs=jobs, executor=executor, counter=counter)
-        finally:
-            gatherer.close()
+        with reading_ahead(result, of_result(content, result), limiter):
+            try:
+                ranges = _ranges(held, result)
+                for number, part in run(ranges, digest, jobs=jobs, executor=executor):
+                    found[number].merge(part)
+                for pair, made in zip(held, found, strict=True):
+                    self._require(pair, made)
+                if self._replicas:
+                    compare_replicas(held, gatherer, jobs=jobs, executor=executor, counter=counter)
+            finally:
+                gatherer.close()
         return Proof(len(content.tensors), nbytes, compare_objects(content, result, same_objects))
 
     def _require(self, pair: Pair, made: TensorDigest) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
+from ftckpt.ahead import extents_of, reading_ahead
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import IncompleteError, UsageError, worst
 from ftckpt.findings import Finding, Severity, as_error
@@ -69,7 +70,11 @@ def lay_out(
         _require_usable(writer, wishes, example)
         require_apart(example.source, destination, "example")
         _require_sound(example)
-    with changes.blamed(source.source, source.members()):
+    objects = extents_of(source, content.objects)
+    with (
+        changes.blamed(source.source, source.members()),
+        reading_ahead(source, objects, upon=False),
+    ):
         layout = writer.layout(content, wishes)
     if example is not None:
         for name in example.source.changed(sorted(set(example.members()))):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ftckpt.limits import RateLimit
 
 SPAN = 4 << 20  # bytes read at once where elements must be picked out of a wider span
+REMOTE = 8 << 20  # and made at once, where a request has a latency to hide
 _REGION = 64 << 20  # bytes of a shard for which moves are kept: it may have very many pieces
 _PICK_SLOT = 1
 
@@ -61,13 +62,16 @@ class Gatherer:
 
     Attributes:
         chunk: bytes that are best asked for at once: what is made stays in the processor's cache
-            from the gathering to the writing.
+            from the gathering to the writing. More where the files lie behind a latency.
     """
 
     chunk = 2 << 20
 
     def __init__(self, checkpoint: Checkpoint, limiter: RateLimit | None = None) -> None:
         self.bytes = SourceBytes(checkpoint, limiter)
+        self._span = SPAN
+        if not checkpoint.source.store.traits.local:
+            self.chunk, self._span = max(self.chunk, REMOTE), REMOTE
         self._thread = threading.local()
 
     def fill(self, shard: Shard, start: int, stop: int, out: memoryview) -> None:
@@ -82,7 +86,7 @@ class Gatherer:
         if size == 0:
             self._fill_packed(shard, start, stop, out)
             return
-        held = self._dense(shard) if len(out) <= SPAN else None
+        held = self._dense(shard) if len(out) <= self._span else None
         if held is not None:
             self.bytes.get(held, held.origin + start * size, out)
             return
@@ -179,7 +183,7 @@ class Gatherer:
 
     def readings(self, region: Region, start: int, stop: int) -> Iterator[Reading]:
         """Yield what to read for elements `start` to `stop` of a region, a bounded span each."""
-        return readings(region.moves, start, stop, most=SPAN, gap=self.bytes.gap)
+        return readings(region.moves, start, stop, most=self._span, gap=self.bytes.gap)
 
     def _dense(self, shard: Shard) -> Held | None:
         """Return where a shard lies that is a whole tensor, dense; None where it is not so plain.

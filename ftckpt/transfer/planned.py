@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ftckpt.ahead import most_kept
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.digest import BLOCK
 from ftckpt.memory import budget, demand, held
+from ftckpt.store import Store
 
-from .gathering import SPAN, Gatherer
+from .gathering import REMOTE, SPAN, Gatherer
 from .layout import Elements, Layout, OutputFile, Stored
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
@@ -77,18 +79,20 @@ def box_copies(layout: Layout, checkpoint: Checkpoint) -> Iterator[BoxCopy]:
         yield from _of_file(file, checkpoint)
 
 
-def affordable_jobs(jobs: int, *, local: bool) -> int:
+def affordable_jobs(jobs: int, *, local: bool, source: Store | None = None) -> int:
     """Return how many of `jobs` threads fit into the memory budget beside what is held already.
 
     Args:
         jobs: how many are wanted.
         local: whether the destination is on this machine.
+        source: where the source lies, if its tensors are read piece by piece.
 
     Raises:
         NoResourceError: the budget is less than one thread needs.
     """
-    demand(_BASE + _thread_memory(local), "a transfer by one thread")
-    return max(1, min(jobs, (budget() - held()) // _thread_memory(local)))
+    each, ahead = _thread_memory(local, source), 0 if source is None else most_kept(source)
+    demand(_BASE + each, "a transfer by one thread")
+    return max(1, min(jobs, (budget() - held() - ahead) // each))
 
 
 def planned(
@@ -111,15 +115,19 @@ def planned(
     # Everything is read and written once, and read twice more where it is proven.
     passes = 4 if proof else 2
     seconds = None if rate is None else passes * layout.nbytes / rate / jobs
-    return Planned(files, layout.nbytes, _BASE + jobs * _thread_memory(local), seconds)
+    store = checkpoint.source.store
+    memory = _BASE + most_kept(store) + jobs * _thread_memory(local, store)
+    return Planned(files, layout.nbytes, memory, seconds)
 
 
-def _thread_memory(local: bool) -> int:
+def _thread_memory(local: bool, source: Store | None) -> int:
     """Return what one thread holds at most: a chunk, a span and what is picked out and cast of it.
 
     For an object store a block more, which S3 is sent as it lies; other clients hold two copies.
     """
-    return Gatherer.chunk + 3 * SPAN + (0 if local else 3 * BLOCK)
+    near = source is None or source.traits.local
+    read = Gatherer.chunk + 3 * SPAN if near else 4 * REMOTE
+    return read + (0 if local else 3 * BLOCK)
 
 
 def _of_file(file: OutputFile, checkpoint: Checkpoint) -> Iterator[BoxCopy]:

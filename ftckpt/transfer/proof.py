@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ftckpt.ahead import reading_ahead
 from ftckpt.assembly import read_tensor
 from ftckpt.buffers import buffer, same
 from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
@@ -33,6 +35,7 @@ from .forms import (
     require_all_read,
 )
 from .gathering import Gatherer
+from .reading_order import of_content, of_result
 from .regions import whole_rows
 
 if TYPE_CHECKING:
@@ -127,16 +130,19 @@ def prove(
             raise failed(f"{one.key} is not what the source holds", one.key)
         counter.add(one.info.nbytes)
 
-    try:
-        for _ in run(_tasks(_ranges(content, result)), compare, jobs=jobs, executor=executor):
-            pass
-        for _ in run(known, compare_known, jobs=jobs, executor=executor):
-            pass
-        compare_replicas(known, target, jobs=jobs, executor=executor, counter=counter)
-    finally:
-        source.close()
-        target.close()
-    objects = compare_objects(content, result, same_objects)
+    with ExitStack() as stack:
+        stack.enter_context(reading_ahead(content.checkpoint, of_content(content), limiter))
+        stack.enter_context(reading_ahead(result, of_result(content, result), limiter))
+        try:
+            for _ in run(_tasks(_ranges(content, result)), compare, jobs=jobs, executor=executor):
+                pass
+            for _ in run(known, compare_known, jobs=jobs, executor=executor):
+                pass
+            compare_replicas(known, target, jobs=jobs, executor=executor, counter=counter)
+        finally:
+            source.close()
+            target.close()
+        objects = compare_objects(content, result, same_objects)
     return Proof(len(content.tensors) + len(known), nbytes, objects)
 
 
@@ -233,7 +239,8 @@ def _elements(shard: Shard, nbytes: int) -> int:
 
 def _compare_bits(task: _Range, source: Gatherer, result: Gatherer) -> None:
     dtype = task.wanted.dtype
-    step = _elements(task.wanted, _STEP)
+    asked = max(source.chunk, result.chunk)
+    step = _elements(task.wanted, _STEP if asked == Gatherer.chunk else asked)
     for start in range(task.start, task.stop, step):
         stop = min(start + step, task.stop)
         size = dtype.nbytes(stop - start)

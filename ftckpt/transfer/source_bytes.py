@@ -16,6 +16,7 @@ from .undone import UndoneStreams
 if TYPE_CHECKING:
     from ftckpt.limits import RateLimit
     from ftckpt.store import Reader
+    from ftckpt.window_reads import Ahead
 
 _OPEN_FILES = 128
 _SHARE = (
@@ -63,6 +64,7 @@ class SourceBytes:
         self._lock = threading.Lock()
         self._most = most_open_files()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
+        self._ahead: Ahead | None = None
         self._places: OrderedDict[tuple[str, Piece | None], Places] = OrderedDict()
         self._undone = UndoneStreams(checkpoint.source, limiter)
 
@@ -104,7 +106,9 @@ class SourceBytes:
     def read(self, file: str, offset: int, out: memoryview) -> None:
         """Fill `out` with bytes of a file as they are."""
         if self._limiter is not None:
-            self._limiter.take(len(out))
+            limiter = self.checkpoint.source.limited(self._limiter)
+            if limiter is not None:
+                limiter.take(len(out))
         self._reader(file).readinto(offset, out)
 
     def close(self) -> None:
@@ -132,7 +136,11 @@ class SourceBytes:
         return found
 
     def _reader(self, file: str) -> Reader:
+        ahead = self.checkpoint.source.lookahead.current
         with self._lock:
+            if ahead is not self._ahead:  # what was opened before does not know of it
+                self._ahead = ahead
+                self._readers.clear()
             reader = self._readers.get(file)
             if reader is None:
                 reader = self._readers[file] = self.checkpoint.source.open(file)

@@ -98,7 +98,7 @@ class UndoneStreams:
                 payload.transforms,
                 limit=length,
                 size=size_for(self._source.store),
-                limiter=self._limiter,
+                limiter=self._source.limited(self._limiter),
             ):
                 result[at : at + len(part)] = part
                 at += len(part)

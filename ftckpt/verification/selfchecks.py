@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import NamedTuple
 
+from ftckpt.ahead import read_again, reading_ahead
 from ftckpt.checkpoint import Checkpoint, SelfCheck
 from ftckpt.engine import run
 from ftckpt.errors import CorruptError, FtckptError
@@ -18,6 +20,7 @@ from .evidence import ContentResult, Emit, Report, Sample
 
 class _Task(NamedTuple):
     check: SelfCheck
+    checkpoint: Checkpoint
     limiter: RateLimit | None
 
 
@@ -59,12 +62,13 @@ def check_itself(
     tasks = check.tasks(chosen, limiter, sealed=sealed)
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     given = 0
-    for done in run(tasks, _carry_out, jobs=jobs):
-        if not given:
-            counter.start("decoding", total)
-        counter.add(done.check.nbytes)
-        given += done.check.nbytes
-        check.take(done)
+    with reading_ahead(checkpoint) if sample is None else nullcontext():
+        for done in run(tasks, _carry_out, jobs=jobs):
+            if not given:
+                counter.start("decoding", total)
+            counter.add(done.check.nbytes)
+            given += done.check.nbytes
+            check.take(done)
     members = [n for n in checkpoint.members() if n in checkpoint.source.entries and not is_own(n)]
     left = sum(checkpoint.source.size(name) for name in members) - check.covered
     evidence = "digests" if check.any else "none"
@@ -89,7 +93,7 @@ class _Check:
                 file, offset, length = check.extent
                 self.covered += length
                 if chosen.takes(file, offset, first=file not in started):
-                    yield _Task(check, limiter)
+                    yield _Task(check, self._checkpoint, limiter)
                 started.add(file)
         except FtckptError as error:
             self.report.add(from_error(error))
@@ -117,6 +121,7 @@ def _carry_out(task: _Task) -> _Done:
     except CorruptError as error:
         # A bit can flip on the wire or in memory; what is at rest is read the same twice.
         try:
+            read_again(task.checkpoint)
             check.read()
         except FtckptError:
             return _Done(check, error)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ftckpt.ahead import reading_ahead
 from ftckpt.assembly import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.copies import copies_of
@@ -109,17 +110,18 @@ def check_values(
     """
     total = sum(i.nbytes for k, i in checkpoint.tensors.items() if k not in checkpoint.aliases)
     counter.start("values", total)
-    for key, info in checkpoint.tensors.items():
-        if key in checkpoint.aliases:
-            continue
-        try:
-            yield from _check_numbers(checkpoint, key, info, counter, limiter)
-            yield from _check_replicas(checkpoint, key, info, limiter)
-            if info.kind is Kind.MASTER:
-                yield from _check_master(checkpoint, key, info, limiter)
-        except FtckptError as error:
-            yield from_error(error, tensor=key)
-    yield from check_rng(checkpoint)
+    with reading_ahead(checkpoint, limiter=limiter):
+        for key, info in checkpoint.tensors.items():
+            if key in checkpoint.aliases:
+                continue
+            try:
+                yield from _check_numbers(checkpoint, key, info, counter, limiter)
+                yield from _check_replicas(checkpoint, key, info, limiter)
+                if info.kind is Kind.MASTER:
+                    yield from _check_master(checkpoint, key, info, limiter)
+            except FtckptError as error:
+                yield from_error(error, tensor=key)
+        yield from check_rng(checkpoint)
 
 
 def _check_numbers(
