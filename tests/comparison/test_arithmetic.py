@@ -95,8 +95,10 @@ def counted(dtype: DType, ours: list[int], theirs: list[int], tolerance: Toleran
     changed = [e for e in elements if any(ours[i] != theirs[i] for i in e)]
 
     def far(e: range) -> bool:
-        a, b = pairs[e[0]]
-        return e not in finite or not abs(a - b) <= tolerance.atol + tolerance.rtol * abs(b)
+        if e not in finite:
+            return True
+        a, b = map(Fraction, pairs[e[0]])
+        return abs(a - b) > Fraction(tolerance.atol) + Fraction(tolerance.rtol) * abs(b)
 
     def special(side: int, test: Any) -> list[bool]:
         return [any(test(pairs[i][side]) for i in e) for e in elements]
@@ -147,6 +149,13 @@ def test_every_type_against_exact_numbers(name: str, data: st.DataObject) -> Non
         least, most = exactly(found.max_abs) - tiny, exactly(found.max_abs) + tiny
         least = least if least > 0 else Fraction(0)
         assert least**2 * (1 - rounding) <= largest <= most**2 * (1 + rounding)
+
+
+def test_a_difference_just_beyond_the_tolerance_is_beyond() -> None:
+    dtype, ours, theirs = DTYPES["uint64"], [2**63 - 1], [2**64 - 1]
+    sides = [(dtype, packed(dtype, bits)) for bits in (ours, theirs)]
+    found = measure(*sides, 1, Tolerance(0.5, 0.0))
+    assert found.beyond == counted(dtype, ours, theirs, Tolerance(0.5, 0.0))[0]["beyond"] == 1
 
 
 @pytest.mark.parametrize("name", TYPES)
