@@ -63,7 +63,6 @@ def command(
     its files; then the copy is read back. Nothing is overwritten: where the same checkpoint stands
     already, that is the answer. A checkpoint without a manifest gets one at DST.
     """
-    from ftckpt.formats.catalog import FORMATS
     from ftckpt.replication.copying import copy
     from ftckpt.replication.places import destination_of, is_local
     from ftckpt.transfer.outside import require_outside
@@ -73,7 +72,7 @@ def command(
     run.bound()
     checkpoint = open_checkpoint(invocation, source, newest=False)
     destination = destination_of(checkpoint.source, destination)
-    require_outside(destination, FORMATS, invocation.stores)
+    require_outside(destination, invocation.stores)
     invocation.report(destination=destination, step=known_step(checkpoint))
     options = run.replication(
         reads_local=checkpoint.source.store.traits.local,

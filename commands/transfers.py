@@ -246,7 +246,7 @@ def carry_out(
         used: wishes that the verb itself has a use for; others that the writer has none for are
             refused.
     """
-    from ftckpt.formats.catalog import FORMATS, reads_by_rules
+    from ftckpt.formats.catalog import reads_by_rules
     from ftckpt.formats.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.stores import open_store
@@ -262,7 +262,7 @@ def carry_out(
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
-    require_outside(destination, FORMATS, invocation.stores)
+    require_outside(destination, invocation.stores)
     store = open_store(destination, invocation.stores)
     local = store.traits.local
     jobs = affordable_jobs(job_count(run.jobs), local=local, source=checkpoint.source.store)

@@ -173,7 +173,7 @@ def convert(
     from .formats.writers import format_and_writer
 
     opened = _opened(checkpoint, stores)
-    require_outside(destination, FORMATS, stores)
+    require_outside(destination, stores)
     named = to or (wishes.like or opened).source_format
     target, writer = format_and_writer(named, wishes.rules, destination)
     content = derive(Content.of(opened))
@@ -221,7 +221,7 @@ def copy(
     """
     opened = _opened(checkpoint, stores)
     destination = destination_of(opened.source, destination)
-    require_outside(destination, FORMATS, stores)
+    require_outside(destination, stores)
     return _copy(opened, destination, options=options, stores=stores, counter=counter)
 
 

@@ -82,7 +82,6 @@ def pack_out(
     """
     from ftckpt.delta.affording import affordable_jobs
     from ftckpt.delta.assembling import PackOptions
-    from ftckpt.formats.catalog import FORMATS
     from ftckpt.formats.delta_packing import pack_checkpoint
     from ftckpt.limits import parse_rate
     from ftckpt.stores import open_store
@@ -93,7 +92,7 @@ def pack_out(
 
     run = invocation.options(PackingOptions)
     bound_memory(run.max_memory)
-    require_outside(out, FORMATS, invocation.stores)
+    require_outside(out, invocation.stores)
     limiter = rate_limit(run.limit_rate)
     storage = parse_rate(run.storage_rate) if run.storage_rate else None
     jobs = affordable_jobs(
