@@ -153,9 +153,9 @@ def test_every_type_against_exact_numbers(name: str, data: st.DataObject) -> Non
 
 def test_a_difference_just_beyond_the_tolerance_is_beyond() -> None:
     dtype, ours, theirs = DTYPES["uint64"], [2**63 - 1], [2**64 - 1]
-    sides = [(dtype, packed(dtype, bits)) for bits in (ours, theirs)]
-    found = measure(*sides, 1, Tolerance(0.5, 0.0))
-    assert found.beyond == counted(dtype, ours, theirs, Tolerance(0.5, 0.0))[0]["beyond"] == 1
+    tolerance = Tolerance(0.5, 0.0)
+    found = measure((dtype, packed(dtype, ours)), (dtype, packed(dtype, theirs)), 1, tolerance)
+    assert found.beyond == counted(dtype, ours, theirs, tolerance)[0]["beyond"] == 1
 
 
 @pytest.mark.parametrize("name", TYPES)
