@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -68,7 +69,8 @@ class Survey:
 
     Attributes:
         links: the delta, its base, and so on, as far as they were found.
-        broken: why the chain goes no further; None where it ends in a full checkpoint.
+        broken: why the chain goes no further, or what the delta itself lacks; None where nothing
+            is missing.
         components: what the delta holds, by component and kind; `objects` is what lay beside the
             tensors.
         methods: the same, by method.
@@ -93,17 +95,17 @@ class Survey:
 def survey(delta: DeltaCheckpoint) -> Survey:
     """Look at a delta and at all that it stands upon; no tensors are read.
 
-    Indexes are, and the lists of the files that were packed. What is missing or wrong further down
-    is part of the answer.
-
-    Raises:
-        CorruptError, UnsafeError: what the delta says of its files cannot be trusted.
+    Indexes are, and the lists of the files that were packed. What is missing or wrong is part of
+    the answer.
     """
     components, methods = shares(delta.index)
-    if delta.index.objects:
-        components["objects"] = _beside(delta)
     links: list[Link] = []
     broken: Finding | None = None
+    try:
+        if delta.index.objects:
+            components["objects"] = _beside(delta)
+    except FtckptError as error:
+        broken = from_error(error)
     above: DeltaCheckpoint | None = None
     wanted = {tensor.key: set(range(tensor.blocks)) for tensor in delta.index.tensors}
     try:
@@ -116,7 +118,7 @@ def survey(delta: DeltaCheckpoint) -> Survey:
             if isinstance(here, DeltaCheckpoint):
                 above, wanted = here, below
     except FtckptError as error:
-        broken = from_error(error)
+        broken = broken or from_error(error)
     return Survey(tuple(links), broken, components, methods)
 
 
@@ -140,7 +142,8 @@ def _link(here: Checkpoint, above: DeltaCheckpoint | None, read: int, blocks: in
     if isinstance(here, DeltaCheckpoint):
         base = here.index.base
         own = sum(info.nbytes for info in own_tensors(here).values())
-        ratio = (own + _beside(here).bytes_in) / stored
+        with suppress(FtckptError):  # of a chain the rest is still worth knowing
+            ratio = (own + _beside(here).bytes_in) / stored
         other = sum(entry.length for entry in here.index.objects)
         read += here.source.size(NAME) + (0 if above is not None else other)
     identity = Identity.ITSELF

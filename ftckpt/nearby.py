@@ -11,6 +11,8 @@ from itertools import islice
 # More names than these are not read for a hint, and of those that are near so many are named.
 _READ = 10_000
 _NAMED = 3
+# One letter tells no name: it is in most.
+_LETTERS = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])")
 
 
@@ -50,7 +52,7 @@ def hint_for_name(asked: str, names: Iterable[str]) -> str:
     several = dict.fromkeys(islice(names, _READ))
     # A part of a name, or a name behind a wrapper's prefix, is nearer than any other spelling.
     near = [name for name in several if word in name or (name and asked.endswith("." + name))]
-    if not word or not near:
+    if len(word) < _LETTERS or not near:
         near = get_close_matches(asked, several)
     return f"did you mean {' or '.join(near[:_NAMED])}?" if near else ""
 

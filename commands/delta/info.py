@@ -81,7 +81,8 @@ def command(
     if not invocation.json:
         _print(invocation, found)
     if found.broken is not None:
-        return invocation.fail(found.broken.code, found.broken.message, _HINT)
+        hint = _HINT if found.links[-1:] and found.links[-1].base else "ftckpt verify says more"
+        return invocation.fail(found.broken.code, found.broken.message, hint)
     if advise:
         _advise(invocation, opened, found.links[0].ratio or 1.0, storage_rate, job_count(jobs))
     deltas = sum(link.blocks > 0 or link.base is not None for link in found.links)

@@ -91,6 +91,17 @@ def test_it_says_what_packing_said(tmp_path: Path) -> None:
         assert found.methods == report.methods
 
 
+def test_what_lay_beside_is_missing(tmp_path: Path) -> None:
+    pack_places(None, RUN / "step-1", tmp_path / "one")
+    pack_places(tmp_path / "one", RUN / "step-2", tmp_path / "two")
+    (tmp_path / "two" / "objects.records").unlink()
+    found = survey(delta_at(tmp_path / "two"))
+    assert [link.ratio is None for link in found.links] == [True, False]
+    assert found.broken is not None
+    assert (found.broken.file, found.broken.code) == ("objects.records", ExitCode.CORRUPT)
+    assert "objects" not in found.components
+
+
 def test_where_a_chain_breaks(tmp_path: Path) -> None:
     run_of(tmp_path, 3)
     shutil.rmtree(tmp_path / "step-0")
