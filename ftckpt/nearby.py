@@ -11,7 +11,7 @@ from itertools import islice
 # More names than these are not read for a hint, and of those that are near so many are named.
 _READ = 10_000
 _NAMED = 3
-# One letter tells no name: it is in most.
+# One letter tells no name: it is in most of them.
 _LETTERS = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])")
 

@@ -110,4 +110,4 @@ def test_near_names_of_tensors() -> None:
     assert hint_for_name("*.wq", names) == f"did you mean {two}?"
     assert hint_for_name("layers.0.atn.wq.weight", names) == f"did you mean {two}?"
     assert hint_for_name("lm_head", names) == hint_for_name("*", []) == ""
-    assert hint_for_name("w", names).count(" or ") == 2
+    assert hint_for_name("w", names) == ""  # a letter is in most
