@@ -17,13 +17,12 @@ from .errors import FtckptError
 from .extents import Extent
 from .memory import budget
 from .store import Store
-from .window_reads import Ahead
-from .windows import Windows
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .limits import RateLimit
     from .source import Source
+    from .window_reads import Ahead
 
 _SHARE = 16  # of the budget, as a divisor: two checkpoints are read at once, by a few threads
 
@@ -92,6 +91,9 @@ def _ahead_of(
     around = source.lookahead.current
     if around is not None:
         around.forget()
+    from .window_reads import Ahead
+    from .windows import Windows
+
     windows = Windows(_inside(source, extents), traits.gap)
     ahead = source.lookahead.current = Ahead(source.store, windows, bound, limiter)
     try:

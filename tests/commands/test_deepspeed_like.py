@@ -109,4 +109,4 @@ def test_nothing_is_built_inside_the_example(here: Path) -> None:
     words = ("reshard", "run/global_step2", "new/global_step0/out", "--like", "new/global_step0")
     done = ftckpt(*words, cwd=here)
     assert done.returncode == 8
-    assert "lies inside the checkpoint" in done.stderr
+    assert "lies inside the example" in done.stderr
