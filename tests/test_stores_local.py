@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import socket
@@ -295,6 +296,9 @@ open_store({local_url!r}).{"put" if call == "rename" else "create"}("x", b"1" * 
     assert store.read("x") == b"2"
 
 
+_HUGE = (2 << 20) // mmap.PAGESIZE
+
+
 class TestPageCache:
     """Pages that were cached stay, pages that only we brought in go."""
 
@@ -341,8 +345,10 @@ class TestPageCache:
         lost = sum(b and not a for b, a in zip(before, after, strict=True))
         gained = sum(a and not b for b, a in zip(before, after, strict=True))
         assert lost <= 8  # the kernel may reclaim a page by itself
-        # The old way learns from its first read, which stays.
-        assert gained <= (0 if dontcache else 256)
+        # The old way learns from its first read, which stays. Where memory is free in large pieces,
+        # a read brings in folios of 2 MiB at times, which half a folio's reader cannot drop.
+        in_folios = not dontcache and gained % _HUGE == 0
+        assert gained <= (0 if dontcache else 256) or in_folios
 
     def test_refused_flag_falls_back(
         self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
