@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import subprocess
@@ -154,8 +155,8 @@ def run_ftckpt(*words: str, codes: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def peak_memory(*command: str) -> float:
-    """Run a command and return the most memory that it held, in MiB."""
+def used_by(*command: str) -> resource.struct_rusage:
+    """Run a command as a user does; return what it took of the machine."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment()
     ) as process:
@@ -163,7 +164,12 @@ def peak_memory(*command: str) -> float:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return round(used.ru_maxrss / 1024, 1)
+    return used
+
+
+def peak_memory(*command: str) -> float:
+    """Run a command and return the most memory that it held, in MiB."""
+    return round(used_by(*command).ru_maxrss / 1024, 1)
 
 
 def remove(out: Path, source: Path) -> None:

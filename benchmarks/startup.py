@@ -7,12 +7,10 @@ Elapsed time would say what else the machine does; importing keeps one core busy
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import side_by_side
-from side_by_side import ROOT, Row, environment, ftckpt_command, workplace
+from side_by_side import ROOT, Row, ftckpt_command, used_by, workplace
 
 VERBS = ("inspect", "verify", "seal", "latest", "demo")
 DATA = ROOT / "tests" / "data"
@@ -60,14 +58,7 @@ def weights(folder: Path) -> Path:
 
 def processor_time(*words: str) -> float:
     """Run the command line and return the seconds that it kept processors busy."""
-    command = [*ftckpt_command(), *words]
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment()
-    ) as process:
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"ftckpt {' '.join(words)} ended with {process.returncode}")
+    used = used_by(*ftckpt_command(), *words)
     return used.ru_utime + used.ru_stime
 
 

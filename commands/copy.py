@@ -65,14 +65,12 @@ def command(
     """
     from ftckpt.replication.copying import copy
     from ftckpt.replication.places import destination_of, is_local
-    from ftckpt.transfer.outside import require_outside
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
     checkpoint = open_checkpoint(invocation, source, newest=False)
     destination = destination_of(checkpoint.source, destination)
-    require_outside(destination, invocation.stores)
     invocation.report(destination=destination, step=known_step(checkpoint))
     options = run.replication(
         reads_local=checkpoint.source.store.traits.local,

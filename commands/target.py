@@ -57,15 +57,16 @@ def open_target(
     from ftckpt.store import EntryKind
 
     invocation.report(target=path)
-    target = opening.open_target(path, formats(rules, bases), invocation.stores)
+    known = formats(rules, bases)
+    target = opening.open_target(path, known, invocation.stores)
     invocation.report(format=target.format)
     # A remark is worth a look at the directory, but no request for what else may lie there.
     place = target.place
     if place.store.traits.local and target.part is not None:
         if target.part.entry.kind is EntryKind.FILE:
-            what, whole = "file", opening.checkpoint_around(place, formats(rules))
+            what, whole = "file", opening.checkpoint_around(place, known)
         else:
-            what, whole = "part", enclosing(place.url, place.store, formats(rules))
+            what, whole = "part", enclosing(place.url, place.store, known)
         if whole:
             told = f"{path} is one {what} of the checkpoint {whole}: this is about it alone"
             invocation.say(told)

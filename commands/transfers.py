@@ -256,13 +256,11 @@ def carry_out(
         transfer,
     )
     from ftckpt.transfer.example import lay_out
-    from ftckpt.transfer.outside import require_outside
     from ftckpt.transfer.planned import affordable_jobs, planned
     from ftckpt.transfer.proof import prove
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
-    require_outside(destination, invocation.stores)
     store = open_store(destination, invocation.stores)
     local = store.traits.local
     jobs = affordable_jobs(job_count(run.jobs), local=local, source=checkpoint.source.store)

@@ -82,6 +82,11 @@ class Survey:
     methods: Mapping[Method, Share]
 
     @property
+    def followed(self) -> bool:
+        """Whether the chain was followed to its full checkpoint."""
+        return self.links[-1].base is None
+
+    @property
     def read(self) -> int:
         """Bytes that a restore reads, over the whole chain."""
         return sum(link.read for link in self.links)

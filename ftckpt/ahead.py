@@ -64,12 +64,11 @@ def reading_ahead(
     if upon:
         with suppress(FtckptError):  # who reads the tensors hears of it
             below = checkpoint.below()
-    bound = most_kept(checkpoint.source.store) // (1 + len(below))
+    read = [(checkpoint.source, extents), *((base.source, extents_of(base)) for base in below)]
     with ExitStack() as stack:
-        stack.enter_context(_ahead_of(checkpoint.source, extents, bound, limiter))
-        for base in below:
-            bound = most_kept(base.source.store) // (1 + len(below))
-            stack.enter_context(_ahead_of(base.source, extents_of(base), bound, limiter))
+        for source, places in read:
+            bound = most_kept(source.store) // len(read)
+            stack.enter_context(_ahead_of(source, places, bound, limiter))
         yield
 
 
@@ -113,6 +112,26 @@ def extents_of(checkpoint: Checkpoint, names: Container[str] | None = None) -> I
     for extent, name, _ in checkpoint.holdings():
         if names is None or name in names:
             yield extent
+
+
+def extents_in_order(
+    checkpoint: Checkpoint, keys: Iterable[str], objects: Iterable[str] = ()
+) -> Iterator[Extent]:
+    """Yield the places of tensors in this order, by their main pieces, and then all that is theirs.
+
+    A format may decode tensors from other bytes than those that its pieces name.
+
+    Args:
+        checkpoint: what holds them.
+        keys: of the tensors; one that is named again counts once.
+        objects: names of objects that are read after them.
+    """
+    wanted = dict.fromkeys(keys)
+    for key in wanted:
+        for piece in checkpoint.tensors[key].pieces:
+            if not piece.replica:
+                yield piece.extent
+    yield from extents_of(checkpoint, {*wanted, *objects})
 
 
 def _inside(source: Source, extents: Iterable[Extent]) -> Iterator[Extent]:

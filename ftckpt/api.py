@@ -25,7 +25,6 @@ from .progress import NULL, Counter
 from .replication.copying import CopyReport
 from .replication.copying import copy as _copy
 from .replication.options import ReplicationOptions
-from .replication.places import destination_of
 from .replication.repairing import RepairReport, settle
 from .replication.repairing import repair as _repair
 from .sealing import SealReport
@@ -35,7 +34,6 @@ from .transfer.carrying import TransferOptions, TransferReport, transfer
 from .transfer.content import Content
 from .transfer.example import lay_out
 from .transfer.layout import Wishes
-from .transfer.outside import require_outside
 from .verification import VerifyOptions, VerifyReport
 from .waiting import select_waiting
 
@@ -173,7 +171,6 @@ def convert(
     from .formats.writers import format_and_writer
 
     opened = _opened(checkpoint, stores)
-    require_outside(destination, stores)
     named = to or (wishes.like or opened).source_format
     target, writer = format_and_writer(named, wishes.rules, destination)
     content = derive(Content.of(opened))
@@ -220,8 +217,6 @@ def copy(
         IncompleteError: the source is not committed, or changed meanwhile.
     """
     opened = _opened(checkpoint, stores)
-    destination = destination_of(opened.source, destination)
-    require_outside(destination, stores)
     return _copy(opened, destination, options=options, stores=stores, counter=counter)
 
 

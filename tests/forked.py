@@ -53,17 +53,7 @@ def run(
     line = [sys.executable, "-m", "ftckpt", *words]
     other = {name for name, _ in os.environ.items() ^ environment.items()}
     if any(name.startswith(_OF_THE_START) for name in other):
-        return subprocess.run(
-            line,
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            cwd=cwd,
-            timeout=TIMEOUT,
-            check=False,
-        )
+        return start(line, environment, cwd)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         streams = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (out, err)]
         given = (list(words), dict(environment), str(cwd or Path.cwd()), streams)
@@ -78,6 +68,23 @@ def run(
         process.close()
         printed = [_read(stream) for stream in (out, err)]
     return subprocess.CompletedProcess(line, code, *printed)
+
+
+def start(
+    line: Sequence[str], environment: Mapping[str, str], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run any command line as `run` does, from its interpreter's start."""
+    return subprocess.run(
+        line,
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        cwd=cwd,
+        timeout=TIMEOUT,
+        check=False,
+    )
 
 
 def _read(stream: IO[bytes]) -> str:

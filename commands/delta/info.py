@@ -81,7 +81,7 @@ def command(
     if not invocation.json:
         _print(invocation, found)
     if found.broken is not None:
-        hint = _HINT if found.links[-1:] and found.links[-1].base else "ftckpt verify says more"
+        hint = "ftckpt verify says more" if found.followed else _HINT
         return invocation.fail(found.broken.code, found.broken.message, hint)
     if advise:
         _advise(invocation, opened, found.links[0].ratio or 1.0, storage_rate, job_count(jobs))

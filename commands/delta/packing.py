@@ -85,14 +85,12 @@ def pack_out(
     from ftckpt.formats.delta_packing import pack_checkpoint
     from ftckpt.limits import parse_rate
     from ftckpt.stores import open_store
-    from ftckpt.transfer.outside import require_outside
     from ftckpt.verification import VerifyOptions, verify
 
     from .answer import show
 
     run = invocation.options(PackingOptions)
     bound_memory(run.max_memory)
-    require_outside(out, invocation.stores)
     limiter = rate_limit(run.limit_rate)
     storage = parse_rate(run.storage_rate) if run.storage_rate else None
     jobs = affordable_jobs(

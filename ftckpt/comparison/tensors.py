@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftckpt.ahead import extents_of, reading_ahead
-from ftckpt.checkpoint import Checkpoint, Extent
+from ftckpt.ahead import extents_in_order, reading_ahead
 from ftckpt.coverage import check_coverage
 from ftckpt.errors import CorruptError, FtckptError, UnavailableError
 from ftckpt.findings import Finding, from_error
@@ -100,7 +99,8 @@ def compare_tensors(
     with ExitStack() as stack:
         stack.callback(readers.close)
         for second, content in enumerate((ours, theirs) if plan.works else ()):
-            extents = _extents(plan.works.values(), bool(second), content.checkpoint)
+            keys = _keys(plan.works.values(), bool(second))
+            extents = extents_in_order(content.checkpoint, keys)
             stack.enter_context(reading_ahead(content.checkpoint, extents, reading.limiter))
         found = readers.compare(
             plan.works,
@@ -131,18 +131,12 @@ def compare_tensors(
     return done
 
 
-def _extents(works: Iterable[Work], second: bool, checkpoint: Checkpoint) -> Iterator[Extent]:
-    """Yield the places of what is read of one checkpoint, in that order."""
-    used: set[str] = set()
+def _keys(works: Iterable[Work], second: bool) -> Iterator[str]:
+    """Yield the keys of what is read of one checkpoint, in that order."""
     for work in works:
         for one, shard in (work.ours, work.theirs):
             if one is second:
-                for fill in shard.fills:
-                    used.add(fill.key)
-                    for piece in checkpoint.tensors[fill.key].pieces:
-                        if not piece.replica:
-                            yield piece.extent
-    yield from extents_of(checkpoint, used)
+                yield from (fill.key for fill in shard.fills)
 
 
 class _Plan:

@@ -22,7 +22,7 @@ from ftckpt.transfer.carrying import manifest_of, require_sound
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.local_staging import LocalStaging
-from ftckpt.transfer.places import absolute, require_apart
+from ftckpt.transfer.places import absolute, require_apart, require_outside
 from ftckpt.transfer.proof import Proof, SameObjects, prove
 from ftckpt.transfer.remote_staging import RemoteStaging
 from ftckpt.transfer.staging import Staging
@@ -64,7 +64,8 @@ def pack(
 
     Raises:
         ExistsError: something stands at the destination.
-        RefusedError: another run is writing there, or it lies inside a source.
+        RefusedError: another run is writing there, or it lies inside a sealed checkpoint or a
+            source.
         CorruptError: a source is damaged, or the proof failed.
         FtckptError: what a check found, by its exit code.
         IncompleteError: a source changed meanwhile.
@@ -76,6 +77,7 @@ def pack(
     store = open_store(destination, store_options)
     for source in sources:
         require_apart(source.source, store)
+    require_outside(store)
     staging: Staging
     if store.traits.local:
         staging = LocalStaging(absolute(store), single=False)

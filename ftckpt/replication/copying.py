@@ -19,9 +19,9 @@ from ftckpt.manifest import Manifest, PassedCheck, find
 from ftckpt.progress import NULL, Counter
 from ftckpt.sealing import utc_now
 from ftckpt.source import Source
-from ftckpt.stores import StoreOptions
+from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.changes import blamed, require_unchanged
-from ftckpt.transfer.places import name_of, require_names
+from ftckpt.transfer.places import name_of, require_names, require_outside
 from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
@@ -104,7 +104,8 @@ def copy(
         CorruptError: the source is damaged, or what stands there already is, or the proof failed.
         IncompleteError: the source is not committed, or changed meanwhile.
         ExistsError: something else stands at the destination.
-        RefusedError: another run is writing there, or it lies inside the source.
+        RefusedError: another run is writing there, or it lies inside the source or a sealed
+            checkpoint.
         UnsafeError: a file is not regular, or a name leads out of the checkpoint.
         UsageError: one file would take the name of a bucket.
         NotFoundError: the directory around the destination does not exist.
@@ -140,6 +141,7 @@ def copy(
     )
     require_other(source, destination, stores)
     staging = staging_at(source, destination, stores)
+    require_outside(open_store(destination, stores))
     sizes = {file.path: file.size for file in layout.files}
     try:
         try:

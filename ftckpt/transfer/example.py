@@ -23,7 +23,7 @@ from . import changes
 from .content import Content
 from .granting import RANKS, flag, require_granted
 from .layout import Layout, Wishes, Writer
-from .places import require_apart
+from .places import require_apart, require_outside
 
 _HINT = "let the job that is to load the result save one, at its first step"
 
@@ -60,10 +60,11 @@ def lay_out(
         UsageError: a wish that cannot be granted or has no meaning here, an example that the writer
             cannot use or that another wish contradicts.
         UnsupportedError: see `Writer.layout`.
-        RefusedError: the destination lies in the example.
+        RefusedError: the destination lies in the example, or in a sealed checkpoint.
         FtckptError: the example is damaged, by the exit code of what was found.
         IncompleteError: the source or the example changed meanwhile.
     """
+    require_outside(destination)
     source, example = content.checkpoint, wishes.like
     require_granted(writer, wishes, used)
     if example is not None:

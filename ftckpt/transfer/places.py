@@ -6,10 +6,15 @@ import os
 
 from ftckpt.errors import RefusedError, UnsafeError, UsageError
 from ftckpt.manifest import FOLDER, NAME
+from ftckpt.roots import step_in_name
 from ftckpt.source import Source, safe_name
 from ftckpt.store import Store
 
 from .layout import Layout
+
+# So many directories above a destination are asked for a manifest: a universal checkpoint of
+# DeepSpeed keeps its files two below.
+_LEVELS = 3
 
 
 def staging_name(name: str) -> str:
@@ -86,6 +91,37 @@ def require_apart(source: Source, destination: Store, what: str = "source") -> N
             f"the {what} {source.url} lies where {destination.url} is built",
             hint="choose another destination",
         )
+
+
+def require_outside(destination: Store) -> None:
+    """Refuse a destination of this machine inside a sealed checkpoint: it would be a stray there.
+
+    Only the manifest is asked: what else looks like a checkpoint by its names may be somebody's
+    scratch with a file of weights in it, or a step of which other parts are still to be copied. A
+    directory that holds steps too is a root, although a trainer saved its last weights there. An
+    object store is not asked: it would answer a moment later, to a dry run as well.
+
+    Raises:
+        RefusedError: a sealed checkpoint lies around it.
+    """
+    if not destination.traits.local:
+        return
+    above = absolute(destination)
+    for _ in range(_LEVELS):
+        above = os.path.dirname(above)
+        if os.path.lexists(os.path.join(above, NAME)) and not _holds_steps(above):
+            raise RefusedError(
+                f"{destination.url} lies inside the checkpoint {above}",
+                hint="nothing is written into a sealed checkpoint: choose a place beside it",
+            )
+
+
+def _holds_steps(path: str) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return any(step_in_name(entry.name) is not None and entry.is_dir() for entry in entries)
+    except OSError:  # whose names nobody may see; writing will say what it is
+        return True
 
 
 def require_names(layout: Layout) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ftckpt.ahead import extents_of
+from ftckpt.ahead import extents_in_order, extents_of
 from ftckpt.checkpoint import Box, Checkpoint, Piece
 from ftckpt.extents import Extent
 
@@ -35,15 +35,9 @@ def of_layout(layout: Layout, checkpoint: Checkpoint) -> Iterator[Extent]:
 
 
 def of_content(content: Content) -> Iterator[Extent]:
-    """Yield the places of all tensors and objects of some content, in its order."""
-    checkpoint = content.checkpoint
-    used = {copy.key for wanted in content.tensors.values() for copy in wanted.copies}
-    for wanted in content.tensors.values():
-        for copy in wanted.copies:
-            for piece in checkpoint.tensors[copy.key].pieces:
-                if not piece.replica:
-                    yield piece.extent
-    yield from extents_of(checkpoint, used | content.objects.keys())
+    """Return the places of all tensors and objects of some content, in its order."""
+    keys = (copy.key for wanted in content.tensors.values() for copy in wanted.copies)
+    return extents_in_order(content.checkpoint, keys, content.objects)
 
 
 def of_result(content: Content, result: Checkpoint) -> Iterator[Extent]:

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -102,16 +101,6 @@ def apart(
         done = forked.run([*map(str, words), "--json"], variables, cwd)
     else:
         variables["PYTHONPATH"] = str(Path(__file__).parents[2])
-        done = subprocess.run(
-            [*before, *command(*words), "--json"],
-            capture_output=True,
-            text=True,
-            errors="backslashreplace",
-            stdin=subprocess.DEVNULL,
-            env=variables,
-            cwd=cwd,
-            timeout=forked.TIMEOUT,
-            check=False,
-        )
+        done = forked.start([*before, *command(*words), "--json"], variables, cwd)
     assert done.stdout, done.stderr
     return held(done.returncode, done.stdout, done.stderr)

@@ -11,8 +11,8 @@ from ftckpt.commands.app import run
 from ftckpt.commands.invocation import Invocation
 from ftckpt.errors import ExitCode, RefusedError
 from ftckpt.manifest import NAME, SUFFIX
-from ftckpt.stores import StoreOptions
-from ftckpt.transfer.outside import require_outside
+from ftckpt.stores import StoreOptions, open_store
+from ftckpt.transfer.places import require_outside
 
 DATA = Path(__file__).parents[1] / "data"
 OPTIONS = StoreOptions()
@@ -41,18 +41,18 @@ def test_nothing_is_written_into_a_sealed_checkpoint(
     (tmp_path / "linked").symlink_to("around")
     for typed in (f"{tmp_path}/around/{below}", f"{tmp_path}/linked/{below}"):
         with pytest.raises(RefusedError, match="lies inside the checkpoint"):
-            require_outside(typed, OPTIONS)
+            require_outside(open_store(typed, OPTIONS))
     monkeypatch.chdir(tmp_path / "around")
     with pytest.raises(RefusedError, match="lies inside the checkpoint"):
-        require_outside(below, OPTIONS)
-    require_outside("../out", OPTIONS)
+        require_outside(open_store(below, OPTIONS))
+    require_outside(open_store("../out", OPTIONS))
 
 
 @pytest.mark.parametrize("kind", OUTSIDE)
 def test_what_holds_checkpoints_may_hold_another(tmp_path: Path, kind: str) -> None:
     _make(tmp_path / "around", OUTSIDE[kind])
-    require_outside(f"{tmp_path}/around/out", OPTIONS)
-    require_outside(f"{tmp_path}/around/not/there/out", OPTIONS)
+    require_outside(open_store(f"{tmp_path}/around/out", OPTIONS))
+    require_outside(open_store(f"{tmp_path}/around/not/there/out", OPTIONS))
 
 
 def test_parts_of_a_step_are_copied_one_by_one_and_again(tmp_path: Path) -> None:
