@@ -1,9 +1,8 @@
-"""Local files: links, special files, faults of the system, killed writers, the page cache."""
+"""Local files: links, special files, faults of the system, killed writers."""
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import signal
 import socket
@@ -28,7 +27,7 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.store import EntryKind
-from ftckpt.stores import is_leftover, open_store, pagecache
+from ftckpt.stores import is_leftover, open_store
 from ftckpt.stores.local import LocalStore
 from tests.suites import Place, StoreTests
 
@@ -294,101 +293,6 @@ open_store({local_url!r}).{"put" if call == "rename" else "create"}("x", b"1" * 
     assert not is_leftover("dir/x")
     store.create("x", b"2")
     assert store.read("x") == b"2"
-
-
-_HUGE = (2 << 20) // mmap.PAGESIZE
-
-
-class TestPageCache:
-    """Pages that were cached stay, pages that only we brought in go."""
-
-    size = 8 << 20
-
-    @pytest.fixture
-    def half_cached(self, tmp_path: Path) -> tuple[Path, int]:
-        """Return a file whose second and last quarters alone are cached, and a descriptor."""
-        path = tmp_path / "big"
-        path.write_bytes(os.urandom(self.size))
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        if sum(pagecache.resident_pages(fd, 0, self.size)):
-            os.close(fd)
-            pytest.skip("this filesystem lives in the page cache")
-        quarter = self.size // 4
-        os.pread(fd, quarter, quarter)
-        os.pread(fd, quarter, 3 * quarter)
-        return path, fd
-
-    @pytest.mark.parametrize(
-        ("dontcache", "cachestat"), [(True, True), (False, True), (False, False)]
-    )
-    def test_reading_leaves_it_as_it_was(
-        self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch,
-        dontcache: bool, cachestat: bool,
-    ) -> None:  # fmt: skip
-        path, fd = half_cached
-        if dontcache and not pagecache._has_dontcache():
-            pytest.skip("needs Linux 6.16")
-        if not cachestat:
-            monkeypatch.setattr(pagecache, "_CACHESTAT", -1)
-        monkeypatch.setattr(pagecache, "_has_dontcache", lambda: dontcache)
-        before = pagecache.resident_pages(fd, 0, self.size)
-        content = bytearray()
-        with open_store(str(path.parent)).open(path.name) as reader:
-            for offset in range(0, self.size, 1 << 20):
-                content += reader.read(offset, 1 << 20)
-        after = pagecache.resident_pages(fd, 0, self.size)
-        os.close(fd)
-        assert content == path.read_bytes()
-        lost = sum(b and not a for b, a in zip(before, after, strict=True))
-        gained = sum(a and not b for b, a in zip(before, after, strict=True))
-        assert lost <= 8  # the kernel may reclaim a page by itself
-        # The old way learns from its first read, which stays. Where memory is free in large pieces,
-        # a read brings in folios of 2 MiB at times, which half a folio's reader cannot drop.
-        assert (gained if dontcache else gained % _HUGE) <= (0 if dontcache else 256)
-
-    def test_refused_flag_falls_back(
-        self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path, fd = half_cached
-        os.close(fd)
-        monkeypatch.setattr(pagecache, "_has_dontcache", lambda: True)
-        read = os.preadv
-
-        def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
-            if flags:
-                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-            return read(fd, views, offset)
-
-        monkeypatch.setattr(os, "preadv", refuse)
-        with open_store(str(path.parent)).open(path.name) as reader:
-            assert reader.read(0, self.size) == path.read_bytes()
-
-    def test_what_is_all_cached_is_not_mapped_to_learn_it(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Every thread of a process waits for an unmapping."""
-        if not pagecache.has_cachestat():
-            pytest.skip("needs Linux 6.5")
-        path = tmp_path / "big"
-        path.write_bytes(os.urandom(self.size))
-        read = os.preadv
-
-        def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
-            if flags:
-                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-            return read(fd, views, offset)
-
-        def mapped(*args: object) -> bytes:
-            raise AssertionError("it was mapped")
-
-        monkeypatch.setattr(os, "preadv", refuse)
-        monkeypatch.setattr(pagecache, "resident_pages", mapped)
-        with open_store(str(tmp_path)).open("big") as reader:
-            found = b"".join(reader.read(at, 1 << 20) for at in range(0, self.size, 1 << 20))
-        assert found == path.read_bytes()
 
 
 def test_nothing_of_ours_outlives_the_main_thread(local_url: str) -> None:

@@ -7,12 +7,14 @@ brought in go:
 
 - Linux 6.16 and later: RWF_DONTCACHE is exactly this (6.14 and 6.15 had defects in it). Measured on
   ext4: no page lost, none gained, cached pages as fast as by plain reads.
-- Earlier, and where the filesystem refuses it: RWF_NOWAIT, which succeeds on cached pages alone and
-  costs nothing there. Where it stops, the reader asks before each further read what is cached, and
+- Earlier, and where the filesystem refuses it, the reader asks before each read what is cached, and
   drops what was not: cachestat says whether all of it is (Linux 6.5), mincore which pages are, for
-  a mapping and unmapping that every thread of the process feels. RWF_NOWAIT alone cannot tell:
-  since Linux 5.9 a refused one starts the very read-ahead whose pages the next one then finds
-  (measured: 1 MiB resident after EAGAIN). A tmpfs refuses both flags and has everything cached.
+  a mapping and unmapping that every thread of the process feels.
+- Without cachestat, where many reads in a row were cached, RWF_NOWAIT is taken, which succeeds on
+  cached pages alone and costs nothing there. It cannot tell by itself: since Linux 5.9 it starts
+  the very read-ahead whose pages the next one then finds, and a fast disk has them before it is
+  refused (measured: whole files resident). So it is believed a few times only, and a refused
+  read stays in the cache. A tmpfs refuses both flags and has everything cached.
 
 Small reads are plain: headers and indexes are worth keeping, and small records of one page would
 be read again and again. Folios of the page cache may be larger than a page, so large sequential
@@ -33,7 +35,8 @@ _PAGE = mmap.PAGESIZE
 _RWF_DONTCACHE = 0x80
 _RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 8)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
-# How many reads in a row must find all their pages before the cheap way is taken again.
+# How many reads in a row must find all their pages before the cheap way is taken, and how often it
+# is taken before one must again.
 _CALM = 64
 _LOW_BIT = bytes(b & 1 for b in range(256))
 # The number of the call where every machine has one number for it.
@@ -48,7 +51,7 @@ class PoliteFile:
         self._uncached = _has_dontcache()
         self._random = False
         self._nowait = True
-        self._calm = _CALM
+        self._calm = 0
 
     def preadv(self, view: memoryview, offset: int) -> int:
         """Read up to `len(view)` bytes at `offset` into `view`; return how many, 0 at the end.
@@ -68,10 +71,12 @@ class PoliteFile:
         if not self._random:
             # Read-ahead brings in pages that the next read would take for the trainer's.
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+            self._nowait = _cachestat(self.fd, 0, _PAGE) is None
             self._random = True
         if self._nowait and self._calm >= _CALM:
             got = self._read_cached(view, offset)
             if got:
+                self._calm = self._calm + 1 if self._calm < 2 * _CALM else _CALM - 1
                 return got
             # The refused read may have started reading ahead, so nothing is known of these pages.
             self._calm = 0
