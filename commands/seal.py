@@ -59,12 +59,14 @@ def command(
     """
     from ftckpt.manifest import PassedCheck
     from ftckpt.sealing import locate, seal, utc_now
+    from ftckpt.stores import open_store
     from ftckpt.verification import Level, VerifyOptions, verify
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
-    if manifest and "://" not in manifest:
-        require_folder("--manifest", manifest)
+    here = open_store(manifest, invocation.stores).local_path() if manifest else None
+    if here is not None:
+        require_folder("--manifest", here)
     threads, limiter = job_count(jobs), rate_limit(limit_rate)
     checkpoint = open_checkpoint(invocation, path, newest=False)
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None

@@ -50,6 +50,9 @@ def test_a_manifest_goes_where_its_directory_is(
     seal = ["seal", str(RUN / "step-1"), "--manifest"]
     for place in ("nowhere/step-1.json", "nowhere/"):
         assert run([*seal, place], Invocation()).hint == "mkdir -p nowhere"
+    for scheme in ("file", "local"):
+        url = f"{scheme}://{tmp_path}/nowhere/step-1.json"
+        assert run([*seal, url], Invocation()).hint == f"mkdir -p {tmp_path}/nowhere"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "there").mkdir()
     assert run([*seal, "there/"], Invocation()).code is ExitCode.OK
