@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .source import Source
     from .window_reads import Ahead
 
+# What a thread asks for lies in two stages of windows, and as many are on their way. Were there no
+# room for them, each would be dropped for another before it is used up, and read again and again.
+_STAGES = 4
 _SHARE = 16  # of the budget, as a divisor: two checkpoints are read at once, by a few threads
 
 
@@ -45,6 +48,7 @@ def reading_ahead(
     limiter: RateLimit | None = None,
     *,
     upon: bool = True,
+    jobs: int = 1,
 ) -> Iterator[None]:
     """Read ahead of what is asked for inside the block, where the store has a latency.
 
@@ -57,6 +61,7 @@ def reading_ahead(
             that it holds.
         limiter: bounds the rate of reading; `Source.limited` says who else need not ask it.
         upon: whether what its tensors are decoded upon is read too.
+        jobs: how many threads will ask, each at a place of its own.
     """
     if extents is None:
         extents = extents_of(checkpoint)
@@ -68,7 +73,7 @@ def reading_ahead(
     with ExitStack() as stack:
         for source, places in read:
             bound = most_kept(source.store) // len(read)
-            stack.enter_context(_ahead_of(source, places, bound, limiter))
+            stack.enter_context(_ahead_of(source, places, bound, limiter, jobs))
         yield
 
 
@@ -81,7 +86,7 @@ def read_again(checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def _ahead_of(
-    source: Source, extents: Iterable[Extent], bound: int, limiter: RateLimit | None
+    source: Source, extents: Iterable[Extent], bound: int, limiter: RateLimit | None, jobs: int
 ) -> Iterator[None]:
     traits = source.store.traits
     if traits.local or not traits.gap:
@@ -91,9 +96,10 @@ def _ahead_of(
     if around is not None:
         around.forget()
     from .window_reads import Ahead
-    from .windows import Windows
+    from .windows import STAGE, Windows
 
-    windows = Windows(_inside(source, extents), traits.gap)
+    stage = min(STAGE, bound // (_STAGES * max(1, jobs)))
+    windows = Windows(_inside(source, extents), traits.gap, stage)
     ahead = source.lookahead.current = Ahead(source.store, windows, bound, limiter)
     try:
         yield

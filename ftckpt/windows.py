@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .extents import Extent
-from .stores.ranges import plan_runs
+from .stores.ranges import PART, plan_runs
 
-STAGE = 16 << 20
+STAGE = 16 << 20  # bytes, at most
 LONGEST = 4 << 20  # a longer extent is read by itself: there is little to save
 
 
@@ -74,25 +74,28 @@ class Windows:
         extents: what will be asked for, by the store's paths, in that order; one that is named
             again counts once.
         gap: extents of one file with at most so many bytes between them are read together.
+        stage: bytes of the extents that are taken together, and the most that a window has.
     """
 
-    def __init__(self, extents: Iterable[Extent], gap: int) -> None:
+    def __init__(self, extents: Iterable[Extent], gap: int, stage: int = STAGE) -> None:
         self.all: list[Window] = []
         self._gap = gap
+        self._most = min(PART, stage)
+        longest = min(LONGEST, stage)
         places: dict[str, list[tuple[int, int, int]]] = {}
         seen: set[Extent] = set()
-        stage: list[Extent] = []
+        taken: list[Extent] = []
         nbytes = 0
         for extent in extents:
-            if not 0 < extent.length <= LONGEST or extent in seen:
+            if not 0 < extent.length <= longest or extent in seen:
                 continue
             seen.add(extent)
-            stage.append(extent)
+            taken.append(extent)
             nbytes += extent.length
-            if nbytes >= STAGE:
-                self._add(stage, places)
-                stage, nbytes = [], 0
-        self._add(stage, places)
+            if nbytes >= stage:
+                self._add(taken, places)
+                taken, nbytes = [], 0
+        self._add(taken, places)
         self._places = {path: _columns(rows) for path, rows in places.items()}
 
     def holding(self, path: str, offset: int, length: int) -> Window | None:
@@ -106,8 +109,8 @@ class Windows:
             return None
         return self.all[numbers[at]]
 
-    def _add(self, stage: list[Extent], places: dict[str, list[tuple[int, int, int]]]) -> None:
-        runs = plan_runs(stage, self._gap)
+    def _add(self, taken: list[Extent], places: dict[str, list[tuple[int, int, int]]]) -> None:
+        runs = plan_runs(taken, self._gap, self._most)
         runs.sort(key=lambda run: min(want.asked for want in run.wants))
         for run in runs:
             number = len(self.all)

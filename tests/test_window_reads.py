@@ -5,22 +5,34 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Self
 
 import pytest
 
+from ftckpt import ahead as ahead_of_use
+from ftckpt import api
 from ftckpt.ahead import most_kept, read_again, reading_ahead
+from ftckpt.comparison.tensors import Reading
+from ftckpt.delta.assembling import PackOptions
 from ftckpt.errors import FtckptError, TruncatedError, UnavailableError
 from ftckpt.extents import Extent
+from ftckpt.formats.delta_packing import pack_checkpoint
 from ftckpt.limits import RateLimit
 from ftckpt.source import Source
 from ftckpt.store import Reader
+from ftckpt.stores import StoreOptions
 from ftckpt.stores.memory import MemoryStore
+from ftckpt.transfer.carrying import TransferOptions
+from ftckpt.verification import VerifyOptions
 from ftckpt.window_reads import Ahead
 from ftckpt.windows import Windows
+from tests.checkpoints import save_dcp
 from tests.raw_checkpoint import RawCheckpoint
 
 KIB = 1 << 10
@@ -282,3 +294,53 @@ def test_local_files_are_read_as_ever(tmp_path: str) -> None:
         assert source.lookahead.current is None
     assert most_kept(store) == 0
     assert most_kept(Far()) > 0
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 8])
+def test_threads_at_places_of_their_own_do_not_drop_each_others_windows(
+    far: Far, source: Source, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(ahead_of_use, "budget", lambda: 16 * 64 * KIB)
+    size = len(DATA["a"]) // 8
+    parts = [[Extent("a", at + n, PIECE) for n in range(0, size - PIECE, PIECE)]
+             for at in range(0, 8 * size, size)]  # fmt: skip
+    extents = [extent for part in parts for extent in part]
+    with reading_ahead(_checkpoint(source), extents, jobs=jobs):
+        for first in range(0, len(parts), jobs):
+            for each in zip(*parts[first : first + jobs], strict=True):
+                for extent in each:
+                    source.read(*extent)
+    assert far.nbytes <= 1.1 * len(DATA["a"])
+
+
+def test_whoever_reads_says_how_many_threads_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[int] = []
+    real = ahead_of_use._ahead_of
+
+    def hearing(
+        source: Source, extents: Iterable[Extent], bound: int, limiter: RateLimit | None, jobs: int
+    ) -> AbstractContextManager[None]:
+        said.append(jobs)
+        return real(source, extents, bound, limiter, jobs)
+
+    monkeypatch.setattr(ahead_of_use, "_ahead_of", hearing)
+    step, copy = (str(save_dcp(tmp_path / name)) for name in ("step", "copy"))
+
+    def heard(act: Callable[[], object]) -> list[int]:
+        said.clear()
+        act()
+        return [jobs for jobs in said if jobs > 1]
+
+    assert heard(lambda: api.verify(step, VerifyOptions(jobs=3))) == [3]
+    options = TransferOptions(jobs=3)
+    out = f"{tmp_path}/out"
+    # The check, the building, and both sides of the proof.
+    assert heard(lambda: api.convert(step, out, to="safetensors", options=options)) == [3] * 4
+    # Both sides, for tensors and for what is small.
+    assert heard(lambda: api.diff(step, out, Reading(jobs=3))) == [3] * 4
+    target, base = api.open_checkpoint(step), api.open_checkpoint(copy)
+    packing = PackOptions(jobs=3, proof=False)
+    pack = partial(pack_checkpoint, options=packing, store_options=StoreOptions())
+    assert heard(lambda: pack(target, base, f"{tmp_path}/delta")) == [3] * 2

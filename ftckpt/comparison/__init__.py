@@ -75,7 +75,9 @@ def compare(
         more = fields(content.checkpoint) if choice.state else ()
         read = {*wanted, *(content.objects if choice.state else ())}
         places = extents_of(content.checkpoint, read)
-        with reading_ahead(content.checkpoint, places, reading.limiter, upon=False):
+        with reading_ahead(
+            content.checkpoint, places, reading.limiter, upon=False, jobs=reading.jobs
+        ):
             for found in chain(_small_tensors(content, wanted, reading), more):
                 if isinstance(found, Field):
                     into.append(found)

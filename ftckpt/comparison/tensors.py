@@ -101,7 +101,8 @@ def compare_tensors(
         for second, content in enumerate((ours, theirs) if plan.works else ()):
             keys = _keys(plan.works.values(), bool(second))
             extents = extents_in_order(content.checkpoint, keys)
-            stack.enter_context(reading_ahead(content.checkpoint, extents, reading.limiter))
+            ahead = reading_ahead(content.checkpoint, extents, reading.limiter, jobs=reading.jobs)
+            stack.enter_context(ahead)
         found = readers.compare(
             plan.works,
             reading.tolerance,

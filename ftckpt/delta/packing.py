@@ -100,7 +100,8 @@ def pack(
             checked = time.monotonic()
             with ExitStack() as reading:
                 for source in sources:
-                    reading.enter_context(reading_ahead(source, limiter=options.limiter))
+                    ahead = reading_ahead(source, limiter=options.limiter, jobs=options.jobs)
+                    reading.enter_context(ahead)
                 plans = work.plans()
                 staging.require_room(work.estimate(plans) + records.nbytes)
                 built = build_files(

@@ -157,7 +157,8 @@ def transfer(
         with blaming_changes(source):
             if check is not None:
                 require_sound(check())
-            with reading_ahead(source, of_layout(layout, source), options.limiter):
+            places = of_layout(layout, source)
+            with reading_ahead(source, places, options.limiter, jobs=options.jobs):
                 built = build(
                     layout,
                     gathering,

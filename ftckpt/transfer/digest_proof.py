@@ -75,7 +75,7 @@ class DigestProof:
             return task.number, made
 
         found = [TensorDigest(pair.info.dtype, pair.info.shape) for pair in held]
-        with reading_ahead(result, of_result(content, result), limiter):
+        with reading_ahead(result, of_result(content, result), limiter, jobs=jobs):
             try:
                 ranges = _ranges(held, result)
                 for number, part in run(ranges, digest, jobs=jobs, executor=executor):

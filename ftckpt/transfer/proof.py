@@ -131,8 +131,11 @@ def prove(
         counter.add(one.info.nbytes)
 
     with ExitStack() as stack:
-        stack.enter_context(reading_ahead(content.checkpoint, of_content(content), limiter))
-        stack.enter_context(reading_ahead(result, of_result(content, result), limiter))
+        for one, places in (
+            (content.checkpoint, of_content(content)),
+            (result, of_result(content, result)),
+        ):
+            stack.enter_context(reading_ahead(one, places, limiter, jobs=jobs))
         try:
             for _ in run(_tasks(_ranges(content, result)), compare, jobs=jobs, executor=executor):
                 pass

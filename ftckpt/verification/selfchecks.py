@@ -62,7 +62,7 @@ def check_itself(
     tasks = check.tasks(chosen, limiter, sealed=sealed)
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     given = 0
-    with reading_ahead(checkpoint) if sample is None else nullcontext():
+    with reading_ahead(checkpoint, jobs=jobs) if sample is None else nullcontext():
         for done in run(tasks, _carry_out, jobs=jobs):
             if not given:
                 counter.start("decoding", total)
