@@ -93,11 +93,13 @@ def pack_out(
     bound_memory(run.max_memory)
     limiter = rate_limit(run.limit_rate)
     storage = parse_rate(run.storage_rate) if run.storage_rate else None
+    sources = [one for one in (target, base) if one is not None]
     jobs = affordable_jobs(
         job_count(run.jobs),
         target.tensors.values(),
         local=open_store(out, invocation.stores).traits.local,
-        chained=any(one is not None and one.format == "delta" for one in (target, base)),
+        chained=any(one.format == "delta" for one in sources),
+        sources=[one.source.store for one in sources],
     )
 
     def check(checkpoint: Checkpoint) -> VerifyReport:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ftckpt.ahead import most_kept
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.digest import BLOCK as PART
 from ftckpt.memory import budget, demand, held
+from ftckpt.store import Store
 
 from .blocks import BLOCK
 from .words import words_of
@@ -18,7 +20,14 @@ _BLOCKS = 20
 _CHAINED = 2  # the share of the budget that is left where what is read is decoded, as a divisor
 
 
-def affordable_jobs(jobs: int, tensors: Iterable[TensorInfo], *, local: bool, chained: bool) -> int:
+def affordable_jobs(
+    jobs: int,
+    tensors: Iterable[TensorInfo],
+    *,
+    local: bool,
+    chained: bool,
+    sources: Iterable[Store] = (),
+) -> int:
     """Return how many of `jobs` threads fit into the memory budget beside what is held already.
 
     Args:
@@ -26,6 +35,7 @@ def affordable_jobs(jobs: int, tensors: Iterable[TensorInfo], *, local: bool, ch
         tensors: that are packed.
         local: whether the destination is on this machine; elsewhere parts of files are held too.
         chained: whether one of the sources is a delta.
+        sources: where what is packed, and what it is packed upon, lies.
 
     Raises:
         NoResourceError: the budget is less than one thread needs.
@@ -34,7 +44,8 @@ def affordable_jobs(jobs: int, tensors: Iterable[TensorInfo], *, local: bool, ch
     each = max(1, _BLOCKS * largest) + (0 if local else 3 * PART)
     share = _CHAINED if chained else 1
     demand(share * (_BASE + each), "packing by one thread")
-    return max(1, min(jobs, (budget() // share - held()) // each))
+    ahead = sum(map(most_kept, sources))
+    return max(1, min(jobs, (budget() // share - held() - ahead) // each))
 
 
 def _block_bytes(info: TensorInfo) -> int:
