@@ -111,7 +111,7 @@ def decode_block(form: Form, payload: memoryview, reference: Array | None, out: 
     Args:
         form: as encoded.
         payload: as encoded; anything may stand there.
-        reference: as encoded; None for nothing.
+        reference: as encoded; None for nothing. May be `out` where the block is as its reference.
         out: as many words as the block has.
 
     Raises:
@@ -127,7 +127,8 @@ def decode_block(form: Form, payload: memoryview, reference: Array | None, out: 
     if form is Form.EXACT:
         if len(payload):
             raise damaged("it has bytes although it is as its reference")
-        out[...] = reference
+        if reference is not out:
+            out[...] = reference
     elif form in (Form.GAPS, Form.MASK):
         assert reference is not None
         unpack_changes(payload, reference, out, gaps=form is Form.GAPS)
@@ -135,15 +136,15 @@ def decode_block(form: Form, payload: memoryview, reference: Array | None, out: 
         _unpack_planes(form, payload, reference, out)
 
 
-def _cutter(values: Array, reference: Array | None, form: Form) -> planes.WordCutter:
+def _cutter(values: Array, reference: Array | None, form: Form) -> planes.Cutter:
+    if form is Form.ROTATED:
+        return planes.RotatedCutter(values)
     import numpy as np
 
     def part(start: int, stop: int, out: Array) -> Array:
         given = values[start:stop]
         if form is Form.PLANES:
             return given
-        if form is Form.ROTATED:
-            return words.rotate(given, out)
         assert reference is not None
         if form is Form.XOR:
             np.bitwise_xor(given, reference[start:stop], out=out)
@@ -176,4 +177,10 @@ def _equal(values: Array, other: Array) -> bool:
     # As bytes, because NumPy would let another thread go first.
     if values[:_GLANCE].tobytes() != other[:_GLANCE].tobytes():
         return False
-    return np.array_equal(values, other)
+    if values.size <= _GLANCE:
+        return True
+    one, two = values.view("u1"), other.view("u1")
+    end = one.size - one.size % 8
+    differ = words.scratch(end // 8, 1, words.PLANE).view("?")
+    np.not_equal(one[:end].view("<u8"), two[:end].view("<u8"), out=differ)
+    return not np.logical_or.reduce(differ) and one[end:].tobytes() == two[end:].tobytes()

@@ -75,16 +75,17 @@ class DeltaDecoder:
         """
         number = self._numbers[key]
         tensor = self.index.tensors[number]
-        if offset < 0 or offset + len(view) > tensor.nbytes:
-            raise ValueError(f"{key} has {tensor.nbytes} bytes, not {offset + len(view)}")
-        size = tensor.block_words * words_of(tensor.dtype).size
+        nbytes, word = tensor.nbytes, words_of(tensor.dtype).size
+        if offset < 0 or offset + len(view) > nbytes:
+            raise ValueError(f"{key} has {nbytes} bytes, not {offset + len(view)}")
+        size = tensor.block_words * word
         done = 0
         while done < len(view):
             block, skip = divmod(offset + done, size)
-            length = min(size, tensor.nbytes - block * size)
+            length = min(size, nbytes - block * size)
             part = view[done : done + length - skip]
             if len(part) == length and number not in self._predicts:
-                self._decode(number, block, as_words(part, words_of(tensor.dtype).size))
+                self._decode(number, block, as_words(part, word))
             else:
                 # An array's assignment lets other threads go on, a view's does not.
                 held = self._whole(number, block).view("u1")
@@ -101,7 +102,8 @@ class DeltaDecoder:
                 self._kept.move_to_end((number, block))
                 return kept
         tensor = self.index.tensors[number]
-        count = min(tensor.block_words, tensor.words - block * tensor.block_words)
+        whole = tensor.block_words
+        count = min(whole, tensor.words - block * whole)
         out = np.empty(count, f"<u{words_of(tensor.dtype).size}")
         self._decode(number, block, out)
         with self._lock:
@@ -122,14 +124,27 @@ class DeltaDecoder:
         payload = memoryview(b"")
         if stored.form is not Form.EXACT:
             payload = memoryview(self._payload(tensor, stored))
-        with lender() as lend:
-            reference = self._reference(tensor, block, stored.reference, out.size, lend)
-            try:
-                decode_block(stored.form, payload, reference, out)
-            except CorruptError as error:
-                raise self._located(error, tensor, stored) from None
+        if stored.reference is Reference.NOTHING:
+            self._unfold(tensor, stored, payload, None, out)
+        else:
+            with lender() as lend:
+                reference = self._reference(tensor, block, stored, lend, out)
+                self._unfold(tensor, stored, payload, reference, out)
         if xxhash.xxh3_128_digest(out.data) != stored.digest:
             self._explain(tensor, block, stored)
+
+    def _unfold(
+        self,
+        tensor: DeltaTensor,
+        stored: StoredBlock,
+        payload: memoryview,
+        reference: Array | None,
+        out: Array,
+    ) -> None:
+        try:
+            decode_block(stored.form, payload, reference, out)
+        except CorruptError as error:
+            raise self._located(error, tensor, stored) from None
 
     def _payload(self, tensor: DeltaTensor, stored: StoredBlock) -> bytes | memoryview:
         import xxhash
@@ -148,12 +163,15 @@ class DeltaDecoder:
         return payload
 
     def _reference(
-        self, tensor: DeltaTensor, block: int, reference: Reference, count: int, lend: Lend
-    ) -> Array | None:
-        if reference is Reference.NOTHING:
-            return None
-        size = words_of(tensor.dtype).size
-        if reference is Reference.BASE:
+        self, tensor: DeltaTensor, block: int, stored: StoredBlock, lend: Lend, out: Array
+    ) -> Array:
+        """Return what a block is stored against; put into `out` where the block is the same."""
+        count, size = out.size, out.itemsize
+        exact = stored.form is Form.EXACT
+        if stored.reference is Reference.BASE:
+            if exact:
+                self._fill_base(tensor, block, out.view("u1").data)
+                return out
             return self._base_words(tensor, block, count, lend)
         assert tensor.fit is not None
         rule = tensor.fit.rule
@@ -165,17 +183,21 @@ class DeltaDecoder:
                 continue
             owner = tensor if need.kind is None else self.index.tensors[helpers[need.kind]]
             arrays.append(self._base_words(owner, block, count, lend))
-        guess = scratch(count, size, GUESS)
-        predict(rule, arrays, tensor.fit.coefficients, guess)
+        guess = out if exact else scratch(count, size, GUESS)
+        predict(rule, arrays, tensor.fit.coefficients, guess, watch=False)
         return guess
 
     def _base_words(self, tensor: DeltaTensor, block: int, count: int, lend: Lend) -> Array:
+        size = words_of(tensor.dtype).size
+        view = lend(count * size)
+        self._fill_base(tensor, block, view)
+        return as_words(view, size)
+
+    def _fill_base(self, tensor: DeltaTensor, block: int, view: memoryview) -> None:
         assert self._base is not None
         assert tensor.base is not None
         size = words_of(tensor.dtype).size
-        view = lend(count * size)
         self._base(tensor.base.key, block * tensor.block_words * size, view)
-        return as_words(view, size)
 
     def _located(
         self, error: CorruptError, tensor: DeltaTensor, stored: StoredBlock

@@ -14,8 +14,6 @@ from typing import Any
 
 from ftckpt.errors import CorruptError
 
-_thread = threading.local()
-
 
 class Coder(IntEnum):
     """How hard matches are looked for; every decoder reads all of them."""
@@ -25,14 +23,22 @@ class Coder(IntEnum):
     THOROUGH = 9
 
 
+class _Kept(threading.local):
+    """What a thread makes once, because it takes longer than a small plane."""
+
+    def __init__(self) -> None:
+        self.compressors: dict[Coder, Any] = {}
+        self.decompressor: Any = None
+
+
+_kept = _Kept()
+
+
 def compress(data: Any, coder: Coder = Coder.HUFFMAN) -> bytes:
     """Return one zstd frame that holds `data`, its size recorded and without a checksum."""
-    kept: dict[Coder, Any] | None = getattr(_thread, "compressors", None)
-    if kept is None:
-        kept = _thread.compressors = {}
-    compressor = kept.get(coder)
+    compressor = _kept.compressors.get(coder)
     if compressor is None:
-        compressor = kept[coder] = _compressor(coder)
+        compressor = _kept.compressors[coder] = _compressor(coder)
     frame: bytes = compressor.compress(data)
     return frame
 
@@ -51,9 +57,9 @@ def decompress(frame: Any, length: int) -> bytes:
         said = zstandard.get_frame_parameters(frame).content_size
         if said != length:
             raise damaged(f"a frame unfolds to {said} bytes where {length} are needed")
-        decompressor = getattr(_thread, "decompressor", None)
+        decompressor = _kept.decompressor
         if decompressor is None:
-            decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
+            decompressor = _kept.decompressor = zstandard.ZstdDecompressor()
         data: bytes = decompressor.decompress(frame, max_output_size=length, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise damaged(f"a frame cannot be decompressed: {error}") from None

@@ -30,6 +30,8 @@ HEAD = struct.Struct("<8sIIQQ")  # magic, version, zero, bytes of the header, nu
 # file, reference, form, zero, offset, length, XXH3-64 of the payload, XXH3-128 of the elements
 ROW = struct.Struct("<IBBHQI8s16s")
 TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")
+# By number: to look an enum's member up by its value takes longer.
+_REFERENCES, _FORMS = tuple(Reference), tuple(Form)
 
 
 class StoredBlock(NamedTuple):
@@ -208,7 +210,9 @@ class DeltaIndex:
         file, reference, form, _, offset, length, stored, digest = ROW.unpack_from(
             self.rows, (tensor.first + number) * ROW.size
         )
-        return StoredBlock(file, offset, length, Reference(reference), Form(form), stored, digest)
+        return StoredBlock(
+            file, offset, length, _REFERENCES[reference], _FORMS[form], stored, digest
+        )
 
     def blocks_of(self, tensor: DeltaTensor) -> Iterator[StoredBlock]:
         """Yield where the blocks of a tensor lie, in order."""

@@ -15,12 +15,14 @@ from .entropy import Coder, compress, damaged, decompress
 from .words import PAYLOAD, PLANE, SHIFTED, WORDS, as_words, scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .words import Array
 
 CHUNK = 256 << 10  # words; the last chunk of a block may be shorter
+_TABLES = [struct.Struct(f"<{count}I") for count in range(9)]  # by how many planes are separate
 JOINED = (0, 2, 4)
+_SMALL = 128 << 10  # bytes that are copied sooner than other threads get the interpreter's lock
 _GLANCE = 256  # bytes that are looked at before all are: few planes are of zeros
 WORTH = 0.99  # a frame that saves less than this leaves is not worth its decoding
 
@@ -78,6 +80,36 @@ class WordCutter:
         np.right_shift(chunk, 8 * place, out=out, casting="unsafe", dtype=chunk.dtype)
 
 
+class RotatedCutter:
+    """Cuts words rotated left by a bit, which are never made: but for the lowest they are shifts.
+
+    Args:
+        words: as they are.
+    """
+
+    def __init__(self, words: Array) -> None:
+        self._words = words
+
+    def turn_to(self, start: int, stop: int) -> None:
+        """Make words `start` to `stop` those that are cut."""
+        self._chunk = self._words[start:stop]
+
+    def cut(self, place: int, out: Array) -> None:
+        """Put the bytes of each of these words from a place on into its word of `out`."""
+        import numpy as np
+
+        chunk = self._chunk
+        if place:
+            # The top bit, which the rotation takes away, falls out of the cast.
+            np.right_shift(chunk, 8 * place - 1, out=out, casting="unsafe", dtype=chunk.dtype)
+            return
+        top = scratch(out.size, out.itemsize, SHIFTED)
+        bits = 8 * chunk.itemsize
+        np.right_shift(chunk, bits - 1, out=top, casting="unsafe", dtype=chunk.dtype)
+        np.left_shift(chunk, 1, out=out, casting="unsafe", dtype=chunk.dtype)
+        np.bitwise_or(out, top, out=out)
+
+
 def pack(count: int, size: int, words: Cutter, planes: Planes) -> memoryview:
     """Return the payload that holds `count` words; the next call of this thread overwrites it.
 
@@ -88,7 +120,7 @@ def pack(count: int, size: int, words: Cutter, planes: Planes) -> memoryview:
         planes: how they are stored.
     """
     separate = range(planes.joined, size)
-    table = struct.Struct(f"<{len(separate)}I")
+    table = _TABLES[len(separate)]
     chunks = -(-count // CHUNK)
     at = 1 + chunks * table.size
     # Every plane is stored plain where its frame is larger, so that this is the most there can be.
@@ -131,7 +163,7 @@ def unpack(
     if joined not in JOINED or joined >= size:
         raise damaged("its planes are joined as no encoder joins them")
     separate = range(joined, size)
-    table = struct.Struct(f"<{len(separate)}I")
+    table = _TABLES[len(separate)]
     chunks = -(-count // CHUNK)
     at = 1 + chunks * table.size
     if at > len(payload):
@@ -154,35 +186,47 @@ def unpack(
                 parts.append(as_words(stored, 1) if length else None)
             else:
                 parts.append(as_words(decompress(stored, stop - start), 1))
-        _gather(parts, chunk)
+        _gather(parts, joined, chunk)
         finish(start, stop)
     if at != len(payload):
         raise damaged("bytes follow its last plane")
 
 
-def _gather(parts: list[Array | None], out: Array) -> None:
-    """Put words together from their parts, the lowest first; None is a part of 0."""
+def _gather(parts: Sequence[Array | None], joined: int, out: Array) -> None:
+    """Put words together from their parts, the lowest first; None is a part of 0.
+
+    Each half of a word is put together first, so that most passes are over narrower words, which
+    NumPy widens while they are in the nearest cache.
+
+    Args:
+        parts: of the words.
+        joined: bytes of the first part, where it is no plane; else 0.
+        out: the words.
+    """
     import numpy as np
 
-    wide = scratch(out.size, out.itemsize, SHIFTED)
-    begun = False
-    bits = 0  # by which what is in place has yet to be shifted
-    for part in reversed(parts):
-        bits += 8 * (1 if part is None else part.itemsize)
-        if part is None:
-            continue
-        if begun:
-            np.left_shift(out, bits, out=out)
-            np.copyto(wide, part)
-            np.bitwise_or(out, wide, out=out)
-        else:
-            np.copyto(out, part)
-            begun = True
-        bits = 0
-    if not begun:
-        out[...] = 0
-    elif bits:
-        np.left_shift(out, bits, out=out)
+    if all(part is None for part in parts[1:]):
+        out[...] = 0 if parts[0] is None else parts[0]
+        return
+    half = out.itemsize // 2
+    lower = half - joined + 1 if joined else half  # parts that are below the middle of a word
+    high = _half(parts[lower:], 0, out.size, half)
+    if high is not None:
+        np.left_shift(high, 8 * half, out=out, dtype=out.dtype)
+    low = _half(parts[:lower], joined, out.size, half)
+    if high is None:
+        out[...] = low
+    elif low is not None:
+        np.bitwise_or(out, low, out=out)
+
+
+def _half(parts: Sequence[Array | None], joined: int, count: int, size: int) -> Array | None:
+    """Return halves of words, no wider than they are; None where all are 0."""
+    if all(part is None for part in parts[1:]):
+        return parts[0]
+    out = scratch(count, size, WORDS if size > 2 else PLANE)
+    _gather(parts, joined, out)
+    return out
 
 
 def _put(words: Cutter, plane: int, planes: Planes, room: Array) -> int:
@@ -196,7 +240,10 @@ def _put(words: Cutter, plane: int, planes: Planes, room: Array) -> int:
     if coded:
         frame = compress(dense, planes.coders[plane] if planes.coders else Coder.HUFFMAN)
         if len(frame) < WORTH * room.size:
-            room[: len(frame)] = as_words(frame, 1)
+            if len(frame) > _SMALL:
+                room[: len(frame)] = as_words(frame, 1)
+            else:
+                room.data[: len(frame)] = frame
             return len(frame)
         room[...] = dense
     return room.size

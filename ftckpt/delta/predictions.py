@@ -81,7 +81,14 @@ class Rule(NamedTuple):
         return Need(kind, Side.BASE) in self.needs
 
 
-def predict(rule: Rule, arrays: Sequence[Array], coefficients: Sequence[float], out: Array) -> bool:
+def predict(
+    rule: Rule,
+    arrays: Sequence[Array],
+    coefficients: Sequence[float],
+    out: Array,
+    *,
+    watch: bool = True,
+) -> bool:
     """Put a prediction into `out` and say whether every machine computes the same one.
 
     Args:
@@ -89,6 +96,7 @@ def predict(rule: Rule, arrays: Sequence[Array], coefficients: Sequence[float], 
         arrays: words of what it needs, in its order; as many as `out` has.
         coefficients: as many as it takes.
         out: words of the predicted type.
+        watch: False where it is known that every machine computes the same one.
     """
     import numpy as np
 
@@ -98,8 +106,9 @@ def predict(rule: Rule, arrays: Sequence[Array], coefficients: Sequence[float], 
             part = out[start : start + _CHUNK]
             given = [array[start : start + _CHUNK].view("<f4") for array in arrays]
             rule.compute(given, coefficients, part)
-            watched = part.view("<f4") if part.itemsize == 4 else given[0]
-            certain = certain and not bool(np.isnan(watched.max()))  # NaN is above all
+            if certain and watch:
+                most = np.maximum.reduce(part.view("<f4") if part.itemsize == 4 else given[0])
+                certain = bool(most == most)  # NaN is above all, and is not itself
     return certain
 
 

@@ -11,6 +11,7 @@ padding bits come back as they were. All words are little-endian.
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,9 +69,22 @@ def as_words(data: Any, size: int) -> Array:
     return np.frombuffer(data, f"<u{size}")
 
 
+class _Scratch(threading.local):
+    """The array that each slot was last asked for: to make one takes longer than to find it."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, Array] = {}
+
+
+_scratch = _Scratch()
+
+
 def scratch(count: int, size: int, slot: int) -> Array:
     """Return `count` words of this thread's memory; the next call with the slot takes it again."""
-    return as_words(buffer(count * size, slot), size)
+    array = _scratch.arrays.get(slot)
+    if array is None or array.size != count or array.itemsize != size:
+        array = _scratch.arrays[slot] = as_words(buffer(count * size, slot), size)
+    return array
 
 
 def rotate(words: Array, out: Array) -> Array:
