@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 from ftckpt.assembly import dense_strides
 from ftckpt.checkpoint import Box
@@ -17,6 +18,28 @@ from .megatron_ranks import Coordinate, Grid
 from .torch_tree import Storage, Tensor
 
 
+class _Cut(NamedTuple):
+    """How one tensor, and all state of its shape, is cut.
+
+    Attributes:
+        whole: the shape that is divided over tensor ranks: of an expert rank's own experts.
+        split: how.
+        parts: over how many.
+        part: the shape of a part.
+        shape: the one in which a rank's file has it.
+        strides: of that, dense.
+        stacked: whether it holds experts, as its first axis.
+    """
+
+    whole: tuple[int, ...]
+    split: Split
+    parts: int
+    part: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    stacked: bool
+
+
 class Parts:
     """How tensors are cut over the ranks of one layout."""
 
@@ -25,6 +48,8 @@ class Parts:
         self._grid = grid
         self._rules = rules
         self._expert_shares = grid.expert_parts()
+        # Every rank asks for every tensor, and the state of a weight is cut as the weight is.
+        self._cuts: dict[tuple[str, bool, tuple[int, ...]], _Cut] = {}
 
     def shape(self, wanted: Wanted, weight: str) -> tuple[int, ...]:
         """Return the shape in which every rank's file has its part.
@@ -37,15 +62,7 @@ class Parts:
             UsageError: it cannot be divided; the message has its name.
             UnsupportedError: no rule says how it is divided.
         """
-        shape = self._whole(wanted, weight)
-        parts, _ = self._share(weight, Coordinate(0, 0, 0))
-        try:
-            cut = part_shape(shape, self._split(wanted, weight, parts), parts)
-        except UsageError as error:
-            raise UsageError(
-                f"{wanted.key}: {error.message} tensor ranks", tensor=wanted.key
-            ) from error
-        return _flat(cut, weight) if self._stacked(wanted, weight) else cut
+        return self._cut(wanted, weight).shape
 
     def shard(self, wanted: Wanted, weight: str, at: Coordinate) -> Shard:
         """Return a rank's part; of experts that lie in one tensor with the experts as first axis.
@@ -53,15 +70,13 @@ class Parts:
         Raises:
             UsageError, UnsupportedError: see `shape`.
         """
-        whole = self._whole(wanted, weight)
-        parts, share = self._share(weight, at)
-        split = self._split(wanted, weight, parts)
-        first = at.ep * whole[0] if self._stacked(wanted, weight) else 0
+        cut = self._cut(wanted, weight)
+        first = at.ep * cut.whole[0] if cut.stacked else 0
         pieces = [
             Part(slab.local, wanted.key, _moved(slab.box, first))
-            for slab in slabs(whole, split, parts, share)
+            for slab in slabs(cut.whole, cut.split, cut.parts, self._share(weight, at))
         ]
-        return self.content.shard(part_shape(whole, split, parts), wanted.dtype, pieces)
+        return self.content.shard(cut.part, wanted.dtype, pieces)
 
     def tensor(self, wanted: Wanted, weight: str, at: Coordinate) -> Tensor:
         """Return a rank's part as a tensor of its file, with a storage of its own.
@@ -74,23 +89,34 @@ class Parts:
 
     def view(self, wanted: Wanted, weight: str, storage: Storage, offset: int = 0) -> Tensor:
         """Return a rank's part as a tensor that begins at an element of a storage."""
-        shape = self.shape(wanted, weight)
-        return Tensor(storage, wanted.dtype, shape, dense_strides(shape), offset)
+        cut = self._cut(wanted, weight)
+        return Tensor(storage, wanted.dtype, cut.shape, cut.strides, offset)
 
-    def _whole(self, wanted: Wanted, weight: str) -> tuple[int, ...]:
-        """Return the shape that is divided over tensor ranks: of an expert rank's own experts."""
-        if not self._stacked(wanted, weight):
-            return wanted.shape
-        return (wanted.shape[0] // self._grid.ep, *wanted.shape[1:])
+    def _cut(self, wanted: Wanted, weight: str) -> _Cut:
+        place = weight, wanted.name == weight, wanted.shape
+        known = self._cuts.get(place)
+        if known is None:
+            known = self._cuts[place] = self._new_cut(wanted, weight)
+        return known
 
-    def _stacked(self, wanted: Wanted, weight: str) -> bool:
-        return is_stacked(weight) and len(wanted.shape) == 3
+    def _new_cut(self, wanted: Wanted, weight: str) -> _Cut:
+        whole, stacked = wanted.shape, is_stacked(weight) and len(wanted.shape) == 3
+        if stacked:
+            whole = (whole[0] // self._grid.ep, *whole[1:])
+        parts = self._grid.etp if is_expert(weight) else self._grid.tp
+        split = self._split(wanted, weight, parts)
+        try:
+            part = part_shape(whole, split, parts)
+        except UsageError as error:
+            raise UsageError(
+                f"{wanted.key}: {error.message} tensor ranks", tensor=wanted.key
+            ) from error
+        shape = _flat(part, weight) if stacked else part
+        return _Cut(whole, split, parts, part, shape, dense_strides(shape), stacked)
 
-    def _share(self, weight: str, at: Coordinate) -> tuple[int, int]:
-        """Return over how many ranks a tensor is divided, and which part a rank has."""
-        if is_expert(weight):
-            return self._grid.etp, self._expert_shares[at.tp, at.ep]
-        return self._grid.tp, at.tp
+    def _share(self, weight: str, at: Coordinate) -> int:
+        """Return which part a rank has."""
+        return self._expert_shares[at.tp, at.ep] if is_expert(weight) else at.tp
 
     def _split(self, wanted: Wanted, weight: str, parts: int) -> Split:
         """Return how a tensor is cut; numbers such as a step are the same on every rank."""

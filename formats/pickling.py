@@ -203,11 +203,18 @@ class _Pickler:
             return
         if self._known(value):
             return
-        self._enter(value)
+        code = _SHORT[len(value) - 1] if len(value) <= 3 else _TUPLE
+        writers = [_AT_ONCE.get(type(member)) for member in value]
         if len(value) > 3:
             self._out += op.MARK
-        code = (op.TUPLE1, op.TUPLE2, op.TUPLE3)[len(value) - 1] if len(value) <= 3 else op.TUPLE
-        self._push(*value, _Code(code), _Memo(value))
+        if None not in writers:  # sizes, strides, the ids of storages: most of a pickle of tensors
+            for write, member in zip(writers, value, strict=True):
+                write(self, member)  # type: ignore[misc]
+            self._out += code.code
+            self._memo[id(value)] = (self._put(), value)
+            return
+        self._enter(value)
+        self._push(*value, code, _Memo(value))
 
     def of_list(self, value: list[Any]) -> None:
         """Write a list."""
@@ -234,7 +241,7 @@ class _Pickler:
         """Write an OrderedDict."""
         if self._known(value):
             return
-        self._push(_ORDERED, (), _Code(op.REDUCE), _Memo(value), _pairs(value.items()))
+        self._push(_ORDERED, (), _REDUCE, _Memo(value), _pairs(value.items()))
 
     def of_set(self, value: Any) -> None:
         """Write a set or frozenset, in an order that its members alone decide."""
@@ -256,11 +263,11 @@ class _Pickler:
 
     def _call(self, value: Any, made: Call) -> None:
         """Write `made`; `value` is what it stands for."""
-        code = _Code(op.NEWOBJ if made.new else op.REDUCE)
-        state = () if made.state is None else (made.state, _Code(op.BUILD))
+        code = _NEWOBJ if made.new else _REDUCE
+        state = () if made.state is None else (made.state, _BUILD)
         if made.once:
             if type(made.state) is dict:
-                state = (Pairs(made.state.items()), _Code(op.BUILD))
+                state = (Pairs(made.state.items()), _BUILD)
             self._push(made.function, made.args, code, *state)
             return
         if self._known(value):
@@ -270,7 +277,7 @@ class _Pickler:
 
     def of_persistent(self, value: Persistent) -> None:
         """Write a reference to what lies outside."""
-        self._push(value.pid, _Code(op.BINPERSID))
+        self._push(value.pid, _BINPERSID)
 
     def of_scoped(self, value: Scoped) -> None:
         """Write a value with another way to replace its leaves."""
@@ -314,9 +321,9 @@ class _Pickler:
             items = _members(self._sorted(value.items), op.ADDITEMS, op.ADDITEMS)
         else:
             items = _members(value.items, op.APPEND, op.APPENDS)
-        state = [] if value.state is None else [value.state, _Code(op.BUILD)]
-        code = op.REDUCE if value.called else op.NEWOBJ
-        self._push(type(value), value.args, _Code(code), _Memo(value), items, *state)
+        state = [] if value.state is None else [value.state, _BUILD]
+        code = _REDUCE if value.called else _NEWOBJ
+        self._push(type(value), value.args, code, _Memo(value), items, *state)
 
     def _push(self, *steps: Any) -> None:
         """Let `steps` be written next, the first of them first."""
@@ -349,6 +356,9 @@ def _builtin(name: str) -> Global:
 
 _ENCODE = Global("_codecs", "encode")
 _ORDERED = Global("collections", "OrderedDict")
+_SHORT, _TUPLE = (_Code(op.TUPLE1), _Code(op.TUPLE2), _Code(op.TUPLE3)), _Code(op.TUPLE)
+_REDUCE, _NEWOBJ, _BUILD = _Code(op.REDUCE), _Code(op.NEWOBJ), _Code(op.BUILD)
+_BINPERSID = _Code(op.BINPERSID)
 _U32 = struct.Struct("<I").pack
 
 _Write = Callable[[_Pickler, Any], None]

@@ -14,6 +14,7 @@ that cuts must be known and is never guessed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from .errors import UsageError
@@ -55,6 +56,13 @@ def slabs(shape: Sequence[int], split: Split, parts: int, part: int) -> tuple[Sl
     """
     if split.axis is None or parts == 1:
         return (Slab(Box.whole(shape), Box.whole(shape)),)
+    return _slabs(tuple(shape), split, parts, part)
+
+
+# The layers of a model have a few shapes, and state has those of the weights.
+@lru_cache(maxsize=1024)
+def _slabs(shape: tuple[int, ...], split: Split, parts: int, part: int) -> tuple[Slab, ...]:
+    assert split.axis is not None
     found, inside = [], 0
     for begin, size in _blocks(shape, split, parts):
         share = size // parts

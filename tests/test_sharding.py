@@ -60,6 +60,10 @@ def test_a_gated_layer_keeps_gates_before_ups() -> None:
     assert (second.box, second.local) == (Box((6,), (2,)), Box((2,), (2,)))
 
 
+def test_equal_tensors_have_one_description_of_their_parts() -> None:
+    assert slabs((8, 4), GATED, 2, 1) is slabs([8, 4], GATED, 2, 1)
+
+
 def test_every_part_holds_all_of_what_is_replicated() -> None:
     assert {slabs((3, 5), REPLICATED, 4, r) for r in range(4)} == {slabs((3, 5), ROW, 1, 0)}
     assert part_shape((3, 5), REPLICATED, 4) == global_shape((3, 5), REPLICATED, 4) == (3, 5)

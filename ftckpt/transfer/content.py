@@ -235,12 +235,14 @@ class Content:
             shared = intersection(part.box, copy.box) if part.box.sizes else part.box
             if shared is None or not shared.volume:
                 continue
-            inside = _shift(part.local.offsets[lead:], part.box.offsets, shared.offsets)
-            yield Fill(
-                Box((*part.local.offsets[:lead], *inside), (*(1,) * lead, *shared.sizes)),
-                copy.key,
-                Box(_shift(copy.source.offsets, copy.box.offsets, shared.offsets), shared.sizes),
-            )
+            local, source = part.local, shared
+            if lead or shared != part.box:
+                inside = _shift(local.offsets[lead:], part.box.offsets, shared.offsets)
+                local = Box((*local.offsets[:lead], *inside), (*(1,) * lead, *shared.sizes))
+            if copy.source != copy.box:
+                begin = _shift(copy.source.offsets, copy.box.offsets, shared.offsets)
+                source = Box(begin, shared.sizes)
+            yield Fill(local, copy.key, source)
 
 
 def _shift(base: Sequence[int], origin: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -117,7 +118,7 @@ def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
         assert payload.inner is not None
         base = payload.inner[0]
     sizes = piece.box.sizes
-    strides = tuple(s * itemsize for s in payload.strides or dense_strides(sizes))
+    strides = _in_bytes(payload.strides or sizes, itemsize, dense=not payload.strides)
     file = "" if undone else payload.extent.file
     if piece.flat is None:
         yield Held(piece.box, file, base, strides, undone)
@@ -130,6 +131,12 @@ def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
         )
         if box.volume:
             yield Held(box, file, base + inside - start * itemsize, strides, undone)
+
+
+@lru_cache(maxsize=1024)  # thousands of pieces have few shapes
+def _in_bytes(given: tuple[int, ...], itemsize: int, *, dense: bool) -> tuple[int, ...]:
+    """Return strides in bytes, given those in elements, or sizes of what is dense."""
+    return tuple(s * itemsize for s in (dense_strides(given) if dense else given))
 
 
 def reach(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:

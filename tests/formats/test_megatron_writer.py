@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ftckpt.assembly import read_tensor
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron_writer import MegatronWriter
+from ftckpt.rules import Rule, Rules
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
 from ftckpt.transfer.narrowing import Only, drop, only
@@ -444,3 +445,22 @@ class TestParts:
     def test_virtual_stages_need_stages(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="need several pipeline stages"):
             laid(write(tmp_path / "a", Job()).path, vp=2)
+
+
+def test_a_rule_is_looked_up_no_more_often_for_more_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "source", Job(optimizer="masters")).path
+    looked: list[str] = []
+    find = Rules.find
+
+    def counted(rules: Rules, name: str) -> Rule:
+        looked.append(name)
+        return find(rules, name)
+
+    monkeypatch.setattr(Rules, "find", counted)
+    laid(source, tp=2)
+    once = list(looked)
+    looked.clear()
+    laid(source, tp=4)
+    assert looked == once
