@@ -14,12 +14,14 @@ from ftckpt.memory import no_gc
 
 from . import unpickle
 from .dcp_metadata import DcpMetadata, take_members
+from .dcp_path_tables import read_paths
 from .dcp_records import SHAPES, TABLE, Fields
 from .dcp_rows import Joined
-from .dcp_tables import EntryReader, ItemReader, read_paths
-from .lockstep import Shapes, Words
-from .pickle_cut import DeclinedError, Named, Walk, push
+from .dcp_tables import EntryReader, ItemReader
+from .lockstep import Shapes
+from .pickle_cut import DeclinedError, Named, Walk, push, unframe
 from .pickle_values import Values
+from .pickle_words import Words
 
 _KEPT = 16 << 20
 
@@ -28,13 +30,15 @@ def parse_in_bulk(data: bytearray, size: int, file: str) -> DcpMetadata | None:
     """Parse one metadata pickle; None where it is not spelled as expected.
 
     Args:
-        data: the file, and `lockstep.PADDING` zeros.
+        data: the file, and `pickle_words.PADDING` zeros; its frames are taken out.
         size: length of the file in bytes.
         file: its name, for messages.
     """
+    import numpy as np
+
     # A large block that was freed tells the C library to keep small ones: it would hand the memory
     # of every short-lived array back to the system, and half the time would go into asking again.
-    bytearray(_KEPT)
+    np.empty(_KEPT, np.uint8)
     try:
         with no_gc():
             return _parse(data, size, file)
@@ -43,7 +47,8 @@ def parse_in_bulk(data: bytearray, size: int, file: str) -> DcpMetadata | None:
 
 
 def _parse(data: bytearray, size: int, file: str) -> DcpMetadata:
-    walk = Walk(data, size)
+    size, joints = unframe(data, size)
+    walk = Walk(data, size, joints)
     shapes = _find_tables(walk, data, size)
     used = walk.named.used
     shape = b""
@@ -77,22 +82,28 @@ def _find_tables(walk: Walk, data: bytearray, size: int) -> Shapes:
         )
         try:
             if any(known) and seen.get("entries") != known:
-                walk.ahead(EntryReader(walk.named, shapes).read(data, words, at))
+                end = _next(data, at, size, b"planner_data", b"storage_data")
+                walk.ahead(EntryReader(walk.named, shapes).read(words, at, end))
                 seen["entries"] = known
             if Named.GLOBAL + b"_StorageInfo" in index and "items" not in seen:
-                walk.ahead(ItemReader(walk.named, shapes).read(data, words, at))
+                walk.ahead(ItemReader(walk.named, shapes).read(words, at, size))
                 seen["items"] = True
         except KeyError:  # not all of its members have passed yet
             pass
 
     def read(text: bytes, at: int) -> None:
         if text == b"planner_data" and "paths" not in seen:
-            end = data.find(b"storage_data", at)
-            walk.ahead(read_paths(data, words, at, size if end < 0 else end))
+            walk.ahead(read_paths(words, at, _next(data, at, size, b"storage_data")))
             seen["paths"] = True
 
     walk.walk(built, read)
     return shapes
+
+
+def _next(data: bytearray, at: int, size: int, *members: bytes) -> int:
+    """Return where the next of these members may begin: records behind it are read one by one."""
+    found = (data.find(name, at, size) for name in members)
+    return min((place for place in found if place >= 0), default=size)
 
 
 def _load(walk: Walk, values: Values, file: str) -> tuple[dict[Any, Any], tuple[str, ...]]:

@@ -92,6 +92,32 @@ class EntryColumns(Mapping[str, TensorEntry]):
         columns = map(self._entry, self._size, self._dtype, self._first, ends)
         return zip(self._rows, columns, strict=True)
 
+    def spans(self) -> Iterator[tuple[str, Offsets, DType, int, int]]:
+        """Yield names, sizes and element types; the first row of the chunks of each, and the last.
+
+        The last is the one behind them; a row is for `chunk`.
+        """
+        ends = iter(self._first)
+        next(ends)
+        sizes = map(self.shapes.__getitem__, self._size)
+        dtypes = map(self._dtypes.__getitem__, self._dtype)
+        return zip(self._rows, sizes, dtypes, self._first, ends, strict=False)
+
+    def types(self) -> Iterator[tuple[str, DType]]:
+        """Yield names and element types."""
+        return zip(self._rows, map(self._dtypes.__getitem__, self._dtype), strict=True)
+
+    def chunk(self, row: int) -> Chunk:
+        """Return the chunk of a row of `chunks`."""
+        columns, shapes = self.chunks, self.shapes
+        item = StoredItem()
+        item.path = self.paths[columns.path[row]]
+        item.offset, item.length, item.transforms = columns.begin[row], columns.length[row], ()
+        chunk = Chunk()
+        chunk.offsets, chunk.sizes = shapes[columns.offsets[row]], shapes[columns.sizes[row]]
+        chunk.item = item
+        return chunk
+
     def _entry(self, size: int, dtype: int, first: int, last: int) -> TensorEntry:
         entry = TensorEntry()
         entry.size, entry.dtype = self.shapes[size], self._dtypes[dtype]
@@ -124,18 +150,8 @@ class _Chunks(Sequence[Chunk]):
     def __getitem__(self, index: int | slice) -> Chunk | Sequence[Chunk]:
         rows = range(self._first, self._last)
         if isinstance(index, slice):
-            return [self._chunk(row) for row in rows[index]]
-        return self._chunk(rows[index])
-
-    def _chunk(self, row: int) -> Chunk:
-        columns, shapes = self._of.chunks, self._of.shapes
-        item = StoredItem()
-        item.path = self._of.paths[columns.path[row]]
-        item.offset, item.length, item.transforms = columns.begin[row], columns.length[row], ()
-        chunk = Chunk()
-        chunk.offsets, chunk.sizes = shapes[columns.offsets[row]], shapes[columns.sizes[row]]
-        chunk.item = item
-        return chunk
+            return [self._of.chunk(row) for row in rows[index]]
+        return self._of.chunk(rows[index])
 
 
 def _compact(column: Ints) -> memoryview:

@@ -74,7 +74,7 @@ def _parsed(source: Source, name: str) -> DcpMetadata:
 
 def _parsed_in_bulk(source: Source, name: str, size: int) -> DcpMetadata | None:
     from .dcp_bulk import parse_in_bulk
-    from .lockstep import PADDING
+    from .pickle_words import PADDING
 
     demand(size * BULK_GROWTH, f"the metadata {name} of {size >> 20} MiB")
     data = bytearray(size + PADDING)

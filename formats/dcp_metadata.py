@@ -18,6 +18,7 @@ from ftckpt.memory import no_gc
 from ftckpt.source import safe_name
 
 from . import unpickle
+from .dcp_paths import KeyPaths
 from .dcp_records import (
     MAX_INT,
     SHAPES,
@@ -63,7 +64,7 @@ class DcpMetadata:
 
     tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
     objects: dict[str, StoredItem | None] = field(default_factory=dict)
-    paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    paths: KeyPaths = field(default_factory=KeyPaths)
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
     copies: list[Placed] = field(default_factory=list)
     files: set[str] = field(default_factory=set)

@@ -7,10 +7,13 @@ The path decides; a dot never does, because keys may hold dots (Hugging Face's o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind
 from ftckpt.dtypes import DType
+
+from .dcp_paths import KeyPaths
 
 # Top-level keys under which trainers put the model and the optimizer. Exact, never prefixes.
 _MODEL = frozenset({"model", "state_dict", "model_state_dict", "module", "net", "network"})
@@ -41,6 +44,10 @@ class Place(NamedTuple):
     name: str
 
 
+# What a NamedTuple's own constructor does, without the call around it: there are many tensors.
+_made = partial(tuple.__new__, Place)
+
+
 def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
     """Classify one tensor.
 
@@ -49,14 +56,11 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         path: its `planner_data` path; empty where the planner kept none.
         dtype: its element type: integers and booleans are never trained.
     """
-    if len(path) > 1 and path[0] in _MODEL:  # most of a checkpoint
-        try:
-            name = ".".join(path[1:])  # type: ignore[arg-type]
-        except TypeError:  # a list's index is among them
-            name = ".".join(map(str, path[1:]))
-        return Place("model", weight_kind(name, dtype), name)
     parts = list(map(str, path)) or [stored]
     top, rest = parts[0], parts[1:]
+    if rest and top in _MODEL:
+        name = ".".join(rest)
+        return Place("model", weight_kind(name, dtype), name)
     if rest and top in _OPTIMIZER:
         return _optimizer(rest)
     if rest and top in _EMA:
@@ -71,9 +75,18 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
     return Place("model", weight_kind(stored, dtype), stored)
 
 
+def placed(stored: str, dtype: DType, paths: KeyPaths) -> Place:
+    """Classify one tensor of a DCP checkpoint by the paths that it recorded (see `place`)."""
+    ends = paths.ends(stored)
+    if len(ends) > 1 and stored[: ends[0]] in _MODEL:  # most of a checkpoint
+        name = stored[ends[0] + 1 :]
+        return _made(("model", weight_kind(name, dtype), name))
+    return place(stored, paths.get(stored, ()), dtype)
+
+
 def weight_kind(name: str, dtype: DType) -> Kind:
     """Return what a tensor of a state_dict is: integers and BatchNorm's statistics are buffers."""
-    if dtype.family not in ("float", "complex"):
+    if dtype.family != "float" and dtype.family != "complex":
         return _BUFFER
     if name.endswith(_BUFFER_LEAVES) and name.rpartition(".")[2] in _BUFFER_LEAVES:
         return _BUFFER

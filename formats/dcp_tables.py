@@ -6,15 +6,14 @@ CPython's pickler writes for torch's classes, with everything that repeats taken
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from .dcp_records import BytesEntry, Chunk, Index, Properties, StoredItem, TensorEntry
-from .lockstep import LANES, Column, Lanes, Shapes, Words
+from .lockstep import LANES, Column, Lanes, Shapes
 from .pickle_cut import Named, Table
+from .pickle_words import Words
 
 if TYPE_CHECKING:
     from .lockstep import Ints, Mask
@@ -24,10 +23,6 @@ _OBJECT = b")\x81\x94}\x94("
 _BUILT = b"ub"
 # Lock-step pays while many lanes go on: a list that is longer than all others is left.
 _FEW, _LONG = 32, 64
-_MOST_KEYS = 16
-# A path and its key, of ASCII: only to find where records may begin. The lengths are checked later.
-_TEXT = rb"(?:\x8c.[ -~]*\x94|h.|j.{4})"
-_PATH = _TEXT + rb"\(?" + _TEXT + rb"+[t\x85\x86\x87]\x94"
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -101,29 +96,6 @@ class Items(Table):
         return [(self.offset, self.base)]
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class Paths(Table):
-    """`planner_data`: a name, and a tuple of keys that are texts.
-
-    Attributes:
-        name: texts.
-        count: number of keys.
-        first: number of keys before it; one more row at the end.
-        keys: texts of all paths, row by row.
-    """
-
-    name: Column
-    count: Ints
-    first: Ints
-    keys: Column
-
-    def texts(self) -> list[tuple[Column, Ints]]:
-        """See `Table.texts`."""
-        import numpy as np
-
-        return [(self.name, self.base), (self.keys, np.repeat(self.base, self.count))]
-
-
 class EntryReader:
     """Reads entries that follow one that has passed already."""
 
@@ -148,10 +120,10 @@ class EntryReader:
             self._chunk = named.cls("ChunkStorageMetadata", Chunk) + _OBJECT + named.text("offsets")
             self._sizes = named.text("sizes")
 
-    def read(self, data: bytearray, words: Words, start: int) -> list[Table]:
-        """Read the entries behind `start`."""
-        pattern = b"|".join(re.escape(head) for head in (self._tensor, self._object) if head)
-        return [self._read(words, at) for at in _places(pattern, data, start, words.end)]
+    def read(self, words: Words, start: int, end: int) -> list[Table]:
+        """Read the entries between `start` and `end`."""
+        heads = (self._tensor, self._object)
+        return [self._read(words, at) for at in _places(words, heads, start, end)]
 
     def _read(self, words: Words, at: Ints) -> Entries:
         """Read the entries whose values may begin at some places; the first is never good."""
@@ -190,7 +162,7 @@ class EntryReader:
         return Entries(
             start=begin, end=values.at, memos=names.memo + values.memo,
             reach=np.maximum(names.reach, values.reach - names.memo), good=good,
-            name=name, tensor=tensor, dtype=dtype, size=size, count=count, first=_first(count),
+            name=name, tensor=tensor, dtype=dtype, size=size, count=count, first=starts_of(count),
             offsets=offsets, sizes=sizes,
         )  # fmt: skip
 
@@ -233,7 +205,7 @@ class EntryReader:
             lanes.join(rows, part)
         ended = lanes.skip(b"e", many) | lanes.skip(b"a", ~many & (count == 1))
         lanes.ok &= ended | (~many & (count == 0))
-        first = _first(count)
+        first = starts_of(count)
         columns = Column.empty(int(first[-1])), Column.empty(int(first[-1]))
         for place, (rows, *parts) in enumerate(read):
             for column, its in zip(columns, parts, strict=True):
@@ -256,9 +228,9 @@ class ItemReader:
         self._info = named.cls("_StorageInfo", StoredItem) + _OBJECT + named.text("relative_path")
         self._length, self._shape = named.text("length"), named.cls("Size", tuple)
 
-    def read(self, data: bytearray, words: Words, start: int) -> list[Table]:
-        """Read the items behind `start`."""
-        places = _places(re.escape(self._head), data, start, words.end)
+    def read(self, words: Words, start: int, end: int) -> list[Table]:
+        """Read the items between `start` and `end`."""
+        places = _places(words, [self._head], start, end)
         return [self._read(words, at) for at in places]
 
     def _read(self, words: Words, at: Ints) -> Items:
@@ -293,52 +265,21 @@ class ItemReader:
         )  # fmt: skip
 
 
-def read_paths(data: bytearray, words: Words, start: int, end: int) -> list[Table]:
-    """Read the paths between `start` and `end`."""
-    return [_read_paths(words, at) for at in _places(_PATH, data, start, end)]
-
-
-def _read_paths(words: Words, at: Ints) -> Paths:
+def _places(words: Words, heads: Iterable[bytes], start: int, end: int) -> Iterator[Ints]:
+    """Yield where heads begin, in blocks: where records may begin, no more than that."""
     import numpy as np
 
-    lanes = Lanes(words, at)
-    name = lanes.text()
-    marked = lanes.skip(b"(")
-    count = np.zeros(len(at), np.int64)
-    read: list[tuple[Ints, Column]] = []
-    rows = np.arange(len(at))
-    part = lanes
-    for _ in range(_MOST_KEYS):
-        more = part.where(part.begins_text())
-        if not len(more):
-            break
-        rows = rows[more]
-        part = lanes.select(rows)
-        read.append((rows, part.text()))
-        lanes.join(rows, part)
-        count[rows] += 1
-    lanes.close_tuple(count, marked)
-    lanes.ok &= count > 0
-    first = _first(count)
-    keys = Column.empty(int(first[-1]))
-    for place, (rows, column) in enumerate(read):
-        keys.put(first[rows] + place, column)
-    return Paths(
-        start=at, end=lanes.at, memos=lanes.memo, reach=lanes.reach, good=lanes.ok,
-        name=name, count=count, first=first, keys=keys,
-    )  # fmt: skip
+    found = [words.find(head[:8], start, end) for head in heads if head]
+    return blocks(np.sort(np.concatenate(found)))
 
 
-def _places(pattern: bytes, data: bytearray, start: int, end: int) -> Iterator[Ints]:
-    """Yield where a pattern begins, in blocks: where records may begin, no more than that."""
-    import numpy as np
-
-    found = re.compile(pattern, re.DOTALL).finditer(data, start, end)
-    while block := [match.start() for match in islice(found, LANES)]:
-        yield np.array(block, np.int64)
+def blocks(places: Ints) -> Iterator[Ints]:
+    """Yield so many places at a time as lanes are moved together."""
+    for first in range(0, len(places), LANES):
+        yield places[first : first + LANES]
 
 
-def _first(count: Ints) -> Ints:
+def starts_of(count: Ints) -> Ints:
     """Return where the members of each row begin, and where the last end."""
     import numpy as np
 

@@ -2,94 +2,170 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo, tensor_key
+from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
+from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.names import unwrapped
 
+from .dcp_columns import EntryColumns
 from .dcp_items import rank_of
 from .dcp_metadata import DcpMetadata
-from .dcp_names import Place, place
-from .dcp_records import Chunk
+from .dcp_names import placed
+from .dcp_records import Chunk, Offsets
 from .lazy_pieces import LazyPieces
 
 _MARKER = ".metadata"
+
+
+# What a NamedTuple's own constructor does, without the call around it: there are many tensors.
+_made = partial(tuple.__new__, TensorInfo)
 
 
 def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """Return the tensors by key, and key -> name in the metadata."""
     tensors: dict[str, TensorInfo] = {}
     stored: dict[str, str] = {}
-    entries = deque(meta.tensors.items())
-    paths = meta.paths
-    places = [place(name, paths.get(name, ()), entry.dtype) for name, entry in entries]
-    bare = _bare_names(places)
-    copies: dict[str, list[Chunk]] = defaultdict(list)
-    for name, chunk, _ in meta.copies:
-        if chunk is not None:
-            copies[name].append(chunk)
-    for component, kind, said in places:
-        name, entry = entries.popleft()  # what is made next takes its memory
-        if component in bare:
+    components, kinds, names = _places(meta)
+    bare = _bare_names(components, names)
+    places = zip(components, kinds, names, strict=True)
+    for (component, kind, said), (name, size, dtype, pieces) in zip(
+        places, _rows(meta), strict=True
+    ):
+        if bare and component in bare:
             said = bare[component][said]
         # Two stored names can mean one tensor only by our reading: they are kept apart.
         key = tensor_key(component, kind, said)
         while key in tensors:
             component, said = "extra:dcp", name if component != "extra:dcp" else said + "'"
             key = tensor_key(component, kind, said)
-        pieces = ChunkPieces(key, entry.chunks, copies.get(name, ()))
-        tensors[key] = TensorInfo(component, said, kind, entry.size, entry.dtype, pieces, name)
+        pieces.of = key
+        tensors[key] = _made((component, said, kind, size, dtype, pieces, name))
         stored[key] = name
     return tensors, stored
 
 
 class ChunkPieces(LazyPieces):
-    """The pieces that are the chunks of one stored tensor."""
+    """The pieces that are the chunks of one stored tensor.
 
-    __slots__ = ("_chunks", "_copies", "_name")
+    Attributes:
+        of: the tensor's key.
+    """
 
-    def __init__(self, name: str, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
-        self._name = name
+    __slots__ = ("of",)
+    of: str
+
+    @abstractmethod
+    def chunk(self, index: int) -> Chunk:
+        """Return one chunk; `index` is in range."""
+
+    def replica(self, index: int) -> int:
+        """Return how many chunks before this one are the same box."""
+        return 0
+
+    def box(self, index: int) -> Box:
+        """Return the box of one chunk."""
+        chunk = self.chunk(index)
+        return Box(chunk.offsets, chunk.sizes)
+
+    def piece(self, index: int) -> Piece:
+        """Return one chunk; see `LazyPieces.piece`."""
+        chunk = self.chunk(index)
+        item = chunk.item
+        if item is None:
+            raise CorruptError(
+                f"{self.of} has a chunk at {list(chunk.offsets)} that lies in no file",
+                kind="bad-metadata",
+                file=_MARKER,
+                tensor=self.of,
+            )
+        place_ = Extent(item.path, item.offset, item.length)
+        box = Box(chunk.offsets, chunk.sizes)
+        rank = rank_of(item.path)
+        return Piece(box, place_, replica=self.replica(index), rank=rank, packed=True)
+
+
+class ListedChunks(ChunkPieces):
+    """Chunks in a list, and behind them their copies."""
+
+    __slots__ = ("_chunks", "_copies")
+
+    def __init__(self, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
         self._copies = len(copies)
         self._chunks = [*chunks, *copies] if copies else chunks
 
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def box(self, index: int) -> Box:
-        """Return the box of one chunk."""
-        chunk = self._chunks[index]
-        return Box(chunk.offsets, chunk.sizes)
+    def chunk(self, index: int) -> Chunk:
+        """Return one chunk."""
+        return self._chunks[index]
 
-    def piece(self, index: int) -> Piece:
-        """Return one chunk; see `LazyPieces.piece`."""
-        chunk = self._chunks[index]
-        item = chunk.item
-        if item is None:
-            raise CorruptError(
-                f"{self._name} has a chunk at {list(chunk.offsets)} that lies in no file",
-                kind="bad-metadata",
-                file=_MARKER,
-                tensor=self._name,
-            )
-        place_ = Extent(item.path, item.offset, item.length)
-        box = Box(chunk.offsets, chunk.sizes)
-        replica = 0
-        if index >= len(self) - self._copies:
-            before = self._chunks[:index]
-            replica = sum(1 for other in before if other.offsets == chunk.offsets)
-        return Piece(box, place_, replica=replica, rank=rank_of(item.path), packed=True)
+    def replica(self, index: int) -> int:
+        """Return how many chunks before a copy are the same box."""
+        if index < len(self) - self._copies:
+            return 0
+        offsets = self._chunks[index].offsets
+        return sum(1 for other in self._chunks[:index] if other.offsets == offsets)
 
 
-def _bare_names(places: Iterable[Place]) -> dict[str, dict[str, str]]:
+class ColumnChunks(ChunkPieces):
+    """Chunks in rows of columns: one object a tensor, of which there may be a million."""
+
+    __slots__ = ("_columns", "_first", "_last")
+
+    def __init__(self, columns: EntryColumns, first: int, last: int) -> None:
+        self._columns, self._first, self._last = columns, first, last
+
+    def __len__(self) -> int:
+        return self._last - self._first
+
+    def chunk(self, index: int) -> Chunk:
+        """Return one chunk, made anew."""
+        return self._columns.chunk(self._first + index)
+
+
+def _rows(meta: DcpMetadata) -> Iterator[tuple[str, Offsets, DType, ChunkPieces]]:
+    """Yield stored names, sizes, element types and pieces, which do not know their key yet."""
+    if isinstance(meta.tensors, EntryColumns):  # of one file: there are no copies
+        for name, size, dtype, first, last in meta.tensors.spans():
+            yield name, size, dtype, ColumnChunks(meta.tensors, first, last)
+        return
+    copies: dict[str, list[Chunk]] = defaultdict(list)
+    for name, chunk, _ in meta.copies:
+        if chunk is not None:
+            copies[name].append(chunk)
+    for name, entry in meta.tensors.items():
+        yield name, entry.size, entry.dtype, ListedChunks(entry.chunks, copies.get(name, ()))
+
+
+def _places(meta: DcpMetadata) -> tuple[list[str], list[Kind], list[str]]:
+    """Return component, kind and name of each stored tensor."""
+    if isinstance(meta.tensors, EntryColumns):
+        types = meta.tensors.types()
+    else:
+        types = ((name, entry.dtype) for name, entry in meta.tensors.items())
+    components: list[str] = []
+    kinds: list[Kind] = []
+    names: list[str] = []
+    for stored, dtype in types:
+        component, kind, name = placed(stored, dtype, meta.paths)
+        components.append(component)
+        kinds.append(kind)
+        names.append(name)
+    return components, kinds, names
+
+
+def _bare_names(components: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the names without wrappers' prefixes, by component and name, where there are any."""
-    names: dict[str, list[str]] = {}
-    for component, _, name in places:
-        names.setdefault(component, []).append(name)
-    return {
-        component: unwrapped(own)
-        for component, own in names.items()
-        if any(n.startswith("module.") or "_orig_mod" in n or "_wrapped_module" in n for n in own)
-    }
+    text = "\n".join(["", *names])  # searched as one: most checkpoints have none
+    if not any(sign in text for sign in ("\nmodule.", "_orig_mod", "_wrapped_module")):
+        return {}
+    own: dict[str, list[str]] = defaultdict(list)
+    for component, name in zip(components, names, strict=True):
+        own[component].append(name)
+    return {component: unwrapped(all_) for component, all_ in own.items()}

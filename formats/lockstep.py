@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .pickle_words import WINDOW, Words, as_word
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -23,10 +25,8 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.signedinteger[Any]]
     Mask = npt.NDArray[np.bool_]
 
-# Zeros that must follow the data: opcodes are compared ahead of a lane's place, 64 bytes at most.
-PADDING = 80
 # Lanes that are moved together: their numbers stay in the processor's cache.
-LANES = 1 << 14
+LANES = 1 << 13
 # A text's place in one number: the offset of its bytes above, their number below.
 TEXT_BITS = 24
 _TUPLES = (b")", b"\x85", b"\x86", b"\x87")
@@ -53,6 +53,10 @@ class Column:
         import numpy as np
 
         return cls(np.full(n, -1, np.int64), np.full(n, -1, np.int32), np.full(n, -1, np.int32))
+
+    def take(self, rows: Ints) -> Column:
+        """Return the values of some lanes."""
+        return Column(self.value[rows], self.ref[rows], self.memo[rows])
 
     def put(self, rows: Ints, other: Column) -> None:
         """Write the values of some lanes."""
@@ -99,31 +103,6 @@ class Shapes:
         return np.array(ids, np.int64)[which]
 
 
-class Words:
-    """The bytes of a pickle, to be gathered one or eight at a time from any places.
-
-    Attributes:
-        end: number of bytes.
-    """
-
-    def __init__(self, data: bytearray, end: int) -> None:
-        """Look at `data[:end]`; `PADDING` zeros must follow it."""
-        import numpy as np
-
-        self.end = end
-        self._bytes = np.frombuffer(data, np.uint8)
-        self._words = np.ndarray((len(data) - 7,), "<i8", data, strides=(1,))
-
-    def bytes_at(self, places: Ints) -> npt.NDArray[np.uint8]:
-        """Return one byte from each place."""
-        return self._bytes.take(places)
-
-    def at(self, places: Ints) -> Ints:
-        """Return eight bytes from each place as a little-endian number."""
-        words: Ints = self._words[places]
-        return words
-
-
 class Lanes:
     """A place in each of many records.
 
@@ -139,6 +118,8 @@ class Lanes:
         import numpy as np
 
         self._words = words
+        self._window: npt.NDArray[np.uint8] | None = None
+        self._passed = 0  # so many bytes of the window
         self.at = at.astype(np.int64)
         self.memo = np.zeros(len(at), np.int64)
         self.ok = np.ones(len(at), np.bool_)
@@ -162,6 +143,7 @@ class Lanes:
         """Take back lanes from `select`."""
         if part is self:
             return
+        self._window = None
         self.at[rows], self.memo[rows] = part.at, part.memo
         self.ok[rows], self.reach[rows] = part.ok, part.reach
 
@@ -177,10 +159,9 @@ class Lanes:
 
         same = np.ones(len(self), np.bool_)
         for start in range(0, len(expected), 8):
-            part = expected[start : start + 8]
-            wanted = int.from_bytes(part.ljust(8, b"\0"), "little", signed=True)
-            mask = int.from_bytes((b"\xff" * len(part)).ljust(8, b"\0"), "little", signed=True)
-            same &= (self._words.at(self.at + start) & mask) == wanted
+            wanted, mask = as_word(expected[start : start + 8])
+            word = self._word(start)
+            same &= (word if mask == -1 else word & mask) == wanted
         return same
 
     def expect(self, expected: bytes, memos: int = 0) -> None:
@@ -224,13 +205,17 @@ class Lanes:
 
         word = self._word()
         op = word & 0xFF
-        if (op == ord("K")).all():
-            self._move(2)
-            return (word >> 8) & 0xFF
+        for code, size, value in (
+            ("K", 2, (word >> 8) & 0xFF), ("M", 3, (word >> 8) & 0xFFFF), ("J", 5, word << 24 >> 32)
+        ):  # fmt: skip
+            if (op == ord(code)).all():
+                self.ok &= value >= 0
+                self._move(size)
+                return value
         sizes = [op == ord("K"), op == ord("M"), op == ord("J"), op == 0x8A]
         count = np.where(sizes[3], (word >> 8) & 0xFF, 0)
         self.ok &= (sizes[0] | sizes[1] | sizes[2] | sizes[3]) & (count <= 8)
-        long = self._words.at(self.at + 2)
+        long = self._word(2)
         # LONG1 drops leading bytes that say nothing: what is above them must be zero, or the sign.
         unused = np.clip(64 - 8 * count, 0, 63)
         long = np.where(count == 0, 0, (long << unused) >> unused)
@@ -335,13 +320,34 @@ class Lanes:
         return rank, numbers
 
     def _op(self) -> npt.NDArray[np.uint8]:
-        return self._words.bytes_at(self.at)
+        self._look(1)
+        assert self._window is not None
+        return self._window[:, self._passed]
 
-    def _word(self) -> Ints:
-        return self._words.at(self.at)
+    def _word(self, ahead: int = 0) -> Ints:
+        """Return eight bytes of each lane, so many bytes ahead."""
+        self._look(ahead + 8)
+        assert self._window is not None
+        at = self._passed + ahead
+        word: Ints = self._window[:, at : at + 8].view("<i8")[:, 0]
+        return word
+
+    def _look(self, count: int) -> None:
+        """Have so many bytes of each lane in the window."""
+        if self._window is None or self._passed + count > WINDOW:
+            self._window, self._passed = self._words.windows(self.at), 0
 
     def _move(self, count: Ints | int) -> None:
         import numpy as np
 
         self.at += count
         np.minimum(self.at, self._words.end, out=self.at)
+        if isinstance(count, int):
+            self._passed += count
+            return
+        # Lanes that are out do not count: what they read decides nothing.
+        counts = count[self.ok]
+        if len(counts) and (counts == counts[0]).all():
+            self._passed += int(counts[0])
+        else:
+            self._window = None

@@ -13,7 +13,7 @@ anew, because the values of runs are not there: what the rest takes from a run i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,7 @@ class Run:
 _ARGUMENTS = dict.fromkeys(b")]}(teabRusN\x81\x85\x86\x87\x88\x89\x93\x94", 0) | {
     ord("K"): 1, ord("M"): 2, ord("J"): 4, ord("G"): 8, ord("h"): 1, ord("j"): 4,
 }  # fmt: skip
-_FRAME = 0x95
+_FRAME, _SHORT_TEXT, _TEXT, _LONG = 0x95, 0x8C, 0x58, 0x8A
 # What may stand behind a run: another key, or the end of the batch.
 _BEHIND = frozenset(b"u\x8cXhj")
 MOST_BYTES = 1 << 31
@@ -155,8 +155,14 @@ class Walk:
         wanted: memo indices that the rest takes from runs.
     """
 
-    def __init__(self, data: bytearray, end: int) -> None:
-        """Begin at the first byte of `data[:end]`; some zeros must follow it."""
+    def __init__(self, data: bytearray, end: int, joints: Sequence[int] = ()) -> None:
+        """Begin at the first byte of a pickle.
+
+        Args:
+            data: the pickle without its frames, and some zeros.
+            end: its length.
+            joints: where frames began, ascending: opcodes must begin there.
+        """
         self.named = Named()
         self.runs: list[Run] = []
         self.kept: dict[int, int] = {}
@@ -164,7 +170,8 @@ class Walk:
         self._data = data
         self._end = end
         self._ahead: dict[int, Run] = {}
-        self._frames = _frames(data, end)
+        self._joints = [*joints, MOST_BYTES]
+        self._joint = 0
         self._parts: list[bytes] = []
         self._from = 2
         self._size = 0
@@ -192,8 +199,12 @@ class Walk:
         texts: dict[int, bytes] = {}
         last: bytes | None = None  # the text or class on top of the stack
         at, behind = 2, False
-        frames = 0
+        joints = self._joints
         while True:
+            while at >= joints[self._joint]:
+                if at > joints[self._joint]:
+                    raise DeclinedError
+                self._joint += 1
             if at >= self._end:
                 raise DeclinedError
             run = self._ahead.get(at)
@@ -202,12 +213,6 @@ class Walk:
                 at, behind, last = self._from, True, None
                 continue
             op = data[at]
-            if op == _FRAME:
-                if at not in self._frames:
-                    raise DeclinedError
-                self._copy(at, at + 9)
-                at, frames = at + 9, frames + 1
-                continue
             if behind and op not in _BEHIND:
                 raise DeclinedError
             behind = False
@@ -217,9 +222,8 @@ class Walk:
                     texts[self._memo] = last
                     named.index[last] = self._memo
                 self._memo, at = self._memo + 1, at + 1
-            elif op in (0x8C, 0x58):
-                begin = at + (2 if op == 0x8C else 5)
-                at = begin + int.from_bytes(data[at + 1 : begin], "little")
+            elif op in (_SHORT_TEXT, _TEXT):
+                begin, at = at + (2 if op == _SHORT_TEXT else 5), _behind(data, at)
                 last = bytes(data[begin:at])
                 read(last, at)
             elif op in (0x68, 0x6A):
@@ -233,17 +237,13 @@ class Walk:
             elif op == 0x93:
                 last = None if last is None else Named.GLOBAL + last
                 at += 1
-            elif op == 0x8A:
-                at, last = at + 2 + data[at + 1], None
-            elif op in _ARGUMENTS:
-                at, last = at + 1 + _ARGUMENTS[op], None
-                if op in (0x62, 0x81):
-                    built(at)
-            elif op == 0x2E and at + 1 == self._end and frames == len(self._frames):
+            elif op == 0x2E and at + 1 == self._end and self._joint == len(joints) - 1:
                 self._copy(at, at)
                 return
             else:
-                raise DeclinedError
+                at, last = _behind(data, at), None
+                if op in (0x62, 0x81):
+                    built(at)
 
     def rest(self, written: dict[int, bytes], given: Iterable[int]) -> bytes:
         """Return the pickle that is left: of a pair of the value and a list.
@@ -259,10 +259,25 @@ class Walk:
 
     def _cut(self, at: int, run: Run) -> None:
         table, first, last = run.table, run.first, run.last
-        self._copy(at, int(table.end[last - 1]))
+        end = int(table.end[last - 1])
+        while self._joints[self._joint] < end:
+            self._require_joint(table, self._joints[self._joint])
+            self._joint += 1
+        self._copy(at, end)
         self._add(b"J" + len(self.runs).to_bytes(4, "little") + b"QN")
         self.runs.append(run)
         self._memo = table.enter(first, last, self._memo)
+
+    def _require_joint(self, table: Table, joint: int) -> None:
+        """Require that an opcode of a row begins where a frame did."""
+        import numpy as np
+
+        row = np.searchsorted(table.start, np.int32(joint), "right") - 1
+        at = int(table.start[row])
+        while at < joint:
+            at = _behind(self._data, at)
+        if at != joint:
+            raise DeclinedError
 
     def _take(self, at: int, index: int, size: int) -> None:
         kept = self.kept.get(index)
@@ -287,16 +302,44 @@ class Walk:
             raise DeclinedError
 
 
-def _frames(data: bytearray, end: int) -> frozenset[int]:
-    """Return where the frames begin, which follow each other from PROTO to the last byte."""
+def unframe(data: bytearray, end: int) -> tuple[int, list[int]]:
+    """Take the frames of `data[:end]` out of it, in place: they only say how much to read at once.
+
+    A pickler begins one every 64 KiB, anywhere between two opcodes: inside of records too.
+
+    Returns:
+        How many bytes are left, and where in them frames began, ascending; zeros are behind them.
+
+    Raises:
+        DeclinedError: they do not follow each other from the protocol to the last byte.
+    """
     if end >= MOST_BYTES or data[0] != 0x80 or data[1] not in (4, 5):
         raise DeclinedError
-    at, found = 2, []
+    at, frames = 2, []
     while at < end:
         if data[at] != _FRAME:
             raise DeclinedError
-        found.append(at)
-        at += 9 + int.from_bytes(data[at + 1 : at + 9], "little")
+        begin, at = at + 9, at + 9 + int.from_bytes(data[at + 1 : at + 9], "little")
+        frames.append((begin, at))
     if at != end:
         raise DeclinedError
-    return frozenset(found)
+    to, joints = 2, []
+    with memoryview(data) as view:
+        for begin, last in frames:
+            joints.append(to)
+            view[to : to + last - begin] = view[begin:last]
+            to += last - begin
+        view[to:end] = bytes(end - to)
+    return to, joints
+
+
+def _behind(data: bytearray, at: int) -> int:
+    """Return where the opcode at `at` ends."""
+    op = data[at]
+    if op in _ARGUMENTS:
+        return at + 1 + _ARGUMENTS[op]
+    if op in (_SHORT_TEXT, _LONG):
+        return at + 2 + data[at + 1]
+    if op == _TEXT:
+        return at + 5 + int.from_bytes(data[at + 1 : at + 5], "little")
+    raise DeclinedError

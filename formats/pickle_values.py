@@ -6,13 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .dcp_records import is_shape
-from .lockstep import TEXT_BITS, Column, Shapes, Words
+from .lockstep import TEXT_BITS, Column, Shapes
 from .pickle_cut import DeclinedError, Table
+from .pickle_words import Words
 
 if TYPE_CHECKING:
     from .lockstep import Ints, Mask
 
 _LENGTH = (1 << TEXT_BITS) - 1
+# A key that is longer is not looked for in its name.
+_LONG = 256
 
 
 class Values:
@@ -50,8 +53,6 @@ class Values:
         self.shapes = shapes
         self._data = data
         self._words = Words(data, len(data))
-        self._strings: dict[str, str] = {}
-        self._short = _Short()
         self._given: dict[int, Any] = {}
         texts: list[tuple[Column, Ints]] = []
         sizes: list[tuple[Column, Ints]] = []
@@ -81,25 +82,60 @@ class Values:
         self._given = dict(zip(self.foreign.tolist(), objects, strict=True))
 
     def texts(self, places: Ints) -> list[str]:
-        """Return the texts that values are; equal ones are one object.
+        """Return the texts that values are.
 
         Raises:
             DeclinedError: one of them is none.
         """
+        data = self._data
+        begin = places >> TEXT_BITS
+        spans = list(zip(begin.tolist(), (begin + (places & _LENGTH)).tolist(), strict=True))
+        try:
+            texts = [data[first:last].decode() for first, last in spans]
+        except UnicodeDecodeError:
+            texts = [data[first:last].decode("utf-8", "surrogatepass") for first, last in spans]
+        for place in (places < 0).nonzero()[0].tolist():
+            texts[place] = self.object(-2 - int(places[place]))
+            if type(texts[place]) is not str:
+                raise DeclinedError
+        return texts
+
+    def split(self, names: Ints, count: Ints, keys: Ints, known: Shapes) -> Ints:
+        """Return where keys end in names that are these keys joined by dots: ids in `known`.
+
+        Args:
+            names: values that are texts.
+            count: how many keys each has.
+            keys: values that are texts, those of each name side by side.
+            known: takes the places, in bytes; those of a name that is no such thing are none.
+        """
         import numpy as np
 
-        # Keys of dicts are short, and few are different: those of up to seven bytes are numbers.
-        length = np.where(places < 0, 8, places & _LENGTH)
-        short = length < 8
-        bits = 8 * np.minimum(length, 7)
-        number = self._words.at(np.where(short, places >> TEXT_BITS, 0)) & ((1 << bits) - 1)
-        rows = np.flatnonzero(~short)
-        number |= length << 56
-        number[rows] = -1 - np.arange(len(rows))
-        once = self._strings.setdefault
-        long = [once(text, text) for text in self._decoded(places[rows])]
-        known = self._short
-        return [known[n] if n >= 0 else long[-1 - n] for n in number.tolist()]
+        length = np.where(keys < 0, 0, keys & _LENGTH)
+        row = np.repeat(np.arange(len(names)), count)
+        behind = np.cumsum(count)
+        passed = np.concatenate((np.zeros(1, np.int64), np.cumsum(length + 1)))
+        end = passed[1:] - 1 - passed[behind - count][row]
+        joined = (names >= 0) & (count > 0)
+        joined &= passed[behind] - passed[behind - count] - 1 == names & _LENGTH
+        joined[row[keys < 0]] = False
+        begin = (names >> TEXT_BITS)[row] + end - length
+        later = np.flatnonzero(joined[row] & (end > length))
+        joined[row[later[self._words.bytes_at(begin[later] - 1) != ord(".")]]] = False
+        masks = np.array([(1 << 8 * n) - 1 for n in range(8)] + [-1], np.int64)
+        rest = np.flatnonzero(joined[row])
+        for at in range(0, _LONG, 8):
+            left = length[rest] - at
+            rest, left = rest[left > 0], left[left > 0]
+            mine = self._words.at((keys[rest] >> TEXT_BITS) + at)
+            other = self._words.at(begin[rest] + at) ^ mine
+            joined[row[rest[other & masks[np.minimum(left, 8)] != 0]]] = False
+        joined[row[rest[length[rest] > _LONG]]] = False
+        ends = [np.zeros(len(names), np.int64) for _ in range(int(count.max(initial=0)))]
+        for place, column in enumerate(ends):
+            has = np.flatnonzero(joined & (count > place))
+            column[has] = end[(behind - count)[has] + place]
+        return known.ids_of(np.where(joined, count, 0), ends)
 
     def numbered(self, places: Ints) -> tuple[list[str], Ints]:
         """Return the texts of values that repeat them, and their numbers in that list.
@@ -110,28 +146,7 @@ class Values:
         import numpy as np
 
         once, which = np.unique(places, return_inverse=True)
-        return self._decoded(once), which
-
-    def _decoded(self, places: Ints) -> list[str]:
-        """Return the texts at some places: together, which is much faster, where all is ASCII."""
-        import numpy as np
-
-        length = np.where(places < 0, 0, places & _LENGTH)
-        end = np.cumsum(length)
-        begin = (places >> TEXT_BITS) - (end - length)
-        data = np.frombuffer(self._data, np.uint8)
-        joined = data[np.repeat(begin, length) + np.arange(int(length.sum()))].tobytes()
-        bounds = zip((end - length).tolist(), end.tolist(), strict=True)
-        if joined.isascii():
-            whole = joined.decode("ascii")
-            texts = [whole[first:last] for first, last in bounds]
-        else:
-            texts = [joined[first:last].decode("utf-8", "surrogatepass") for first, last in bounds]
-        for place in np.flatnonzero(places < 0).tolist():
-            texts[place] = self.object(-2 - int(places[place]))
-            if type(texts[place]) is not str:
-                raise DeclinedError
-        return texts
+        return self.texts(once), which
 
     def shape_ids(self, ids: Ints) -> Ints:
         """Return the ids of the shapes that values are.
@@ -169,21 +184,12 @@ class Values:
         return self._data[begin : begin + (place & _LENGTH)]
 
 
-class _Short(dict[int, str]):
-    """Texts of up to seven bytes by what they are as a number, their length on top."""
-
-    def __missing__(self, number: int) -> str:
-        raw = number.to_bytes(8, "little")
-        text = self[number] = raw[: raw[7]].decode("utf-8", "surrogatepass")
-        return text
-
-
 def _known(columns: Sequence[tuple[Column, Ints]], wanted: Sequence[int]) -> tuple[Ints, Ints]:
     """Return the memo indices that anyone takes, ascending, and what is written out there."""
     import numpy as np
 
-    taken = [np.array(wanted, np.int64)]
-    taken += [np.unique(column.ref[(base >= 0) & (column.ref >= 0)]) for column, base in columns]
+    taken: list[Ints] = [np.array(wanted, np.int64)]
+    taken += [column.ref[(base >= 0) & (column.ref >= 0)] for column, base in columns]
     asked = np.zeros(max((int(t.max()) for t in taken if len(t)), default=0) + 1, np.bool_)
     for indices in taken:
         asked[indices] = True

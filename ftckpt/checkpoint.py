@@ -88,6 +88,9 @@ class Kind(StrEnum):
     BUFFER = "buffer"
     OTHER = "other"
 
+    # An enum's own, of the member's name, is a call in Python: there are many tensors.
+    __hash__ = str.__hash__
+
 
 class TensorInfo(NamedTuple):
     """One logical tensor.
@@ -136,10 +139,11 @@ def tensor_key(component: str, kind: Kind, name: str) -> str:
     Others are prefixed by what tells them apart: `exp_avg:layers.0.weight` (the optimizer's),
     `optimizer:layers.0.weight.step`, `ema:layers.0.weight`, `extra:rng:torch_state`.
     """
-    prefix = "" if component == "model" else f"{component}:"
-    if kind in _TOLD_BY_KIND:
-        prefix = f"{kind}:" if component == "optimizer" else f"{prefix}{kind}:"
-    return prefix + name
+    if component == "model":
+        return f"{kind}:{name}" if kind in _TOLD_BY_KIND else name
+    if kind not in _TOLD_BY_KIND:
+        return f"{component}:{name}"
+    return f"{kind}:{name}" if component == "optimizer" else f"{component}:{kind}:{name}"
 
 
 class ObjectInfo(NamedTuple):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
+from operator import attrgetter
 
 from .checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
 from .dtypes import DType
@@ -82,12 +84,14 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     alike: dict[tuple[str, Kind, str, tuple[int, ...]], int] = defaultdict(int)
     dtypes: dict[str, DType] = {}
     tensors = pieces = 0
-    for key, (component, _, kind, shape, dtype, parts, _) in checkpoint.tensors.items():
-        if key in checkpoint.aliases:
-            continue
-        tensors += 1
-        pieces += len(parts)
-        alike[component, kind, dtype.name, shape] += 1
+    tied = checkpoint.aliases
+    counted = (t for key, t in checkpoint.tensors.items() if not (tied and key in tied))
+    same = attrgetter("component", "kind", "dtype", "shape")
+    for (component, kind, dtype, shape), run in groupby(counted, key=same):
+        parts = [len(tensor.pieces) for tensor in run]
+        tensors += len(parts)
+        pieces += sum(parts)
+        alike[component, kind, dtype.name, shape] += len(parts)
         dtypes[dtype.name] = dtype
     by_kind: dict[str, int] = defaultdict(int)
     by_dtype: dict[str, int] = defaultdict(int)

@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
 
 from .checkpoint import Checkpoint, Kind, TensorInfo
 from .findings import listed
@@ -60,18 +63,16 @@ SHOWN = 3
 
 def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
     """Return one verdict a row of `TABLE`, in its order; reads step counters at the most."""
-    names = _Names(checkpoint)
-    weights = [
-        t for t in checkpoint.tensors.values() if t.component == "model" and t.kind is Kind.PARAM
-    ]
+    tensors = _Tensors.of(checkpoint)
+    names = _Names(checkpoint, tensors.others)
     out: list[ResumeItem] = []
     for row in TABLE:
         if row is WEIGHTS:
-            item = _weights(checkpoint, weights)
+            item = _weights(tensors)
         elif row is MOMENTS:
-            item = _moments(checkpoint, weights)
+            item = _moments(checkpoint, tensors)
         elif row is MASTERS:
-            item = _masters(checkpoint, weights)
+            item = _masters(checkpoint, tensors)
         else:
             item = names.match(row)
             if row is STEP and item.presence is Presence.ABSENT and checkpoint.step is not None:
@@ -79,7 +80,7 @@ def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
                 reason = f"only the optimizer's own count shows a step: {checkpoint.step}"
                 item = _item(STEP, Presence.CANNOT_TELL, reason)
             if row.key == "scaler" and item.presence is Presence.ABSENT:
-                item = _unscaled(item, weights)
+                item = _unscaled(item, tensors.weights)
         out.append(item)
     return tuple(out)
 
@@ -119,18 +120,48 @@ def spoken(key: str, tensor: TensorInfo) -> str:
     return f"{key}.{state}" if state else key
 
 
+class _Tensors(NamedTuple):
+    """Tensors by what a restart needs them for, each list in the checkpoint's order.
+
+    Attributes:
+        weights: the model's parameters.
+        optimizer: all that is the optimizer's.
+        masters: whose ever they are.
+        others: of neither model, optimizer nor a moving average.
+    """
+
+    weights: list[TensorInfo]
+    optimizer: list[TensorInfo]
+    masters: list[TensorInfo]
+    others: list[TensorInfo]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> _Tensors:
+        """Sort them, by runs of the same component and kind: there may be a million."""
+        found = cls([], [], [], [])
+        alike = attrgetter("component", "kind")
+        for (component, kind), tensors in groupby(checkpoint.tensors.values(), key=alike):
+            run = list(tensors)
+            if component == "model":
+                if kind is Kind.PARAM:
+                    found.weights.extend(run)
+            elif component == "optimizer":
+                found.optimizer.extend(run)
+            elif component != "ema":
+                found.others.extend(run)
+            if kind is Kind.MASTER:
+                found.masters.extend(run)
+        return found
+
+
 class _Names:
     """All names of a checkpoint's non-tensor state and of its odd tensors, and whose they are."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, tensors: Iterable[TensorInfo]) -> None:
         self.world_size = checkpoint.topology.world_size
         self.keepers = checkpoint.keepers
         self.objects = checkpoint.objects
-        extra = (
-            spoken(key, tensor)
-            for key, tensor in checkpoint.tensors.items()
-            if tensor.component not in ("model", "optimizer", "ema")
-        )
+        extra = (spoken(tensor.key, tensor) for tensor in tensors)
         # A file beside the tensors that the format does not open may hold state all the same.
         beside = (name for name in checkpoint.source.entries if name.endswith(_STATE_FILES))
         self.names = list(
@@ -188,17 +219,16 @@ def _parents(name: str) -> Iterator[str]:
             yield name[:place]
 
 
-def _weights(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeItem:
-    named = {t.name for t in weights}
+def _weights(tensors: _Tensors) -> ResumeItem:
+    weights = tensors.weights
+    named = {t.name for t in weights} if tensors.masters else ()
     # A fully sharded trainer stores no weights and casts them from the masters.
-    masters = [
-        t.key for t in checkpoint.tensors.values() if t.kind is Kind.MASTER and t.name not in named
-    ]
+    masters = [t.key for t in tensors.masters if t.name not in named]
     if weights or masters:
         beside = f", {len(masters)} as masters alone" if masters else ""
         reason = f"{len(weights) + len(masters)} tensors{beside}"
         return _item(WEIGHTS, Presence.PRESENT, reason, [*(t.key for t in weights[:1]), *masters])
-    if any(t.component.startswith("extra:") for t in checkpoint.tensors.values()):
+    if tensors.others:
         return _item(WEIGHTS, Presence.CANNOT_TELL, "there are tensors, but none known as weights")
     return _item(WEIGHTS, Presence.ABSENT, "no tensor of the model is stored")
 
@@ -213,8 +243,8 @@ def _trainable(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> list[Te
     ]
 
 
-def _moments(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeItem:
-    optimizer = [t for t in checkpoint.tensors.values() if t.component == "optimizer"]
+def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
+    optimizer = tensors.optimizer
     avg = {t.name for t in optimizer if t.kind is Kind.EXP_AVG}
     square = {t.name for t in optimizer if t.kind is Kind.EXP_AVG_SQ}
     other = {
@@ -230,7 +260,7 @@ def _moments(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
             return _item(MOMENTS, Presence.CANNOT_TELL, "the optimizer's tensors name no moment",
                          [t.key for t in optimizer])  # fmt: skip
         return _item(MOMENTS, Presence.ABSENT, "no optimizer state is stored")
-    trainable = _trainable(checkpoint, weights)
+    trainable = _trainable(checkpoint, tensors.weights)
     missing = [t.name for t in trainable if t.name not in kept]
     if trainable and len(missing) == len(trainable):
         return _item(MOMENTS, Presence.CANNOT_TELL,
@@ -246,9 +276,9 @@ def _moments(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
                  first or sorted(kept))  # fmt: skip
 
 
-def _masters(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeItem:
-    masters = [t for t in checkpoint.tensors.values() if t.kind is Kind.MASTER]
-    small = _trainable(checkpoint, [t for t in weights if t.dtype.bits < 32])
+def _masters(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
+    masters = tensors.masters
+    small = _trainable(checkpoint, [t for t in tensors.weights if t.dtype.bits < 32])
     if masters:
         names = {t.name for t in masters}
         missing = [t.name for t in small if t.name not in names]
@@ -267,9 +297,8 @@ def _masters(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> ResumeIte
 
 
 def _unscaled(item: ResumeItem, weights: Sequence[TensorInfo]) -> ResumeItem:
-    half = any(t.dtype.name == "float16" for t in weights)
-    brain = any(t.dtype.name == "bfloat16" for t in weights)
-    needed = half or not brain
+    types = {t.dtype.name for t in weights}
+    needed = "float16" in types or "bfloat16" not in types
     reason = "no name shows it" if needed else "the weights are bfloat16, which needs none"
     return ResumeItem(
         item.key, item.title, item.presence, reason, item.consequence, needed=needed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ftckpt.formats.dcp_bulk import parse_in_bulk
 from ftckpt.formats.dcp_checkpoint import DcpCheckpoint
 from ftckpt.formats.dcp_columns import EntryColumns
 from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata
-from ftckpt.formats.lockstep import PADDING
+from ftckpt.formats.pickle_words import PADDING, Words
 from ftckpt.inspection import inspect
 from ftckpt.source import Source
 from ftckpt.stores import open_store
@@ -120,6 +121,8 @@ def test_metadata_of_real_jobs(name: str, read: bool, tmp_path: Path) -> None:
 NAMES = st.text(min_size=1, max_size=12) | st.sampled_from(
     ["w" * 300, "fqn", "size", "sizes", "offset", "offsets", "index", "properties", "Size", "é" * 9]
 )
+KEYS = st.sampled_from(["model", "layers", "0", "10", "weight", "t", "", "é", "k" * 300, "a.b"])
+NAMES |= st.lists(KEYS, min_size=2, max_size=7).map(".".join)
 NUMBERS = st.sampled_from([0, 1, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 40) + 7])
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
 
@@ -141,9 +144,9 @@ def saved(draw: st.DrawFn) -> Metadata:
         return _StorageInfo(said(draw(st.sampled_from(files))), draw(NUMBERS), draw(NUMBERS))
 
     for name in names:
-        planner[said(name)] = tuple(
-            draw(st.lists(st.sampled_from([name, "model", "exp_avg_sq"]), min_size=1, max_size=5))
-        )
+        others = st.lists(st.sampled_from([name, "model", "exp_avg_sq"]), min_size=1, max_size=5)
+        keys = draw(others | st.just(name.split(".")) | st.just(name.split(".", 2)))
+        planner[said(name)] = tuple(map(said, keys))
         if draw(st.integers(0, 3)) == 0:
             state[name] = BytesStorageMetadata()
             storage[MetadataIndex(said(name))] = info()
@@ -214,6 +217,31 @@ def test_batches_and_frames(own: str, copied: bool, monkeypatch: pytest.MonkeyPa
     check(data)
 
 
+def test_frames_begin_between_opcodes() -> None:
+    data = pickle.dumps(large(9), 4)
+    assert data.count(b"\x95") == 1
+    body = data[11:]
+    begin = {place for _, _, place in pickletools.genops(data)}
+
+    def framed(*parts: bytes) -> bytes:
+        return data[:2] + b"".join(b"\x95" + len(p).to_bytes(8, "little") + p for p in parts)
+
+    for place in range(0, len(body), 29):
+        cut = framed(body[:place], body[place:])
+        if place + 11 in begin:
+            check(cut)
+        else:
+            assert bulk(cut) is None
+
+
+@pytest.mark.parametrize("frames", [b"", b"\x95" + bytes(8)])
+def test_frames_that_leave_something_out_are_left(frames: bytes) -> None:
+    data = pickle.dumps(large(30), 4)
+    check(data[:2] + frames * 3 + data[2:])
+    assert bulk(data[:2] + frames + data[11:]) is None
+    assert bulk(data + b".") is None
+
+
 def sharded(tensors: int, chunks: int) -> Metadata:
     """Metadata of tensors with many chunks each."""
     state: dict[str, Any] = {}
@@ -242,7 +270,7 @@ def test_integers_of_every_width(numbers: list[int]) -> None:
 
     data = bytearray(b"".join(pickle.dumps(n, 2)[2:-1] for n in numbers))
     at = np.cumsum([0, *(len(pickle.dumps(n, 2)) - 3 for n in numbers)])[:-1]
-    lanes = lockstep.Lanes(lockstep.Words(data + bytes(PADDING), len(data)), at)
+    lanes = lockstep.Lanes(Words(data + bytes(PADDING), len(data)), at)
     assert lanes.integer().tolist() == numbers
     assert lanes.ok.all()
     assert lanes.at.tolist() == [*at[1:].tolist(), len(data)]
@@ -253,7 +281,7 @@ def test_integers_that_no_size_has(number: int) -> None:
     import numpy as np
 
     data = bytearray(pickle.dumps(number, 2)[2:-1])
-    words = lockstep.Words(data + bytes(PADDING), len(data))
+    words = Words(data + bytes(PADDING), len(data))
     lanes = lockstep.Lanes(words, np.zeros(1, np.int64))
     lanes.integer()
     assert not lanes.ok.any()

@@ -14,7 +14,7 @@ from ftckpt.checkpoint import Box, Kind, TensorInfo, Topology
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import NoResourceError, UnsupportedError
 from ftckpt.formats.dcp_records import Chunk, StoredItem
-from ftckpt.formats.dcp_tensors import ChunkPieces
+from ftckpt.formats.dcp_tensors import ListedChunks
 from ftckpt.formats.megatron_dist_buckets import unbucketed
 from ftckpt.formats.megatron_dist_names import logical, spelling
 from ftckpt.formats.megatron_dist_pieces import rows_of, shard_shape
@@ -33,7 +33,7 @@ def chunk(offsets: tuple[int, ...], sizes: tuple[int, ...], number: int = 0) -> 
 
 
 def info(name: str, shape: tuple[int, ...], *chunks: Chunk, kind: Kind = Kind.PARAM) -> TensorInfo:
-    pieces = ChunkPieces(name, chunks or (chunk((0,) * len(shape), shape),))
+    pieces = ListedChunks(chunks or (chunk((0,) * len(shape), shape),))
     return TensorInfo("model", name, kind, shape, FP32, pieces, name)
 
 
@@ -80,7 +80,7 @@ def test_rows_of_a_stack_hold_the_elements_of_the_stack(data: st.DataObject) -> 
         for number, box in enumerate(_products(spans))
     ]
     whole = np.arange(math.prod(shape)).reshape(shape)
-    rows = rows_of(ChunkPieces("w", chunks), shape[:axes])
+    rows = rows_of(ListedChunks(chunks), shape[:axes])
     assert rows is not None
     for at in np.ndindex(*shape[:axes]):
         row = np.full(shape[axes:], -1)
