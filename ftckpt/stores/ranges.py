@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Extent
+from ftckpt.memory import budget
 
 PART = 8 << 20
 """Bytes of one request: large enough to fill a link, small enough to repeat (measured on S3)."""
+
+
+_SHARE = 16  # of the budget, as a divisor: bytes that are on their way for one question
 
 
 class Want(NamedTuple):
@@ -56,6 +60,24 @@ def plan_runs(extents: Sequence[Extent], gap: int, limit: int = PART) -> list[Ru
                 continue
         runs.append(Run(file, offset, length, [Want(i, 0, length)]))
     return runs
+
+
+def waves(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Yield runs that may be read at once in the memory that is allowed, one at least.
+
+    What is picked out of long runs may be little, so that what is read must be bounded by itself.
+    """
+    most = budget() // _SHARE
+    wave: list[Run] = []
+    nbytes = 0
+    for run in runs:
+        if wave and nbytes + run.length > most:
+            yield wave
+            wave, nbytes = [], 0
+        wave.append(run)
+        nbytes += run.length
+    if wave:
+        yield wave
 
 
 def split_parts(offset: int, length: int, part: int = PART) -> list[tuple[int, int]]:

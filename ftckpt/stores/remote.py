@@ -23,7 +23,7 @@ from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Usage
 from .atomic import TEMPORARY
 from .keys import children_of, safe_key
 from .options import StoreOptions
-from .ranges import PART, plan_runs, split_parts
+from .ranges import PART, plan_runs, split_parts, waves
 from .remoteerrors import is_transient, translate
 from .remotewrite import FsspecUpload
 
@@ -146,12 +146,13 @@ class FsspecStore(Store):
         runs = plan_runs(extents, self.traits.gap)
         for run in runs:
             self.require(run.file, run.offset, run.length)
-        parts = [(r, o, n) for r in runs for o, n in split_parts(r.offset, r.length)]
-        blocks = iter(self.ranges([(r.file, offset, n) for r, offset, n in parts]))
-        for run in runs:
-            data = b"".join(next(blocks) for _ in split_parts(run.offset, run.length))
-            for want in run.wants:
-                result[want.asked] = data[want.start :][: want.length]
+        for wave in waves(runs):
+            parts = [(r, o, n) for r in wave for o, n in split_parts(r.offset, r.length)]
+            blocks = iter(self.ranges([(r.file, offset, n) for r, offset, n in parts]))
+            for run in wave:
+                data = b"".join(next(blocks) for _ in split_parts(run.offset, run.length))
+                for want in run.wants:
+                    result[want.asked] = data[want.start :][: want.length]
         return result
 
     def ranges(self, asked: Sequence[tuple[str, int, int]]) -> list[bytes]:

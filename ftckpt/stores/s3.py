@@ -11,7 +11,7 @@ from ftckpt.store import Entry, EntryKind, Store, Traits, Unfinished, Usage
 
 from .keys import safe_key
 from .options import StoreOptions
-from .ranges import Run, plan_runs
+from .ranges import Run, plan_runs, waves
 from .s3client import PARALLEL, S3Client, gather
 from .s3copy import copy_object
 from .s3delete import Doomed, delete_objects, honours_conditions, still_there
@@ -105,7 +105,8 @@ class S3Store(Store):
                 result[want.asked] = bytes(buffer[want.start :][: want.length])
 
         async def fetch_all() -> None:
-            await gather(*(fetch(run) for run in plan_runs(extents, self.traits.gap)))
+            for wave in waves(plan_runs(extents, self.traits.gap)):
+                await gather(*(fetch(run) for run in wave))
 
         self.client.run(fetch_all())
         return result
