@@ -16,7 +16,7 @@ from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.progress import Counter
 from ftckpt.source import Source
 
-from .archive_local import check_local_headers
+from .archive_local import check_local_headers, local_extents
 from .dcp_items import Item, only_tensor, windows
 from .dcp_metadata import DcpMetadata
 from .torch_stream import TorchStream
@@ -134,10 +134,12 @@ def check_items(
         item = window.item
         try:
             stream = window.parse()
-            if stream.archive is not None:
-                for found in check_local_headers(
-                    stream.archive, window.read, file=item.extent.file
-                ):
+            archive = stream.archive
+            if archive is not None:
+                # An object may have many records, each of which would cost two reads.
+                places = () if item.name in meta.tensors else local_extents(archive)
+                read = window.read_first(places)
+                for found in check_local_headers(archive, read, file=item.extent.file):
                     yield _in_item(found, item)
             for name in stream.opaque:
                 opaque.setdefault(name, (item.extent.file, item.name))

@@ -16,6 +16,7 @@ from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedErr
 from ftckpt.source import Source
 from ftckpt.transforms import open_stream, read_undone
 
+from .archive import Read
 from .dcp_files import DATA
 from .dcp_records import StoredItem
 from .torch_stream import TensorRef, TorchStream, parse_stream
@@ -68,9 +69,9 @@ class Window:
         Raises:
             CorruptError: the stream ends before (`bad-zip`), or cannot be undone.
         """
-        for start, data in self._parts:
-            if start <= offset and offset + length <= start + len(data):
-                return data[offset - start : offset - start + length]
+        held = self._held(offset, length)
+        if held is not None:
+            return held
         if offset < 0 or offset + length > self.size:
             raise CorruptError(
                 f"the record of {self.item.name} ends early in {self.item.extent.file}",
@@ -85,6 +86,33 @@ class Window:
             return read_undone(self._source, self.item.extent, self.item.transforms, inner)
         place = self.item.extent
         return self._source.read(place.file, place.offset + offset, length)
+
+    def _held(self, offset: int, length: int) -> bytes | None:
+        """Return the bytes of a place that lies in a part; None where it does not."""
+        for start, data in self._parts:
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+        return None
+
+    def read_first(self, places: Iterable[tuple[int, int]]) -> Read:
+        """Return `read` for some places (offset, length): what is in no part is read at once here.
+
+        Raises:
+            CorruptError: the file ends before one of them.
+        """
+        inside = [(at, n) for at, n in places if at >= 0 and at + n <= self.size]
+        places = [place for place in inside if self._held(*place) is None]
+        if self.item.transforms or len(places) < 2:
+            return self.read
+        file, begin, _ = self.item.extent
+        found = self._source.read_many([Extent(file, begin + at, n) for at, n in places])
+        known = dict(zip(places, found, strict=True))
+
+        def read(offset: int, length: int) -> bytes:
+            held = known.get((offset, length))
+            return self.read(offset, length) if held is None else held
+
+        return read
 
     def parse(self) -> TorchStream:
         """Parse the stream; offsets in the result are of the file, or of the undone stream."""

@@ -1,0 +1,63 @@
+"""Items of a distributed checkpoint: how they are read."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ftckpt.checkpoint import Extent
+from ftckpt.errors import ExitCode
+from ftckpt.formats.dcp import Dcp
+from ftckpt.source import Source
+from ftckpt.verification import Level, VerifyOptions, verify
+from tests.format_suite import open_path
+from tests.formats.dcp_writing import save
+
+RECORDS = 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a checkpoint with an object of many records, as the state of random generators is."""
+    states = Namespace(states=[torch.randn(500) for _ in range(RECORDS)])
+    save({"weight": torch.randn(30, 30), "rng": states}, tmp_path / "step-1")
+    return tmp_path / "step-1"
+
+
+def test_the_headers_of_an_objects_records_are_read_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    read, read_many = Source.read, Source.read_many
+
+    def one(source: Source, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        asked.append(1)
+        return read(source, name, offset, length)
+
+    def many(source: Source, extents: Sequence[Extent]) -> list[bytes]:
+        asked.append(len(extents))
+        return read_many(source, extents)
+
+    checkpoint = open_path(Dcp(), path)
+    monkeypatch.setattr(Source, "read", one)
+    monkeypatch.setattr(Source, "read_many", many)
+    assert verify(checkpoint, VerifyOptions(Level.STRUCTURE)).code is ExitCode.OK
+    assert max(asked) > RECORDS
+    assert len(asked) < 10
+
+
+def test_a_header_in_the_midst_of_an_object_is_still_looked_at(path: Path) -> None:
+    (file,) = path.glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    place = data.index(b"/data/9", data.index(b"/data/8") + 1)
+    data[place + 6] = ord("8")
+    file.write_bytes(data)
+    answer = verify(open_path(Dcp(), path), VerifyOptions(Level.STRUCTURE))
+    assert answer.code is not ExitCode.OK
+    assert [(f.kind, f.tensor) for f in answer.findings if "9" in f.message] == [
+        ("unsafe-zip", "rng")
+    ]
