@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 
 from .errors import NoResourceError
 
@@ -13,6 +16,9 @@ from .errors import NoResourceError
 # The C unpickler cannot be told a limit, so the process is given one while it works. The margin is
 # for what other threads allocate meanwhile: read buffers, thread stacks, a TLS connection.
 MARGIN = 256 << 20
+
+# Addresses that importing numpy takes, measured; its OpenBLAS takes 40 MiB more for each processor.
+_NUMPY = 88 << 20
 
 _M_ARENA_MAX = -8  # <malloc.h>
 
@@ -54,17 +60,40 @@ def spare_addresses() -> None:
 
     The C library reserves 64 MiB of addresses for the heap of each thread, most of which is never
     memory (mallopt(3), M_ARENA_MAX): a few threads use up a limit that leaves room for the work.
+    OpenBLAS, of which next to nothing is used, is told to make no threads for as many processors,
+    and where there is no room for it at all the import of numpy is an error instead of its exit.
     """
     try:
         import resource
 
         if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
             return
+        if not any(isinstance(one, _NumpyGuard) for one in sys.meta_path):
+            sys.meta_path.insert(0, _NumpyGuard())
+        if "OPENBLAS_NUM_THREADS" not in os.environ:
+            # For the library alone: programs that are started are given what `os.environ` has.
+            os.putenv("OPENBLAS_NUM_THREADS", "1")
         import ctypes
 
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
     except (ImportError, OSError, AttributeError):  # another C library has no such heaps
         return
+
+
+class _NumpyGuard:
+    """Asked before modules are looked for: OpenBLAS ends the process where addresses run out."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        """Find nothing; raise MemoryError where numpy is wanted and there is no room for it."""
+        if name == "numpy":
+            import mmap
+
+            try:
+                mmap.mmap(-1, _NUMPY).close()
+            except OSError as error:
+                raise MemoryError("no room for numpy") from error
 
 
 def set_budget(nbytes: int) -> None:

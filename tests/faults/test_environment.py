@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,35 @@ def test_f23_too_little_memory_is_a_sentence(local: Place) -> None:
         )
         assert done.returncode in (0, 12), (verb, done.returncode, done.stderr[-500:])
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kib", [100_000, 120_000, 160_000])
+def test_f23_a_library_without_room_does_not_end_the_process(kib: int) -> None:
+    """OpenBLAS calls exit(1) where it finds no memory, which is for defects of ours."""
+    steps = Path(__file__).parents[1] / "data" / "dcp" / "fsdp2"
+    words = command("diff", str(steps / "step-3"), str(steps / "step-4"), "--max-memory", "50MiB")
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit -v {kib} && exec "$@"', "limited", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (3, 12), done.stderr[-500:]
+    assert "OpenBLAS" not in done.stderr
+
+
+def test_f23_what_spares_addresses_is_not_passed_on() -> None:
+    script = (
+        "import os\nfrom ftckpt.memory import spare_addresses\nspare_addresses()\n"
+        "assert 'OPENBLAS_NUM_THREADS' not in os.environ\nimport numpy\n"
+        "assert len(os.listdir('/proc/self/task')) == 1"
+    )
+    subprocess.run(
+        ["bash", "-c", 'ulimit -v 8000000 && exec "$@"', "limited", sys.executable, "-c", script],
+        env={k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"},
+        check=True,
+    )
 
 
 POOR = {
