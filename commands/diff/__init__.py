@@ -98,6 +98,7 @@ def command(
     digests or recorded CRC-32s show to be equal is not read, and the answer says so.
     """
     from ftckpt.comparison import Choice, Reading, compare
+    from ftckpt.comparison.affording import affordable_jobs
     from ftckpt.formats.state_fields import state_fields
     from ftckpt.formats.vocabulary import vocabulary_of
     from ftckpt.transfer.content import Content
@@ -113,12 +114,12 @@ def command(
 
         check_path(plot, terminal=False)
     tolerance = _tolerance(rtol, atol)
-    reading = Reading(
-        tolerance=tolerance, full=full, jobs=job_count(jobs), limiter=rate_limit(limit_rate)
-    )
+    limiter = rate_limit(limit_rate)
     renames = parse_renames(read_text(rename), rename) if rename else ()
     first, second = _open(invocation, a), _open(invocation, b)
     _report_sides(invocation, first, second)
+    threads = affordable_jobs(job_count(jobs), (first, second))
+    reading = Reading(tolerance=tolerance, full=full, jobs=threads, limiter=limiter)
     ours = Content.of(first)
     report = compare(
         renamed(ours, renames) if renames else ours,

@@ -1,0 +1,32 @@
+"""How many threads may compare at once in the memory that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftckpt.ahead import most_kept
+from ftckpt.buffers import LOCAL, REMOTE
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.memory import budget, held
+from ftckpt.transfer.gathering import SPAN
+
+_CHAINED = 2  # the share of the budget that is left where what is read is decoded, as a divisor
+
+
+def affordable_jobs(jobs: int, sides: Sequence[Checkpoint]) -> int:
+    """Return how many of `jobs` threads fit into the memory budget beside what is held already.
+
+    A thread holds a block of each side, a span out of which elements are picked, and what its
+    arithmetic takes; where a side lies behind a latency, blocks and spans are larger, and the
+    answer to a request is held too. One thread always may.
+
+    Args:
+        jobs: how many are wanted.
+        sides: the checkpoints that are compared.
+    """
+    stores = [one.source.store for one in sides]
+    near = all(store.traits.local for store in stores)
+    each = 4 * LOCAL + SPAN if near else 4 * REMOTE
+    share = _CHAINED if any(one.format == "delta" for one in sides) else 1
+    left = budget() // share - held() - sum(map(most_kept, stores))
+    return max(1, min(jobs, left // each))

@@ -1,0 +1,68 @@
+"""Comparing by as many threads as the memory that is allowed carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftckpt.commands.app import run
+from ftckpt.commands.invocation import Invocation
+from ftckpt.comparison import affording
+from ftckpt.comparison.affording import affordable_jobs
+from ftckpt.errors import ExitCode
+from ftckpt.memory import budget, set_budget
+from ftckpt.source import Source
+from ftckpt.store import Store
+from ftckpt.stores import open_store
+from ftckpt.stores.memory import MemoryStore
+from tests.raw_checkpoint import RawCheckpoint
+
+MIB = 1 << 20
+STEPS = Path(__file__).parents[1] / "data" / "dcp" / "fsdp2"
+
+
+@pytest.fixture(autouse=True)
+def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = budget()
+    monkeypatch.setattr(affording, "held", lambda: 80 * MIB)
+    yield
+    set_budget(before)
+
+
+def _at(store: Store) -> RawCheckpoint:
+    return RawCheckpoint(source=Source(store, "", {}), tensors={}, objects={})
+
+
+def test_threads_are_as_many_as_the_budget_carries(tmp_path: Path) -> None:
+    near, far = _at(open_store(str(tmp_path))), _at(MemoryStore("memory://far"))
+    far.source.store.traits = far.source.store.traits._replace(gap=MIB)
+    set_budget(1024 * MIB)
+    assert affordable_jobs(2, (near, far)) == 2
+    assert affordable_jobs(999, (near, near)) == (1024 - 80) // 8
+    # What is read ahead is counted too.
+    assert affordable_jobs(999, (near, far)) == (1024 - 80 - 64) // 32
+    assert affordable_jobs(999, (far, far)) == (1024 - 80 - 2 * 64) // 32
+    set_budget(64 * MIB)
+    assert affordable_jobs(999, (far, far)) == 1
+
+
+def test_a_delta_decodes_in_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = _at(open_store(str(tmp_path)))
+    set_budget(1024 * MIB)
+    monkeypatch.setattr(RawCheckpoint, "format", "delta")
+    assert affordable_jobs(999, (side, side)) == (512 - 80) // 8
+
+
+def test_the_verb_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def hearing(jobs: int, sides: tuple[object, ...]) -> int:
+        asked.append((jobs, len(sides)))
+        return 1
+
+    monkeypatch.setattr(affording, "affordable_jobs", hearing)
+    words = ["diff", str(STEPS / "step-3"), str(STEPS / "step-4"), "--jobs", "40"]
+    assert run(words, Invocation()).code is ExitCode.DIFFERENT
+    assert asked == [(40, 2)]
