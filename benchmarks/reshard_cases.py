@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reshard_data import save_dcp_with_optimizer, save_hugging_face, save_megatron, save_zero
+from reshard_data import (
+    SEVEN_BILLION,
+    SMALL,
+    Sizes,
+    save_dcp_with_optimizer,
+    save_hugging_face,
+    save_megatron,
+    save_zero,
+)
 from reshard_peers import (
     DCP_TO_TORCH_SAVE,
     DS_TO_UNIVERSAL,
@@ -41,8 +49,12 @@ class Case:
     maker: str = ""
 
 
-def _megatron(tp: int) -> Callable[[Path, int, str], Path]:
-    return lambda place, nbytes, _: save_megatron(place, nbytes, tp=tp)
+def _megatron(tp: int, to: int, sizes: Sizes = SMALL, of: str = "") -> Case:
+    return Case(
+        f"Megatron with optimizer{of}, TP {tp} to {to}",
+        lambda place, nbytes, _: save_megatron(place, nbytes, tp=tp, sizes=sizes),
+        (*RESHARD, "--tp", str(to)), "megatron", Wishes(tp=to),
+    )  # fmt: skip
 
 
 def _dcp(place: Path, nbytes: int, _: str) -> Path:
@@ -60,18 +72,12 @@ def _zero2(place: Path, nbytes: int, python: str) -> Path:
 RESHARD = ("reshard", "{source}", "{out}")
 CONVERT = ("convert", "{source}", "{out}", "--to")
 CASES = {
-    "tp8-tp4": Case(
-        "Megatron with optimizer, TP 8 to 4",
-        _megatron(8), (*RESHARD, "--tp", "4"), "megatron", Wishes(tp=4),
-    ),
-    "tp4-tp8": Case(
-        "Megatron with optimizer, TP 4 to 8",
-        _megatron(4), (*RESHARD, "--tp", "8"), "megatron", Wishes(tp=8),
-    ),
-    "tp8-tp1": Case(
-        "Megatron with optimizer, TP 8 to 1",
-        _megatron(8), (*RESHARD, "--tp", "1"), "megatron", Wishes(tp=1),
-    ),
+    "tp8-tp4": _megatron(8, 4),
+    "tp4-tp8": _megatron(4, 8),
+    "tp8-tp1": _megatron(8, 1),
+    "tp8-tp4-7b": _megatron(8, 4, SEVEN_BILLION, ", tensors of a 7B model"),
+    "tp4-tp8-7b": _megatron(4, 8, SEVEN_BILLION, ", tensors of a 7B model"),
+    "tp8-tp1-7b": _megatron(8, 1, SEVEN_BILLION, ", tensors of a 7B model"),
     "dcp-safetensors": Case(
         "DCP with optimizer to safetensors",
         _dcp, (*CONVERT, "safetensors"), "safetensors", peers=[DCP_TO_TORCH_SAVE],

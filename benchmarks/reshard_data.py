@@ -11,41 +11,58 @@ import json
 import subprocess
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
 
-HIDDEN, FFN, HEADS, GROUPS, VOCAB = 1024, 2816, 16, 8, 8192
+
+class Sizes(NamedTuple):
+    """The sizes of a model's tensors; the number of layers follows from the bytes wanted."""
+
+    hidden: int = 1024
+    ffn: int = 2816
+    heads: int = 16
+    groups: int = 8
+    vocab: int = 8192
+
+    def layers(self, nbytes: int, bytes_a_parameter: int) -> int:
+        width = self.hidden // self.heads
+        layer = self.hidden * (self.heads + 2 * self.groups) * width + self.hidden**2
+        layer += 3 * self.ffn * self.hidden
+        return max(1, round((nbytes / bytes_a_parameter - 2 * self.vocab * self.hidden) / layer))
+
+
+SMALL = Sizes()
+SEVEN_BILLION = Sizes(4096, 11008, 32)  # of a model of 7B; one layer of it takes 2.5 GB
+HIDDEN, FFN, HEADS, GROUPS, VOCAB = SMALL
 BYTES_A_PARAMETER = 14
 
 
 def layers_of(nbytes: int, bytes_a_parameter: int) -> int:
-    width = HIDDEN // HEADS
-    layer = HIDDEN * (HEADS + 2 * GROUPS) * width + HIDDEN**2 + 3 * FFN * HIDDEN
-    return max(1, round((nbytes / bytes_a_parameter - 2 * VOCAB * HIDDEN) / layer))
+    return SMALL.layers(nbytes, bytes_a_parameter)
 
 
-def save_megatron(place: Path, nbytes: int, *, tp: int) -> Path:
+def save_megatron(place: Path, nbytes: int, *, tp: int, sizes: Sizes = SMALL) -> Path:
     """Write a legacy Megatron checkpoint of `tp` ranks; return its path."""
     import torch
 
     torch.manual_seed(0)
-    layers = layers_of(nbytes, BYTES_A_PARAMETER)
+    layers = sizes.layers(nbytes, BYTES_A_PARAMETER)
     path = place / "iter_0000001"
     args = argparse.Namespace(
         tensor_model_parallel_size=tp, pipeline_model_parallel_size=1,
         virtual_pipeline_model_parallel_size=None, expert_model_parallel_size=1,
         expert_tensor_parallel_size=tp, context_parallel_size=1, data_parallel_size=1,
-        world_size=tp, num_layers=layers, hidden_size=HIDDEN, ffn_hidden_size=FFN,
-        num_attention_heads=HEADS, num_query_groups=GROUPS, group_query_attention=True,
-        kv_channels=HIDDEN // HEADS, swiglu=True, num_experts=None,
-        untie_embeddings_and_output_weights=True, padded_vocab_size=VOCAB,
+        world_size=tp, num_layers=layers, hidden_size=sizes.hidden, ffn_hidden_size=sizes.ffn,
+        num_attention_heads=sizes.heads, num_query_groups=sizes.groups, group_query_attention=True,
+        kv_channels=sizes.hidden // sizes.heads, swiglu=True, num_experts=None,
+        untie_embeddings_and_output_weights=True, padded_vocab_size=sizes.vocab,
         make_vocab_size_divisible_by=128, use_distributed_optimizer=False, bf16=True,
         consumed_train_samples=8, iteration=1, add_bias_linear=False,
     )  # fmt: skip
     for rank in range(tp):
-        masters = _megatron_rank(layers, tp)
+        masters = _megatron_rank(layers, tp, sizes)
         state: dict[int, Any] = {}
         groups: list[dict[str, Any]] = []
         listed: list[list[torch.Tensor]] = []
@@ -77,21 +94,22 @@ def save_megatron(place: Path, nbytes: int, *, tp: int) -> Path:
     return path
 
 
-def _megatron_rank(layers: int, tp: int) -> dict[str, torch.Tensor]:
+def _megatron_rank(layers: int, tp: int, sizes: Sizes) -> dict[str, torch.Tensor]:
     import torch
 
-    qkv = (HEADS + 2 * GROUPS) * (HIDDEN // HEADS)
-    shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (VOCAB // tp, HIDDEN)}
+    hidden, ffn, heads, groups, vocab = sizes
+    qkv = (heads + 2 * groups) * (hidden // heads)
+    shapes: dict[str, tuple[int, ...]] = {"embedding.word_embeddings.weight": (vocab // tp, hidden)}
     for number in range(layers):
         layer = f"decoder.layers.{number}."
-        shapes[f"{layer}input_layernorm.weight"] = (HIDDEN,)
-        shapes[f"{layer}self_attention.linear_proj.weight"] = (HIDDEN, HIDDEN // tp)
-        shapes[f"{layer}self_attention.linear_qkv.weight"] = (qkv // tp, HIDDEN)
-        shapes[f"{layer}pre_mlp_layernorm.weight"] = (HIDDEN,)
-        shapes[f"{layer}mlp.linear_fc1.weight"] = (2 * FFN // tp, HIDDEN)
-        shapes[f"{layer}mlp.linear_fc2.weight"] = (HIDDEN, FFN // tp)
-    shapes["decoder.final_layernorm.weight"] = (HIDDEN,)
-    shapes["output_layer.weight"] = (VOCAB // tp, HIDDEN)
+        shapes[f"{layer}input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}self_attention.linear_proj.weight"] = (hidden, hidden // tp)
+        shapes[f"{layer}self_attention.linear_qkv.weight"] = (qkv // tp, hidden)
+        shapes[f"{layer}pre_mlp_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}mlp.linear_fc1.weight"] = (2 * ffn // tp, hidden)
+        shapes[f"{layer}mlp.linear_fc2.weight"] = (hidden, ffn // tp)
+    shapes["decoder.final_layernorm.weight"] = (hidden,)
+    shapes["output_layer.weight"] = (vocab // tp, hidden)
     # Replicated over tensor-parallel ranks, so equal on all of them.
     return {n: torch.randn(s) if len(s) > 1 else torch.ones(s) for n, s in shapes.items()}
 
