@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftckpt.errors import FtckptError
-from ftckpt.memory import no_gc
+from ftckpt.memory import bounded, no_gc
 
 from . import unpickle
 from .dcp_metadata import DcpMetadata, take_members
@@ -19,7 +19,8 @@ from .dcp_records import SHAPES, TABLE, Fields
 from .dcp_rows import Joined
 from .dcp_tables import EntryReader, ItemReader
 from .lockstep import Shapes
-from .pickle_cut import DeclinedError, Named, Walk, push, unframe
+from .pickle_cut import DeclinedError, Named, Walk, push
+from .pickle_frames import unframe
 from .pickle_values import Values
 from .pickle_words import Words
 
@@ -40,9 +41,11 @@ def parse_in_bulk(data: bytearray, size: int, file: str) -> DcpMetadata | None:
     # of every short-lived array back to the system, and half the time would go into asking again.
     np.empty(_KEPT, np.uint8)
     try:
-        with no_gc():
+        with bounded(unpickle.GROWTH + unpickle.GROWTH_PER_BYTE * size), no_gc():
             return _parse(data, size, file)
     except (DeclinedError, FtckptError, LookupError, TypeError, AttributeError, ValueError):
+        return None
+    except MemoryError:  # many records of a few bytes, or one long text that all of them take
         return None
 
 
@@ -82,8 +85,9 @@ def _find_tables(walk: Walk, data: bytearray, size: int) -> Shapes:
         )
         try:
             if any(known) and seen.get("entries") != known:
+                reader = EntryReader(walk.named, shapes)
                 end = _next(data, at, size, b"planner_data", b"storage_data")
-                walk.ahead(EntryReader(walk.named, shapes).read(words, at, end))
+                walk.ahead(reader.read(words, at, end))
                 seen["entries"] = known
             if Named.GLOBAL + b"_StorageInfo" in index and "items" not in seen:
                 walk.ahead(ItemReader(walk.named, shapes).read(words, at, size))

@@ -35,6 +35,7 @@ class EntryRows:
         self.dtypes: list[DType] = []
         self._values = values
         self._read: dict[Entries, tuple[list[str], list[Ints]]] = {}
+        self._chunks: set[int] = set()
         self._parts: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in range(6)]
 
     @cached_property
@@ -112,9 +113,17 @@ class EntryRows:
         return values.texts(name), [name, size, dtype, table.count, offsets, sizes]
 
     def add_entry(self, name: str, entry: TensorEntry) -> None:
-        """Add one tensor that was not cut out."""
+        """Add one tensor that was not cut out.
+
+        Raises:
+            DeclinedError: a chunk of it was there before: it cannot have two places.
+        """
         import numpy as np
 
+        before = len(self._chunks)
+        self._chunks.update(map(id, entry.chunks))
+        if len(self._chunks) < before + len(entry.chunks):
+            raise DeclinedError
         id_of = self._values.shapes.id_of
         self.names.append(name)
         columns = (

@@ -243,7 +243,8 @@ def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
 def _take_shapes(meta: DcpMetadata, said: Any) -> None:
     for name, entry in (said or {}).items():
         shape = entry.get("nd_reformulated_orig_global_shape")
-        if name in meta.tensors and is_shape(shape):
+        # No other name is hashed: a tuple may be nested too deep for the stack of this thread.
+        if type(name) is str and name in meta.tensors and is_shape(shape):
             meta.reformulated[name] = shape
 
 

@@ -61,12 +61,19 @@ class Joined:
         meta.files = set(self._files)
 
     def _stretches(self, said: Any, kind: type[Table]) -> Iterator[Run | dict[Any, Any]]:
-        """Yield what a dict holds in order: runs, and other records as dicts."""
+        """Yield what a dict holds in order: runs, and other records as dicts.
+
+        Raises:
+            DeclinedError: a run is no key of its dict, or a key is none that torch writes: to hash
+                a tuple that is nested a million deep needs a larger stack than this thread has.
+        """
         own: dict[Any, Any] = {}
         for key, value in (said or {}).items():
-            if type(key) is not Run:
+            if type(key) is str or type(key) is Index:
                 own[key] = value
                 continue
+            if type(key) is not Run:
+                raise DeclinedError
             if value is not None or not isinstance(key.table, kind):
                 raise DeclinedError
             self.runs += 1
@@ -135,7 +142,8 @@ class Joined:
         if not rows.ascii:  # the ends of their keys are others than those of the bytes
             joined[:] = False
         cuts[row[joined]] = split[joined]
-        texts = self._values.texts(keys[np.repeat(~joined, count)])
+        once, which = self._values.numbered(keys[np.repeat(~joined, count)])
+        texts = [once[place] for place in which.tolist()]
         bounds = np.concatenate(([0], np.cumsum(count[~joined]))).tolist()
         paths = (tuple(texts[first:last]) for first, last in pairwise(bounds))
         meta.paths.update(dict(zip(self._values.texts(names[~joined]), paths, strict=True)))
@@ -158,6 +166,7 @@ class Joined:
             else:
                 parts.append(self._own_items(part, rows))
         parts += [self._cut_items(table, rows) for table in tables]
+        files = list(self._files)
         for row, names, hint, offset, *place in parts:
             # Most items belong to tensors; each of the others is looked at alone.
             mine = np.flatnonzero(offset >= 0)
@@ -165,7 +174,7 @@ class Joined:
                 if meta.objects.get(name, name) is not None:
                     raise DeclinedError
                 item = StoredItem()
-                item.path = list(self._files)[place[0][other]]
+                item.path = files[place[0][other]]
                 item.offset, item.length = (int(column[other]) for column in place[1:])
                 item.transforms = ()
                 meta.objects[name] = item

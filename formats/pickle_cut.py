@@ -84,7 +84,9 @@ class Table(ABC):
 
         # There may be millions of rows: places in a pickle are less than `MOST_BYTES`.
         self.start, self.end = self.start.astype(np.int32), self.end.astype(np.int32)
-        self.memos, self.reach = self.memos.astype(np.int32), self.reach.astype(np.int32)
+        self.memos = self.memos.astype(np.int32)
+        # A memo index has 32 bits without a sign: a large one must not become a small one.
+        self.reach = np.minimum(self.reach, MOST_BYTES - 1).astype(np.int32)
         self.base = np.full(len(self.start), -1, np.int32)
 
     def runs(self) -> Iterator[tuple[int, int]]:
@@ -137,7 +139,7 @@ class Run:
 _ARGUMENTS = dict.fromkeys(b")]}(teabRusN\x81\x85\x86\x87\x88\x89\x93\x94", 0) | {
     ord("K"): 1, ord("M"): 2, ord("J"): 4, ord("G"): 8, ord("h"): 1, ord("j"): 4,
 }  # fmt: skip
-_FRAME, _SHORT_TEXT, _TEXT, _LONG = 0x95, 0x8C, 0x58, 0x8A
+_SHORT_TEXT, _TEXT, _LONG = 0x8C, 0x58, 0x8A
 # What may stand behind a run: another key, or the end of the batch.
 _BEHIND = frozenset(b"u\x8cXhj")
 MOST_BYTES = 1 << 31
@@ -175,6 +177,7 @@ class Walk:
         self._parts: list[bytes] = []
         self._from = 2
         self._size = 0
+        self._most = _SMALL + end // _SHARE
         self._memo = 0
 
     def ahead(self, tables: Iterable[Table]) -> None:
@@ -205,7 +208,8 @@ class Walk:
                 if at > joints[self._joint]:
                     raise DeclinedError
                 self._joint += 1
-            if at >= self._end:
+            # All that is passed over is handed on: what is kept for it must not grow before that.
+            if at >= self._end or self._size + at - self._from > self._most:
                 raise DeclinedError
             run = self._ahead.get(at)
             if run is not None:
@@ -251,33 +255,38 @@ class Walk:
         Args:
             written: opcodes for each memo index that is `wanted`.
             given: memo indices that the list shall hold the values of.
+
+        Raises:
+            DeclinedError: with what is written out, the rest is too large.
         """
+        # One long text may be taken many times.
+        if sum(len(written[index]) for index in self.wanted.values()) > self._most:
+            raise DeclinedError
         for place, index in self.wanted.items():
             self._parts[place] = written[index]
         pushes = b"".join(push(self.kept[index]) for index in given)
         return b"\x80\x04" + b"".join(self._parts) + b"](" + pushes + b"e\x86."
 
     def _cut(self, at: int, run: Run) -> None:
+        import numpy as np
+
         table, first, last = run.table, run.first, run.last
         end = int(table.end[last - 1])
-        while self._joints[self._joint] < end:
-            self._require_joint(table, self._joints[self._joint])
+        # An opcode of a row must begin where a frame did. Rows outside of the run do not count:
+        # one that nobody reads may begin inside an argument.
+        starts, passed = table.start[first:last], at
+        while (joint := self._joints[self._joint]) < end:
+            row = np.searchsorted(starts, np.int32(joint), "right") - 1
+            passed = max(passed, int(starts[row]))
+            while passed < joint:
+                passed = _behind(self._data, passed)
+            if passed != joint:
+                raise DeclinedError
             self._joint += 1
         self._copy(at, end)
         self._add(b"J" + len(self.runs).to_bytes(4, "little") + b"QN")
         self.runs.append(run)
         self._memo = table.enter(first, last, self._memo)
-
-    def _require_joint(self, table: Table, joint: int) -> None:
-        """Require that an opcode of a row begins where a frame did."""
-        import numpy as np
-
-        row = np.searchsorted(table.start, np.int32(joint), "right") - 1
-        at = int(table.start[row])
-        while at < joint:
-            at = _behind(self._data, at)
-        if at != joint:
-            raise DeclinedError
 
     def _take(self, at: int, index: int, size: int) -> None:
         kept = self.kept.get(index)
@@ -298,39 +307,8 @@ class Walk:
     def _add(self, part: bytes) -> None:
         self._parts.append(part)
         self._size += len(part)
-        if self._size > _SMALL + self._end // _SHARE:
+        if self._size > self._most:
             raise DeclinedError
-
-
-def unframe(data: bytearray, end: int) -> tuple[int, list[int]]:
-    """Take the frames of `data[:end]` out of it, in place: they only say how much to read at once.
-
-    A pickler begins one every 64 KiB, anywhere between two opcodes: inside of records too.
-
-    Returns:
-        How many bytes are left, and where in them frames began, ascending; zeros are behind them.
-
-    Raises:
-        DeclinedError: they do not follow each other from the protocol to the last byte.
-    """
-    if end >= MOST_BYTES or data[0] != 0x80 or data[1] not in (4, 5):
-        raise DeclinedError
-    at, frames = 2, []
-    while at < end:
-        if data[at] != _FRAME:
-            raise DeclinedError
-        begin, at = at + 9, at + 9 + int.from_bytes(data[at + 1 : at + 9], "little")
-        frames.append((begin, at))
-    if at != end:
-        raise DeclinedError
-    to, joints = 2, []
-    with memoryview(data) as view:
-        for begin, last in frames:
-            joints.append(to)
-            view[to : to + last - begin] = view[begin:last]
-            to += last - begin
-        view[to:end] = bytes(end - to)
-    return to, joints
 
 
 def _behind(data: bytearray, at: int) -> int:

@@ -157,11 +157,12 @@ class Values:
         import numpy as np
 
         ids = ids.copy()
-        for foreign in np.unique(ids[ids < -1]).tolist():
-            shape = self.object(-2 - foreign)
-            if not is_shape(shape):
-                raise DeclinedError
-            ids[ids == foreign] = self.shapes.id_of(shape)
+        rows = np.flatnonzero(ids < -1)
+        foreign, which = np.unique(ids[rows], return_inverse=True)
+        shapes = [self.object(-2 - index) for index in foreign.tolist()]
+        if not all(map(is_shape, shapes)):
+            raise DeclinedError
+        ids[rows] = np.array([self.shapes.id_of(shape) for shape in shapes], np.int64)[which]
         if (ids < 0).any():
             raise DeclinedError
         return ids

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import pickle
 import pickletools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ftckpt.errors import UnsafeError
-from ftckpt.formats import dcp_markers, lockstep
+from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.formats import dcp_bulk, dcp_markers, lockstep
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.dcp_bulk import parse_in_bulk
 from ftckpt.formats.dcp_checkpoint import DcpCheckpoint
 from ftckpt.formats.dcp_columns import EntryColumns
-from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata
+from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata, take_members
+from ftckpt.formats.pickle_cut import DeclinedError, Walk
 from ftckpt.formats.pickle_words import PADDING, Words
 from ftckpt.inspection import inspect
 from ftckpt.source import Source
@@ -223,9 +226,6 @@ def test_frames_begin_between_opcodes() -> None:
     body = data[11:]
     begin = {place for _, _, place in pickletools.genops(data)}
 
-    def framed(*parts: bytes) -> bytes:
-        return data[:2] + b"".join(b"\x95" + len(p).to_bytes(8, "little") + p for p in parts)
-
     for place in range(0, len(body), 29):
         cut = framed(body[:place], body[place:])
         if place + 11 in begin:
@@ -401,3 +401,131 @@ def test_a_frame_that_ends_inside_an_opcode_is_left() -> None:
     data = SEED[:3] + len(first).to_bytes(8, "little") + first
     data += b"\x95" + len(second).to_bytes(8, "little") + second
     assert bulk(data) is None
+
+
+def framed(*parts: bytes) -> bytes:
+    return b"\x80\x04" + b"".join(b"\x95" + len(p).to_bytes(8, "little") + p for p in parts)
+
+
+def test_a_frame_that_begins_inside_a_number_is_left() -> None:
+    # The number is spelled as an item begins: what looks like a record there is none.
+    metadata = large(6)
+    index = _memo_index(pickle.dumps(metadata, 4), "MetadataIndex") + 1  # the class is next
+    head = b"h" + bytes([index]) + b")\x81\x94}\x94("
+    list(metadata.storage_data.values())[4].offset = int.from_bytes(head, "little")
+    data = pickle.dumps(metadata, 4)
+    assert data.count(head) > 4
+    check(data)
+    at = data.index(b"\x8a\x08" + head) + 2
+    cut = framed(data[11:at], data[at:])
+    assert bulk(cut) is None
+    with pytest.raises(CorruptError):
+        general(cut)
+
+
+def _memo_index(data: bytes, text: str) -> int:
+    """Return where a pickle memoises a text first."""
+    count, last = 0, None
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name == "MEMOIZE":
+            if last == text:
+                return count
+            count += 1
+        last = argument
+    raise AssertionError(text)
+
+
+def test_as_many_frames_as_no_pickler_writes_are_left() -> None:
+    places = [place for _, _, place in pickletools.genops(SEED) if place and place > 2]
+    parts = [SEED[at:end] for at, end in itertools.pairwise([*places, len(SEED)])]
+    assert plain(general(framed(*parts))) == plain(general(SEED))
+    assert bulk(framed(*parts)) is None
+
+
+@pytest.mark.parametrize("index", [(1 << 32) - 1, (1 << 32) - 9, 1 << 31])
+def test_what_is_taken_from_beyond_any_memo_is_left(index: int) -> None:
+    layouts = list(re.finditer(rb"\)\x81\x94\((?:h.|j....)(h.|j....)\x89", SEED, re.DOTALL))
+    begin, end = layouts[len(layouts) // 2].span(1)
+    data = framed(SEED[11:begin] + b"j" + index.to_bytes(4, "little") + SEED[end:])
+    assert bulk(data) is None
+    with pytest.raises(CorruptError):
+        general(data)
+
+
+def test_one_chunk_of_two_tensors_is_left() -> None:
+    metadata = large(20)
+    entry = TensorStorageMetadata(
+        TensorProperties(torch.float32),
+        torch.Size([2]),
+        [ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))],
+    )
+    metadata.state_dict_metadata = {"a": entry, "b": entry, **metadata.state_dict_metadata}
+    for name in "ab":
+        metadata.storage_data[MetadataIndex(name, torch.Size([0]), 0)] = _StorageInfo(name, 0, 1)
+    data = pickle.dumps(metadata, 4)
+    assert bulk(data) is None
+    with pytest.raises(UnsafeError, match="two places"):
+        general(data)
+
+
+def test_keys_that_are_no_names_are_not_hashed() -> None:
+    # A tuple that is nested a million deep would end the process.
+    metadata = large(20)
+    metadata.planner_data = {("a",): 1} | metadata.planner_data
+    assert bulk(pickle.dumps(metadata, 4)) is None
+
+    class Key:
+        hashed = 0
+
+        def __hash__(self) -> int:
+            Key.hashed += 1
+            return 0
+
+    take_members(DcpMetadata(), {"mcore_data": {Key(): {}}})
+    assert Key.hashed == 1  # by the dict that holds it
+
+
+def test_members_are_not_looked_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    find = dcp_bulk._next
+
+    def count(data: bytearray, at: int, size: int, *members: bytes) -> int:
+        looked.append(at)
+        return find(data, at, size, *members)
+
+    monkeypatch.setattr(dcp_bulk, "_next", count)
+    body = b"\x8c\x01t\x8c\x15TensorStorageMetadata\x94\x93\x94" + b")\x81" * 1000 + b"."
+    assert bulk(framed(body)) is None
+    assert not looked
+
+
+def test_what_is_kept_of_a_rest_is_bounded() -> None:
+    size = 400_000
+    walk = Walk(bytearray(b"\x80\x04]" + b"\x94" * size + b"." + bytes(PADDING)), size + 4)
+    with pytest.raises(DeclinedError):
+        walk.walk(lambda at: None, lambda text, at: None)
+    assert len(walk.kept) < size // 4
+
+
+def test_a_long_text_is_not_written_out_many_times() -> None:
+    metadata = large(20)
+    long = "l" * 30_000
+    metadata.planner_data = {name: (name[:1],) for name in ("p", "r", long, "s")}
+    metadata.more = [long]  # type: ignore[attr-defined]
+    check(pickle.dumps(metadata, 4))
+    metadata.more *= 1000  # type: ignore[attr-defined]
+    assert bulk(pickle.dumps(metadata, 4)) is None
+
+
+def test_one_key_of_many_paths_is_one_text() -> None:
+    found = bulk(pickle.dumps(large(20, own="ü."), 4))
+    assert found is not None
+    assert len({id(path[0]) for path in found.paths.values()}) < 4
+
+
+def test_a_parse_that_takes_too_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(*_: object) -> DcpMetadata:
+        raise MemoryError
+
+    monkeypatch.setattr(dcp_bulk, "_parse", parse)
+    assert bulk(SEED) is None
