@@ -75,9 +75,15 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
     return Place("model", weight_kind(stored, dtype), stored)
 
 
-def placed(stored: str, dtype: DType, paths: KeyPaths) -> Place:
-    """Classify one tensor of a DCP checkpoint by the paths that it recorded (see `place`)."""
-    ends = paths.ends(stored)
+def placed(stored: str, dtype: DType, ends: Sequence[int], paths: KeyPaths) -> Place:
+    """Classify one tensor of a DCP checkpoint by the paths that it recorded (see `place`).
+
+    Args:
+        stored: the dotted name in the metadata.
+        dtype: its element type.
+        ends: see `KeyPaths.ends`.
+        paths: of all tensors.
+    """
     if len(ends) > 1 and stored[: ends[0]] in _MODEL:  # most of a checkpoint
         name = stored[ends[0] + 1 :]
         return _made(("model", weight_kind(name, dtype), name))

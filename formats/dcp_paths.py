@@ -39,6 +39,10 @@ class KeyPaths(Mapping[str, "Path"]):
         row = self._rows.get(name, -1)
         return () if row < 0 else self._ends[self._cuts[row]]
 
+    def in_rows(self) -> Iterator[tuple[int, ...]]:
+        """Yield the `ends` of each row."""
+        return map(self._ends.__getitem__, self._cuts)
+
     def __getitem__(self, name: str) -> Path:
         if name in self._whole:
             return self._whole[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
@@ -145,15 +145,18 @@ def _rows(meta: DcpMetadata) -> Iterator[tuple[str, Offsets, DType, ChunkPieces]
 
 def _places(meta: DcpMetadata) -> tuple[list[str], list[Kind], list[str]]:
     """Return component, kind and name of each stored tensor."""
+    types: Iterable[tuple[str, DType]]
+    ends: Iterable[Sequence[int]]
     if isinstance(meta.tensors, EntryColumns):
-        types = meta.tensors.types()
+        types, ends = meta.tensors.types(), meta.paths.in_rows()
     else:
         types = ((name, entry.dtype) for name, entry in meta.tensors.items())
+        ends = map(meta.paths.ends, meta.tensors)
     components: list[str] = []
     kinds: list[Kind] = []
     names: list[str] = []
-    for stored, dtype in types:
-        component, kind, name = placed(stored, dtype, meta.paths)
+    for (stored, dtype), its in zip(types, ends, strict=True):
+        component, kind, name = placed(stored, dtype, its, meta.paths)
         components.append(component)
         kinds.append(kind)
         names.append(name)
