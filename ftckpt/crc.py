@@ -1,7 +1,7 @@
 """CRC-32 as zip files use it: by the processor's own instructions where `isal` is installed.
 
-`zlib.crc32` gives 3 to 4 GB/s a core, isal's more than ten times as much. Releases of isal differ in
-whether they let go of the interpreter lock: hand it a few MiB at most at a time, so that another
+`zlib.crc32` gives 3 to 4 GB/s a core, isal's more than ten times as much. Releases of isal differ
+in whether they let go of the interpreter lock: hand it a few MiB at most at a time, so that another
 thread never waits longer than it takes to sum those up.
 """
 
