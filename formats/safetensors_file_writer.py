@@ -6,7 +6,7 @@ all of a training state; one file holds the model's tensors, and nothing is left
 
 from __future__ import annotations
 
-from ftckpt.errors import UsageError
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import finding
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
@@ -31,7 +31,7 @@ class SafetensorsFileWriter:
         Raises:
             UsageError: the file should be divided by size.
             UnsupportedError: a tensor that safetensors cannot hold, by its name, or more of them
-                than a header has room for.
+                than a header has room for; or the model has no tensor.
         """
         if wishes.max_shard_size is not None:
             raise UsageError(
@@ -39,6 +39,12 @@ class SafetensorsFileWriter:
                 hint="DST/ with a slash at its end, or another name, makes a folder",
             )
         stored = StoredOnce(content)
+        if "model" not in stored.components:
+            raise UnsupportedError(
+                f"one safetensors file holds a model's tensors, and there is none to write of"
+                f" {content.checkpoint.source.url}",
+                hint="--to torchsave holds what else there is in one file",
+            )
         others = [key for key, w in content.tensors.items() if w.component != "model"]
         beside = [file.path for file in beside_weights(content)]
         notes = []
@@ -46,7 +52,7 @@ class SafetensorsFileWriter:
             what = f"one file has no place for {', '.join(beside)}: not written"
             notes.append(finding("note", what))
         return Layout(
-            files=[stored.file(FILE, "model", stored.components.get("model", ()))],
+            files=[stored.file(FILE, "model", stored.components["model"])],
             unplaced=[*others, *content.objects],
             notes=notes,
         )

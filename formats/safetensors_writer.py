@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ftckpt.errors import UsageError
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.findings import listed
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
 
@@ -44,8 +45,15 @@ class SafetensorsWriter:
 
         Raises:
             UsageError: a shard should hold less than a byte.
-            UnsupportedError: a tensor of a type that safetensors does not have, by its name.
+            UnsupportedError: a tensor of a type that safetensors does not have, by its name; or
+                there is no tensor at all, and so no file that would make this a checkpoint.
         """
+        if not content.tensors:
+            raise UnsupportedError(
+                "safetensors checkpoints are made of tensors, and there is none to write of"
+                f" {content.checkpoint.source.url} beside {listed(list(content.objects), 3)}",
+                hint="--to torchsave and --to dcp hold such state alone",
+            )
         limit = wishes.max_shard_size or MAX_SHARD_SIZE
         if limit < 1:
             raise UsageError(f"a shard of {limit} bytes holds nothing")

@@ -31,7 +31,9 @@ def hint_for_absent(path: str) -> str:
     """
     scheme = _SCHEME.match(path)
     if scheme:
-        return f"a URL has two slashes: {scheme[1]}://{path[scheme.end() :]}"
+        # Of a file's URL the path begins with a third.
+        end = scheme.end() - (scheme[1].lower() == "file")
+        return f"a URL has two slashes: {scheme[1]}://{path[end:]}"
     if "://" in path:
         return ""
     there, missing = _parts(path)

@@ -27,6 +27,7 @@ def test_near_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert hint_for_absent("elsewhere/step-1") == f"it was looked for in {tmp_path}"
     assert hint_for_absent("/elsewhere/step-1") == "/ is there, and holds no elsewhere"
     assert hint_for_absent("s3:/bucket/run7") == "a URL has two slashes: s3://bucket/run7"
+    assert hint_for_absent("file:/run7/x") == "a URL has two slashes: file:///run7/x"
     assert hint_for_absent("s3://bucket/run7") == ""
     for path, near in (("run7/step-100", "step-1000"), ("run/@5", "run7"), ("rnu7@5", "run7")):
         with pytest.raises(NotFoundError) as caught:

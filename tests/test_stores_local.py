@@ -51,6 +51,8 @@ def test_file_urls_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "x").write_bytes(b"1")
     assert open_store(f"file://{tmp_path}").read("x") == b"1"
     assert open_store(f"file://{tmp_path}").local_path("x") == str(tmp_path / "x")
+    for scheme in ("FILE", "File", "LOCAL"):  # of no case: RFC 3986, 3.1
+        assert open_store(f"{scheme}://{tmp_path}").local_path("x") == str(tmp_path / "x")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_store("~").read("x") == b"1"
     monkeypatch.chdir(tmp_path)

@@ -32,3 +32,4 @@ class TestMemoryStore(StoreTests):
 def test_one_name_is_one_store() -> None:
     open_store("memory://shared").put("a/b", b"1")
     assert open_store("memory://shared/a").read("b") == b"1"
+    assert open_store("Memory://shared/a").read("b") == b"1"

@@ -25,7 +25,8 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
     """Return the store for a path or URL; nothing is read yet.
 
     Args:
-        url: a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL.
+        url: a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL;
+            `S3://` is `s3://` (RFC 3986, 3.1).
         options: settings for object stores.
 
     Raises:
@@ -42,6 +43,7 @@ def _opened(url: str, options: StoreOptions) -> Store:
         raise UsageError("an empty path names no checkpoint")
     match = _SCHEME.match(url)
     scheme = match[1].lower() if match else ""
+    url = scheme + url[len(scheme) :]
     if scheme in ("", "file", "local"):
         from .local import LocalStore
 

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from ftckpt.ahead import extents_of, reading_ahead
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import IncompleteError, UsageError, worst
+from ftckpt.errors import IncompleteError, NotFoundError, UsageError, worst
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.store import Store
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -61,11 +61,13 @@ def lay_out(
             cannot use or that another wish contradicts.
         UnsupportedError: see `Writer.layout`.
         RefusedError: the destination lies in the example, or in a sealed checkpoint.
+        NotFoundError: there is nothing to write.
         FtckptError: the example is damaged, by the exit code of what was found.
         IncompleteError: the source or the example changed meanwhile.
     """
     require_outside(destination)
     source, example = content.checkpoint, wishes.like
+    _require_something(content)
     require_granted(writer, wishes, used)
     if example is not None:
         _require_usable(writer, wishes, example)
@@ -86,6 +88,15 @@ def lay_out(
                 file=name,
             )
     return layout
+
+
+def _require_something(content: Content) -> None:
+    if content.tensors or content.objects:
+        return
+    url = content.checkpoint.source.url
+    if content.dropped:
+        raise NotFoundError(f"of {url} nothing is left to write", hint="leave out less of it")
+    raise NotFoundError(f"{url} holds no tensor and no other state: there is nothing to write")
 
 
 def _require_usable(writer: Writer, wishes: Wishes, example: Checkpoint) -> None:

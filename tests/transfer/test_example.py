@@ -10,12 +10,20 @@ import pytest
 
 from ftckpt import api
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import CorruptError, IncompleteError, RefusedError, UsageError
+from ftckpt.errors import (
+    CorruptError,
+    IncompleteError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+)
 from ftckpt.formats.torchsave_writer import TorchSaveWriter
 from ftckpt.stores import open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.example import lay_out
 from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.narrowing import drop
 from tests.checkpoints import flip, open_checkpoint, save_dcp
 
 
@@ -118,3 +126,35 @@ def test_an_example_that_changes_meanwhile_is_refused(source: Path) -> None:
 
     with pytest.raises(IncompleteError, match="of the example changed"):
         laid_out(source, Slow())
+
+
+@pytest.mark.parametrize("to", ["dcp", "torchsave", "ranks", "safetensors", "deepspeed-universal"])
+def test_nothing_is_not_written(source: Path, to: str) -> None:
+    import torch
+
+    torch.save({}, source)
+    with pytest.raises(NotFoundError, match=r"model\.pt holds no tensor and no other state"):
+        api.convert(str(source), str(source.parent / "out"), to)
+    torch.save({"weight": torch.ones(3)}, source)
+    with pytest.raises(NotFoundError, match=r"of .*model\.pt nothing is left to write"):
+        api.convert(
+            str(source), str(source.parent / "out"), to, derive=lambda all_of: drop(all_of, ["*"])
+        )
+    assert sorted(p.name for p in source.parent.iterdir()) == ["example.pt", "model.pt"]
+
+
+@pytest.mark.parametrize(("name", "says"), [("out", "beside step"), ("out.safetensors", "a model")])
+def test_state_without_tensors_is_not_written_where_tensors_make_the_checkpoint(
+    source: Path, name: str, says: str
+) -> None:
+    import torch
+
+    torch.save({"step": 3}, source)
+    with pytest.raises(UnsupportedError, match=says) as caught:
+        api.convert(str(source), str(source.parent / name), "safetensors")
+    assert "staging" not in str(caught.value)
+    assert "--to torchsave" in caught.value.hint
+    assert sorted(p.name for p in source.parent.iterdir()) == ["example.pt", "model.pt"]
+    for other in ("dcp", "torchsave", "ranks"):
+        api.convert(str(source), str(source.parent / other), other)
+        assert open_checkpoint(source.parent / other).objects
