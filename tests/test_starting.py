@@ -131,6 +131,12 @@ def test_small_metadata_is_read_without_what_reads_large_metadata(
     assert "ftckpt.formats.dcp_bulk" not in imported["dcp"]
 
 
+@pytest.mark.parametrize("command", [*PLACES, "latest", "gc", "help"])
+def test_what_headers_say_needs_no_numpy(command: str, imported: dict[str, set[str]]) -> None:
+    """To import it takes longer than `inspect` of a small checkpoint."""
+    assert "numpy" not in imported[command]
+
+
 def test_what_is_compared_needs_nothing_of_deltas(imported: dict[str, set[str]]) -> None:
     assert "ftckpt.delta" not in imported["diff"]
 

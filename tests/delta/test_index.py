@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
-from ftckpt.delta import BLOCK, DataFile, DeltaIndex, DeltaTensor, Settings, content_digest
+from ftckpt.delta import (
+    BLOCK,
+    DataFile,
+    DeltaIndex,
+    DeltaTensor,
+    Settings,
+    content_digest,
+    index_rows,
+)
 from ftckpt.delta.index import HEAD, MAGIC, ROW
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError, UnsupportedError
@@ -74,6 +82,7 @@ def with_copy(**fields: Any) -> DeltaIndex:
     )
 
 
+@pytest.mark.usefixtures("rows")
 def test_what_is_written_is_read() -> None:
     index = replace(with_copy(), files=[*SMALL.index.files, DataFile("b/1", 9)])
     data = index.dump()
@@ -118,6 +127,13 @@ def set_member(*path: Any) -> Callable[[dict[str, Any]], object]:
         place[last] = value
 
     return change
+
+
+@pytest.fixture(params=["one by one", "at once"])
+def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the rows checked in either way: as those of a small and of a large delta."""
+    if request.param == "at once":
+        monkeypatch.setattr(index_rows, "FEW", 0)
 
 
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -168,6 +184,7 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_with_a_digest_that_fits(name: str) -> None:
     with pytest.raises(CorruptError) as caught:
@@ -187,12 +204,14 @@ NEWER: dict[str, bytes] = {
 }
 
 
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("name", NEWER)
 def test_what_another_version_knows_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError):
         DeltaIndex.parse(NEWER[name])
 
 
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize(
     "fields",
     [
