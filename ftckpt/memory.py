@@ -107,12 +107,18 @@ def budget() -> int:
     return _budget
 
 
-def held() -> int:
-    """Return how many bytes this process holds that are no file's; 0 where nothing says it."""
+def held(*, mapped: bool = False) -> int:
+    """Return how many bytes this process holds; 0 where nothing says it.
+
+    Args:
+        mapped: whether pages of files count, those of its libraries: the kernel can take them back,
+            and counts them as the process's all the same.
+    """
     try:
         with open("/proc/self/status", "rb") as status:
             fields = dict(line.split(b":", 1) for line in status if b":" in line)
-        return int(fields[b"RssAnon"].split()[0]) << 10
+        names = (b"RssAnon", b"RssFile") if mapped else (b"RssAnon",)
+        return sum(int(fields[name].split()[0]) for name in names) << 10
     except (OSError, KeyError, ValueError):
         return 0
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ftckpt.commands.app import run
@@ -26,7 +28,8 @@ STEPS = Path(__file__).parents[1] / "data" / "dcp" / "fsdp2"
 @pytest.fixture(autouse=True)
 def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = budget()
-    monkeypatch.setattr(affording, "held", lambda: 80 * MIB)
+    monkeypatch.setattr(affording, "held", lambda *, mapped: (60 + 20 * mapped) * MIB)
+    monkeypatch.setitem(sys.modules, "numpy", np)  # imported already
     yield
     set_budget(before)
 
@@ -46,6 +49,16 @@ def test_threads_are_as_many_as_the_budget_carries(tmp_path: Path) -> None:
     assert affordable_jobs(999, (far, far)) == (1024 - 80 - 2 * 64) // 32
     set_budget(64 * MIB)
     assert affordable_jobs(999, (far, far)) == 1
+
+
+def test_libraries_that_are_to_be_imported_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = _at(open_store(str(tmp_path)))
+    set_budget(256 * MIB)
+    assert affordable_jobs(999, (side, side)) == (256 - 80) // 8
+    monkeypatch.delitem(sys.modules, "numpy")
+    assert affordable_jobs(999, (side, side)) == (256 - 80 - 20) // 8
 
 
 def test_a_delta_decodes_in_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,4 +45,5 @@ def test_what_is_held_is_measured() -> None:
     before = held()
     block = bytearray(b"1") * (64 * MIB)
     assert held() - before > 32 * MIB
+    assert held(mapped=True) - held() > MIB  # the interpreter itself, and its libraries
     del block
