@@ -14,7 +14,8 @@ brought in go:
   cached pages alone and costs nothing there. It cannot tell by itself: since Linux 5.9 it starts
   the very read-ahead whose pages the next one then finds, and a fast disk has them before it is
   refused (measured: whole files resident). So it is believed a few times only, and a refused
-  read stays in the cache. A tmpfs refuses both flags and has everything cached.
+  read stays in the cache.
+- A tmpfs refuses both flags and has no other place: nothing is asked of it, and reads are plain.
 
 Small reads are plain: headers and indexes are worth keeping, and small records of one page would
 be read again and again. Folios of the page cache may be larger than a page, so large sequential
@@ -39,6 +40,9 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 # is taken before one must again.
 _CALM = 64
 _LOW_BIT = bytes(b & 1 for b in range(256))
+# Of filesystems whose files have no other place than memory: tmpfs and ramfs (statfs(2)).
+_IN_MEMORY = (0x01021994, 0x858458F6)
+_STATFS = 256  # bytes, more than the structure has; the magic number is the first word of it
 # The number of the call where every machine has one number for it.
 _CACHESTAT = 451
 
@@ -50,6 +54,7 @@ class PoliteFile:
         self.fd = fd
         self._uncached = _has_dontcache()
         self._random = False
+        self._plain = False
         self._nowait = True
         self._calm = 0
 
@@ -59,7 +64,7 @@ class PoliteFile:
         Raises:
             OSError: as `os.preadv`.
         """
-        if len(view) < SMALL:
+        if len(view) < SMALL or self._plain:
             return os.preadv(self.fd, [view], offset)
         if self._uncached:
             try:
@@ -69,6 +74,9 @@ class PoliteFile:
                     raise
                 self._uncached = False
         if not self._random:
+            self._plain = _in_memory(self.fd)
+            if self._plain:
+                return os.preadv(self.fd, [view], offset)
             # Read-ahead brings in pages that the next read would take for the trainer's.
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
             self._nowait = _cachestat(self.fd, 0, _PAGE) is None
@@ -153,6 +161,16 @@ def _cachestat(fd: int, offset: int, length: int) -> int | None:
     answer = (ctypes.c_uint64 * 5)()
     failed = _libc().syscall(ctypes.c_long(_CACHESTAT), fd, asked, answer, 0)
     return None if failed else answer[0]
+
+
+def _in_memory(fd: int) -> bool:
+    """Say whether a file has no other place than memory, as far as is known."""
+    answer = ctypes.create_string_buffer(_STATFS)
+    try:
+        failed = _libc().fstatfs(fd, answer)
+    except AttributeError:  # another system
+        return False
+    return not failed and ctypes.c_long.from_buffer(answer).value in _IN_MEMORY
 
 
 def resident_pages(fd: int, offset: int, length: int) -> bytes:
