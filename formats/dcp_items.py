@@ -2,7 +2,8 @@
 
 An item's place is known from the metadata; what is inside it is known from its head (the pickle)
 and its tail (the zip directory). Many items are opened with few reads: heads and tails of a batch
-are fetched together, and a small item is fetched whole.
+are fetched together, and a small item is fetched whole. Larger objects are, too: their pickle is
+long, and so is their directory where they hold many tensors, as states of random generators do.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from .torch_stream import TensorRef, TorchStream, parse_stream
 
 HEAD = 1024
 TAIL = 1536
-WHOLE = 8192
-BATCH = 1024
+WHOLE, WHOLE_OBJECT = 8192, 64 << 10
+BATCH, BATCH_BYTES = 1024, 16 << 20
 # What a compressed item may unfold to: the elements and torch's framing, or an object.
 OVERHEAD = 1 << 20
 OBJECT_LIMIT = 1 << 30
@@ -129,11 +130,11 @@ class Window:
 def windows(source: Source, items: Iterable[Item]) -> Iterator[Window | FtckptError]:
     """Open many items, in the order given; an item that cannot be read yields its error."""
     todo = iter(items)
-    while batch := list(islice(todo, BATCH)):
+    while batch := _batch(todo):
         plain = [item for item in batch if not item.transforms and _inside(source, item)]
         wanted: list[Extent] = []
         for item in plain:
-            wanted += _probes(item.extent)
+            wanted += _probes(item)
         try:
             fetched = iter(source.read_many(wanted))
             ready = {id(item) for item in plain}
@@ -142,7 +143,7 @@ def windows(source: Source, items: Iterable[Item]) -> Iterator[Window | FtckptEr
         for item in batch:
             if id(item) in ready:
                 at = item.extent.offset
-                parts = tuple((p.offset - at, next(fetched)) for p in _probes(item.extent))
+                parts = tuple((p.offset - at, next(fetched)) for p in _probes(item))
                 yield Window(source, item, parts, item.extent.length)
             else:
                 yield open_item(source, item, collect=True)
@@ -169,7 +170,7 @@ def open_item(source: Source, item: Item, *, collect: bool = False) -> Window | 
             )
         if item.transforms:
             return _undone(source, item)
-        probes = _probes(item.extent)
+        probes = _probes(item)
         parts = zip(probes, source.read_many(probes), strict=True)
         at = item.extent.offset
         return Window(source, item, tuple((p.offset - at, d) for p, d in parts), item.extent.length)
@@ -233,8 +234,21 @@ def _inside(source: Source, item: Item) -> bool:
     return entry is not None and item.extent.end <= entry.size
 
 
-def _probes(extent: Extent) -> list[Extent]:
-    if extent.length <= WHOLE:
+def _batch(items: Iterator[Item]) -> list[Item]:
+    """Take the items that are opened at once."""
+    batch: list[Item] = []
+    nbytes = 0
+    for item in islice(items, BATCH):
+        batch.append(item)
+        nbytes += sum(probe.length for probe in _probes(item))
+        if nbytes >= BATCH_BYTES:
+            break
+    return batch
+
+
+def _probes(item: Item) -> list[Extent]:
+    extent = item.extent
+    if extent.length <= (WHOLE_OBJECT if item.limit == OBJECT_LIMIT else WHOLE):
         return [extent]
     return [extent._replace(length=HEAD), Extent(extent.file, extent.end - TAIL, TAIL)]
 
