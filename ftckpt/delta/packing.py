@@ -77,6 +77,8 @@ def pack(
     store = open_store(destination, store_options)
     for source in sources:
         require_apart(source.source, store)
+        for below in source.below():
+            require_apart(below.source, store, "base")
     require_outside(store)
     staging: Staging
     if store.traits.local:

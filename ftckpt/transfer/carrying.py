@@ -121,7 +121,8 @@ def transfer(
 
     Raises:
         ExistsError: something stands at the destination.
-        RefusedError: another run is writing there, or it lies inside the source.
+        RefusedError: another run is writing there, or it lies inside the source, or what that
+            stands upon.
         UnsafeError: the layout has a name that cannot be a file's.
         UnsupportedError: the format has no place for something (see `require_place`).
         UsageError: one file would take the name of a bucket.
@@ -138,6 +139,8 @@ def transfer(
     held = layout.content or content
     store = open_store(destination, store_options)
     require_apart(source.source, store)
+    for base in source.below():
+        require_apart(base.source, store, "base")
     staging = _staging_at(store, destination, store_options, single=single)
     if single:  # a file is called as the user calls it
         (file,) = layout.files

@@ -60,13 +60,14 @@ def lay_out(
         UsageError: a wish that cannot be granted or has no meaning here, an example that the writer
             cannot use or that another wish contradicts.
         UnsupportedError: see `Writer.layout`.
-        RefusedError: the destination lies in the example, or in a sealed checkpoint.
+        RefusedError: the destination lies in the source or the example, or in a sealed checkpoint.
         NotFoundError: there is nothing to write.
         FtckptError: the example is damaged, by the exit code of what was found.
         IncompleteError: the source or the example changed meanwhile.
     """
-    require_outside(destination)
     source, example = content.checkpoint, wishes.like
+    require_outside(destination)
+    require_apart(source.source, destination)
     _require_something(content)
     require_granted(writer, wishes, used)
     if example is not None:

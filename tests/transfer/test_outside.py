@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,29 @@ def test_the_interface_of_python_asks_too(tmp_path: Path) -> None:
     for write in (api.copy, api.convert):
         with pytest.raises(RefusedError, match="lies inside the checkpoint"):
             write(opened, f"{tmp_path}/step-2/out")
+
+
+@pytest.mark.parametrize("verb", ["convert", "reshard"])
+def test_a_dry_run_too_is_refused_inside_its_source(tmp_path: Path, verb: str) -> None:
+    source = tmp_path / "step-3"
+    shutil.copytree(DATA / "dcp" / "fsdp2" / "step-3", source)
+    words = [verb, str(source), f"{source}/out", "--dry-run"]
+    words += ["--to", "dcp"] if verb == "convert" else ["--dp", "2"]
+    done = run(words, Invocation())
+    assert done.code is ExitCode.REFUSED
+    assert not (source / "out").exists()
+
+
+def test_nothing_is_written_into_what_a_delta_stands_upon(tmp_path: Path) -> None:
+    for name in ("step-3", "step-4"):
+        shutil.copytree(DATA / "dcp" / "fsdp2" / name, tmp_path / name)
+    pack = ["delta", "pack", f"{tmp_path}/step-3", f"{tmp_path}/step-4", f"{tmp_path}/delta"]
+    assert run(pack, Invocation()).code is ExitCode.OK
+    inside = f"{tmp_path}/step-3/out"
+    for words in (
+        ["delta", "unpack", f"{tmp_path}/delta", inside],
+        ["convert", f"{tmp_path}/delta", inside, "--to", "safetensors"],
+        ["delta", "pack", f"{tmp_path}/step-4", f"{tmp_path}/delta", inside],
+    ):
+        assert run(words, Invocation()).code is ExitCode.REFUSED, words
+    assert not (tmp_path / "step-3" / "out").exists()
