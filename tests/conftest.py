@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,17 @@ def local_url(tmp_path: Path) -> str:
     place = tmp_path / "place"
     place.mkdir()
     return str(place)
+
+
+@pytest.fixture
+def tmpfs() -> Iterator[Path]:
+    """A folder of a filesystem that is memory; where there is none, the test is skipped."""
+    with open("/proc/mounts", encoding="utf-8") as mounts:
+        kinds = dict(line.split()[1:3] for line in mounts)
+    if kinds.get("/dev/shm") != "tmpfs" or not os.access("/dev/shm", os.W_OK):
+        pytest.skip("there is no tmpfs")
+    with tempfile.TemporaryDirectory(prefix="ftckpt-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

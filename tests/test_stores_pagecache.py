@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -89,7 +88,7 @@ class TestPageCache:
 
         monkeypatch.setattr(pagecache, "_has_dontcache", lambda: False)
         monkeypatch.setattr(pagecache, "_CACHESTAT", -1)
-        monkeypatch.setattr(pagecache, "_in_memory", lambda fd: False)
+        monkeypatch.setattr(pagecache, "in_memory", lambda fd: False)
         monkeypatch.setattr(pagecache, "resident_pages", resident)
         monkeypatch.setattr(os, "preadv", preadv)
         monkeypatch.setattr(os, "posix_fadvise", advise)
@@ -136,31 +135,22 @@ class TestPageCache:
             raise AssertionError("it was mapped")
 
         monkeypatch.setattr(os, "preadv", refuse)
-        monkeypatch.setattr(pagecache, "_in_memory", lambda fd: False)
+        monkeypatch.setattr(pagecache, "in_memory", lambda fd: False)
         monkeypatch.setattr(pagecache, "resident_pages", mapped)
         with open_store(str(tmp_path)).open("big") as reader:
             found = b"".join(reader.read(at, 1 << 20) for at in range(0, self.size, 1 << 20))
         assert found == path.read_bytes()
 
-    def test_a_file_in_memory_is_asked_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_in_memory_is_asked_nothing(
+        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         data = os.urandom(self.size)
-        with tempfile.NamedTemporaryFile(dir=_tmpfs()) as file:
-            file.write(data)
-            file.flush()
-            asked: list[str] = []
-            for name in ("_cachestat", "resident_pages"):
-                monkeypatch.setattr(pagecache, name, lambda *_, name=name: asked.append(name))
-            monkeypatch.setattr(os, "posix_fadvise", lambda *_: asked.append("advice"))
-            with open_store(os.path.dirname(file.name)).open(os.path.basename(file.name)) as reader:
-                found = b"".join(reader.read(at, 1 << 20) for at in range(0, self.size, 1 << 20))
+        (tmpfs / "big").write_bytes(data)
+        asked: list[str] = []
+        for name in ("_cachestat", "resident_pages"):
+            monkeypatch.setattr(pagecache, name, lambda *_, name=name: asked.append(name))
+        monkeypatch.setattr(os, "posix_fadvise", lambda *_: asked.append("advice"))
+        with open_store(str(tmpfs)).open("big") as reader:
+            found = b"".join(reader.read(at, 1 << 20) for at in range(0, self.size, 1 << 20))
         assert found == data
         assert asked == []
-
-
-def _tmpfs() -> str:
-    """Return a directory of a tmpfs; where there is none, skip the test."""
-    with open("/proc/mounts", encoding="utf-8") as mounts:
-        for _, place, kind, *_ in map(str.split, mounts):
-            if kind == "tmpfs" and place == "/dev/shm" and os.access(place, os.W_OK):
-                return place
-    pytest.skip("there is no tmpfs")

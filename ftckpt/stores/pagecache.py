@@ -31,6 +31,8 @@ import os
 import sys
 from functools import lru_cache
 
+from .filesystem import in_memory
+
 SMALL = 128 << 10
 _PAGE = mmap.PAGESIZE
 _RWF_DONTCACHE = 0x80
@@ -40,9 +42,6 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 # is taken before one must again.
 _CALM = 64
 _LOW_BIT = bytes(b & 1 for b in range(256))
-# Of filesystems whose files have no other place than memory: tmpfs and ramfs (statfs(2)).
-_IN_MEMORY = (0x01021994, 0x858458F6)
-_STATFS = 256  # bytes, more than the structure has; the magic number is the first word of it
 # The number of the call where every machine has one number for it.
 _CACHESTAT = 451
 
@@ -74,7 +73,7 @@ class PoliteFile:
                     raise
                 self._uncached = False
         if not self._random:
-            self._plain = _in_memory(self.fd)
+            self._plain = in_memory(self.fd)
             if self._plain:
                 return os.preadv(self.fd, [view], offset)
             # Read-ahead brings in pages that the next read would take for the trainer's.
@@ -161,16 +160,6 @@ def _cachestat(fd: int, offset: int, length: int) -> int | None:
     answer = (ctypes.c_uint64 * 5)()
     failed = _libc().syscall(ctypes.c_long(_CACHESTAT), fd, asked, answer, 0)
     return None if failed else answer[0]
-
-
-def _in_memory(fd: int) -> bool:
-    """Say whether a file has no other place than memory, as far as is known."""
-    answer = ctypes.create_string_buffer(_STATFS)
-    try:
-        failed = _libc().fstatfs(fd, answer)
-    except AttributeError:  # another system
-        return False
-    return not failed and ctypes.c_long.from_buffer(answer).value in _IN_MEMORY
 
 
 def resident_pages(fd: int, offset: int, length: int) -> bytes:
