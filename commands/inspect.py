@@ -17,7 +17,10 @@ from .render import human_bytes, human_count, printable
 from .target import PathArgument, open_from, open_target
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftckpt.checkpoint import Checkpoint, TensorInfo
+    from ftckpt.findings import Finding
     from ftckpt.inspection import Inspection
     from ftckpt.opening import Target
     from ftckpt.resume import ResumeItem
@@ -40,6 +43,7 @@ CODES = {
     ExitCode.UNSUPPORTED: "",
 }
 
+_WRONG = 5  # errors that are printed
 _SIGNS = {"present": "+", "absent": "-", "cannot tell": "?"}
 
 
@@ -75,8 +79,7 @@ def command(
         invocation.print(render.pairs(_summary(checkpoint, result)))
         invocation.print()
         invocation.print(_resume_text(result.resume))
-        for note in result.notes:
-            invocation.print(render.finding_line(note))
+        _print_notes(invocation, result.notes)
         if files:
             invocation.print()
             invocation.print(_file_table(checkpoint))
@@ -84,6 +87,19 @@ def command(
             invocation.print()
             invocation.print(_tensor_table(checkpoint))
     return Result(ExitCode.OK, _sentence(checkpoint, result))
+
+
+def _print_notes(invocation: Invocation, notes: Sequence[Finding]) -> None:
+    """Print remarks, and the first few things that are wrong: one file may bring hundreds."""
+    wrong = [note for note in notes if note.severity == "error"]
+    for note in notes:
+        if note.severity != "error":
+            invocation.print(render.finding_line(note))
+    for note in wrong[:_WRONG]:
+        invocation.print(render.finding_line(note))
+    if wrong:
+        more = f"and {len(wrong) - _WRONG} more; " if len(wrong) > _WRONG else ""
+        invocation.say(f"{more}what cannot be read is not shown; `ftckpt verify` says all")
 
 
 def _show_root(invocation: Invocation, target: Target) -> None:

@@ -54,7 +54,7 @@ class Inspection:
         bytes: see `ByteCounts`.
         aliases: key -> key of the tensor that owns the same bytes.
         resume: what a restart from it has and lacks.
-        notes: remarks made while opening.
+        notes: remarks made while opening, and what was found wrong then: `verify` says all.
     """
 
     format: str
@@ -131,7 +131,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         bytes=counts,
         aliases=checkpoint.aliases,
         resume=resume_check(checkpoint),
-        notes=tuple(checkpoint.notes),
+        notes=(*checkpoint.notes, *checkpoint.found),
     )
 
 

@@ -8,14 +8,15 @@ only where they are asked for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from ftckpt.ahead import extents_of, reading_ahead
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.engine import run
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.gathering import Gatherer
@@ -67,9 +68,9 @@ def compare(
     aside = keys & frozenset(_small_on_both(ours, theirs, small))
     pairs = align(ours, theirs, keys - aside, vocabulary, by_value=reading.tolerance is not None)
     done = compare_tensors(ours, theirs, list(pairs), reading, counter)
-    findings = done.findings
+    findings = [*_lost(ours, keys), *_lost(theirs, keys), *done.findings]
     held: list[list[Field]] = [[], []]
-    whole = True
+    whole = not any(_wrong(side.checkpoint) for side in (ours, theirs))
     for content, names, into in zip((ours, theirs), small, held, strict=True):
         wanted = {key: name for key, name in names.items() if key in aside}
         more = fields(content.checkpoint) if choice.state else ()
@@ -102,6 +103,23 @@ def compare(
         findings=findings,
         seconds=time.monotonic() - began,
     )
+
+
+def _lost(content: Content, keys: Collection[str]) -> Iterator[Finding]:
+    """Yield what was wrong with a side when it was opened, where it lacks something of the other's.
+
+    What lies in a file that cannot be read is not missing, and no difference.
+    """
+    if all(key in content.tensors for key in keys):
+        return
+    source = content.checkpoint.source
+    for one in _wrong(content.checkpoint):
+        file = None if one.file is None else source.store.describe(source.path(one.file))
+        yield replace(one, file=file)
+
+
+def _wrong(checkpoint: Checkpoint) -> list[Finding]:
+    return [one for one in checkpoint.found if one.severity is Severity.ERROR]
 
 
 def _small_on_both(

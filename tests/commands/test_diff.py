@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -272,3 +273,26 @@ def test_state_that_neither_has_is_not_equal(tmp_path: Path) -> None:
     words = ["diff", f"{tmp_path}/a.safetensors", f"{tmp_path}/b.safetensors"]
     assert run(words, Invocation()).code is ExitCode.OK
     assert run([*words, "--component", "state"], Invocation()).code is ExitCode.NOT_FOUND
+
+
+def test_tensors_of_a_file_that_cannot_be_read_are_not_missing(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        for n in (1, 2):
+            shard = tmp_path / side / f"model-0000{n}-of-00002.safetensors"
+            save_file({f"w{n}.{i}": np.ones(8, np.float32) for i in "xy"}, shard)
+        shards = {f"w{n}.{i}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2) for i in "xy"}
+        index = tmp_path / side / "model.safetensors.index.json"
+        index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    cut = tmp_path / "a" / "model-00002-of-00002.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-40])
+    for words in (["a", "b"], ["b", "a"]):
+        done = ftckpt("diff", *words, cwd=tmp_path)
+        assert done.returncode == ExitCode.CORRUPT, done.stdout + done.stderr
+        assert "error: truncated-file [a/model-00002-of-00002.safetensors" in done.stdout
+    done = ftckpt("diff", "a", "b", "--tensor", "w1.*", cwd=tmp_path)
+    assert done.returncode == ExitCode.OK, done.stderr
+    done = ftckpt("inspect", "a", cwd=tmp_path)
+    assert done.returncode == ExitCode.OK
+    assert "error: truncated-file [model-00002-of-00002.safetensors" in done.stdout
+    assert "`ftckpt verify` says all" in done.stderr
