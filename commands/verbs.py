@@ -213,7 +213,7 @@ class Verbs(TyperGroup):
             known = family(name)
             if known:
                 ctx.fail(f"{name} is several verbs: {', '.join(known)}")
-            near = [verb for one in get_close_matches(name, _firsts()) for verb in family(one)]
+            near = _near(name)
             meant = f"; did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"there is no verb {name!r}{meant}")
         return super().resolve_command(ctx, args)
@@ -229,8 +229,14 @@ def family(first: str) -> list[str]:
     return [verb for verb in VERBS if verb.partition(" ")[0] == first]
 
 
-def _firsts() -> list[str]:
-    return list(dict.fromkeys(verb.partition(" ")[0] for verb in VERBS))
+def _near(name: str) -> list[str]:
+    """Return the verbs that a word may mean: the second of two (`undelete`), or one mistyped."""
+    seconds = {verb.rpartition(" ")[2]: verb for verb in VERBS if " " in verb}
+    if name in seconds:
+        return [seconds[name]]
+    firsts = dict.fromkeys(verb.partition(" ")[0] for verb in VERBS)
+    near = [verb for one in get_close_matches(name, firsts) for verb in family(one)]
+    return near or [seconds[one] for one in get_close_matches(name, seconds)]
 
 
 def load(verb: str) -> Verb:

@@ -231,7 +231,8 @@ def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
         c for c in root.candidates if c.step is not None and c.entry.kind is EntryKind.DIRECTORY
     )
     if not steps:
-        raise UsageError(f"{place.url} is a checkpoint, not a root", hint=_NO_ROOT)
+        hint = f"leave @{place.which} out" if place.which else _NO_ROOT
+        raise UsageError(f"{place.url} is a checkpoint, not a root", hint=hint)
     return replace(root, candidates=steps)
 
 

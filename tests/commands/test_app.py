@@ -26,6 +26,8 @@ from ftckpt.commands.units import parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from tests.forked import run
 
+DATA = Path(__file__).parents[1] / "data"
+
 # Verbs that only exist in the process of a test: what a verb can do to the app.
 FAKE = """
 import sys, types, typer
@@ -159,6 +161,8 @@ def test_usage_errors_say_what_was_meant() -> None:
     )
     assert "delta is several verbs: delta pack, delta unpack," in ftckpt("delta", "--help").stderr
     assert "did you mean replay run or replay compare" in ftckpt("repaly").stderr
+    assert "did you mean gc undelete?" in ftckpt("undelete").stderr
+    assert "hint: leave @7 out" in ftckpt("inspect", str(DATA / "run" / "step-1@7")).stderr
     assert "'--verify': 'all' is not one of" in ftckpt("latest", "x", "--verify", "all").stderr
     assert ftckpt().returncode == 2
     assert "Verbs:" in ftckpt().stderr
