@@ -10,11 +10,13 @@ import stat
 import threading
 from contextlib import suppress
 
-from ftckpt.errors import RefusedError
+from ftckpt.errors import DeniedError, RefusedError
 from ftckpt.stores.claim import claim
 from ftckpt.stores.oserror import translate
 
 _JOURNAL = "journal.jsonl"
+# How often others may sweep the directory away before it is taken for one that cannot be made.
+_TRIES = 100
 
 
 def make_directory(path: str) -> None:
@@ -55,17 +57,22 @@ class StagingLock:
 
         Raises:
             RefusedError: another run has it, or what lies there is no staging directory.
+            DeniedError: the filesystem takes no new names.
             UnsupportedError: the filesystem has no locks.
             OSError: the system refused.
         """
+        tries = _TRIES
         while True:
             try:
                 make_directory(self._place)
                 flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
                 self._fd = os.open(self._path, flags, 0o666)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
                 if not os.path.isdir(os.path.dirname(self._place)):
                     raise
+                tries -= 1
+                if not tries:  # a filesystem in which nothing can be made (procfs)
+                    raise DeniedError(f"cannot make {self._place}: {error.strerror}") from error
                 continue  # who held it swept it away in between
             try:
                 self._lock()

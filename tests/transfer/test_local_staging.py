@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.errors import ExistsError, FtckptError, RefusedError, UnsupportedError
+from ftckpt.errors import DeniedError, ExistsError, FtckptError, RefusedError, UnsupportedError
 from ftckpt.transfer.blocks import BlockMade
 from ftckpt.transfer.layout import Literal, OutputFile
 from ftckpt.transfer.local_staging import LocalStaging
@@ -285,3 +285,15 @@ def test_what_a_killed_write_has_left_is_not_shown(tmp_path: Path) -> None:
     _finish(out)
     assert not list(out.rglob(".ftckpt-tmp-*"))
     assert (out / "data").read_bytes() == DATA
+
+
+def test_a_filesystem_that_takes_no_new_names_is_not_asked_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(path: str) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)  # as procfs answers
+    staging = LocalStaging(str(tmp_path / "out"), single=False)
+    with pytest.raises(DeniedError, match="cannot make"):
+        staging.begin("plan", {}, restart=False)
