@@ -66,6 +66,10 @@ class LocalStaging(Staging):
         """Lock the staging directory and read its journal; see `Staging.begin`."""
         try:
             if not os.path.isdir(self._parent):
+                if os.path.lexists(self._parent):
+                    raise NotFoundError(
+                        f"{self._parent} is no directory", hint="choose another destination"
+                    )
                 raise NotFoundError(
                     f"{self._parent} does not exist", hint=f"mkdir -p {quote(self._parent)}"
                 )

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from ftckpt.errors import DeniedError, ExistsError, FtckptError, RefusedError, UnsupportedError
+from ftckpt.errors import (
+    DeniedError,
+    ExistsError,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+)
 from ftckpt.transfer.blocks import BlockMade
 from ftckpt.transfer.layout import Literal, OutputFile
 from ftckpt.transfer.local_staging import LocalStaging
@@ -297,3 +304,11 @@ def test_a_filesystem_that_takes_no_new_names_is_not_asked_for_ever(
     staging = LocalStaging(str(tmp_path / "out"), single=False)
     with pytest.raises(DeniedError, match="cannot make"):
         staging.begin("plan", {}, restart=False)
+
+
+def test_a_file_in_the_place_of_the_directory_around_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    staging = LocalStaging(str(tmp_path / "file" / "out"), single=False)
+    with pytest.raises(NotFoundError, match="file is no directory") as caught:
+        staging.begin("plan", {}, restart=False)
+    assert "mkdir" not in caught.value.hint
