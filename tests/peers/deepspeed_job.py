@@ -8,7 +8,8 @@ Runs in DeepSpeed's own environment and knows nothing of ftckpt. SPEC is JSON:
     steps                    [first, last) step to train
     save, to                 the step before which to save, or null, and the directory
     out                      file for the answer: losses of each rank, steps, the client's note; and
-                             `<out>.safetensors`: what memory held after loading or at saving
+                             what memory held, after loading or at saving
+                             (`<out>.held.safetensors`) and in the end (`<out>.end.safetensors`)
     port                     where the ranks meet
 """
 
@@ -67,15 +68,17 @@ def job(rank: int, spec: dict[str, Any]) -> None:
         losses.append(float(loss).hex())
         engine.backward(loss)
         engine.step()
+    end = kept.gather(engine, spec["zero"]["stage"], spec["world"])
     every: list[Any] = [None] * spec["world"]
-    dist.all_gather_object(every, (losses, held))
+    dist.all_gather_object(every, (losses, held, end))
     if rank == 0:
         from safetensors.torch import save_file
 
-        whole = kept.joined([mine for _, mine in every])
-        memory = {key: value.contiguous().clone() for key, value in whole.items()}
-        save_file(memory, spec["out"] + ".safetensors")
-        answer = {"losses": [mine for mine, _ in every], "step": engine.global_steps}
+        for name, place in (("held", 1), ("end", 2)):
+            whole = kept.joined([mine[place] for mine in every])
+            memory = {key: value.contiguous().clone() for key, value in whole.items()}
+            save_file(memory, f"{spec['out']}.{name}.safetensors")
+        answer = {"losses": [mine[0] for mine in every], "step": engine.global_steps}
         Path(spec["out"]).write_text(json.dumps(answer | {"note": client.get("note")}))
     dist.barrier()
     dist.destroy_process_group()

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from ftckpt.assembly import read_tensor
-from tests.checkpoints import open_checkpoint
 from tests.formats.deepspeed_sets import opened, tensors_of
 
 PYTHON = os.environ.get("FTCKPT_PEER_DEEPSPEED", "")
 JOB = Path(__file__).with_name("deepspeed_job.py")
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "OMP_NUM_THREADS": "1"}
 SAVED, LAST = 3, 6
+TRAINED = ("embed.weight", "up.weight", "up.bias", "down.weight", "gain")
 # DeepSpeed's script, without what only its command line needs.
 MERGE = """
 import sys
@@ -34,6 +35,14 @@ from safetensors.torch import save_file
 state = get_fp32_state_dict_from_zero_checkpoint(sys.argv[2], sys.argv[3])
 save_file({name: value.clone() for name, value in state.items()}, sys.argv[4])
 """
+UNIVERSAL = """
+import sys
+from types import SimpleNamespace
+from deepspeed.checkpoint import ds_to_universal
+ds_to_universal.main(SimpleNamespace(
+    input_folder=sys.argv[1], output_folder=sys.argv[2], num_extract_workers=1,
+    num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=True))
+"""
 
 pytestmark = [
     pytest.mark.peer,
@@ -42,12 +51,21 @@ pytestmark = [
 
 
 class Answer(NamedTuple):
-    """What a job says: losses of each rank, steps, the client's note, and its memory."""
+    """What a job says.
+
+    Attributes:
+        losses: of each rank.
+        step: at which it ended.
+        note: the client's.
+        held: its memory after loading or at saving.
+        end: its memory in the end.
+    """
 
     losses: list[list[str]]
     step: int
     note: str | None
     held: dict[str, Any]
+    end: dict[str, Any]
 
 
 def run(arguments: list[str]) -> None:
@@ -70,8 +88,8 @@ def train(root: Path, stage: int, world: int, *, bf16: bool = True, **given: Any
             "universal": False, "stages": 0, "steps": [SAVED, LAST], "save": None,
             "to": str(root / "run"), "out": str(out), "port": port} | given  # fmt: skip
     run([str(JOB), json.dumps(spec)])
-    held = tensors_of(Path(f"{out}.safetensors"))
-    return Answer(**json.loads(out.read_text()), held=held)
+    held, end = (tensors_of(Path(f"{out}.{name}.safetensors")) for name in ("held", "end"))
+    return Answer(**json.loads(out.read_text()), held=held, end=end)
 
 
 def ftckpt(*arguments: str) -> None:
@@ -91,11 +109,17 @@ class Whole(NamedTuple):
     checkpoint: Path
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(
+    scope="module", params=[(1, True), (2, True), (3, False), (3, True)],
+    ids=["1-bf16", "2-bf16", "3-fp32", "3-bf16"],
+)  # fmt: skip
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     root = tmp_path_factory.mktemp("whole")
-    stage, bf16 = request.param, request.param < 3
+    stage, bf16 = request.param
     answer = train(root, stage, 4, bf16=bf16, steps=[0, LAST], save=SAVED)
+    kinds = ("master", "exp_avg", "exp_avg_sq")
+    assert answer.held.keys() >= {f"{kind}:{name}" for kind in kinds for name in TRAINED}
+    assert all(any(answer.held[key].data) for key in of_optimizer(answer.held))
     return Whole(stage, bf16, answer, root / "run" / f"global_step{SAVED}")
 
 
@@ -111,30 +135,69 @@ def test_fewer_ranks_hold_every_bit_and_train_on(whole: Whole, tmp_path: Path) -
     assert all(math.isfinite(loss) for loss in losses)
     ftckpt("reshard", str(two), str(four), "--dp", "4")
     answer = train(tmp_path, whole.stage, 4, bf16=whole.bf16, load=str(four))
+    assert_goes_on(answer, whole)
+
+
+def assert_goes_on(answer: Answer, whole: Whole) -> None:
+    """What was loaded, every loss and what memory holds in the end are the uninterrupted job's."""
     assert answer.held == whole.answer.held
     assert answer.losses == [rank[SAVED:] for rank in whole.answer.losses]
+    assert answer.end == whole.answer.end
+    assert answer.end != answer.held
+
+
+def merged(place: Path, script: Path, out: Path) -> dict[str, Any]:
+    """Let DeepSpeed consolidate a checkpoint, by the script that it left in a folder."""
+    run(["-c", MERGE, str(script), str(place.parent), place.name, str(out)])
+    return tensors_of(out)
 
 
 def test_its_own_consolidation_is_ours(whole: Whole, tmp_path: Path) -> None:
+    """Of another number of ranks it is that of the source, the job's memory, and what we read."""
     place = tmp_path / "root" / "global_step3"
     place.parent.mkdir()
     ftckpt("reshard", str(whole.checkpoint), str(place), "--dp", "3")
-    out = tmp_path / "merged.safetensors"
-    run(["-c", MERGE, str(whole.checkpoint.parent), str(place.parent), place.name, str(out)])
-    theirs = tensors_of(out)
+    script = whole.checkpoint.parent
+    theirs = merged(place, script, tmp_path / "merged.safetensors")
+    assert theirs == merged(whole.checkpoint, script, tmp_path / "source.safetensors")
+    memory = {k.removeprefix("master:"): v for k, v in whole.answer.held.items()}
     masters = {k: v for k, v in whole.answer.held.items() if k.startswith("master:")}
-    assert {f"master:{name}": theirs[name] for name in theirs if f"master:{name}" in masters} == (
-        masters
-    )
-    assert opened(place).tensors.keys() >= masters.keys()
+    assert masters.items() <= {f"master:{k}": v for k, v in theirs.items()}.items()
+    assert theirs.keys() - memory.keys() <= {"head.weight"}  # which is tied
+    ours = opened(place)
+    names = {ours.tensors[key].name for key in ours.tensors if is_weight(key)}
+    # Its script finds no frozen parameters of a job of stage 1.
+    assert theirs.keys() == names - ({"frozen.weight"} if whole.stage == 1 else set())
+    for name, value in theirs.items():
+        key = f"master:{name}" if f"master:{name}" in ours.tensors else name
+        assert (ours.tensors[key].dtype.name, ours.tensors[key].shape) == value[:2], name
+        assert read_tensor(ours, key) == value.data, name
+
+
+def is_weight(key: str) -> bool:
+    return ":" not in key or key.startswith("master:")
 
 
 def test_a_universal_checkpoint_loads_on_any_ranks(whole: Whole, tmp_path: Path) -> None:
-    place = tmp_path / "step3_universal"
-    ftckpt("convert", str(whole.checkpoint), str(place), "--to", "deepspeed-universal")
-    answer = train(tmp_path, whole.stage, 3, bf16=whole.bf16, load=str(place), universal=True)
+    """And goes on as from what DeepSpeed's own converter makes.
+
+    No job goes on bitwise from that: stage 3 gives every group the settings of the first and one
+    counter of steps to all, and stages 1 and 2 fail on a rank that holds nothing but padding.
+    """
+    ours, theirs = tmp_path / "ours_universal", tmp_path / "theirs_universal"
+    ftckpt("convert", str(whole.checkpoint), str(ours), "--to", "deepspeed-universal")
+    run(["-c", UNIVERSAL, str(whole.checkpoint), str(theirs)])
+    given: dict[str, Any] = {"bf16": whole.bf16, "universal": True}
+    answer = train(tmp_path, whole.stage, 3, load=str(ours), **given)
     assert of_optimizer(answer.held) == of_optimizer(whole.answer.held)
+    assert trained_weights(answer) == trained_weights(whole.answer)
     assert (answer.step, answer.note) == (LAST, "ours")
+    assert answer == train(tmp_path, whole.stage, 3, load=str(theirs), **given)
+
+
+def trained_weights(answer: Answer) -> dict[str, Any]:
+    """Return the weights as the network computes with them; stage 3 holds them in no one place."""
+    return {k: v for k, v in answer.held.items() if f"master:{k}" in answer.held}
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -167,9 +230,14 @@ def test_a_plain_trainers_file_becomes_a_job(tmp_path: Path) -> None:
     ftckpt("convert", str(file), str(place), "--to", "deepspeed-universal")
     answer = train(tmp_path, 2, 2, bf16=False, load=str(place), universal=True, steps=[2, 4])
     assert answer.step == 4
-    universal = open_checkpoint(place)
-    for key, value in of_optimizer(answer.held).items():
-        assert read_tensor(universal, key) == value.data, key
+    state = torch.load(file)
+    names = [name for name in state["model"] if name in TRAINED]
+    wanted = {f"master:{name}": state["model"][name] for name in names}
+    for name, moments in zip(names, state["optimizer"]["state"].values(), strict=True):
+        wanted |= {f"{kind}:{name}": moments[kind] for kind in ("exp_avg", "exp_avg_sq")}
+    assert answer.held.keys() >= wanted.keys()
+    for key, value in wanted.items():
+        assert answer.held[key].data == value.numpy().tobytes(), key
 
 
 # --- by an example ------------------------------------------------------------------------------
@@ -198,8 +266,7 @@ def test_another_formats_state_becomes_a_job_by_its_example(
     first = example(tmp_path / "four-of", whole.stage, 4, bf16=whole.bf16)
     ftckpt("convert", str(there), str(four), "--to", "deepspeed", "--like", str(first))
     answer = train(tmp_path, whole.stage, 4, bf16=whole.bf16, load=str(four))
-    assert answer.held == whole.answer.held
-    assert answer.losses == [rank[SAVED:] for rank in whole.answer.losses]
+    assert_goes_on(answer, whole)
 
 
 @pytest.mark.parametrize(("stages", "world"), [(1, 2), (4, 4), (3, 3)])
