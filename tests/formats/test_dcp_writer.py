@@ -170,7 +170,8 @@ def test_a_plain_file_becomes_what_torch_would_have_saved(tmp_path: Path) -> Non
 
 def test_fsdp2_loads_it_at_another_world_size(tmp_path: Path) -> None:
     source = saved(tmp_path / "state.pt", state_of_one_process())
-    write(WRITER, source, tmp_path / "out", dp=3)
+    first = write(WRITER, source, tmp_path / "first", dp=3)
+    write(WRITER, first, tmp_path / "out", dp=5)  # as `reshard` does
     texts = run_job(2, "fsdp2_loading.py", tmp_path / "out")
     assert "equal 7" in texts[0]
 
