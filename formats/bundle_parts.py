@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +35,8 @@ class Part(NamedTuple):
         """Return a finding with the file's name as the whole checkpoint has it."""
         if not self.prefix or found.file is None:
             return found
-        return replace(found, file=self.prefix + found.file)
+        message = _named(found.message, found.file, self.prefix)
+        return replace(found, file=self.prefix + found.file, message=message)
 
 
 @contextmanager
@@ -43,9 +45,17 @@ def in_part(prefix: str) -> Iterator[None]:
     try:
         yield
     except FtckptError as error:
-        if error.file is not None:
+        if error.file is not None and prefix:
+            error.message = _named(error.message, error.file, prefix)
+            error.args = (error.message,)
             error.file = prefix + error.file
         raise
+
+
+def _named(message: str, file: str, prefix: str) -> str:
+    """Return a sentence with a file's name completed: several parts have a file of that name."""
+    whole = rf"(?<![\w./-]){re.escape(file)}(?![\w/-])"
+    return re.sub(whole, lambda _: prefix + file, message)
 
 
 class Prefixed(LazyPieces):

@@ -15,14 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState
-from ftckpt.errors import IncompleteError, UnsupportedError
+from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
+from ftckpt.findings import finding
 from ftckpt.formats.bundle import Bundle
+from ftckpt.formats.bundle_parts import Part, in_part
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.registry import recognise
 from ftckpt.resume import resume_check
+from ftckpt.source import Source
+from ftckpt.stores import open_store
 from tests.format_suite import (
     FormatTests,
     Made,
@@ -31,6 +35,7 @@ from tests.format_suite import (
     listing_of_path,
     open_path,
 )
+from tests.raw_checkpoint import RawCheckpoint
 
 CHECKPOINTS = Path(__file__).parents[3] / "shared" / "checkpoints"
 FORMAT = Bundle((Dcp(), Safetensors(), TorchSave()))
@@ -221,3 +226,15 @@ def test_accelerate_fsdp(tmp_path: Path, name: str) -> None:
     (folder / "optimizer_0" / ".metadata").unlink()
     with pytest.raises(IncompleteError):
         open_path(FORMAT, folder)
+
+
+def test_a_finding_says_in_which_part_its_file_is() -> None:
+    """Two parts have files of one name."""
+    source = Source(open_store("memory://parts"), "", {})
+    found = finding("truncated-file", "a.bin and data.bin, not xa.bin: a.bin is cut", file="a.bin")
+    moved = Part("optimizer_0/", RawCheckpoint(source=source, tensors={}, objects={})).moved(found)
+    assert moved.file == "optimizer_0/a.bin"
+    assert moved.message == ("optimizer_0/a.bin and data.bin, not xa.bin: optimizer_0/a.bin is cut")
+    with pytest.raises(CorruptError, match=r"^b/a\.bin ends early") as caught, in_part("b/"):
+        raise CorruptError("a.bin ends early", kind="truncated-file", file="a.bin")
+    assert caught.value.file == "b/a.bin"
