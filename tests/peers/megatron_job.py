@@ -114,20 +114,26 @@ def job(rank: int, world: int, port: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world),
                       MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # fmt: skip
     load: Any = importlib.import_module
-    arguments = load("megatron.training.arguments").parse_and_validate_args()
+    # Before core 0.19 what initialises Megatron reads them.
+    getattr(load("megatron.training.arguments"), "parse_and_validate_args", lambda: None)()
     initialize = load("megatron.training.initialize")
     initialize._compile_dependencies = lambda *args, **options: None
     distributed: Any = load("megatron.core.optimizer.distrib_optimizer").DistributedOptimizer
     put = distributed._set_main_param_and_optimizer_states
+
     # torch's Adam, which stands in for the fused one, keeps its step among the tensors.
-    distributed._set_main_param_and_optimizer_states = lambda self, weight, tensors: put(
-        self, weight, {**tensors, "step": None}
-    )
+    def put_tensors(self: Any, weight: Any, tensors: Any) -> None:
+        group, order = self.model_param_group_index_map[weight]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        put(self, weight, {**tensors, **{k: v for k, v in state.items() if k == "step"}})
+
+    distributed._set_main_param_and_optimizer_states = put_tensors
     initialize.initialize_megatron(allow_no_cuda=True)
+    arguments = load("megatron.training.global_vars").get_args()
     provider = partial(load("model_provider").model_provider, load("gpt_builders").gpt_builder)
     kind = load("megatron.core.enums").ModelType.encoder_or_decoder
     setup = load("megatron.training.training").setup_model_and_optimizer
-    model, optimizer, scheduler = setup(kind, provider)
+    model, optimizer, scheduler = setup(model_type=kind, model_provider_func=provider)
     if arguments.load is None:
         torch.manual_seed(torch.distributed.get_rank() // arguments.data_parallel_size)
         for chunk in model:
