@@ -159,6 +159,7 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
             objects[shown] = info_._replace(name=shown, extent=extent)
             owners[shown] = (part, name)
         notes += [part.moved(note) for note in found.notes]
+        damage += [part.moved(wrong) for wrong in found.found]
     state = _read_state(source) if marker else None
     if state is not None:
         extent = Extent(STATE, 0, source.size(STATE))

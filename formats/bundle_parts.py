@@ -48,6 +48,7 @@ def in_part(prefix: str) -> Iterator[None]:
         if error.file is not None and prefix:
             error.message = _named(error.message, error.file, prefix)
             error.args = (error.message,)
+            error.hint = _named(error.hint, error.file, prefix)
             error.file = prefix + error.file
         raise
 
@@ -137,10 +138,13 @@ class BundleCheckpoint(Checkpoint):
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield what each part finds, and where the parts do not fit together."""
         yield from self.found
+        known = frozenset(self.found)  # a part says again what was wrong as it was opened
         for part in self.parts:
             with in_part(part.prefix):
                 for found in part.checkpoint.check(counter):
-                    yield part.moved(found)
+                    moved = part.moved(found)
+                    if moved not in known:
+                        yield moved
 
     def records(self) -> Iterator[Record]:
         """Yield the records of all parts."""

@@ -100,4 +100,6 @@ def _uncommitted(source: Source) -> IncompleteError:
                 "the save died between its last two acts"
             )
             hint = f"renaming {temporary} to {MARKER} commits it; verify it afterwards"
-    return IncompleteError(f"{message} ({len(data)} data files)", hint=hint, kind="uncommitted")
+    return IncompleteError(
+        f"{message} ({len(data)} data files)", hint=hint, kind="uncommitted", file=MARKER
+    )

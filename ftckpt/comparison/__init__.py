@@ -68,7 +68,7 @@ def compare(
     aside = keys & frozenset(_small_on_both(ours, theirs, small))
     pairs = align(ours, theirs, keys - aside, vocabulary, by_value=reading.tolerance is not None)
     done = compare_tensors(ours, theirs, list(pairs), reading, counter)
-    findings = [*_lost(ours, keys), *_lost(theirs, keys), *done.findings]
+    findings = list(done.findings)
     held: list[list[Field]] = [[], []]
     whole = not any(_wrong(side.checkpoint) for side in (ours, theirs))
     for content, names, into in zip((ours, theirs), small, held, strict=True):
@@ -85,8 +85,12 @@ def compare(
                 else:
                     whole = False
                     findings.append(from_error(found))
+    differences = list(compare_fields(*held))
     # What one side could not read is not missing there.
-    state = [d for d in compare_fields(*held) if whole or d.status is Status.DIFFERENT]
+    state = [d for d in differences if whole or d.status is Status.DIFFERENT]
+    passed = len(state) < len(differences)
+    lost = [f for side in (ours, theirs) if passed or _lacks(side, keys) for f in _lost(side)]
+    findings = [*lost, *findings]
     findings += _changed_meanwhile(ours.checkpoint)
     findings += _changed_meanwhile(theirs.checkpoint)
     return DiffReport(
@@ -105,13 +109,15 @@ def compare(
     )
 
 
-def _lost(content: Content, keys: Collection[str]) -> Iterator[Finding]:
-    """Yield what was wrong with a side when it was opened, where it lacks something of the other's.
+def _lacks(content: Content, keys: Collection[str]) -> bool:
+    return any(key not in content.tensors for key in keys)
+
+
+def _lost(content: Content) -> Iterator[Finding]:
+    """Yield what was wrong with a side when it was opened: it may lack the other's for that.
 
     What lies in a file that cannot be read is not missing, and no difference.
     """
-    if all(key in content.tensors for key in keys):
-        return
     source = content.checkpoint.source
     for one in _wrong(content.checkpoint):
         file = None if one.file is None else source.store.describe(source.path(one.file))

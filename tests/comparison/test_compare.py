@@ -27,6 +27,7 @@ from ftckpt.comparison import (
 )
 from ftckpt.dtypes import DTYPES, DType
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
+from ftckpt.findings import finding
 from ftckpt.source import Source
 from ftckpt.stores.memory import MemoryStore
 from ftckpt.transfer.content import Content
@@ -330,3 +331,20 @@ def test_a_counter_that_cannot_be_read_is_a_finding_of_its_own() -> None:
     assert [(f.kind, f.tensor) for f in report.findings] == [("size-mismatch", "optimizer:w.step")]
     assert (report.state, report.code) == ([], ExitCode.CORRUPT)
     assert report.total.counts == {"equal": 1}
+
+
+def test_state_that_one_side_lacks_is_not_equal_where_a_file_of_it_cannot_be_read() -> None:
+    whole = made({"w": [1.0]})
+    wrong = finding("truncated-file", "rng.pt is cut", file="rng.pt")
+    cut = replace(made({"w": [1.0]}), found=[wrong])
+
+    def fields(checkpoint: Checkpoint) -> Iterator[Field]:
+        if checkpoint is whole:
+            yield Field("rng", None, "5", b"5")
+
+    for ours, theirs in ((whole, cut), (cut, whole)):
+        sides = Content.of(ours), Content.of(theirs)
+        report = compare(*sides, Reading(), fields=fields, vocabulary=VOCABULARY)
+        assert [f.kind for f in report.findings] == ["truncated-file"]
+        assert (report.state, report.code) == ([], ExitCode.CORRUPT)
+    assert diff(whole, cut).code is ExitCode.OK  # nothing of it was asked for

@@ -224,8 +224,24 @@ def test_accelerate_fsdp(tmp_path: Path, name: str) -> None:
     found = [f for f in findings_of(FORMAT, folder) if f.code]
     assert {f.file for f in found} == {"optimizer_0/__1_0.distcp"}
     (folder / "optimizer_0" / ".metadata").unlink()
-    with pytest.raises(IncompleteError):
+    with pytest.raises(IncompleteError, match=r"^optimizer_0/\.metadata is absent") as caught:
         open_path(FORMAT, folder)
+    assert caught.value.file == "optimizer_0/.metadata"
+
+
+def test_what_was_wrong_with_a_part_as_it_was_opened_is_said_once(tmp_path: Path) -> None:
+    for shard in ("model-00001-of-00002", "model-00002-of-00002"):
+        save_file({f"{shard}.w": torch.ones(8)}, tmp_path / f"{shard}.safetensors")
+    index = {f"{s}.w": f"{s}.safetensors" for s in ("model-00001-of-00002", "model-00002-of-00002")}
+    weights = json.dumps({"metadata": {}, "weight_map": index})
+    (tmp_path / "model.safetensors.index.json").write_text(weights)
+    torch.save({"last_epoch": 1}, tmp_path / "scheduler.pt")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 5}')
+    cut = tmp_path / "model-00002-of-00002.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-4])
+    checkpoint = open_path(FORMAT, tmp_path)
+    assert [(f.kind, f.file) for f in checkpoint.found] == [("truncated-file", cut.name)]
+    assert [f.kind for f in checkpoint.check()].count("truncated-file") == 1
 
 
 def test_a_finding_says_in_which_part_its_file_is() -> None:
@@ -236,5 +252,6 @@ def test_a_finding_says_in_which_part_its_file_is() -> None:
     assert moved.file == "optimizer_0/a.bin"
     assert moved.message == ("optimizer_0/a.bin and data.bin, not xa.bin: optimizer_0/a.bin is cut")
     with pytest.raises(CorruptError, match=r"^b/a\.bin ends early") as caught, in_part("b/"):
-        raise CorruptError("a.bin ends early", kind="truncated-file", file="a.bin")
+        raise CorruptError("a.bin ends early", kind="truncated-file", file="a.bin", hint="rm a.bin")
     assert caught.value.file == "b/a.bin"
+    assert caught.value.hint == "rm b/a.bin"
