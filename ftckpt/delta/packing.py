@@ -22,7 +22,7 @@ from ftckpt.transfer.carrying import manifest_of, require_sound
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.local_staging import LocalStaging
-from ftckpt.transfer.places import absolute, require_apart, require_outside
+from ftckpt.transfer.places import absolute, require_apart_from_all, require_outside
 from ftckpt.transfer.proof import Proof, SameObjects, prove
 from ftckpt.transfer.remote_staging import RemoteStaging
 from ftckpt.transfer.staging import Staging
@@ -76,9 +76,7 @@ def pack(
     sources = [target.checkpoint] + ([base.checkpoint] if base is not None else [])
     store = open_store(destination, store_options)
     for source in sources:
-        require_apart(source.source, store)
-        for below in source.below():
-            require_apart(below.source, store, "base")
+        require_apart_from_all(source, store)
     require_outside(store)
     staging: Staging
     if store.traits.local:

@@ -11,7 +11,9 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
+    FtckptError,
     IncompleteError,
+    RefusedError,
 )
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.links import followed_links
@@ -19,9 +21,10 @@ from ftckpt.manifest import Manifest, PassedCheck, find
 from ftckpt.progress import NULL, Counter
 from ftckpt.sealing import utc_now
 from ftckpt.source import Source
+from ftckpt.store import Store
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.changes import blamed, require_unchanged
-from ftckpt.transfer.places import name_of, require_names, require_outside
+from ftckpt.transfer.places import name_of, require_apart_from_all, require_names, require_outside
 from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
@@ -104,8 +107,8 @@ def copy(
         CorruptError: the source is damaged, or what stands there already is, or the proof failed.
         IncompleteError: the source is not committed, or changed meanwhile.
         ExistsError: something else stands at the destination.
-        RefusedError: another run is writing there, or it lies inside the source or a sealed
-            checkpoint.
+        RefusedError: another run is writing there, or it lies inside the source, what
+            that stands upon, or a sealed checkpoint.
         UnsafeError: a file is not regular, or a name leads out of the checkpoint.
         UsageError: one file would take the name of a bucket.
         NotFoundError: the directory around the destination does not exist.
@@ -141,7 +144,10 @@ def copy(
     )
     require_other(source, destination, stores)
     staging = staging_at(source, destination, stores)
-    require_outside(open_store(destination, stores))
+    place = open_store(destination, stores)
+    require_outside(place)
+    if options.proof:  # without it nothing that a delta stands upon is asked for
+        _require_apart(checkpoint, place)
     sizes = {file.path: file.size for file in layout.files}
     try:
         try:
@@ -253,6 +259,15 @@ def _move(
     for files in contents.stages:
         mover.move(files, moved)
     return moved
+
+
+def _require_apart(checkpoint: Checkpoint, destination: Store) -> None:
+    try:
+        require_apart_from_all(checkpoint, destination)
+    except RefusedError:
+        raise
+    except FtckptError:
+        return  # a base that cannot be opened is what the check of the structure tells of
 
 
 def _require_structure(checkpoint: Checkpoint) -> None:

@@ -30,7 +30,7 @@ from .device import gatherer
 from .journal import fingerprint
 from .layout import Layout, OutputFile
 from .local_staging import LocalStaging
-from .places import absolute, around, name_of, require_apart, require_names, staging_name
+from .places import absolute, around, name_of, require_apart_from_all, require_names, staging_name
 from .proof import Proof, Prover, SameObjects, prove
 from .reading_order import of_layout
 from .remote_staging import RemoteStaging
@@ -138,9 +138,7 @@ def transfer(
     source.require_bytes()
     held = layout.content or content
     store = open_store(destination, store_options)
-    require_apart(source.source, store)
-    for base in source.below():
-        require_apart(base.source, store, "base")
+    require_apart_from_all(source, store)
     staging = _staging_at(store, destination, store_options, single=single)
     if single:  # a file is called as the user calls it
         (file,) = layout.files

@@ -23,7 +23,7 @@ from . import changes
 from .content import Content
 from .granting import RANKS, flag, require_granted
 from .layout import Layout, Wishes, Writer
-from .places import require_apart, require_outside
+from .places import require_apart, require_apart_from_all, require_outside
 
 _HINT = "let the job that is to load the result save one, at its first step"
 
@@ -60,14 +60,15 @@ def lay_out(
         UsageError: a wish that cannot be granted or has no meaning here, an example that the writer
             cannot use or that another wish contradicts.
         UnsupportedError: see `Writer.layout`.
-        RefusedError: the destination lies in the source or the example, or in a sealed checkpoint.
+        RefusedError: the destination lies in the source, what that stands upon, or the example, or
+            in a sealed checkpoint.
         NotFoundError: there is nothing to write.
         FtckptError: the example is damaged, by the exit code of what was found.
         IncompleteError: the source or the example changed meanwhile.
     """
     source, example = content.checkpoint, wishes.like
     require_outside(destination)
-    require_apart(source.source, destination)
+    require_apart_from_all(source, destination)
     _require_something(content)
     require_granted(writer, wishes, used)
     if example is not None:

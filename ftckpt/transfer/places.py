@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import RefusedError, UnsafeError, UsageError
 from ftckpt.manifest import FOLDER, NAME
 from ftckpt.roots import step_in_name
@@ -91,6 +92,18 @@ def require_apart(source: Source, destination: Store, what: str = "source") -> N
             f"the {what} {source.url} lies where {destination.url} is built",
             hint="choose another destination",
         )
+
+
+def require_apart_from_all(checkpoint: Checkpoint, destination: Store) -> None:
+    """Refuse what `require_apart` does of a source, and of all that its tensors are decoded upon.
+
+    Raises:
+        RefusedError: the destination lies in one of them, or one of them where it is built.
+        FtckptError: one that it stands upon is missing, or cannot be opened.
+    """
+    require_apart(checkpoint.source, destination)
+    for base in checkpoint.below():
+        require_apart(base.source, destination, "base")
 
 
 def require_outside(destination: Store) -> None:

@@ -112,7 +112,9 @@ def test_nothing_is_written_into_what_a_delta_stands_upon(tmp_path: Path) -> Non
     for words in (
         ["delta", "unpack", f"{tmp_path}/delta", inside],
         ["convert", f"{tmp_path}/delta", inside, "--to", "safetensors"],
+        ["convert", f"{tmp_path}/delta", inside, "--to", "safetensors", "--dry-run"],
         ["delta", "pack", f"{tmp_path}/step-4", f"{tmp_path}/delta", inside],
+        ["copy", f"{tmp_path}/delta", inside],
     ):
         assert run(words, Invocation()).code is ExitCode.REFUSED, words
     assert not (tmp_path / "step-3" / "out").exists()
