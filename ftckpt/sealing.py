@@ -116,7 +116,7 @@ def seal(
         IncompleteError: not committed, or a file changed meanwhile (`changed-file`).
         CorruptError: a file of the checkpoint is missing (`missing-file`).
         RefusedError: another manifest stands there.
-        DeniedError: the place cannot be written; the hint says how to write elsewhere.
+        DeniedError: the place cannot be written; of that beside the data the hint names another.
     """
     source = checkpoint.source
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
@@ -139,7 +139,13 @@ def seal(
         created=utc_now(),
     )
     store, path = place or (source.store, beside(source))
-    standing = _write(store, path, manifest, force=force)
+    try:
+        standing = _write(store, path, manifest, force=force)
+    except DeniedError as error:
+        if place is None:
+            more = "--manifest ELSEWHERE writes it to another place"
+            error.hint = f"{error.hint}; {more}" if error.hint else more
+        raise
     return SealReport(
         manifest=standing or manifest,
         url=store.describe(path),
@@ -152,24 +158,19 @@ def _write(store: Store, path: str, manifest: Manifest, *, force: bool) -> Manif
     """Write `manifest`; return the equal one that stood there already, or None."""
     data = manifest.dump()
     try:
-        try:
-            store.create(path, data)
-            return None
-        except ExistsError:
-            standing = _standing(store, path)
-        if standing is not None and standing.same_content(manifest):
-            return standing
-        if not force:
-            raise RefusedError(
-                f"{store.describe(path)} describes other content than is there now",
-                hint="look at it with verify; seal --force replaces it",
-            )
-        store.put(path, data)
+        store.create(path, data)
         return None
-    except DeniedError as error:
-        more = "--manifest ELSEWHERE writes it to another place"
-        error.hint = f"{error.hint}; {more}" if error.hint else more
-        raise
+    except ExistsError:
+        standing = _standing(store, path)
+    if standing is not None and standing.same_content(manifest):
+        return standing
+    if not force:
+        raise RefusedError(
+            f"{store.describe(path)} describes other content than is there now",
+            hint="look at it with verify; seal --force replaces it",
+        )
+    store.put(path, data)
+    return None
 
 
 def _standing(store: Store, path: str) -> Manifest | None:

@@ -153,6 +153,9 @@ def test_a_read_only_place_says_where_else(path: Path, monkeypatch: pytest.Monke
     with pytest.raises(DeniedError) as caught:
         seal(open_checkpoint(path))
     assert "--manifest" in caught.value.hint
+    with pytest.raises(DeniedError) as caught:  # that was another place already
+        seal(open_checkpoint(path), place=(LocalStore(str(path.parent)), "elsewhere.json"))
+    assert caught.value.hint == ""
 
 
 def test_two_sealers_at_once_both_succeed(path: Path) -> None:

@@ -66,9 +66,10 @@ class LocalStaging(Staging):
         """Lock the staging directory and read its journal; see `Staging.begin`."""
         try:
             if not os.path.isdir(self._parent):
-                if os.path.lexists(self._parent):
+                there = existing(self._parent)
+                if not os.path.isdir(there):
                     raise NotFoundError(
-                        f"{self._parent} is no directory", hint="choose another destination"
+                        f"{there} is no directory", hint="choose another destination"
                     )
                 raise NotFoundError(
                     f"{self._parent} does not exist", hint=f"mkdir -p {quote(self._parent)}"
@@ -301,6 +302,13 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
             raise error
 
     return os.walk(path, onerror=refuse)
+
+
+def existing(path: str) -> str:
+    """Return the longest part of an absolute path that there is, be it a link to nothing."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def sync_tree(path: str) -> None:

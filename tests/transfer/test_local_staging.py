@@ -306,9 +306,10 @@ def test_a_filesystem_that_takes_no_new_names_is_not_asked_for_ever(
         staging.begin("plan", {}, restart=False)
 
 
-def test_a_file_in_the_place_of_the_directory_around_it_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["out", "and/more/out"])
+def test_a_file_in_the_place_of_a_directory_around_it_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_bytes(b"")
-    staging = LocalStaging(str(tmp_path / "file" / "out"), single=False)
+    staging = LocalStaging(str(tmp_path / "file" / below), single=False)
     with pytest.raises(NotFoundError, match="file is no directory") as caught:
         staging.begin("plan", {}, restart=False)
     assert "mkdir" not in caught.value.hint
