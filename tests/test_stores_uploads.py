@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UnavailableError
-from ftckpt.stores import StoreOptions, localwrite, open_store
+from ftckpt.stores import StoreOptions, filesystem, localwrite, open_store
 from ftckpt.stores.filesystem import in_memory
 from ftckpt.stores.local import LocalStore
 from ftckpt.stores.s3write import differs
@@ -90,6 +90,11 @@ def test_where_a_file_has_no_other_place_than_memory(tmpfs: Path) -> None:
     with open(tmpfs / "file", "w") as file, open("/proc/self/status") as other:
         assert in_memory(file.fileno())
         assert not in_memory(other.fileno())
+
+
+def test_a_system_with_another_structure_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert filesystem._fstatfs.__wrapped__() is None
 
 
 @pytest.mark.s3

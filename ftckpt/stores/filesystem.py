@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,9 @@ def in_memory(fd: int) -> bool:
 
 @cache
 def _fstatfs() -> Any:
-    """Return `fstatfs(fd, buffer)`, or None on another system."""
+    """Return Linux's `fstatfs(fd, buffer)`, or None elsewhere: others fill longer structures."""
+    if sys.platform != "linux":
+        return None
     try:
         function = ctypes.CDLL(None).fstatfs
     except (AttributeError, OSError):
