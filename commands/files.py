@@ -6,6 +6,7 @@ import os
 from shlex import quote
 
 from ftckpt.errors import UsageError
+from ftckpt.nearby import existing
 
 
 def require_folder(option: str, path: str) -> None:
@@ -22,7 +23,8 @@ def require_folder(option: str, path: str) -> None:
         raise UsageError(f"{option} {path}: it is written on this machine", hint="name a path")
     folder = os.path.dirname(path)
     if folder and not os.path.isdir(folder):
+        blocked = not os.path.isdir(there := existing(folder))
         raise UsageError(
-            f"{folder} is no directory, and {option} {path} goes there",
-            hint="" if os.path.lexists(folder) else f"mkdir -p {quote(folder)}",
+            f"{there if blocked else folder} is no directory, and {option} {path} goes there",
+            hint="" if blocked else f"mkdir -p {quote(folder)}",
         )

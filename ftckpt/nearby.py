@@ -50,6 +50,13 @@ def hint_for_absent(path: str) -> str:
     return f"{there} is there, and holds no {missing}"
 
 
+def existing(path: str) -> str:
+    """Return the longest part of a local path that there is, be it a link to nothing."""
+    while path and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path or "."
+
+
 def hint_for_name(asked: str, names: Iterable[str]) -> str:
     """Return which of the names that are there may be meant; "" where none is near.
 

@@ -27,6 +27,7 @@ from ftckpt.errors import (
     RefusedError,
 )
 from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.nearby import existing
 from ftckpt.source import Source
 from ftckpt.stores.atomic import link_new, sync_directory, write_new, write_over
 from ftckpt.stores.local import LocalStore
@@ -99,7 +100,9 @@ class LocalStaging(Staging):
         except OSError as error:
             if isinstance(error, FtckptError):
                 raise
-            raise translate(error, error.filename or self._path, "write") from error
+            # That the staging directory cannot be made says of the destination that it cannot.
+            place = error.filename if error.filename != self._place else None
+            raise translate(error, place or self._path, "write") from error
         return False
 
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
@@ -302,13 +305,6 @@ def walk(path: str) -> Iterator[tuple[str, list[str], list[str]]]:
             raise error
 
     return os.walk(path, onerror=refuse)
-
-
-def existing(path: str) -> str:
-    """Return the longest part of an absolute path that there is, be it a link to nothing."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def sync_tree(path: str) -> None:

@@ -72,7 +72,7 @@ class StagingLock:
                     raise
                 tries -= 1
                 if not tries:  # a filesystem in which nothing can be made (procfs)
-                    raise DeniedError(f"cannot make {self._place}: {error.strerror}") from error
+                    raise DeniedError(f"cannot make {self._wanted}: {error.strerror}") from error
                 continue  # who held it swept it away in between
             try:
                 self._lock()

@@ -54,6 +54,10 @@ def test_a_manifest_goes_where_its_directory_is(
         url = f"{scheme}://{tmp_path}/nowhere/step-1.json"
         assert run([*seal, url], Invocation()).hint == f"mkdir -p {tmp_path}/nowhere"
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_bytes(b"")
+    for place in ("file/step-1.json", "file/and/more/step-1.json"):
+        refused = run([*seal, place], Invocation())
+        assert (refused.code, refused.hint) == (ExitCode.USAGE, "")
     (tmp_path / "there").mkdir()
     assert run([*seal, "there/"], Invocation()).code is ExitCode.OK
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["step-1.ftckpt.json"]

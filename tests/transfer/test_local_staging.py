@@ -302,7 +302,14 @@ def test_a_filesystem_that_takes_no_new_names_is_not_asked_for_ever(
 
     monkeypatch.setattr(os, "mkdir", mkdir)  # as procfs answers
     staging = LocalStaging(str(tmp_path / "out"), single=False)
-    with pytest.raises(DeniedError, match="cannot make"):
+    with pytest.raises(DeniedError, match=r"cannot make \S+/out:"):
+        staging.begin("plan", {}, restart=False)
+
+
+def test_a_name_that_cannot_be_made_is_named_as_typed(tmp_path: Path) -> None:
+    name = "x" * 250  # with what the staging directory adds, longer than names may be
+    staging = LocalStaging(str(tmp_path / name), single=False)
+    with pytest.raises(UnsupportedError, match=f"cannot write {tmp_path}/{name}: File name too"):
         staging.begin("plan", {}, restart=False)
 
 
