@@ -89,7 +89,14 @@ def compare(
     # What one side could not read is not missing there.
     state = [d for d in differences if whole or d.status is Status.DIFFERENT]
     passed = len(state) < len(differences)
-    lost = [f for side in (ours, theirs) if passed or _lacks(side, keys) for f in _lost(side)]
+    lost: list[Finding] = []
+    for side in (ours, theirs):
+        if passed or _lacks(side, keys):
+            lost += _lost(side)
+        elif choice == _ALL and _wrong(side.checkpoint):
+            # Both may lack what lies in a file that neither could read.
+            held_in = {extent.file for extent, *_ in side.checkpoint.holdings()}
+            lost += _lost(side, held_in)
     findings = [*lost, *findings]
     findings += _changed_meanwhile(ours.checkpoint)
     findings += _changed_meanwhile(theirs.checkpoint)
@@ -113,13 +120,19 @@ def _lacks(content: Content, keys: Collection[str]) -> bool:
     return any(key not in content.tensors for key in keys)
 
 
-def _lost(content: Content) -> Iterator[Finding]:
+def _lost(content: Content, known: Collection[str] | None = None) -> Iterator[Finding]:
     """Yield what was wrong with a side when it was opened: it may lack the other's for that.
 
     What lies in a file that cannot be read is not missing, and no difference.
+
+    Args:
+        content: the side.
+        known: files of which nothing is yielded, nor of no file at all.
     """
     source = content.checkpoint.source
     for one in _wrong(content.checkpoint):
+        if known is not None and (one.file is None or one.file in known):
+            continue
         file = None if one.file is None else source.store.describe(source.path(one.file))
         yield replace(one, file=file)
 

@@ -347,4 +347,16 @@ def test_state_that_one_side_lacks_is_not_equal_where_a_file_of_it_cannot_be_rea
         report = compare(*sides, Reading(), fields=fields, vocabulary=VOCABULARY)
         assert [f.kind for f in report.findings] == ["truncated-file"]
         assert (report.state, report.code) == ([], ExitCode.CORRUPT)
-    assert diff(whole, cut).code is ExitCode.OK  # nothing of it was asked for
+    assert diff(whole, cut, choice=Choice(tensors=["w"])).code is ExitCode.OK
+
+
+def test_two_copies_of_one_damage_are_not_equal() -> None:
+    def damaged(file: str) -> RawCheckpoint:
+        return replace(made({"w": [1.0]}), found=[finding("truncated-file", "is cut", file=file)])
+
+    report = diff(damaged("g"), damaged("g"))
+    assert ([f.kind for f in report.findings], report.code) == (
+        ["truncated-file"] * 2,
+        ExitCode.CORRUPT,
+    )
+    assert diff(damaged("f"), damaged("f")).code is ExitCode.OK  # what it holds was compared
