@@ -25,6 +25,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsafeError,
     UnsupportedError,
+    UsageError,
 )
 from ftckpt.store import EntryKind
 from ftckpt.stores import is_leftover, open_store
@@ -53,6 +54,8 @@ def test_file_urls_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert open_store(f"file://{tmp_path}").local_path("x") == str(tmp_path / "x")
     for scheme in ("FILE", "File", "LOCAL"):  # of no case: RFC 3986, 3.1
         assert open_store(f"{scheme}://{tmp_path}").local_path("x") == str(tmp_path / "x")
+    with pytest.raises(UsageError, match="chains filesystems"):
+        open_store("SimpleCache::S3://bucket/x")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_store("~").read("x") == b"1"
     monkeypatch.chdir(tmp_path)

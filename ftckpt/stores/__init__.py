@@ -47,7 +47,7 @@ def _opened(url: str, options: StoreOptions) -> Store:
     if scheme in ("", "file", "local"):
         from .local import LocalStore
 
-        if not scheme and re.match(r"[a-z0-9+.-]+::[a-z0-9+.-]*(://|$)", url):
+        if not scheme and re.match(r"[A-Za-z0-9+.-]+::[A-Za-z0-9+.-]*(://|$)", url):
             raise UsageError(f"{url} chains filesystems; a cache in between cannot be trusted")
         return LocalStore(url.removeprefix("local://") if scheme == "local" else url)
     if scheme == "memory":
