@@ -7,15 +7,19 @@ A small GPT is trained first (delta_data.py), a quarter of an hour on two cores;
 its states and takes them from there the next time. `--zipnn PYTHON` names an interpreter that has
 zipnn 0.5. Speeds are bytes of the state a second of processor time, on one thread, each piece in
 the best of its rounds, because others work on most machines; of two threads how much faster they
-were by the clock. The elements are in memory, the blocks' digests count, and the choice by a sample
-is told apart. Every decoding is compared with the original. Below them stands what byte planes
-allow (delta_bound.py).
+were by the clock, and of two processes, which share the memory and no interpreter's lock: what the
+machine allows. The elements are in memory, the blocks' digests count, and the choice by a sample is
+told apart. Every decoding is compared with the original. Below them stands what byte planes allow
+(delta_bound.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
+import multiprocessing
+import multiprocessing.process
 import sys
 import threading
 import time
@@ -25,7 +29,7 @@ from functools import partial
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from delta_bound import bound
 from delta_peers import Best, Peer, Result, patch_from, xor_planes, zipnn, zstd
@@ -77,8 +81,8 @@ class Delta:
         self.tasks = [(n, b) for n in range(len(pairs)) for b in range(self.encoder.blocks(n))]
 
         self.rows = Rows([self.encoder.blocks(number) for number in range(len(pairs))])
-        # Room for two threads; made before, because the memory of a file is not the subject.
-        self.room = memoryview(bytearray(b"\1") * (2 * target.nbytes))
+        # Room for two at a time; made before, because the memory of a file is not the subject.
+        self.room = shared(2 * target.nbytes)
 
     def encode(self, tasks: Iterable[tuple[int, int]], at: int = 0) -> int:
         """Encode blocks and write them from a place of the file on; return where they end."""
@@ -153,46 +157,86 @@ def by_parameter(state: State) -> list[str]:
     return sorted(infos, key=lambda key: (infos[key].name, order.index(infos[key].kind.value)))
 
 
-def scaling(target: State, base: State | None, rounds: int) -> tuple[float, float]:
-    """Return how many times as fast two threads are as one, by the clock: encoding and decoding."""
+class Scaling(NamedTuple):
+    """How many times as fast two workers are as one, by the clock."""
+
+    encode: float
+    decode: float
+
+
+def scaling(target: State, base: State | None, rounds: int) -> dict[str, Scaling]:
+    """Return how two threads scale, and two processes."""
     delta = Delta(target, base, 1)
     delta.encode(delta.tasks)
     decoder = delta.decoder()
-    out = {key: memoryview(bytearray(len(data))) for key, data in target.data.items()}
+    out = [{key: shared(len(data)) for key, data in target.data.items()} for _ in range(2)]
     keys = by_parameter(target)
     kinds = len({info.kind for info in target.infos.values()})
     parameters = [keys[start : start + kinds] for start in range(0, len(keys), kinds)]
 
-    def decode(parts: Iterable[list[str]]) -> None:
+    def decode(parts: Iterable[list[str]], number: int) -> None:
         for key in chain.from_iterable(parts):
-            decoder.fill(key, 0, out[key])
+            decoder.fill(key, 0, out[number][key])
 
-    def encode(passes: Iterable[Iterator[tuple[int, int]]], at: int) -> None:
+    def encode(passes: Iterable[Iterable[tuple[int, int]]], at: int) -> None:
         for tasks in passes:
             delta.encode(tasks, at)
 
-    encoding, decoding = [inf, inf], [inf, inf]
+    times: dict[tuple[str, int], Scaling] = {}
     for _ in range(rounds):
-        for many in (1, 0):
-            # Threads take the next piece from one iterator, as those of a real run do.
-            passes = [iter(delta.tasks) for _ in range(PASSES)]
-            encoders = [partial(encode, passes, n * target.nbytes) for n in range(1 + many)]
-            encoding[many] = min(encoding[many], together(encoders))
-            delta.encode(delta.tasks)
-            parts = iter(parameters * PASSES)
-            decoding[many] = min(decoding[many], together([partial(decode, parts)] * (1 + many)))
-    return encoding[0] / encoding[1], decoding[0] / decoding[1]
+        for workers, together in (("threads", threads), ("processes", processes)):
+            for many in (2, 1):
+                shares = PASSES // many
+                if together is threads:
+                    # They take the next piece from one iterator, as those of a real run do.
+                    passes = [iter(delta.tasks) for _ in range(PASSES)]
+                    parts = [iter(parameters * PASSES)] * many
+                    encoders = [partial(encode, passes, n * target.nbytes) for n in range(many)]
+                else:
+                    parts = [iter(parameters * shares) for _ in range(many)]
+                    whole = [delta.tasks] * shares
+                    encoders = [partial(encode, whole, n * target.nbytes) for n in range(many)]
+                encoding = together(encoders)
+                delta.encode(delta.tasks)
+                decoding = together([partial(decode, part, n) for n, part in enumerate(parts)])
+                best = times.get((workers, many), Scaling(inf, inf))
+                times[workers, many] = Scaling(*map(min, best, (encoding, decoding)))
+    found = {}
+    for workers in ("threads", "processes"):
+        one, two = times[workers, 1], times[workers, 2]
+        found[workers] = Scaling(one.encode / two.encode, one.decode / two.decode)
+    return found
 
 
-def together(work: Sequence[partial[Any]]) -> float:
+def threads(work: Sequence[partial[Any]]) -> float:
     """Return the seconds that as many threads take."""
-    threads = [threading.Thread(target=each) for each in work]
+    return _together([threading.Thread(target=each) for each in work])
+
+
+def processes(work: Sequence[partial[Any]]) -> float:
+    """Return the seconds that as many processes take, copies of this one."""
+    fork = multiprocessing.get_context("fork")
+    workers = [fork.Process(target=each) for each in work]
+    taken = _together(workers)
+    assert not any(worker.exitcode for worker in workers)
+    return taken
+
+
+def _together(workers: Sequence[threading.Thread | multiprocessing.process.BaseProcess]) -> float:
     begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     return time.perf_counter() - begin
+
+
+def shared(nbytes: int) -> memoryview:
+    """Return memory that copies of this process share, touched."""
+    room = memoryview(mmap.mmap(-1, max(1, nbytes)))[:nbytes]
+    for start in range(0, nbytes, mmap.PAGESIZE):
+        room[start] = 1
+    return room
 
 
 def pairs_of_states(place: Path) -> Iterator[tuple[str, State, State | None]]:
@@ -223,8 +267,8 @@ def compare(options: argparse.Namespace, place: Path) -> Iterator[dict[str, Any]
             result, planning = ours(effort, options.rounds)(target, base)
             more = {"planning": planning}
             if effort == 1:
-                encode, decode = scaling(target, base, options.rounds)
-                more |= {"two encode": encode, "two decode": decode}
+                for workers, times in scaling(target, base, options.rounds).items():
+                    more |= {f"two {workers} {way}": x for way, x in times._asdict().items()}
             yield row(name, f"ftckpt, level {effort}", target, result, **more)
         for peer, run in peers.items():
             made = run(target, base, options.rounds)
@@ -283,8 +327,10 @@ def show(made: dict[str, Any]) -> None:
     classes = ", ".join(f"{kind} {ratio or 'derived'}" for kind, ratio in made["classes"].items())
     speeds = "".join(f"{made[way] or '':>8}" for way in ("encode", "decode"))
     print(f"{made['state']:18}{made['who']:24}{made['ratio']:8.3f}{speeds}  {classes}")
-    if "two encode" in made:
-        print(f"{'':18}  two threads: {made['two encode']:.2f} x, {made['two decode']:.2f} x")
+    for workers in ("threads", "processes"):
+        ways = [made.get(f"two {workers} {way}") for way in Scaling._fields]
+        if all(ways):
+            print(f"{'':18}  two {workers}: " + ", ".join(f"{each:.2f} x" for each in ways))
 
 
 if __name__ == "__main__":
