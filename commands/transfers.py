@@ -256,7 +256,7 @@ def carry_out(
         transfer,
     )
     from ftckpt.transfer.example import lay_out
-    from ftckpt.transfer.planned import affordable_jobs, planned
+    from ftckpt.transfer.planned import affordable_forks, affordable_jobs, planned
     from ftckpt.transfer.proof import prove
     from ftckpt.verification import VerifyOptions, verify
 
@@ -306,6 +306,7 @@ def carry_out(
         same_objects=same_objects,
         options=TransferOptions(
             jobs=jobs,
+            forks=affordable_forks(jobs, checkpoint) if local and limiter is None else 0,
             limiter=limiter,
             proof=not run.no_proof,
             device=run.device,

@@ -119,6 +119,10 @@ class DeltaCheckpoint(Checkpoint):
         """Return all that the tensors are decoded upon."""
         return chain(self)[1:]
 
+    def decoders(self) -> int:
+        """Return how many tensors may be decoded at a time."""
+        return self.decoder.at_once
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield data files of another size than the index says, and what is wrong with the base."""
         for file in self.index.files:

@@ -19,7 +19,7 @@ from ftckpt.delta.index_parser import Parser
 from ftckpt.delta.tensor_bytes import TensorBytes
 from ftckpt.delta.words import words_of
 from ftckpt.errors import CorruptError, FtckptError
-from ftckpt.memory import budget, demand
+from ftckpt.memory import demand, share
 from ftckpt.transfer.source_bytes import SourceBytes
 
 from .delta_chain import within
@@ -65,18 +65,26 @@ class ChainDecoder:
         needs = [_Need.of(delta.index) for delta in deltas]
         each = max(1, sum(need.nbytes for need in needs))
         demand(_SHARE * each, f"decoding {deltas[0].source.name} upon {len(links) - 1} others")
-        at_once = max(1, budget() // _SHARE // each)
+        self._each = each
         fill: Fill | None = None
         if not isinstance(links[-1], DeltaCheckpoint):
             fill = _told(TensorBytes(links[-1]).fill, links[-1])
         for delta, need in zip(reversed(deltas), reversed(needs), strict=True):
             read = partial(_read, SourceBytes(delta))
-            decoder = DeltaDecoder(delta.index, read, fill, need.kept * at_once)
+            decoder = DeltaDecoder(delta.index, read, fill, partial(self._kept, need.kept))
             fill = decoder.fill if delta is deltas[0] else _told(decoder.fill, delta)
         assert fill is not None
         self._top = deltas[0]
         self._fill = fill
-        self._room = threading.BoundedSemaphore(at_once)
+        self._room = threading.BoundedSemaphore(self.at_once)
+
+    @property
+    def at_once(self) -> int:
+        """How many reads may go on at a time in the memory that is this process's."""
+        return max(1, share() // _SHARE // self._each)
+
+    def _kept(self, nbytes: int) -> int:
+        return nbytes * self.at_once
 
     def fill(self, key: str, offset: int, view: memoryview) -> None:
         """Put decoded bytes of a tensor into `view` (see `DeltaDecoder.fill`)."""

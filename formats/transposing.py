@@ -42,6 +42,10 @@ class TransposedView(Checkpoint):
         """Yield the counters of the checkpoint itself."""
         return self.base.scalars(limit)
 
+    def decoders(self) -> int:
+        """Return how many of the checkpoint's tensors may be decoded at a time."""
+        return self.base.decoders()
+
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; those of a transposed one are the original's."""
         original = self.originals.get(piece)

@@ -322,6 +322,16 @@ class Checkpoint(ABC):
         """
         return ()
 
+    def decoders(self) -> int:
+        """Return how many of its tensors may be decoded at a time in the memory that is allowed.
+
+        0 where tensors are only read: that keeps stores busy, and decoding keeps processors.
+
+        Raises:
+            FtckptError: what they are decoded upon cannot be opened.
+        """
+        return 0
+
     def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield bytes of files, and the key or name and the rank of what has its content there."""
         for key, info in self.tensors.items():

@@ -22,8 +22,9 @@ _NUMPY = 88 << 20
 
 _M_ARENA_MAX = -8  # <malloc.h>
 
-# What one run may hold; the command line's `--max-memory`.
+# What one run may hold; the command line's `--max-memory`. It may be several processes.
 _budget = 1 << 30
+_processes = 1
 
 _lock = threading.RLock()
 _depth = 0
@@ -105,6 +106,17 @@ def set_budget(nbytes: int) -> None:
 def budget() -> int:
     """Return what one run may hold, in bytes."""
     return _budget
+
+
+def divide(processes: int) -> None:
+    """Note that this process is one of so many that share the budget."""
+    global _processes
+    _processes = processes
+
+
+def share() -> int:
+    """Return what this process may hold of the budget, in bytes."""
+    return _budget // _processes
 
 
 def held(*, mapped: bool = False) -> int:

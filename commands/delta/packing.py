@@ -80,7 +80,7 @@ def pack_out(
         out: where the delta goes.
         renamed: key in the target -> key in the base, where they differ.
     """
-    from ftckpt.delta.affording import affordable_jobs
+    from ftckpt.delta.affording import affordable
     from ftckpt.delta.assembling import PackOptions
     from ftckpt.formats.delta_packing import pack_checkpoint
     from ftckpt.limits import parse_rate
@@ -94,7 +94,7 @@ def pack_out(
     limiter = rate_limit(run.limit_rate)
     storage = parse_rate(run.storage_rate) if run.storage_rate else None
     sources = [one for one in (target, base) if one is not None]
-    jobs = affordable_jobs(
+    jobs, forks = affordable(
         job_count(run.jobs),
         target.tensors.values(),
         local=open_store(out, invocation.stores).traits.local,
@@ -120,6 +120,7 @@ def pack_out(
         options=PackOptions(
             level=run.level,
             jobs=jobs,
+            forks=0 if limiter else forks,
             limiter=limiter,
             proof=not run.no_proof,
             restart=run.restart,

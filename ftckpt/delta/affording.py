@@ -1,9 +1,11 @@
-"""How many threads may pack at once in the memory that is allowed."""
+"""How many threads, or processes, may pack at once in the memory that is allowed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from ftckpt import forks
 from ftckpt.ahead import most_kept
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.digest import BLOCK as PART
@@ -20,14 +22,26 @@ _BLOCKS = 20
 _CHAINED = 2  # the share of the budget that is left where what is read is decoded, as a divisor
 
 
-def affordable_jobs(
+class Workers(NamedTuple):
+    """Who packs.
+
+    Attributes:
+        jobs: number of threads.
+        forks: number of copies of this process that do more than these (`ftckpt.forks`), or 0.
+    """
+
+    jobs: int
+    forks: int
+
+
+def affordable(
     jobs: int,
     tensors: Iterable[TensorInfo],
     *,
     local: bool,
     chained: bool,
     sources: Iterable[Store] = (),
-) -> int:
+) -> Workers:
     """Return how many of `jobs` threads fit into the memory budget beside what is held already.
 
     Args:
@@ -45,7 +59,9 @@ def affordable_jobs(
     share = _CHAINED if chained else 1
     demand(share * (_BASE + each), "packing by one thread")
     ahead = sum(map(most_kept, sources))
-    return max(1, min(jobs, (budget() // share - held() - ahead) // each))
+    room = budget() // share - held() - ahead
+    jobs = max(1, min(jobs, room // each))
+    return Workers(jobs, forks.affordable(jobs, each, room) if local else 0)
 
 
 def _block_bytes(info: TensorInfo) -> int:

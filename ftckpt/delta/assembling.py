@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, TensorInfo, Topology
 from ftckpt.engine import run
+from ftckpt.forks import run as spread
 from ftckpt.limits import RateLimit
 from ftckpt.progress import NULL, Counter
 from ftckpt.tensor_digest import TensorDigest, digest_tensor
@@ -61,6 +62,8 @@ class PackOptions:
     Attributes:
         level: 1 fast, 2, 3 small.
         jobs: number of threads.
+        forks: number of copies of this process that do the most of it instead, where there can be
+            any (`ftckpt.forks`): threads wait for each other, the more the more there are.
         limiter: bounds the rate of reading.
         proof: whether the result is read back and compared before it is visible.
         restart: forget what earlier runs have left at the destination, and build it anew.
@@ -71,6 +74,7 @@ class PackOptions:
 
     level: int = 2
     jobs: int = 1
+    forks: int = 0
     limiter: RateLimit | None = None
     proof: bool = True
     restart: bool = False
@@ -172,16 +176,16 @@ class Packing:
         Raises:
             FtckptError: what reading the samples raises.
         """
-        plans: dict[int, Plan] = {}
         numbers = range(len(self.encoder.pairs))
         self._counter.start("sampling", len(numbers))
-
-        def choose(number: int) -> None:
-            plans[number] = self.encoder.plan(number)
-
-        for _ in run(numbers, choose, jobs=self._options.jobs):
-            pass
+        options = self._options
+        plans = dict(spread(numbers, self._chosen, jobs=options.jobs, forks=options.forks))
         return [plans[number] for number in numbers]
+
+    def _chosen(
+        self, numbers: Iterator[int], counter: Counter, jobs: int
+    ) -> Iterator[tuple[int, Plan]]:
+        return run(numbers, lambda number: (number, self.encoder.plan(number)), jobs=jobs)
 
     def estimate(self, plans: Sequence[Plan]) -> int:
         """Return about how many bytes the blocks will take, by the samples."""
@@ -276,12 +280,17 @@ class Packing:
                 sums = built.sums.get(number, (Sums(), Sums()))[1]
                 known[one.base] = self._digest(self._upon[one.base], sums)
         rest = [info for key, info in self._upon.items() if key not in known]
-        checkpoint, limiter = self._base.packable.checkpoint, self._options.limiter
+        options, checkpoint = self._options, self._base.packable.checkpoint
 
-        def digest(info: TensorInfo) -> tuple[str, str]:
-            return info.key, digest_tensor(checkpoint, info, limiter)
+        def digests(
+            infos: Iterator[TensorInfo], counter: Counter, jobs: int
+        ) -> Iterator[tuple[str, str]]:
+            def digest(info: TensorInfo) -> tuple[str, str]:
+                return info.key, digest_tensor(checkpoint, info, options.limiter)
 
-        self._known = known | dict(run(rest, digest, jobs=self._options.jobs))
+            return run(infos, digest, jobs=jobs)
+
+        self._known = known | dict(spread(rest, digests, jobs=options.jobs, forks=options.forks))
         return self._known
 
     @staticmethod

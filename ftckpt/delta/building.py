@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from ftckpt.digest import BLOCK, block_count
 from ftckpt.engine import run
 from ftckpt.errors import RefusedError
+from ftckpt.forks import run as spread
 from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.store import Upload
@@ -25,6 +27,8 @@ from .dividing import Part
 from .encoding import DeltaEncoder, Rows
 from .index import DataFile
 from .receipts import Receipt, Sums, plans_digest
+
+_FLUSHES = 4  # files at a time that are being flushed, beside those being made
 
 
 @dataclass
@@ -54,15 +58,27 @@ class BuiltFiles:
             self.sums[tensor] = ours.plus(target), theirs.plus(base)
 
 
-class _Work(NamedTuple):
+class _Encoded(NamedTuple):
     part: Part
-    staged: StagedFile
-
-
-class _Done(NamedTuple):
-    work: _Work
+    upload: Upload | None
     receipt: Receipt
     blocks: Sequence[BlockMade]
+    found: bool
+
+
+class _Made(NamedTuple):
+    """One file, whole; a few kilobytes, because it may come from another process.
+
+    Attributes:
+        number: of its part.
+        receipt: what was noted of it.
+        digests: of its blocks.
+        found: whether an earlier run had made it.
+    """
+
+    number: int
+    receipt: Receipt
+    digests: bytes
     found: bool
 
 
@@ -73,6 +89,7 @@ def build_files(
     staging: Staging,
     *,
     jobs: int = 1,
+    forks: int = 0,
     counter: Counter = NULL,
 ) -> BuiltFiles:
     """Encode every block and write it.
@@ -83,6 +100,7 @@ def build_files(
         plans: how each tensor is stored.
         staging: where the files are made; begun.
         jobs: number of threads, each of which makes a file of its own.
+        forks: number of copies of this process that do, where there can be any.
         counter: is told of the elements' bytes that are encoded or taken over.
 
     Raises:
@@ -90,25 +108,47 @@ def build_files(
         FtckptError: a source could not be read or the place not written; what was made stays.
     """
     built = BuiltFiles(Rows([pair.blocks for pair in encoder.pairs]))
-    opened: dict[int, Upload] = {}
     done: dict[int, tuple[DataFile, FileDigest]] = {}
     counter.start("packing", sum(part.nbytes for part in parts))
+    made_of = partial(_files, encoder=encoder, plans=plans, staging=staging)
+    forks = forks if staging.by_processes else 0
+    for made in spread(parts, made_of, jobs=jobs, forks=forks, counter=counter):
+        part, receipt = parts[made.number], made.receipt
+        built.add(part, receipt)
+        built.taken_over += receipt.size if made.found else 0
+        done[part.number] = (
+            DataFile(part.path, receipt.size),
+            FileDigest(part.path, receipt.size, made.digests),
+        )
+    for part in parts:
+        file, digest = done[part.number]
+        built.files.append(file)
+        built.digests.append(digest)
+    return built
 
-    def tasks() -> Iterator[_Work]:
-        for part in parts:
-            staged = staging.open(_file(part, part.nbytes), at_most=True)
-            if staged.upload is not None:
-                opened[part.number] = staged.upload
-            yield _Work(part, staged)
 
-    def work(task: _Work) -> _Done:
-        part, staged = task
+def _files(
+    parts: Iterator[Part],
+    counter: Counter,
+    jobs: int,
+    *,
+    encoder: DeltaEncoder,
+    plans: Sequence[Plan],
+    staging: Staging,
+) -> Iterator[_Made]:
+    """Yield the file of each part, made by so many threads."""
+    opened: dict[int, Upload] = {}
+
+    def encode(part: Part) -> _Encoded:
+        staged = staging.open(_file(part, part.nbytes), at_most=True)
+        if staged.upload is not None:
+            opened[part.number] = staged.upload
         fingerprint = plans_digest(plans, (tensor for tensor, _ in part.blocks))
         known = _taken_over(part, staged, staging, fingerprint)
         if known is not None:
             counter.add(part.nbytes)
             numbers = range(max(1, block_count(known.size)))
-            return _Done(task, known, [staged.earlier[number] for number in numbers], True)
+            return _Encoded(part, staged.upload, known, [staged.earlier[n] for n in numbers], True)
         if staged.upload is None:
             raise RefusedError(
                 f"an earlier run has encoded {part.path} otherwise",
@@ -127,29 +167,23 @@ def build_files(
         blocks = writer.end(receipt.dump())
         for one in blocks:
             staging.add(one)
-        return _Done(task, receipt, blocks, False)
+        return _Encoded(part, staged.upload, receipt, blocks, False)
+
+    def finish(encoded: _Encoded) -> _Made:
+        part, upload, receipt, blocks, found = encoded
+        if upload is not None:
+            upload.finish(receipt.size)
+            staging.finished(_file(part, receipt.size), blocks)
+            del opened[part.number]
+        digests = b"".join(made.digest for made in blocks) if receipt.size else b""
+        return _Made(part.number, receipt, digests, found)
 
     try:
-        for (part, staged), receipt, blocks, found in run(tasks(), work, jobs=jobs):
-            if staged.upload is not None:
-                staged.upload.finish(receipt.size)
-                staging.finished(_file(part, receipt.size), blocks)
-                del opened[part.number]
-            built.add(part, receipt)
-            built.taken_over += receipt.size if found else 0
-            digests = b"".join(made.digest for made in blocks) if receipt.size else b""
-            done[part.number] = (
-                DataFile(part.path, receipt.size),
-                FileDigest(part.path, receipt.size, digests),
-            )
+        # A disk takes a while to flush a file; who encodes the next one does not wait for it.
+        yield from run(run(parts, encode, jobs=jobs, window=jobs), finish, jobs=_FLUSHES)
     finally:
         for upload in opened.values():
             upload.close()
-    for part in parts:
-        file, digest = done[part.number]
-        built.files.append(file)
-        built.digests.append(digest)
-    return built
 
 
 class _Writer:

@@ -37,8 +37,8 @@ class DeltaDecoder:
         index: its index.
         read: reads its data files.
         base: gives the base's bytes, by the base's keys; None where the delta needs no base.
-        cache: bytes of decoded blocks that are kept for the next question: a block that is asked
-            for in parts, or that several predictions need.
+        cache: says how many bytes of decoded blocks may be kept for the next question: a block
+            that is asked for in parts, or that several predictions need.
 
     Raises:
         UsageError: the delta needs a base and none is given.
@@ -49,7 +49,7 @@ class DeltaDecoder:
         index: DeltaIndex,
         read: ReadPayload,
         base: Fill | None = None,
-        cache: int = CACHE,
+        cache: Callable[[], int] = lambda: CACHE,
     ) -> None:
         if index.base is not None and base is None:
             raise UsageError(f"the delta stands upon {index.base.path}, which was not given")
@@ -106,11 +106,12 @@ class DeltaDecoder:
         count = min(whole, tensor.words - block * whole)
         out = np.empty(count, f"<u{words_of(tensor.dtype).size}")
         self._decode(number, block, out)
+        limit = self._limit()
         with self._lock:
             if (number, block) not in self._kept:
                 self._held += out.nbytes
             self._kept[number, block] = out
-            while self._held > self._limit and len(self._kept) > 1:
+            while self._held > limit and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self._held -= dropped.nbytes
         return out

@@ -105,7 +105,13 @@ def pack(
                 plans = work.plans()
                 staging.require_room(work.estimate(plans) + records.nbytes)
                 built = build_files(
-                    work.parts, work.encoder, plans, staging, jobs=options.jobs, counter=counter
+                    work.parts,
+                    work.encoder,
+                    plans,
+                    staging,
+                    jobs=options.jobs,
+                    forks=options.forks,
+                    counter=counter,
                 )
                 small = build(Layout(files=records.files), work.gatherer, staging)
                 held = record_digests(records, work.gatherer)
@@ -122,6 +128,7 @@ def pack(
                     opened,
                     same_objects,
                     jobs=options.jobs,
+                    forks=options.forks,
                     limiter=options.limiter,
                     counter=counter,
                 )

@@ -71,6 +71,10 @@ class Rule(NamedTuple):
     compute: Callable[[Sequence[Array], Sequence[float], Array], None]
     fits: Callable[[DType], bool]
 
+    def __reduce__(self) -> tuple[Callable[[str], Rule], tuple[str]]:
+        """Pickle it by its name: what it computes is code."""
+        return rule_named, (self.name,)
+
     @property
     def helpers(self) -> tuple[Kind, ...]:
         """Kinds of the other tensors that it needs, in the order of their first use."""
@@ -208,4 +212,11 @@ CASTS = (
     Rule("cast-float16", 3, (_MASTER,), 0, _cast_float16, lambda dtype: dtype.name == "float16"),
     Rule("cast-float32", 3, (_MASTER,), 0, _cast_float32, _is_float32),
 )
+
+
+def rule_named(name: str) -> Rule:
+    """Return the rule that the index spells so."""
+    return RULES[name]
+
+
 RULES: dict[str, Rule] = {rule.name: rule for rule in (SCALED, SECOND_MOMENT, ADAMW, DRIFT, *CASTS)}

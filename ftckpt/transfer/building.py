@@ -13,6 +13,7 @@ from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.store import Upload
 
+from .block_shares import make_shares
 from .blocks import BlockMade, BlockMaker
 from .gathering import Gatherer
 from .layout import Layout, Literal, OutputFile
@@ -39,9 +40,9 @@ class Built:
 class _Open(OpenFile):
     """One file on its way."""
 
-    def __init__(self, maker: BlockMaker, upload: Upload) -> None:
-        super().__init__(upload, maker.file.size)
-        self.maker = maker
+    def __init__(self, file: OutputFile, gatherer: Gatherer, counter: Counter, to: Upload) -> None:
+        super().__init__(to, file.size)
+        self.maker = BlockMaker(file, gatherer, counter)
 
 
 class _Work(NamedTuple):
@@ -56,6 +57,7 @@ def build(
     staging: Staging,
     *,
     jobs: int = 1,
+    forks: int = 0,
     executor: Executor | None = None,
     counter: Counter = NULL,
 ) -> Built:
@@ -66,7 +68,9 @@ def build(
         gatherer: reads the source.
         staging: where to make it; begun.
         jobs: number of threads.
-        executor: where to run instead; it must begin tasks in the order of submission.
+        forks: number of copies of this process instead, where there can be any: a gain where
+            making the bytes keeps processors busy.
+        executor: where to run instead of either; it must begin tasks in the order of submission.
         counter: is told of every byte made or taken over.
 
     Raises:
@@ -77,6 +81,10 @@ def build(
     done: dict[str, FileDigest] = {}
     counter.start("writing", sum(file.size for file in layout.files))
 
+    def begin(file: OutputFile, upload: Upload) -> _Open:
+        current = opened[file.path] = _Open(file, gatherer, counter, upload)
+        return current
+
     def tasks(file: OutputFile) -> Iterator[_Work]:
         staged = staging.open(file)
         if staged.upload is None:
@@ -84,7 +92,7 @@ def build(
             built.taken_over += file.size
             counter.add(file.size)
             return
-        current = opened[file.path] = _Open(BlockMaker(file, gatherer, counter), staged.upload)
+        current = begin(file, staged.upload)
         if not file.size:
             done[file.path] = finish(current)
             del opened[file.path]
@@ -110,10 +118,32 @@ def build(
     def made_whole() -> Iterator[_Open]:
         # Blocks of one file wait for each other, in the kernel and for checksums.
         turns = in_turn(map(tasks, layout.files), jobs)
-        for taken, whole in run(turns, work, jobs=jobs, executor=executor):
+        for taken, current in run(turns, work, jobs=jobs, executor=executor):
             built.taken_over += taken
-            if whole is not None:
-                yield whole
+            if current is not None:
+                yield current
+
+    def made_apart() -> Iterator[_Open]:
+        files = {file.path: file for file in layout.files}
+        blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
+        yield from (whole(file, []) for file in layout.files if not file.size)
+        for share in make_shares(
+            layout, gatherer, staging, jobs=jobs, forks=forks, counter=counter
+        ):
+            built.taken_over += share.taken_over
+            file, held = files[share.path], blocks[share.path]
+            held += share.blocks
+            if len(held) == block_count(file.size):
+                yield whole(file, held)
+
+    def whole(file: OutputFile, blocks: Sequence[BlockMade]) -> _Open:
+        """Return a file that other processes have written, to be flushed by this one."""
+        upload = staging.open(file).upload
+        assert upload is not None
+        current = begin(file, upload)
+        for made in blocks:
+            current.completes(made)
+        return current
 
     def finish(current: _Open) -> FileDigest:
         file, blocks = current.maker.file, current.blocks
@@ -122,9 +152,11 @@ def build(
         return _digest(file, blocks)
 
     try:
-        for whole in run(made_whole(), finish, jobs=_FLUSHES, window=_FLUSHES):
-            done[whole.path] = whole
-            del opened[whole.path]
+        apart = forks > 1 and executor is None and staging.by_processes
+        made = made_apart() if apart else made_whole()
+        for digest in run(made, finish, jobs=_FLUSHES, window=_FLUSHES):
+            done[digest.path] = digest
+            del opened[digest.path]
     except BaseException as error:
         for current in opened.values():
             current.maker.ledger.fail(error)

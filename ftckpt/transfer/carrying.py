@@ -44,7 +44,9 @@ class TransferOptions:
 
     Attributes:
         jobs: number of threads.
-        executor: where to run instead of own threads.
+        forks: number of copies of this process that do the most of it instead, where there can be
+            any (`ftckpt.forks`): worth it where the source is decoded.
+        executor: where to run instead of either.
         limiter: bounds the rate of reading.
         proof: whether the result is read back and compared before it is visible.
         device: where elements are placed and cast: `cpu`, `cuda`, `cuda:N`, or `auto`.
@@ -52,6 +54,7 @@ class TransferOptions:
     """
 
     jobs: int = 1
+    forks: int = 0
     executor: Executor | None = None
     limiter: RateLimit | None = None
     proof: bool = True
@@ -165,6 +168,7 @@ def transfer(
                     gathering,
                     staging,
                     jobs=options.jobs,
+                    forks=options.forks,
                     executor=options.executor,
                     counter=counter,
                 )
@@ -179,6 +183,7 @@ def transfer(
                     result,
                     same_objects,
                     jobs=options.jobs,
+                    forks=options.forks,
                     executor=options.executor,
                     limiter=options.limiter,
                     counter=counter,

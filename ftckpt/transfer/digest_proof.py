@@ -16,6 +16,7 @@ from ftckpt.ahead import reading_ahead
 from ftckpt.buffers import buffer
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.engine import run
+from ftckpt.forks import run as spread
 from ftckpt.limits import RateLimit
 from ftckpt.progress import NULL, Counter
 from ftckpt.tensor_digest import TensorDigest
@@ -51,6 +52,7 @@ class DigestProof:
         same_objects: SameObjects,
         *,
         jobs: int = 1,
+        forks: int = 0,
         executor: Executor | None = None,
         limiter: RateLimit | None = None,
         counter: Counter = NULL,
@@ -69,19 +71,26 @@ class DigestProof:
         counter.start("proving", nbytes)
         gatherer = Gatherer(result, limiter)
 
-        def digest(task: _Range) -> tuple[int, TensorDigest]:
-            made = _digest(task, gatherer)
-            counter.add(task.shard.dtype.nbytes(task.stop - task.start))
-            return task.number, made
+        def digests(
+            tasks: Iterator[_Range], counter: Counter, jobs: int
+        ) -> Iterator[tuple[int, int, int, int]]:
+            def digest(task: _Range) -> tuple[int, int, int, int]:
+                made = _digest(task, gatherer)
+                counter.add(task.shard.dtype.nbytes(task.stop - task.start))
+                return task.number, made.elements, *made.sums
+
+            return run(tasks, digest, jobs=jobs, executor=executor)
 
         found = [TensorDigest(pair.info.dtype, pair.info.shape) for pair in held]
         with reading_ahead(result, of_result(content, result), limiter, jobs=jobs):
             try:
                 ranges = _ranges(held, result)
-                for number, part in run(ranges, digest, jobs=jobs, executor=executor):
-                    found[number].merge(part)
-                for pair, made in zip(held, found, strict=True):
-                    self._require(pair, made)
+                copies = 0 if executor is not None else forks
+                made = spread(ranges, digests, jobs=jobs, forks=copies, counter=counter)
+                for number, *sums in made:
+                    found[number].add(*sums)
+                for pair, digest in zip(held, found, strict=True):
+                    self._require(pair, digest)
                 if self._replicas:
                     compare_replicas(held, gatherer, jobs=jobs, executor=executor, counter=counter)
             finally:

@@ -52,6 +52,8 @@ class LocalStaging(Staging):
         single: whether it is one file.
     """
 
+    by_processes = True
+
     def __init__(self, path: str, *, single: bool) -> None:
         self._path = path
         self._parent, self._name = os.path.split(path)

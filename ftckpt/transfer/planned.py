@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ftckpt import forks
 from ftckpt.ahead import most_kept
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.digest import BLOCK
@@ -18,6 +19,7 @@ from .layout import Elements, Layout, OutputFile, Stored
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
 _SAMPLE = 64 << 20
+_DECODING = 2  # the share of the budget that is left where the source is decoded, as a divisor
 
 
 class BoxCopy(NamedTuple):
@@ -93,6 +95,21 @@ def affordable_jobs(jobs: int, *, local: bool, source: Store | None = None) -> i
     each, ahead = _thread_memory(local, source), 0 if source is None else most_kept(source)
     demand(_BASE + each, "a transfer by one thread")
     return max(1, min(jobs, (budget() - held() - ahead) // each))
+
+
+def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
+    """Return how many copies of this process read a source faster than `jobs` threads; 0 for none.
+
+    Args:
+        jobs: how many threads fit into the memory budget.
+        checkpoint: the source.
+
+    Raises:
+        FtckptError: what its tensors are decoded upon cannot be opened.
+    """
+    decoders = checkpoint.decoders()
+    each = _thread_memory(True, checkpoint.source.store)
+    return forks.affordable(min(jobs, decoders), each, budget() // _DECODING - held())
 
 
 def planned(

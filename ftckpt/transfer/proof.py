@@ -22,6 +22,7 @@ from ftckpt.copies import Copies
 from ftckpt.coverage import show
 from ftckpt.engine import run
 from ftckpt.errors import CorruptError
+from ftckpt.forks import run as spread
 from ftckpt.progress import NULL, Counter
 
 from .content import Content, Shard
@@ -94,6 +95,7 @@ def prove(
     same_objects: SameObjects,
     *,
     jobs: int = 1,
+    forks: int = 0,
     executor: Executor | None = None,
     limiter: RateLimit | None = None,
     counter: Counter = NULL,
@@ -105,7 +107,9 @@ def prove(
         result: opened by the ordinary reader.
         same_objects: how objects are compared.
         jobs: number of threads.
-        executor: where to run instead.
+        forks: number of copies of this process instead, where there can be any: a gain where
+            tensors are decoded.
+        executor: where to run instead of either.
         limiter: bounds the rate of reading.
         counter: is told of every byte of the result that was compared, replicas included.
 
@@ -120,10 +124,13 @@ def prove(
     counter.start("proving", nbytes)
     source, target = Gatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
-    def compare(task: Sequence[_Range]) -> None:
-        for one in task:
-            _compare_bits(one, source, target)
-            counter.add(one.nbytes)
+    def compared(tasks: Iterator[Sequence[_Range]], counter: Counter, jobs: int) -> Iterator[None]:
+        def compare(task: Sequence[_Range]) -> None:
+            for one in task:
+                _compare_bits(one, source, target)
+                counter.add(one.nbytes)
+
+        return run(tasks, compare, jobs=jobs, executor=executor)
 
     def compare_known(one: Pair) -> None:
         if read_tensor(result, one.key) != content.known[one.key].data:
@@ -137,7 +144,9 @@ def prove(
         ):
             stack.enter_context(reading_ahead(one, places, limiter, jobs=jobs))
         try:
-            for _ in run(_tasks(_ranges(content, result)), compare, jobs=jobs, executor=executor):
+            ranges = _tasks(_ranges(content, result))
+            copies = 0 if executor is not None else forks
+            for _ in spread(ranges, compared, jobs=jobs, forks=copies, counter=counter):
                 pass
             for _ in run(known, compare_known, jobs=jobs, executor=executor):
                 pass
@@ -159,6 +168,7 @@ class Prover(Protocol):
         same_objects: SameObjects,
         *,
         jobs: int = 1,
+        forks: int = 0,
         executor: Executor | None = None,
         limiter: RateLimit | None = None,
         counter: Counter = NULL,

@@ -83,9 +83,11 @@ class Staging(ABC):
 
     Attributes:
         shows_before_proof: whether nobody can read the result back before it is visible.
+        by_processes: whether a copy of this process may `open` its files too, and `add` to them.
     """
 
     shows_before_proof = False
+    by_processes = False
 
     @abstractmethod
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:

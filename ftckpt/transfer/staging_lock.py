@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from contextlib import suppress
 
 from ftckpt.errors import DeniedError, RefusedError
@@ -15,6 +16,9 @@ from ftckpt.stores.claim import claim
 from ftckpt.stores.oserror import translate
 
 _JOURNAL = "journal.jsonl"
+# Seconds that copies of a run that was killed (`ftckpt.forks`) may take to die: they have the lock,
+# so that nobody builds beside them.
+_DYING = 0.5
 # How often others may sweep the directory away before it is taken for one that cannot be made.
 _TRIES = 100
 
@@ -123,12 +127,17 @@ class StagingLock:
     def _lock(self) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise RefusedError(f"{self._path} is no regular file", hint="remove it")
-        try:
-            claim(self._fd, self._wanted, "write to another filesystem")
-        except BlockingIOError as error:
-            raise RefusedError(
-                f"another ftckpt is writing {self._wanted}", hint="wait for it, or stop it"
-            ) from error
+        until = time.monotonic() + _DYING
+        while True:
+            try:
+                claim(self._fd, self._wanted, "write to another filesystem")
+                return
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise RefusedError(
+                        f"another ftckpt is writing {self._wanted}", hint="wait for it, or stop it"
+                    ) from error
+            time.sleep(_DYING / 10)
 
     def _is_there(self) -> bool:
         try:

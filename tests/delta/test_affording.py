@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.delta import affording
-from ftckpt.delta.affording import affordable_jobs
+from ftckpt.delta.affording import affordable
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import NoResourceError
 from ftckpt.memory import budget, set_budget
@@ -28,26 +29,37 @@ def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     set_budget(before)
 
 
+def jobs(wanted: int, **where: Any) -> int:
+    return affordable(wanted, LARGE, **({"local": True, "chained": False} | where)).jobs
+
+
 def test_what_is_read_ahead_of_each_source_is_counted() -> None:
     set_budget(1024 * MIB)
-    here = affordable_jobs(99, LARGE, local=True, chained=False)
-    near = affordable_jobs(
-        99, LARGE, local=True, chained=False, sources=[MemoryStore("memory://n")]
-    )
-    assert here == near == (1024 - 80) // 80  # twenty blocks of 4 MiB each
-    far = [affordable_jobs(99, LARGE, local=True, chained=False, sources=[FAR] * n) for n in (1, 2)]
+    near = jobs(99, sources=[MemoryStore("memory://n")])
+    assert jobs(99) == near == (1024 - 80) // 80  # twenty blocks of 4 MiB each
+    far = [jobs(99, sources=[FAR] * n) for n in (1, 2)]
     assert far == [(1024 - 80 - 64) // 80, (1024 - 80 - 2 * 64) // 80]
 
 
 def test_elsewhere_and_upon_a_chain_there_are_fewer() -> None:
     set_budget(1024 * MIB)
-    assert affordable_jobs(99, LARGE, local=False, chained=False) == (1024 - 80) // (80 + 3 * 64)
-    assert affordable_jobs(99, LARGE, local=True, chained=True) == (512 - 80) // 80
-    assert affordable_jobs(2, LARGE, local=True, chained=False) == 2
+    assert jobs(99, local=False) == (1024 - 80) // (80 + 3 * 64)
+    assert jobs(99, chained=True) == (512 - 80) // 80
+    assert jobs(2) == 2
+
+
+def test_processes_are_taken_where_they_do_more_than_the_threads_that_fit() -> None:
+    set_budget(1024 * MIB)
+    assert affordable(2, LARGE, local=True, chained=False) == (2, 2)
+    assert affordable(99, LARGE, local=True, chained=False) == (11, (1024 - 80) // (80 + 24))
+    assert affordable(2, LARGE, local=False, chained=False).forks == 0
+    assert affordable(1, LARGE, local=True, chained=False).forks == 0
+    set_budget(400 * MIB)
+    assert affordable(99, LARGE, local=True, chained=False) == (4, 0)  # three processes
 
 
 def test_a_budget_for_less_than_one_is_refused() -> None:
     set_budget(100 * MIB)
     with pytest.raises(NoResourceError) as caught:
-        affordable_jobs(1, LARGE, local=True, chained=False)
+        affordable(1, LARGE, local=True, chained=False)
     assert "--max-memory" in caught.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_bytes_of_any_range() -> None:
 
     rng = np.random.default_rng(2)
     for cache in (0, 64 << 20):
-        decoder = DeltaDecoder(packed.index, read, base.fill, cache)
+        decoder = DeltaDecoder(packed.index, read, base.fill, partial(int, cache))
         for key, data in target.data.items():
             for _ in range(6):
                 start, stop = sorted(int(n) for n in rng.integers(0, len(data) + 1, 2))
@@ -227,7 +228,7 @@ def test_threads_share_a_decoder() -> None:
 
     base, target = many_blocks()
     packed = pack(target, base)
-    decoder = packed.decoder(base.fill, cache=1)
+    decoder = packed.decoder(base.fill, cache=lambda: 1)
 
     def take(start: int) -> bool:
         view = memoryview(bytearray(400000))

@@ -1,0 +1,109 @@
+"""Carry a layout out in copies of this process, block by block.
+
+For results whose making keeps processors busy: `ftckpt.forks` says why threads do less then. Files
+are opened by each copy for itself, and flushed by the first process when all their blocks are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ftckpt.digest import block_count, block_length
+from ftckpt.engine import in_turn, run
+from ftckpt.forks import run as spread
+from ftckpt.progress import NULL, Counter
+
+from .blocks import BlockMade, BlockMaker
+from .gathering import Gatherer
+from .layout import Checksums, Layout, OutputFile
+from .staging import BlockSink, Staging
+
+
+class Share(NamedTuple):
+    """Blocks of one file that one process makes."""
+
+    file: OutputFile
+    numbers: Sequence[int]
+
+
+class MadeShare(NamedTuple):
+    """Blocks that are there.
+
+    Attributes:
+        path: of their file.
+        blocks: one each.
+        taken_over: bytes of them that an earlier run had made.
+    """
+
+    path: str
+    blocks: Sequence[BlockMade]
+    taken_over: int
+
+
+def make_shares(
+    layout: Layout,
+    gatherer: Gatherer,
+    staging: Staging,
+    *,
+    jobs: int,
+    forks: int,
+    counter: Counter = NULL,
+) -> Iterator[MadeShare]:
+    """Yield all blocks of a layout's files, in the order in which they are made.
+
+    Args:
+        layout: what to make.
+        gatherer: reads the source.
+        staging: where several processes may build; begun.
+        jobs: number of threads, where no copies can be made.
+        forks: number of copies of this process.
+        counter: is told of every byte made or taken over.
+
+    Raises:
+        FtckptError: the source could not be read or the place not written; what was made stays.
+    """
+    # Writes to one file wait for each other in the kernel.
+    shares = in_turn(map(_shares, layout.files), forks)
+    stream = partial(_made, gatherer=gatherer, staging=staging)
+    return spread(shares, stream, jobs=jobs, forks=forks, counter=counter)
+
+
+def _shares(file: OutputFile) -> Iterator[Share]:
+    """Yield a share for each block; all in one where some depend on what is in the others."""
+    numbers = range(block_count(file.size))
+    if any(isinstance(segment, Checksums) for segment in file.segments):
+        yield Share(file, numbers)
+    else:
+        for number in numbers:
+            yield Share(file, (number,))
+
+
+def _made(
+    shares: Iterator[Share], counter: Counter, jobs: int, *, gatherer: Gatherer, staging: Staging
+) -> Iterator[MadeShare]:
+    def make(share: Share) -> MadeShare:
+        file, blocks, taken = share.file, [], 0
+        maker = BlockMaker(file, gatherer, counter)
+        staged = staging.open(file)
+        assert staged.upload is not None
+        try:
+            for number in share.numbers:
+                earlier, length = staged.earlier.get(number), block_length(file.size, number)
+                if earlier is not None and staging.holds(file, earlier):
+                    maker.known(earlier)
+                    counter.add(length)
+                    taken += length
+                    blocks.append(earlier)
+                    continue
+                sink = BlockSink(staged.upload, length)
+                made = maker.make(number, sink)
+                sink.flush()
+                staging.add(made)
+                blocks.append(made)
+        finally:
+            staged.upload.close()
+        return MadeShare(file.path, blocks, taken)
+
+    return run(shares, make, jobs=jobs, window=jobs)

@@ -1,0 +1,181 @@
+"""Deltas by several processes: the bytes that threads make, whatever becomes of a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.delta.packs import save_steps
+
+# The command in a process of its own. Data files and blocks are small, so that there are many; who
+# did what is told on standard error.
+COMMAND = """
+import os, sys
+import ftckpt.delta.dividing, ftckpt.forks
+from ftckpt.commands.app import main
+ftckpt.delta.dividing.LEAST = 1 << 13
+real = os.fork
+def told():
+    number = real()
+    if number:
+        print("forked", number, file=sys.stderr)
+    return number
+os.fork = told
+{more}
+main(sys.argv[1:])
+"""
+
+# A process that dies at its k-th write of a data file, as by `kill -9`.
+DYING = """
+import os, signal
+from ftckpt.stores.localwrite import LocalUpload
+write, left, first = LocalUpload.write, {left}, os.getpid()
+def counted(self, offset, view):
+    global left
+    left -= 1
+    if not left:
+        write(self, offset, view[: len(view) // 2])
+        os.kill({who}, signal.SIGKILL)
+        signal.pause()
+    write(self, offset, view)
+LocalUpload.write = counted
+"""
+
+
+def start(words: Sequence[object], more: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(more=more), *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(words: Sequence[object], more: str = "", code: int = 0) -> str:
+    """Return what the command says to standard error."""
+    with start(words, more) as process:
+        out, said = process.communicate(timeout=60)
+    assert process.returncode == code, (out, said)
+    return said
+
+
+def forked(said: str) -> list[int]:
+    return [int(number) for number in re.findall(r"forked (\d+)", said)]
+
+
+def files(place: Path) -> dict[str, bytes]:
+    """Return what stands at a place, but what says when it was made, and upon which place."""
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file() and path.name not in ("ftckpt.manifest.json", "ftckpt.delta")
+    }
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return save_steps(tmp_path_factory.mktemp("steps"), 3, rows=400)
+
+
+@pytest.fixture(scope="module")
+def packed(steps: list[Path]) -> Path:
+    """Return the delta of the second step upon the first, made by one thread."""
+    out = steps[0].parent / "by-one"
+    assert not forked(run(["delta", "pack", *steps[:2], out, "--jobs", 1]))
+    assert len(files(out)) > 10
+    return out
+
+
+def test_packing_gives_the_same_bytes(steps: list[Path], packed: Path, tmp_path: Path) -> None:
+    said = run(["delta", "pack", *steps[:2], tmp_path / "d", "--jobs", 2])
+    assert len(forked(said)) == 2 * 2  # to choose and to encode; what to prove is one piece
+    assert files(tmp_path / "d") == files(packed)
+
+
+def test_unpacking_gives_the_same_bytes(steps: list[Path], packed: Path, tmp_path: Path) -> None:
+    said = run(["delta", "unpack", packed, tmp_path / "full", "--jobs", 3])
+    assert len(forked(said)) == 2 * 3  # to write and to prove
+    assert files(tmp_path / "full") == files(steps[1])
+
+
+@pytest.mark.parametrize("to", ["dcp", "torchsave"])
+def test_other_formats_with_checksums_too(packed: Path, tmp_path: Path, to: str) -> None:
+    made = []
+    for jobs in (1, 2):
+        out = tmp_path / f"by-{jobs}"
+        said = run(["delta", "unpack", packed, out, "--to", to, "--jobs", jobs])
+        assert bool(forked(said)) == (jobs > 1)
+        made.append(out.read_bytes() if out.is_file() else files(out))
+    assert made[0] == made[1]
+
+
+def test_a_chain_is_decoded_by_processes(steps: list[Path], packed: Path, tmp_path: Path) -> None:
+    run(["delta", "pack", packed, steps[2], tmp_path / "d", "--jobs", 2])
+    said = run(["convert", tmp_path / "d", tmp_path / "full", "--to", "safetensors", "-j", 2])
+    assert forked(said)
+    run(["diff", tmp_path / "full", steps[2]])
+
+
+def test_a_rate_is_kept_by_threads(steps: list[Path], packed: Path, tmp_path: Path) -> None:
+    more = ["--jobs", 2, "--limit-rate", "1GB/s"]
+    assert not forked(run(["delta", "pack", *steps[:2], tmp_path / "d", *more]))
+    assert not forked(run(["delta", "unpack", packed, tmp_path / "full", *more]))
+
+
+@pytest.mark.parametrize(("verb", "left"), [("pack", 1), ("pack", 4), ("unpack", 1)])
+def test_a_process_that_dies_ends_the_run_and_the_next_goes_on(
+    verb: str, left: int, steps: list[Path], packed: Path, tmp_path: Path
+) -> None:
+    sources = steps[:2] if verb == "pack" else [packed]
+    wanted = files(packed if verb == "pack" else steps[1])
+    words = ["delta", verb, *sources, tmp_path / "out", "--jobs", 2]
+    said = run(words, DYING.format(left=left, who="os.getpid()"), code=12)
+    assert "killed" in said
+    assert "--jobs 1" in said
+    assert not (tmp_path / "out").exists()
+    assert forked(run(words))
+    assert files(tmp_path / "out") == wanted
+
+
+@pytest.mark.parametrize(("verb", "left"), [("pack", 3), ("unpack", 1)])
+def test_the_first_process_dies_and_the_next_run_goes_on_at_once(
+    verb: str, left: int, steps: list[Path], packed: Path, tmp_path: Path
+) -> None:
+    sources = steps[:2] if verb == "pack" else [packed]
+    wanted = files(packed if verb == "pack" else steps[1])
+    words = ["delta", verb, *sources, tmp_path / "out", "--jobs", 2]
+    said = run(words, DYING.format(left=left, who="first"), code=-signal.SIGKILL)
+    # Nobody is told that another run is still writing: copies hold the lock, and are dying.
+    again = run(words)
+    assert files(tmp_path / "out") == wanted
+    assert not any(os.path.exists(f"/proc/{number}/exe") for number in forked(said + again))
+
+
+def test_an_interruption_leaves_no_process(steps: list[Path], tmp_path: Path) -> None:
+    words = ["delta", "pack", *steps[:2], tmp_path / "out", "--jobs", 2]
+    slow = "from ftckpt.stores.localwrite import LocalUpload; import time\n"
+    slow += "LocalUpload.write = lambda self, offset, view: time.sleep(60)"
+    with start(words, slow) as process:
+        assert process.stderr is not None
+        numbers: list[int] = []
+        # Those that choose have ended; those that write are the third and fourth.
+        while len(numbers) < 4:
+            numbers += forked(process.stderr.readline())
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    until = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{number}/exe") for number in numbers):
+        assert time.monotonic() < until
+        time.sleep(0.01)
