@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .errors import FtckptError, NoResourceError
-from .memory import divide
+from .errors import ExitCode, NoResourceError
+from .forked import COUNTED, DONE, FAILED, FOR_THE_FIRST, MADE, NEXT, live
+from .memory import budget, divide, held
 from .progress import NULL, Counter
 
 if TYPE_CHECKING:
@@ -34,21 +34,16 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 # Memory that a copy takes for itself beside what its work holds: pages of the interpreter's, which
-# are shared until an object on them is touched.
+# are shared until an object on them is touched. Going through the tasks touches those of an index:
+# of 100,000 tensors, which are most of what is held then, a quarter of all pages.
 _OWN = 24 << 20
+_TOUCHED = 2  # the share of what is held that becomes a copy's own, as a divisor
 # More threads than that do no more than so many copies: each holds the interpreter's lock a sixth
 # of its time.
 _THREADS = 5
 
-_COUNT = 0.1  # seconds between what a copy says of its progress
 _PATIENCE = 0.2  # seconds that threads which have nothing left to do may take to end
-_END = 2.0  # seconds that a copy which was killed may take to die
-_PR_SET_PDEATHSIG = 1
-# The terminal, or who stops a job, tells the whole group; the first process ends the copies.
-_FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-# What a copy says, each with a value; it is answered with the number of a task.
-_NEXT, _COUNTED, _MADE, _FAILED, _DONE = range(5)
+_END = 1.0  # seconds that copies which were killed may take to die, all together
 
 
 class Stream(Protocol[T_contra, R_co]):
@@ -82,25 +77,29 @@ def run(
         Exception: whatever `stream` or going through the tasks raises.
     """
     rest = iter(tasks)
-    first = list(islice(rest, 2))
+    first = list(islice(rest, forks))
     tasks = chain(first, rest)
-    if min(forks, len(first)) < 2 or not are_safe():
+    # More may be held now than when it was reckoned how many there can be.
+    forks = min(len(first), (budget() - held()) // _own())
+    if forks < 2 or not are_safe():
         yield from stream(tasks, counter, jobs)
         return
     crew: list[_Copy] = []
     try:
-        for _ in range(forks):
-            try:
-                crew.append(_Copy(tasks, stream, forks, [one.line for one in crew]))
-            except OSError:  # the system makes no more: fewer do the same work
-                break
+        with _uninterrupted() as mask:
+            for _ in range(forks):
+                try:
+                    crew.append(_Copy(tasks, stream, forks, [one.line for one in crew], mask))
+                except OSError:  # the system makes no more: fewer do the same work
+                    break
         if crew:
             yield from _answers(crew, counter)
     finally:
         for one in crew:
             one.kill()
+        until = time.monotonic() + _END
         for one in crew:
-            one.bury()
+            one.bury(until)
     if not crew:
         yield from stream(tasks, counter, jobs)
 
@@ -113,8 +112,13 @@ def affordable(jobs: int, each: int, room: int) -> int:
         each: bytes that one of them holds.
         room: bytes that there are.
     """
-    forks = min(jobs, room // (each + _OWN))
+    forks = min(jobs, room // (each + _own()))
     return forks if forks >= max(2, min(jobs, _THREADS)) else 0
+
+
+def _own() -> int:
+    """Return the bytes that one copy takes for itself, as things are now."""
+    return max(_OWN, held() // _TOUCHED)
 
 
 def are_safe() -> bool:
@@ -135,6 +139,20 @@ def are_safe() -> bool:
     return len(sys._current_frames()) == 1
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[Iterable[int]]:
+    """Let interruptions wait while copies are made; give the signals that waited before.
+
+    One that came before a copy ignores it would be told by both, and one that came before a copy is
+    known would leave it behind.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_FIRST)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Copy:
     """One copy, as the first process knows it.
 
@@ -143,6 +161,7 @@ class _Copy:
         stream: see `run`.
         forks: how many there will be.
         lines: to the copies made before: not this one's matter.
+        mask: the signals that it will have blocked.
 
     Attributes:
         line: to it.
@@ -157,29 +176,30 @@ class _Copy:
         stream: Stream[Any, Any],
         forks: int,
         lines: Sequence[Connection],
+        mask: Iterable[int],
     ) -> None:
         from multiprocessing import Pipe
 
         parent = os.getpid()
         self.line, theirs = Pipe()
-        # An interruption that comes before the copy ignores it would be told by both.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_FIRST)
         try:
             with warnings.catch_warnings():
                 # Of threads that a library of C has and ends before a fork.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.number = os.fork()
             if not self.number:
-                for line in (*lines, self.line):
-                    line.close()
-                gc.freeze()  # looking for what is garbage would make pages of all that was shared
-                divide(forks)
-                _live(parent, theirs, tasks, stream, before)
+                try:
+                    for line in (*lines, self.line):
+                        line.close()
+                    gc.freeze()  # looking for garbage would make pages of all that was shared
+                    divide(forks)
+                    live(parent, theirs, tasks, stream, mask)
+                finally:
+                    os._exit(ExitCode.NO_RESOURCE)  # not even that could be done
         except OSError:
             self.line.close()
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self._status: int | None = None
 
@@ -189,14 +209,15 @@ class _Copy:
             if self._status is None:
                 os.kill(self.number, signal.SIGKILL)
 
-    def bury(self, within: float = _END) -> int | None:
+    def bury(self, until: float) -> int | None:
         """Return its wait status; None where it does not die, as one that hangs in the kernel."""
-        until = time.monotonic() + within
         while self._status is None:
             try:
                 number, status = os.waitpid(self.number, os.WNOHANG)
-            except ChildProcessError:  # the system buries them for a host that wants none
-                number, status = self.number, 0
+            except ChildProcessError:
+                # The system buries the children of who ignores SIGCHLD. One that was not killed
+                # would have said something.
+                number, status = self.number, signal.SIGKILL
             if number:
                 self._status = status
             elif time.monotonic() > until:
@@ -218,123 +239,26 @@ def _answers(crew: Sequence[_Copy], counter: Counter) -> Iterator[Any]:
             one = working[line]  # type: ignore[index]
             try:
                 said, value = one.line.recv()
-                if said == _NEXT:
+                if said == NEXT:
                     one.line.send(number)
                     number += 1
             except (EOFError, OSError):
-                raise _died(one.bury()) from None
-            if said == _COUNTED:
+                raise _died(one.bury(time.monotonic() + _END)) from None
+            if said == COUNTED:
                 counter.add(value)
-            elif said == _MADE:
+            elif said == MADE:
                 yield value
-            elif said == _FAILED:
+            elif said == FAILED:
                 raise value
-            elif said == _DONE:
+            elif said == DONE:
                 del working[one.line]
 
 
 def _died(status: int | None) -> Exception:
-    code = None if status is None else os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGKILL:
+    code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+    if code in (-signal.SIGKILL, ExitCode.NO_RESOURCE):
         return NoResourceError(
             "a process that did a part of the work was killed, as by a system without memory",
             hint="run it again with --jobs 1, or with less --max-memory",
         )
     return RuntimeError(f"a process that did a part of the work has ended by itself ({code})")
-
-
-def _live(
-    parent: int,
-    connection: Connection,
-    tasks: Iterable[Any],
-    stream: Stream[Any, Any],
-    mask: Iterable[int],
-) -> NoReturn:
-    """Be a copy to the end; what was opened and registered is for the first process to close."""
-    code = 1
-    try:
-        for number in _FOR_THE_FIRST:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _die_with(parent)
-        line = _Line(connection)
-        try:
-            for made in stream(line.dealt(tasks), line, 1):
-                line.say(_MADE, made)
-            line.say(_DONE)
-            code = 0
-        except BaseException as error:
-            line.say(_FAILED, _portable(error))
-    except OSError:
-        pass  # nobody listens any more
-    finally:
-        os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    """Let the system end this process when the first one ends, by whatever."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        raise ProcessLookupError
-
-
-class _Line:
-    """The line to the first process, as a copy knows it; and the counter that counts there."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._amount = 0
-        self._told = time.monotonic()
-
-    def say(self, what: int, value: object = None) -> None:
-        """Send one message, and before it what was counted."""
-        with self._lock:
-            self._tell()
-            self._connection.send((what, value))
-
-    def dealt(self, tasks: Iterable[T]) -> Iterator[T]:
-        """Yield the tasks that are this copy's, each when it is wanted."""
-        numbered = enumerate(tasks)
-        while True:
-            self.say(_NEXT)
-            wanted = self._connection.recv()
-            for number, task in numbered:
-                if number == wanted:
-                    yield task
-                    break
-            else:
-                return
-
-    def start(self, label: str, total: int | None, unit: str = "B") -> None:
-        """Do nothing: the first process says what stage it is."""
-
-    def add(self, amount: int) -> None:
-        """Count; the first process hears of it a few times a second."""
-        with self._lock:
-            self._amount += amount
-            if time.monotonic() - self._told >= _COUNT:
-                self._tell()
-
-    def _tell(self) -> None:
-        amount, self._amount, self._told = self._amount, 0, time.monotonic()
-        if amount:
-            self._connection.send((_COUNTED, amount))
-
-
-def _portable(error: BaseException) -> Exception:
-    """Return an error that comes through a pickle as it is; else one that says what it was."""
-    import traceback
-
-    text = "".join(traceback.format_exception(error))
-    try:
-        again = pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(text)
-    if not isinstance(again, Exception):
-        return RuntimeError(text)
-    if not isinstance(again, FtckptError):
-        again.add_note(text)
-    return again

@@ -98,8 +98,9 @@ def test_an_error_comes_back_as_it_was() -> None:
             list(run(range(20), work))
         except errors.CorruptError as error:
             print(error, error.hint, error.kind, error.file, error.offset, error.exit_code)
+            print("in work" in "".join(error.__notes__))  # for --debug
     """)
-        == "bad mend it bad-digest f 9 4"
+        == "bad mend it bad-digest f 9 4\nTrue"
     )
 
 
@@ -159,6 +160,76 @@ def test_a_copy_that_is_killed_is_told(number: str, raised: str) -> None:
     )
 
 
+def test_a_killed_copy_is_told_where_the_system_buries_it() -> None:
+    assert (
+        outcome("""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        print(len(list(run(range(20), str))))
+        try:
+            list(run(range(20), lambda task: os.kill(os.getpid(), signal.SIGKILL)))
+        except errors.NoResourceError:
+            print("killed")
+    """)
+        == "20\nkilled"
+    )
+
+
+def test_a_copy_without_memory_to_say_so_is_told() -> None:
+    assert (
+        outcome("""
+        from ftckpt import forked
+        def none(error):
+            raise MemoryError
+        forked._portable = none
+        try:
+            list(run(range(20), lambda task: [0] * (1 << 60)))
+        except errors.NoResourceError as error:
+            print(error.exit_code)
+    """)
+        == "12"
+    )
+
+
+def test_an_interruption_while_copies_are_made_leaves_none() -> None:
+    assert (
+        outcome("""
+        real, made = os.fork, []
+        def interrupted():
+            made.append(real())
+            if made[-1]:
+                os.kill(os.getpid(), signal.SIGINT)
+            return made[-1]
+        os.fork = interrupted
+        try:
+            list(run(range(9), lambda task: time.sleep(60)))
+        except KeyboardInterrupt:
+            pass
+        print(len(made), [os.path.exists(f"/proc/{number}") for number in made])
+    """)
+        == "3 [False, False, False]"
+    )
+
+
+def test_copies_that_do_not_die_are_waited_for_together() -> None:
+    assert (
+        outcome("""
+        class Clock:
+            now = 0.0
+            monotonic = lambda self: self.now
+            def sleep(self, seconds): self.now += seconds
+        def work(task):
+            if task:
+                time.sleep(60)
+        made = run(range(9), work)
+        next(made)
+        forks.time, forks.os.waitpid = Clock(), lambda *what: (0, 0)
+        made.close()
+        print(0 < forks.time.now < 1.1)
+    """)
+        == "True"
+    )
+
+
 def test_who_stops_asking_leaves_nothing_behind() -> None:
     assert (
         outcome("""
@@ -182,7 +253,7 @@ def test_who_stops_asking_leaves_nothing_behind() -> None:
 def test_copies_die_with_the_first_process() -> None:
     script = HEAD + textwrap.dedent("""
         def work(task):
-            print(os.getpid(), flush=True)
+            os.write(1, b"%d\\n" % os.getpid())  # in one piece
             time.sleep(60)
         list(run(range(9), work))
     """)
@@ -201,7 +272,7 @@ def test_a_signal_to_the_group_is_the_first_processs_matter(number: int) -> None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         def work(task):
-            print(os.getpid(), flush=True)
+            os.write(1, b"%d\\n" % os.getpid())  # in one piece
             time.sleep(60)
         try:
             list(run(range(9), work))
@@ -249,10 +320,37 @@ def test_a_copy_has_its_share_of_the_memory() -> None:
     assert (
         outcome("""
         from ftckpt import memory
-        memory.set_budget(90)
-        print(set(run(range(9), lambda task: (memory.budget(), memory.share()))), memory.share())
+        memory.set_budget(9 << 30)
+        work = lambda task: (memory.budget() >> 30, memory.share() >> 30)
+        print(set(run(range(9), work)), memory.share() >> 30)
     """)
-        == "{(90, 30)} 90"
+        == "{(9, 3)} 9"
+    )
+
+
+def test_there_are_as_many_as_there_is_memory_for_when_they_are_made() -> None:
+    assert (
+        outcome("""
+        real, made = os.fork, []
+        os.fork = lambda: made.append(real()) or made[-1]
+        for has in (40, 200, 400, 600):
+            made.clear()
+            forks.held = lambda: has << 20
+            list(run(range(20), str, n=8))
+            print(len(made), end=" ")
+    """)
+        == "8 8 3 0"
+    )
+
+
+def test_there_are_no_more_than_tasks() -> None:
+    assert (
+        outcome("""
+        real, made = os.fork, []
+        os.fork = lambda: made.append(real()) or made[-1]
+        print(sorted(run([7, 8], str, n=6)), len(made))
+    """)
+        == "['7', '8'] 2"
     )
 
 
@@ -295,10 +393,13 @@ def test_without_copies_threads_do_the_same() -> None:
         assert sorted(made) == list(range(9))
 
 
-def test_as_many_copies_as_do_more_than_the_threads() -> None:
+def test_as_many_copies_as_do_more_than_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     mib = 1 << 20
+    monkeypatch.setattr(forks, "held", lambda: 48 * mib)
     assert forks.affordable(2, 8 * mib, 64 * mib) == 2
     assert forks.affordable(2, 8 * mib, 63 * mib) == 0  # one copy is no gain
     assert forks.affordable(64, 8 * mib, 1024 * mib) == 32
     assert forks.affordable(64, 8 * mib, 128 * mib) == 0  # four are less than 16 threads
     assert forks.affordable(1, 8 * mib, 1024 * mib) == 0
+    monkeypatch.setattr(forks, "held", lambda: 240 * mib)  # of an index with many tensors
+    assert forks.affordable(64, 8 * mib, 1024 * mib) == 8
