@@ -6,7 +6,7 @@ axes: the source is shown with both, and what reads strided tensors reads these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -41,6 +41,10 @@ class TransposedView(Checkpoint):
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the counters of the checkpoint itself."""
         return self.base.scalars(limit)
+
+    def below(self) -> Sequence[Checkpoint]:
+        """Return what the checkpoint's tensors are decoded upon."""
+        return self.base.below()
 
     def decoders(self) -> int:
         """Return how many of the checkpoint's tensors may be decoded at a time."""

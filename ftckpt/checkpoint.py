@@ -322,6 +322,14 @@ class Checkpoint(ABC):
         """
         return ()
 
+    def is_local(self) -> bool:
+        """Say whether all that its tensors are read from lies on this machine.
+
+        Raises:
+            FtckptError: what they are decoded upon cannot be opened.
+        """
+        return all(one.source.store.traits.local for one in (self, *self.below()))
+
     def decoders(self) -> int:
         """Return how many of its tensors may be decoded at a time in the memory that is allowed.
 

@@ -113,6 +113,8 @@ def pack_out(
                 invocation.print(finding_line(one))
         return found
 
+    # Copies of a process would share its connections.
+    apart = limiter is None and all(one.is_local() for one in sources)
     report = pack_checkpoint(
         target,
         base,
@@ -120,7 +122,7 @@ def pack_out(
         options=PackOptions(
             level=run.level,
             jobs=jobs,
-            forks=0 if limiter else forks,
+            forks=forks if apart else 0,
             limiter=limiter,
             proof=not run.no_proof,
             restart=run.restart,

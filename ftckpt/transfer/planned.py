@@ -100,6 +100,8 @@ def affordable_jobs(jobs: int, *, local: bool, source: Store | None = None) -> i
 def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
     """Return how many copies of this process read a source faster than `jobs` threads; 0 for none.
 
+    None where a part of it is not on this machine: they would share its connections.
+
     Args:
         jobs: how many threads fit into the memory budget.
         checkpoint: the source.
@@ -107,6 +109,8 @@ def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
     Raises:
         FtckptError: what its tensors are decoded upon cannot be opened.
     """
+    if not checkpoint.is_local():
+        return 0
     decoders = checkpoint.decoders()
     each = _thread_memory(True, checkpoint.source.store)
     return forks.affordable(min(jobs, decoders), each, budget() // _DECODING - held())

@@ -49,6 +49,15 @@ def counted(self, offset, view):
 LocalUpload.write = counted
 """
 
+# The files of a checkpoint in another store.
+FAR = """
+from pathlib import Path
+from ftckpt.stores import open_store
+far, near = open_store("memory://far"), Path({place!r})
+for path in near.rglob("*.safetensors"):
+    far.put(path.relative_to(near).as_posix(), path.read_bytes())
+"""
+
 
 def start(words: Sequence[object], more: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -129,6 +138,17 @@ def test_a_rate_is_kept_by_threads(steps: list[Path], packed: Path, tmp_path: Pa
     more = ["--jobs", 2, "--limit-rate", "1GB/s"]
     assert not forked(run(["delta", "pack", *steps[:2], tmp_path / "d", *more]))
     assert not forked(run(["delta", "unpack", packed, tmp_path / "full", *more]))
+
+
+def test_what_lies_elsewhere_is_read_by_threads(
+    steps: list[Path], packed: Path, tmp_path: Path
+) -> None:
+    # Connections must not be shared; this store has none, and is elsewhere all the same.
+    more = FAR.format(place=str(steps[0]))
+    assert not forked(run(["delta", "pack", "memory://far", steps[1], tmp_path / "d", "-j2"], more))
+    words = ["delta", "unpack", packed, tmp_path / "full", "-j2", "--base", "memory://far"]
+    assert not forked(run(words, more))
+    assert files(tmp_path / "full") == files(steps[1])
 
 
 @pytest.mark.parametrize(("verb", "left"), [("pack", 1), ("pack", 4), ("unpack", 1)])
