@@ -57,13 +57,19 @@ def bounded(nbytes: int) -> Iterator[None]:
 
 
 def spare_addresses() -> None:
-    """Let all threads share one heap where the address space is limited (`ulimit -v`).
+    """Let libraries take no more than they need; before numpy is imported.
 
-    The C library reserves 64 MiB of addresses for the heap of each thread, most of which is never
-    memory (mallopt(3), M_ARENA_MAX): a few threads use up a limit that leaves room for the work.
-    OpenBLAS, of which next to nothing is used, is told to make no threads for as many processors,
-    and where there is no room for it at all the import of numpy is an error instead of its exit.
+    OpenBLAS, of which next to nothing is used, is told to make no threads: they spin for a while
+    after each call, as many as there are processors, and in each copy of this process again.
+
+    Where the address space is limited (`ulimit -v`), all threads share one heap. The C library
+    reserves 64 MiB of addresses for the heap of each thread, most of which is never memory
+    (mallopt(3), M_ARENA_MAX): a few threads use up a limit that leaves room for the work. And where
+    there is no room for OpenBLAS at all the import of numpy is an error instead of its exit.
     """
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        # For the library alone: programs that are started are given what `os.environ` has.
+        os.putenv("OPENBLAS_NUM_THREADS", "1")
     try:
         import resource
 
@@ -71,9 +77,6 @@ def spare_addresses() -> None:
             return
         if not any(isinstance(one, _NumpyGuard) for one in sys.meta_path):
             sys.meta_path.insert(0, _NumpyGuard())
-        if "OPENBLAS_NUM_THREADS" not in os.environ:
-            # For the library alone: programs that are started are given what `os.environ` has.
-            os.putenv("OPENBLAS_NUM_THREADS", "1")
         import ctypes
 
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
