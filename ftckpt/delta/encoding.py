@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.buffers import buffer
 from ftckpt.checkpoint import Box, Kind
 from ftckpt.tensor_digest import TensorDigest
 
@@ -20,7 +19,8 @@ from .fitting import Fit, Settings, fits
 from .index import ROW, BaseTensor, DeltaTensor, StoredBlock, pack_row
 from .pairing import Pair
 from .predictions import RULES, Need, Side, predict
-from .words import AGAINST, EXPECTED, NEEDED, OWN, as_words, scratch, word_count, words_of
+from .recent import Recent
+from .words import EXPECTED, as_words, scratch, word_count, words_of
 
 if TYPE_CHECKING:
     from .decoding import Fill
@@ -94,6 +94,7 @@ class DeltaEncoder:
         self._effort = effort
         self._digests = digests
         self._device = device
+        self._recent = Recent()
 
     def blocks(self, number: int) -> int:
         """Return how many blocks the tensor at a place in the list of pairs has."""
@@ -122,8 +123,8 @@ class DeltaEncoder:
                     assert base is not None
                     held[need] = base
                 else:
-                    fill, key = self._place(pair, need)
-                    held[need] = _sampled(fill, key, ranges, 4)
+                    side, key = self._place(pair, need)
+                    held[need] = _sampled(self._fill(side), key, ranges, 4)
             for fit in fits(pair.info.kind, values, held, self._settings(pair)):
                 if fit.rule.fits(dtype) and (self._effort.predictions or not fit.coefficients):
                     tried.append((fit, [held[need] for need in fit.rule.needs]))
@@ -146,20 +147,17 @@ class DeltaEncoder:
         words = words_of(pair.info.dtype)
         start = block * BLOCK * words.each
         count = min(BLOCK * words.each, word_count(pair.info.dtype, pair.info.numel) - start)
-        read = partial(_words, start=start, count=count)
-        values = read(self._target, pair.info.key, words.size, OWN)
+        read = partial(self._read, start=start, count=count)
+        values = read(Side.TARGET, pair.info.key, words.size)
         base = None
         wanted = plan.reference is Reference.BASE or Side.BASE in self._digests
         if wanted and self._base is not None and pair.base is not None:
-            base = read(self._base, pair.base, words.size, AGAINST)
+            base = read(Side.BASE, pair.base, words.size)
         kind, reference = plan.reference, base
         if plan.reference is Reference.PREDICTION:
             assert plan.fit is not None
             rule = plan.fit.rule
-            arrays = []
-            for slot, need in enumerate(rule.needs, NEEDED):
-                fill, key = self._place(pair, need)
-                arrays.append(read(fill, key, 4, slot))
+            arrays = [read(*self._place(pair, need), 4) for need in rule.needs]
             reference = scratch(count, words.size, EXPECTED)
             if not predict(rule, arrays, plan.fit.coefficients, reference):
                 kind = Reference.NOTHING
@@ -229,15 +227,24 @@ class DeltaEncoder:
         number = pair.helpers.get(kind)
         return None if number is None else self.pairs[number]
 
-    def _place(self, pair: Pair, need: Need) -> tuple[Fill, str]:
+    def _place(self, pair: Pair, need: Need) -> tuple[Side, str]:
         """Return from whom, and by which key, what a rule needs is read."""
         owner = pair if need.kind is None else self._helper(pair, need.kind)
         assert owner is not None
         if need.side is Side.TARGET:
-            return self._target, owner.info.key
-        assert self._base is not None
+            return need.side, owner.info.key
         assert owner.base is not None
-        return self._base, owner.base
+        return need.side, owner.base
+
+    def _fill(self, side: Side) -> Fill:
+        if side is Side.TARGET:
+            return self._target
+        assert self._base is not None
+        return self._base
+
+    def _read(self, side: Side, key: str, size: int, *, start: int, count: int) -> Array:
+        fill = self._fill(side)
+        return as_words(self._recent.read(fill, side, key, start * size, count * size), size)
 
     def _digest(self, side: Side, pair: Pair, words: Array, start: int) -> TensorDigest | None:
         if side not in self._digests:
@@ -269,12 +276,6 @@ class Rows:
     def dump(self) -> bytes:
         """Return all rows."""
         return bytes(self._rows)
-
-
-def _words(fill: Fill, key: str, size: int, slot: int, *, start: int, count: int) -> Array:
-    view = buffer(count * size, slot)
-    fill(key, start * size, view)
-    return as_words(view, size)
 
 
 def _sampled(fill: Fill, key: str, ranges: Sequence[tuple[int, int]], size: int) -> Array:

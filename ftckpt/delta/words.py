@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 # Slots of this thread's memory (`ftckpt.buffers`); other users of it have numbers below 16. A fill
-# may decode another delta in the same thread: what it is given is of the last four alone.
-WORDS, SHIFTED, PLANE, PAYLOAD, LEFT, RIGHT, GUESS, OWN, AGAINST, EXPECTED, NEEDED = range(16, 27)
+# may decode another delta in the same thread: what it is given is none of these.
+WORDS, SHIFTED, PLANE, PAYLOAD, LEFT, RIGHT, GUESS, EXPECTED = range(16, 24)
 
 
 class Words(NamedTuple):
