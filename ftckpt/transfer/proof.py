@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain, groupby, zip_longest
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftckpt.ahead import reading_ahead
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _TASK = 32 << 20  # bytes compared by one task
 _MOST = 256  # tensors compared by one task: handing over a task costs more than comparing a few
 _STEP = 2 << 20
+_SIDE_BY_SIDE = 2 << 20  # elements of each tensor of one parameter that are compared in turn
 _WANTED_SLOT, _FOUND_SLOT = 4, 5
 
 
@@ -144,7 +146,11 @@ def prove(
         ):
             stack.enter_context(reading_ahead(one, places, limiter, jobs=jobs))
         try:
-            ranges = _tasks(_ranges(content, result))
+            decoded = content.checkpoint.decoders() or result.decoders()
+            if decoded:
+                ranges = _tasks(_by_parameter(content, result))
+            else:
+                ranges = _tasks((one,) for one in _ranges(content, result))
             copies = 0 if executor is not None else forks
             for _ in spread(ranges, compared, jobs=jobs, forks=copies, counter=counter):
                 pass
@@ -209,7 +215,7 @@ def compare_replicas(
             _compare_bits(one, result, result)
             counter.add(one.nbytes)
 
-    for _ in run(_tasks(ranges), compare, jobs=jobs, executor=executor):
+    for _ in run(_tasks((one,) for one in ranges), compare, jobs=jobs, executor=executor):
         pass
 
 
@@ -223,30 +229,59 @@ def _ranges(content: Content, result: Checkpoint) -> Iterator[_Range]:
         yield from _cut(info, held, held.pieces, content.part(key, held.box))
 
 
+def _by_parameter(content: Content, result: Checkpoint) -> Iterator[Sequence[_Range]]:
+    """Yield the same as `_ranges`, ranges of the tensors of one parameter side by side.
+
+    A block of one may be what those of the others are decoded from.
+    """
+    parameters: dict[str, list[Pair]] = {}
+    for pair in pairs(content, result):
+        parameters.setdefault(pair.info.name, []).append(pair)
+    side_by_side = copies_in(chain.from_iterable(parameters.values()))
+    for _, several in groupby(side_by_side, lambda one: one[0].info.name):
+        ranges = []
+        for (key, info), held in several:
+            part = content.part(key, held.box)
+            ranges.append(_steps(info, held, held.pieces, part, _row_end(part, _SIDE_BY_SIDE)))
+        for together in zip_longest(*ranges):
+            yield [one for one in together if one is not None]
+
+
 def _cut(
     info: TensorInfo, held: Copies, pieces: Sequence[Piece], wanted: Shard
 ) -> Iterator[_Range]:
-    step = _elements(wanted, max(_TASK // len(pieces), _STEP))
+    return _steps(info, held, pieces, wanted, _elements(wanted, max(_TASK // len(pieces), _STEP)))
+
+
+def _steps(
+    info: TensorInfo, held: Copies, pieces: Sequence[Piece], wanted: Shard, step: int
+) -> Iterator[_Range]:
     for start in range(held.start, held.stop, step):
         yield _Range(info, wanted, pieces, start, min(start + step, held.stop))
 
 
-def _tasks(ranges: Iterable[_Range]) -> Iterator[Sequence[_Range]]:
+def _tasks(ranges: Iterable[Sequence[_Range]]) -> Iterator[Sequence[_Range]]:
+    """Yield tasks of about one size; what comes together stays together."""
     task: list[_Range] = []
     nbytes = 0
-    for one in ranges:
-        if task and (nbytes + one.nbytes > _TASK or len(task) == _MOST):
+    for several in ranges:
+        more = sum(one.nbytes for one in several)
+        if task and (nbytes + more > _TASK or len(task) + len(several) > _MOST):
             yield task
             task, nbytes = [], 0
-        task.append(one)
-        nbytes += one.nbytes
+        task += several
+        nbytes += more
     if task:
         yield task
 
 
 def _elements(shard: Shard, nbytes: int) -> int:
     """Return how many elements fill so many bytes, or less; they end where bytes and rows end."""
-    most = nbytes // shard.dtype.bits * 8
+    return _row_end(shard, nbytes // shard.dtype.bits * 8)
+
+
+def _row_end(shard: Shard, most: int) -> int:
+    """Return how many elements, at most `most`, end where bytes and rows end."""
     return whole_rows(shard.shape, most) if shard.dtype.itemsize else most
 
 
