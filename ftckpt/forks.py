@@ -116,6 +116,17 @@ def affordable(jobs: int, each: int, room: int) -> int:
     return forks if forks >= max(2, min(jobs, _THREADS)) else 0
 
 
+def pays(largest: int, total: int, jobs: int) -> bool:
+    """Say whether copies do no less than `jobs` threads, where one task cannot be divided.
+
+    Args:
+        largest: size of the largest task, as long as which it takes at least.
+        total: of all tasks.
+        jobs: number of threads, among which the largest one is divided.
+    """
+    return 3 * largest * min(jobs, _THREADS) <= 4 * total  # two do what 1.4 to 1.7 would alone
+
+
 def _own() -> int:
     """Return the bytes that one copy takes for itself, as things are now."""
     return max(_OWN, held() // _TOUCHED)

@@ -403,3 +403,11 @@ def test_as_many_copies_as_do_more_than_the_threads(monkeypatch: pytest.MonkeyPa
     assert forks.affordable(1, 8 * mib, 1024 * mib) == 0
     monkeypatch.setattr(forks, "held", lambda: 240 * mib)  # of an index with many tensors
     assert forks.affordable(64, 8 * mib, 1024 * mib) == 8
+
+
+def test_a_task_that_is_most_of_all_is_left_to_threads() -> None:
+    assert forks.pays(60, 100, jobs=2)  # two threads do no more than one and a half
+    assert not forks.pays(70, 100, jobs=2)
+    assert not forks.pays(60, 100, jobs=64)
+    assert forks.pays(20, 100, jobs=64)
+    assert forks.pays(100, 100, jobs=1)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from ftckpt import forks
 from ftckpt.digest import block_count, block_length
 from ftckpt.engine import in_turn, run
-from ftckpt.forks import run as spread
 from ftckpt.progress import NULL, Counter
 
 from .blocks import BlockMade, BlockMaker
@@ -42,13 +42,22 @@ class MadeShare(NamedTuple):
     taken_over: int
 
 
+def pays(layout: Layout, jobs: int) -> bool:
+    """Say whether copies of a process make a layout no later than so many threads.
+
+    One copy makes a whole file whose checksums depend on all of its blocks; threads share it.
+    """
+    whole = max((file.size for file in layout.files if _is_whole(file)), default=0)
+    return forks.pays(whole, sum(file.size for file in layout.files), jobs)
+
+
 def make_shares(
     layout: Layout,
     gatherer: Gatherer,
     staging: Staging,
     *,
     jobs: int,
-    forks: int,
+    copies: int,
     counter: Counter = NULL,
 ) -> Iterator[MadeShare]:
     """Yield all blocks of a layout's files, in the order in which they are made.
@@ -58,26 +67,30 @@ def make_shares(
         gatherer: reads the source.
         staging: where several processes may build; begun.
         jobs: number of threads, where no copies can be made.
-        forks: number of copies of this process.
+        copies: number of copies of this process.
         counter: is told of every byte made or taken over.
 
     Raises:
         FtckptError: the source could not be read or the place not written; what was made stays.
     """
     # Writes to one file wait for each other in the kernel.
-    shares = in_turn(map(_shares, layout.files), forks)
+    shares = in_turn(map(_shares, layout.files), copies)
     stream = partial(_made, gatherer=gatherer, staging=staging)
-    return spread(shares, stream, jobs=jobs, forks=forks, counter=counter)
+    return forks.run(shares, stream, jobs=jobs, forks=copies, counter=counter)
 
 
 def _shares(file: OutputFile) -> Iterator[Share]:
     """Yield a share for each block; all in one where some depend on what is in the others."""
     numbers = range(block_count(file.size))
-    if any(isinstance(segment, Checksums) for segment in file.segments):
+    if _is_whole(file):
         yield Share(file, numbers)
     else:
         for number in numbers:
             yield Share(file, (number,))
+
+
+def _is_whole(file: OutputFile) -> bool:
+    return any(isinstance(segment, Checksums) for segment in file.segments)
 
 
 def _made(

@@ -13,7 +13,7 @@ from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.store import Upload
 
-from .block_shares import make_shares
+from .block_shares import make_shares, pays
 from .blocks import BlockMade, BlockMaker
 from .gathering import Gatherer
 from .layout import Layout, Literal, OutputFile
@@ -128,7 +128,7 @@ def build(
         blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
         yield from (whole(file, []) for file in layout.files if not file.size)
         for share in make_shares(
-            layout, gatherer, staging, jobs=jobs, forks=forks, counter=counter
+            layout, gatherer, staging, jobs=jobs, copies=forks, counter=counter
         ):
             built.taken_over += share.taken_over
             file, held = files[share.path], blocks[share.path]
@@ -152,7 +152,7 @@ def build(
         return _digest(file, blocks)
 
     try:
-        apart = forks > 1 and executor is None and staging.by_processes
+        apart = forks > 1 and executor is None and staging.by_processes and pays(layout, jobs)
         made = made_apart() if apart else made_whole()
         for digest in run(made, finish, jobs=_FLUSHES, window=_FLUSHES):
             done[digest.path] = digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ftckpt.digest
+import ftckpt.forks
 import ftckpt.transfer.blocks
 import ftckpt.transfer.building
 from ftckpt.checkpoint import Box
@@ -22,6 +23,7 @@ from ftckpt.manifest import FileDigest
 from ftckpt.source import Source
 from ftckpt.store import Upload
 from ftckpt.stores import open_store
+from ftckpt.transfer.block_shares import MadeShare, make_shares
 from ftckpt.transfer.blocks import BlockMade
 from ftckpt.transfer.building import Built, build
 from ftckpt.transfer.content import Content, Part
@@ -314,3 +316,30 @@ def test_steps_of_whole_rows_need_few_boxes(shape: list[int], most: int) -> None
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
 def test_a_tensor_without_rows_is_one_step(shape: tuple[int, ...]) -> None:
     assert whole_rows(shape, 5) == 5
+
+
+@pytest.mark.parametrize(
+    ("sizes", "covered", "apart"),
+    [([9], False, True), ([9], True, False), ([5, 4], True, True), ([8, 1], True, False)],
+)
+def test_threads_share_a_file_that_a_process_would_make_alone(
+    sizes: list[int], covered: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def made(*what: object, **how: object) -> Iterator[MadeShare]:
+        asked.append(what)
+        return make_shares(*what, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ftckpt.transfer.building, "make_shares", made)
+    files = []
+    for number, size in enumerate(sizes):
+        segments: list[Segment] = [Literal(bytes(size * BLOCK))]
+        segments += [Crcs([(0, size * BLOCK)])] if covered else []
+        files.append(OutputFile(f"file{number}", segments))
+    staging, layout, checkpoint = MemoryStaging(), Layout(files=files), _nothing()
+    staging.by_processes = True
+    monkeypatch.setattr(ftckpt.forks, "are_safe", lambda: False)  # the staging is in memory
+    built = build(layout, Gatherer(checkpoint), staging, jobs=2, forks=2)
+    _require_right(checkpoint, layout, staging, built)
+    assert bool(asked) == apart
