@@ -287,7 +287,7 @@ def carry_out(
     limiter = rate_limit(run.limit_rate)
 
     def check() -> VerifyReport:
-        options = VerifyOptions(jobs=jobs, limiter=limiter)
+        options = VerifyOptions(jobs=jobs, forks=jobs, limiter=limiter)
         found = verify(checkpoint, options, counter=invocation.counter)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:

@@ -123,6 +123,7 @@ def command(
         fail_fast=fail_fast,
         sample=_share(sample),
         jobs=job_count(jobs),
+        forks=job_count(jobs),
         limiter=rate_limit(limit_rate),
         manifest=_manifest(manifest, invocation),
         against=_replica(invocation, against),

@@ -102,9 +102,11 @@ class ChainDecoder:
         yield SelfCheck(Extent(NAME, 0, size), "", size, self._check_index)
         for family in self._families():
             for number in range(max(tensor.blocks for tensor in family)):
+                follows = False
                 for tensor in family:
                     if number < tensor.blocks:
-                        yield self._check_of(index, tensor, number)
+                        yield self._check_of(index, tensor, number, follows)
+                        follows = True
         for entry in index.objects:
             place = Extent(index.files[entry.file].name, entry.offset, entry.length)
             read = partial(self._check_object, entry, place)
@@ -135,7 +137,9 @@ class ChainDecoder:
         for family in families.values():
             yield sorted(family, key=lambda t: -1 if t.fit is None else t.fit.rule.level)
 
-    def _check_of(self, index: DeltaIndex, tensor: DeltaTensor, number: int) -> SelfCheck:
+    def _check_of(
+        self, index: DeltaIndex, tensor: DeltaTensor, number: int, follows: bool
+    ) -> SelfCheck:
         stored = index.block(tensor, number)
         size = _block_bytes(tensor)
         begin = number * size
@@ -143,7 +147,7 @@ class ChainDecoder:
         file = index.files[stored.file].name if stored.length else NAME
         place = Extent(file, stored.offset, stored.length)
         read = partial(self._check_block, tensor.key, begin, length)
-        return SelfCheck(place, tensor.key, length, read)
+        return SelfCheck(place, tensor.key, length, read, follows)
 
     def _check_block(self, key: str, offset: int, length: int) -> None:
         self.fill(key, offset, buffer(length, _CHECK_SLOT))

@@ -190,12 +190,14 @@ class SelfCheck(NamedTuple):
         owner: key of the tensor or name of the object; "" where it is no one's.
         nbytes: how many bytes it gives: what progress counts.
         read: reads them; raises CorruptError where they are damaged.
+        follows: whether what the one before has decoded is of use for it.
     """
 
     extent: Extent
     owner: str
     nbytes: int
     read: Callable[[], None]
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

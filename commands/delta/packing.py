@@ -103,7 +103,7 @@ def pack_out(
     )
 
     def check(checkpoint: Checkpoint) -> VerifyReport:
-        options = VerifyOptions(jobs=jobs, limiter=limiter)
+        options = VerifyOptions(jobs=jobs, forks=jobs, limiter=limiter)
         found = verify(checkpoint, options, counter=invocation.counter)
         if found.code is ExitCode.OK:
             invocation.say(f"{checkpoint.source.url}: {found.message}")

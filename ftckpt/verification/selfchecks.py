@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 from ftckpt.ahead import read_again, reading_ahead
 from ftckpt.checkpoint import Checkpoint, SelfCheck
 from ftckpt.engine import run
 from ftckpt.errors import CorruptError, FtckptError
+from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error
+from ftckpt.forks import affordable
+from ftckpt.forks import run as spread
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import is_own
+from ftckpt.memory import budget, held
 from ftckpt.progress import NULL, Counter
 
 from .evidence import ContentResult, Emit, Report, Sample
 
+_TASK = 32 << 20  # bytes given by the checks of one task
+_DECODING = 2  # the share of the budget that decoding has, as a divisor
+_MOST = 256  # of them: handing over a task costs more than a few
 
-class _Task(NamedTuple):
+
+class _Chosen(NamedTuple):
     check: SelfCheck
-    checkpoint: Checkpoint
-    limiter: RateLimit | None
+    sampled: bool
 
 
 class _Done(NamedTuple):
-    check: SelfCheck
+    """What came of one check; small, because it may come from another process.
+
+    Attributes:
+        extent, owner, nbytes: of the check.
+        sampled: whether it was made.
+        error: what is wrong.
+        passing: whether the second reading was right.
+    """
+
+    extent: Extent
+    owner: str
+    nbytes: int
+    sampled: bool = True
     error: FtckptError | None = None
-    passing: bool = False  # whether the second reading was right
+    passing: bool = False
 
 
 def check_itself(
@@ -36,6 +56,7 @@ def check_itself(
     sealed: bool,
     emit: Emit,
     jobs: int = 1,
+    forks: int = 0,
     sample: float | None = None,
     seed: int = 0,
     limiter: RateLimit | None = None,
@@ -48,6 +69,8 @@ def check_itself(
         sealed: whether its files were compared with a manifest.
         emit: receives the findings as they are found.
         jobs: number of threads.
+        forks: number of copies of this process instead, at most; none where a rate is to be kept
+            or a part of what is read is not on this machine.
         sample: share of the checks to make; None for all. A file's first is always made.
         seed: for another sample.
         limiter: bounds the rate of what they give.
@@ -57,18 +80,19 @@ def check_itself(
         StopChecking: as `emit` does.
         UnavailableError: the storage does not answer.
     """
-    check = _Check(checkpoint, Report(checkpoint.source, emit))
+    check = _Check(Report(checkpoint.source, emit))
     chosen = Sample(sample, checkpoint.source.name, seed)
-    tasks = check.tasks(chosen, limiter, sealed=sealed)
+    tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed))
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
-    given = 0
+    stream = partial(_carried_out, checkpoint=checkpoint, limiter=limiter)
+    forks = 0 if limiter is not None else _affordable(forks, checkpoint)
     with reading_ahead(checkpoint, jobs=jobs) if sample is None else nullcontext():
-        for done in run(tasks, _carry_out, jobs=jobs):
-            if not given:
+        for done in spread(tasks, stream, jobs=jobs, forks=forks):
+            if not check.any:
                 counter.start("decoding", total)
-            counter.add(done.check.nbytes)
-            given += done.check.nbytes
-            check.take(done)
+            for one in done:
+                counter.add(one.nbytes if one.sampled else 0)
+                check.take(one)
     members = [n for n in checkpoint.members() if n in checkpoint.source.entries and not is_own(n)]
     left = sum(checkpoint.source.size(name) for name in members) - check.covered
     evidence = "digests" if check.any else "none"
@@ -76,56 +100,105 @@ def check_itself(
 
 
 class _Check:
-    """One run over the checks, and what came of it."""
+    """What came of one run over the checks."""
 
-    def __init__(self, checkpoint: Checkpoint, report: Report) -> None:
+    def __init__(self, report: Report) -> None:
         self.any = False
         self.covered = self.read = 0
         self.report = report
-        self._checkpoint = checkpoint
-
-    def tasks(self, chosen: Sample, limiter: RateLimit | None, *, sealed: bool) -> Iterator[_Task]:
-        """Yield what is to be done; what cannot even begin is reported."""
-        started: set[str] = set()
-        try:
-            for check in self._checkpoint.self_checks(sealed=sealed):
-                self.any = True
-                file, offset, length = check.extent
-                self.covered += length
-                if chosen.takes(file, offset, first=file not in started):
-                    yield _Task(check, self._checkpoint, limiter)
-                started.add(file)
-        except FtckptError as error:
-            self.report.add(from_error(error))
 
     def take(self, done: _Done) -> None:
-        """Report what is wrong."""
-        file, offset, length = done.check.extent
-        self.read += length
+        """Count one, and report what is wrong."""
+        file, offset, length = done.extent
+        self.any = self.any or bool(file)
+        self.covered += length
+        if done.sampled:
+            self.read += length
         if done.passing:
             message = f"{file} was read wrongly once at {offset} and rightly then"
             self.report.add(finding("note", message, file=file, offset=offset, length=length))
+        elif not file and done.error is not None:
+            self.report.add(from_error(done.error))
         elif isinstance(done.error, CorruptError):
             if not self.report.changed(file):
-                self.report.add(from_error(done.error, tensor=done.check.owner or None))
+                self.report.add(from_error(done.error, tensor=done.owner or None))
         elif done.error is not None:
             self.report.fail(file, done.error)
 
 
-def _carry_out(task: _Task) -> _Done:
-    check = task.check
-    if task.limiter is not None:
-        task.limiter.take(check.nbytes)
+def _affordable(forks: int, checkpoint: Checkpoint) -> int:
+    try:
+        if forks < 2 or not checkpoint.is_local():
+            return 0
+        return affordable(min(forks, checkpoint.decoders()), 0, budget() // _DECODING - held())
+    except FtckptError:  # the checks say what it is
+        return 0
+
+
+def _chosen(
+    checkpoint: Checkpoint, chosen: Sample, *, sealed: bool
+) -> Iterator[_Chosen | FtckptError]:
+    """Yield all checks, and why there are no more where they cannot go on."""
+    started: set[str] = set()
+    try:
+        for check in checkpoint.self_checks(sealed=sealed):
+            file, offset, _ = check.extent
+            yield _Chosen(check, chosen.takes(file, offset, first=file not in started))
+            started.add(file)
+    except FtckptError as error:
+        yield error
+
+
+def _tasks(
+    checks: Iterable[_Chosen | FtckptError],
+) -> Iterator[Sequence[_Chosen | FtckptError]]:
+    """Yield tasks of about one size, not cut where what one has decoded is of use for the next."""
+    task: list[_Chosen | FtckptError] = []
+    nbytes = 0
+    for one in checks:
+        follows = isinstance(one, _Chosen) and one.check.follows
+        if task and not follows and (nbytes > _TASK or len(task) >= _MOST):
+            yield task
+            task, nbytes = [], 0
+        task.append(one)
+        nbytes += one.check.nbytes if isinstance(one, _Chosen) else 0
+    if task:
+        yield task
+
+
+def _carried_out(
+    tasks: Iterator[Sequence[_Chosen | FtckptError]],
+    counter: Counter,
+    jobs: int,
+    *,
+    checkpoint: Checkpoint,
+    limiter: RateLimit | None,
+) -> Iterator[Sequence[_Done]]:
+    def carry_out(task: Sequence[_Chosen | FtckptError]) -> Sequence[_Done]:
+        return [_done(one, checkpoint, limiter) for one in task]
+
+    return run(tasks, carry_out, jobs=jobs)
+
+
+def _done(one: _Chosen | FtckptError, checkpoint: Checkpoint, limiter: RateLimit | None) -> _Done:
+    if isinstance(one, FtckptError):
+        return _Done(Extent("", 0, 0), "", 0, sampled=False, error=one)
+    check, sampled = one
+    done = _Done(check.extent, check.owner, check.nbytes, sampled)
+    if not sampled:
+        return done
+    if limiter is not None:
+        limiter.take(check.nbytes)
     try:
         check.read()
     except CorruptError as error:
         # A bit can flip on the wire or in memory; what is at rest is read the same twice.
         try:
-            read_again(task.checkpoint)
+            read_again(checkpoint)
             check.read()
         except FtckptError:
-            return _Done(check, error)
-        return _Done(check, error, passing=True)
+            return done._replace(error=error)
+        return done._replace(error=error, passing=True)
     except FtckptError as error:
-        return _Done(check, error)
-    return _Done(check)
+        return done._replace(error=error)
+    return done

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,3 +201,23 @@ def test_an_interruption_leaves_no_process(steps: list[Path], tmp_path: Path) ->
     while any(os.path.exists(f"/proc/{number}/exe") for number in numbers):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_verifying_finds_the_same_damage(packed: Path, tmp_path: Path) -> None:
+    shutil.copytree(packed, packed.parent / "damaged")
+    place = packed.parent / "damaged"
+    for number in (2, 5, 9):
+        block = place / f"{number:05d}.blocks"
+        data = bytearray(block.read_bytes())
+        data[len(data) // 2] ^= 4
+        block.write_bytes(data)
+    found = []
+    for jobs in (1, 2):
+        with start(["verify", place, "--jobs", jobs, "--json"]) as process:
+            out, said = process.communicate(timeout=60)
+        assert process.returncode == 4
+        assert bool(forked(said)) == (jobs > 1)
+        document = json.loads(out)
+        found.append((sorted(map(json.dumps, document["findings"])), document["bytes_read"]))
+    assert found[0] == found[1]
+    assert len(found[0][0]) >= 3

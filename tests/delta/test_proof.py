@@ -20,7 +20,7 @@ def test_the_tensors_of_a_parameter_are_compared_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = save_steps(tmp_path, 2, rows=400)
-    pack_places(*steps, tmp_path / "d")
+    pack_places(steps[0], steps[1], tmp_path / "d")
     delta = opened(tmp_path / "d")
     before, decoded = budget(), Counter[tuple[int, int]]()
     decode: Any = DeltaDecoder._decode
