@@ -21,9 +21,10 @@ from tests.delta.packs import save_steps
 # did what is told on standard error.
 COMMAND = """
 import os, sys
-import ftckpt.delta.dividing, ftckpt.forks
+import ftckpt.delta.dividing, ftckpt.forks, ftckpt.transfer.proof, ftckpt.verification.selfchecks
 from ftckpt.commands.app import main
 ftckpt.delta.dividing.LEAST = 1 << 13
+ftckpt.transfer.proof._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
 real = os.fork
 def told():
     number = real()
@@ -108,13 +109,13 @@ def packed(steps: list[Path]) -> Path:
 
 def test_packing_gives_the_same_bytes(steps: list[Path], packed: Path, tmp_path: Path) -> None:
     said = run(["delta", "pack", *steps[:2], tmp_path / "d", "--jobs", 2])
-    assert len(forked(said)) == 2 * 2  # to choose and to encode; what to prove is one piece
+    assert len(forked(said)) == 2 * 3  # to choose, to encode and to prove
     assert files(tmp_path / "d") == files(packed)
 
 
 def test_unpacking_gives_the_same_bytes(steps: list[Path], packed: Path, tmp_path: Path) -> None:
     said = run(["delta", "unpack", packed, tmp_path / "full", "--jobs", 3])
-    assert len(forked(said)) == 2 + 3  # to write two files and to prove them
+    assert len(forked(said)) == 3 + 2 + 3  # to verify, to write two files, and to prove
     assert files(tmp_path / "full") == files(steps[1])
 
 
