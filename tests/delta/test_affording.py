@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ftckpt import forks
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.delta import affording
 from ftckpt.delta.affording import affordable
@@ -25,6 +26,7 @@ FAR.traits = FAR.traits._replace(gap=MIB)
 def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = budget()
     monkeypatch.setattr(affording, "held", lambda: 80 * MIB)
+    monkeypatch.setattr(forks, "held", lambda: 48 * MIB)  # half of it is a copy's own
     yield
     set_budget(before)
 
