@@ -13,7 +13,7 @@ MemoryOption = Annotated[
     str, typer.Option("--max-memory", metavar="SIZE", help="Memory that may be used.")
 ]
 JobsOption = Annotated[
-    int, typer.Option("--jobs", "-j", metavar="N", min=0, help="Threads; 0: one a processor.")
+    int, typer.Option("--jobs", "-j", metavar="N", min=0, help="Workers; 0: one a processor.")
 ]
 RateOption = Annotated[
     str, typer.Option("--limit-rate", metavar="RATE", help="Read no faster: 200MB/s.")
