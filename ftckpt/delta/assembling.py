@@ -34,6 +34,8 @@ from .whereabouts import recorded_path
 
 Paths = Mapping[str, tuple[str | int, ...]]
 
+_SAMPLED = 16  # tensors for which one task chooses
+
 
 @dataclass(frozen=True, kw_only=True)
 class Packable:
@@ -176,16 +178,25 @@ class Packing:
         Raises:
             FtckptError: what reading the samples raises.
         """
-        numbers = range(len(self.encoder.pairs))
-        self._counter.start("sampling", len(numbers))
-        options = self._options
-        plans = dict(spread(numbers, self._chosen, jobs=options.jobs, forks=options.forks))
-        return [plans[number] for number in numbers]
+        count, options = len(self.encoder.pairs), self._options
+        self._counter.start("sampling", count, "tensors")
+        tasks = [range(at, min(at + _SAMPLED, count)) for at in range(0, count, _SAMPLED)]
+        plans: dict[int, Plan] = {}
+        for chosen in spread(
+            tasks, self._chosen, jobs=options.jobs, forks=options.forks, counter=self._counter
+        ):
+            plans |= chosen
+        return [plans[number] for number in range(count)]
 
     def _chosen(
-        self, numbers: Iterator[int], counter: Counter, jobs: int
-    ) -> Iterator[tuple[int, Plan]]:
-        return run(numbers, lambda number: (number, self.encoder.plan(number)), jobs=jobs)
+        self, tasks: Iterator[range], counter: Counter, jobs: int
+    ) -> Iterator[dict[int, Plan]]:
+        def choose(task: range) -> dict[int, Plan]:
+            chosen = {number: self.encoder.plan(number) for number in task}
+            counter.add(len(chosen))
+            return chosen
+
+        return run(tasks, choose, jobs=jobs)
 
     def estimate(self, plans: Sequence[Plan]) -> int:
         """Return about how many bytes the blocks will take, by the samples."""
@@ -281,16 +292,20 @@ class Packing:
                 known[one.base] = self._digest(self._upon[one.base], sums)
         rest = [info for key, info in self._upon.items() if key not in known]
         options, checkpoint = self._options, self._base.packable.checkpoint
+        self._counter.start("digesting the rest of the base", sum(info.nbytes for info in rest))
 
         def digests(
             infos: Iterator[TensorInfo], counter: Counter, jobs: int
         ) -> Iterator[tuple[str, str]]:
             def digest(info: TensorInfo) -> tuple[str, str]:
-                return info.key, digest_tensor(checkpoint, info, options.limiter)
+                made = digest_tensor(checkpoint, info, options.limiter)
+                counter.add(info.nbytes)
+                return info.key, made
 
             return run(infos, digest, jobs=jobs)
 
-        self._known = known | dict(spread(rest, digests, jobs=options.jobs, forks=options.forks))
+        made = spread(rest, digests, jobs=options.jobs, forks=options.forks, counter=self._counter)
+        self._known = known | dict(made)
         return self._known
 
     @staticmethod

@@ -86,9 +86,11 @@ def check_itself(
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     stream = partial(_carried_out, checkpoint=checkpoint, limiter=limiter)
     forks = 0 if limiter is not None else _affordable(forks, checkpoint)
+    if forks:  # a bar of what was done before has a thread, which no copy may be made beside
+        counter.start("decoding", total)
     with reading_ahead(checkpoint, jobs=jobs) if sample is None else nullcontext():
         for done in spread(tasks, stream, jobs=jobs, forks=forks):
-            if not check.any:
+            if not check.any and not forks:
                 counter.start("decoding", total)
             for one in done:
                 counter.add(one.nbytes if one.sampled else 0)

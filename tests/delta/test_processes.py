@@ -21,9 +21,11 @@ from tests.delta.packs import save_steps
 # did what is told on standard error.
 COMMAND = """
 import os, sys
-import ftckpt.delta.dividing, ftckpt.forks, ftckpt.transfer.proof, ftckpt.verification.selfchecks
+import ftckpt.delta.assembling, ftckpt.delta.dividing
+import ftckpt.transfer.proof, ftckpt.verification.selfchecks
 from ftckpt.commands.app import main
 ftckpt.delta.dividing.LEAST = 1 << 13
+ftckpt.delta.assembling._SAMPLED = 1
 ftckpt.transfer.proof._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
 real = os.fork
 def told():
@@ -186,12 +188,13 @@ def test_the_first_process_dies_and_the_next_run_goes_on_at_once(
 def test_an_interruption_leaves_no_process(steps: list[Path], tmp_path: Path) -> None:
     words = ["delta", "pack", *steps[:2], tmp_path / "out", "--jobs", 2]
     slow = "from ftckpt.stores.localwrite import LocalUpload; import time\n"
-    slow += "LocalUpload.write = lambda self, offset, view: time.sleep(60)"
+    slow += "LocalUpload.write = lambda self, offset, view: time.sleep(20)"
     with start(words, slow) as process:
         assert process.stderr is not None
         numbers: list[int] = []
         # Those that choose have ended; those that write are the third and fourth.
         while len(numbers) < 4:
+            assert process.poll() is None
             numbers += forked(process.stderr.readline())
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)

@@ -1,0 +1,167 @@
+"""How much faster two workers pack and unpack than one, whole commands on files.
+
+    python benchmarks/delta_jobs.py [--cache DIR] [--width 256] [--layers 6] [--steps 100]
+                                    [--times 8] [--rounds 3] [--dir DIR] [--json]
+
+The states of delta.py (a small GPT, trained by the benchmark; `--cache DIR` keeps them), each
+tensor `--times` as long, so that they are of a real model's sizes: 0.9 GB a state. `ftckpt delta
+pack` and `unpack` run with `--jobs 1` and `--jobs 2`; and two of them at a time with one job each,
+which share nothing: what two processors of this machine allow in that minute. Seconds are the
+commands' own: of pack those of choosing and encoding, with the digests of both sides, and of the
+proof; of unpack those of verifying, decoding and writing, and of the proof. `--dir /dev/shm` keeps
+disks out of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from delta_states import State, load, make
+from side_by_side import ROOT, environment, ftckpt_command, machine, remove, warm, workplace
+
+from ftckpt.checkpoint import Kind
+from ftckpt.dtypes import BY_SAFETENSORS
+
+SAFETENSORS = {dtype.name: name for name, dtype in BY_SAFETENSORS.items()}
+REGIMES = ("high", "late", "tune")
+DISTANCE = 10
+ALONE, TWO, BOUND = "one job", "two jobs", "two commands of one job"
+
+
+class Seconds(NamedTuple):
+    """What a command said of itself, for one result of it."""
+
+    work: float
+    proof: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, help="directory that keeps the trained states")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=100, help="before the first regime is saved")
+    parser.add_argument("--times", type=int, default=8, help="how long each tensor is made")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", help="where to make the data; a temporary directory by default")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with workplace(options.dir) as place:
+        states = nullcontext(options.cache) if options.cache else workplace(None)
+        with states as cache:
+            make(cache, options.width, options.layers, options.steps)
+            for regime in REGIMES:
+                rows += list(measured(cache, place, regime, options.times, options.rounds))
+    if options.json:
+        json.dump({"machine": machine(), "rows": rows}, sys.stdout)
+        return
+    print(f"deltas by two workers, times as fast as by one: median, best round  ({machine()})")
+    print(f"{'':12}{'':8}{TWO:>24}{BOUND:>30}{'GB/s, one':>14}")
+    for row in rows:
+        ratios = "".join(
+            f"{f'{one[0]:.2f}, {one[1]:.2f}':>{width}}"
+            for one, width in ((row[TWO], 24), (row[BOUND], 30))
+        )
+        print(f"{row['state']:12}{row['what']:8}{ratios}{row['rate']:14.2f}")
+
+
+def measured(
+    cache: Path, place: Path, regime: str, times: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield how the steps of one pair of states scale."""
+    base, target = (
+        written(load(cache / f"{regime}-{step}.safetensors"), place / str(step), times)
+        for step in (0, DISTANCE)
+    )
+    nbytes = sum(file.stat().st_size for file in target.rglob("*.safetensors"))
+    warm(place)
+    delta = place / "delta"
+    seconds: dict[str, dict[str, list[Seconds]]] = {}
+    for _ in range(rounds):
+        for who, count, jobs in ((ALONE, 1, 1), (TWO, 1, 2), (BOUND, 2, 1)):
+            for verb, words in (("pack", (base, target)), ("unpack", (delta,))):
+                took = at_once(place / verb, verb, words, target, count, jobs)
+                seconds.setdefault(verb, {}).setdefault(who, []).append(took)
+                if verb == "pack" and not delta.exists():
+                    (place / "pack-0").rename(delta)
+    for verb, of in seconds.items():
+        for number, what in enumerate(Seconds._fields):
+            taken = {who: [one[number] for one in all_] for who, all_ in of.items()}
+            yield {
+                "state": f"{regime}, {DISTANCE}",
+                "what": what
+                if what == "proof" and verb == "pack"
+                else {"work": verb, "proof": "digests"}[what],
+                TWO: ratios(taken[ALONE], taken[TWO]),
+                BOUND: ratios(taken[ALONE], taken[BOUND]),
+                "rate": nbytes / statistics.median(taken[ALONE]) / 1e9,
+                "seconds": taken,
+            }
+    for path in (base, target, delta, *place.glob("*pack-*")):
+        shutil.rmtree(path)
+
+
+def ratios(one: list[float], two: list[float]) -> tuple[float, float]:
+    return statistics.median(one) / statistics.median(two), min(one) / min(two)
+
+
+def at_once(
+    out: Path, verb: str, words: tuple[Path, ...], size: Path, count: int, jobs: int
+) -> Seconds:
+    """Run a command so many times at once; return the seconds for each result."""
+    outs = [out.with_name(f"{out.name}-{number}") for number in range(count)]
+    for each in outs:
+        remove(each, size)
+    line = [*ftckpt_command(), "delta", verb, *map(str, words)]
+    running = [
+        subprocess.Popen(
+            [*line, str(each), "--jobs", str(jobs), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environment(),
+        )
+        for each in outs
+    ]
+    said = [json.loads(process.communicate()[0]) for process in running]
+    if any(one["result"]["code"] for one in said):
+        raise SystemExit(f"ftckpt delta {verb} ended with {said[0]['result']}")
+    took = [seconds_of(one["seconds"]) for one in said]
+    return Seconds(*(max(each) / count for each in zip(*took, strict=True)))
+
+
+def seconds_of(said: Mapping[str, float]) -> Seconds:
+    return Seconds(said["encode"] if "encode" in said else said["write"], said["prove"])
+
+
+def written(state: State, place: Path, times: int) -> Path:
+    """Write a state as a checkpoint, each tensor so many times as long."""
+    import numpy as np
+    import torch
+    from safetensors.torch import save_file
+
+    files: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}}
+    for key, info in state.infos.items():
+        raw = torch.from_numpy(np.frombuffer(state.data[key], "u1").copy())
+        tensor = raw.view(getattr(torch, info.dtype.name)).view(info.shape)
+        name = info.name if info.kind is Kind.PARAM else f"{info.kind.value}.{info.name}"
+        whole = torch.cat([tensor] * times) if info.shape else tensor
+        files[info.component][name] = whole
+    (place / "optimizer").mkdir(parents=True)
+    save_file(files["model"], place / "model.safetensors")
+    save_file(files["optimizer"], place / "optimizer" / "optimizer.safetensors")
+    return place
+
+
+if __name__ == "__main__":
+    main()
