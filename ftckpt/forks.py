@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -141,6 +142,8 @@ def are_safe() -> bool:
     if sys.platform != "linux" or "torch" in sys.modules:
         return False
     if threading.current_thread() is not threading.main_thread():
+        return False
+    if find_spec("_ctypes") is None:  # a copy could not ask to be ended with the first process
         return False
     # Those of `engine.run` have been told to end.
     until = time.monotonic() + _PATIENCE
