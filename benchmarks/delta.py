@@ -57,6 +57,7 @@ from ftckpt.delta import (
     Rows,
     pair,
 )
+from ftckpt.delta.dividing import divide
 
 # The state is small, and the system may leave two new threads on one processor for 0.1 s.
 PASSES = 10
@@ -78,7 +79,8 @@ class Delta:
         begin = time.thread_time()
         self.plans = [self.encoder.plan(number) for number in range(len(pairs))]
         self.planning = time.thread_time() - begin
-        self.tasks = [(n, b) for n in range(len(pairs)) for b in range(self.encoder.blocks(n))]
+        # As `pack` goes through them: what predicts a parameter's tensors is read once.
+        self.tasks = [block for part in divide(pairs) for block in part.blocks]
 
         self.rows = Rows([self.encoder.blocks(number) for number in range(len(pairs))])
         # Room for two at a time; made before, because the memory of a file is not the subject.

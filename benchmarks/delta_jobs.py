@@ -1,7 +1,8 @@
 """How much faster two workers pack and unpack than one, whole commands on files.
 
     python benchmarks/delta_jobs.py [--cache DIR] [--width 256] [--layers 6] [--steps 100]
-                                    [--times 8] [--rounds 3] [--dir DIR] [--json]
+                                    [--regimes high late tune] [--times 8] [--rounds 3]
+                                    [--dir DIR] [--json]
 
 The states of delta.py (a small GPT, trained by the benchmark; `--cache DIR` keeps them), each
 tensor `--times` as long, so that they are of a real model's sizes: 0.9 GB a state. `ftckpt delta
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--steps", type=int, default=100, help="before the first regime is saved")
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES)
     parser.add_argument("--times", type=int, default=8, help="how long each tensor is made")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", help="where to make the data; a temporary directory by default")
@@ -60,19 +62,25 @@ def main() -> None:
         states = nullcontext(options.cache) if options.cache else workplace(None)
         with states as cache:
             make(cache, options.width, options.layers, options.steps)
-            for regime in REGIMES:
-                rows += list(measured(cache, place, regime, options.times, options.rounds))
+            if not options.json:
+                print(f"two workers, times as fast as one: median, best round  ({machine()})")
+                print(f"{'':12}{'':8}{TWO:>24}{BOUND:>30}{'GB/s, one':>14}")
+            for regime in options.regimes:
+                for row in measured(cache, place, regime, options.times, options.rounds):
+                    rows.append(row)
+                    if not options.json:
+                        show(row)
     if options.json:
         json.dump({"machine": machine(), "rows": rows}, sys.stdout)
-        return
-    print(f"deltas by two workers, times as fast as by one: median, best round  ({machine()})")
-    print(f"{'':12}{'':8}{TWO:>24}{BOUND:>30}{'GB/s, one':>14}")
-    for row in rows:
-        ratios = "".join(
-            f"{f'{one[0]:.2f}, {one[1]:.2f}':>{width}}"
-            for one, width in ((row[TWO], 24), (row[BOUND], 30))
-        )
-        print(f"{row['state']:12}{row['what']:8}{ratios}{row['rate']:14.2f}")
+
+
+def show(row: Mapping[str, Any]) -> None:
+    """Print one row as soon as it is measured: all take a quarter of an hour."""
+    both = "".join(
+        f"{f'{one[0]:.2f}, {one[1]:.2f}':>{width}}"
+        for one, width in ((row[TWO], 24), (row[BOUND], 30))
+    )
+    print(f"{row['state']:12}{row['what']:8}{both}{row['rate']:14.2f}", flush=True)
 
 
 def measured(

@@ -34,7 +34,7 @@ from .whereabouts import recorded_path
 
 Paths = Mapping[str, tuple[str | int, ...]]
 
-_SAMPLED = 16  # tensors for which one task chooses
+_SAMPLED = 4  # tensors for which one task chooses
 
 
 @dataclass(frozen=True, kw_only=True)
