@@ -36,6 +36,7 @@ from delta_peers import Best, Peer, Result, patch_from, xor_planes, zipnn, zstd
 from delta_states import (
     DISTANCES,
     State,
+    arguments,
     copy,
     load,
     make,
@@ -300,14 +301,8 @@ def row(state: str, who: str, target: State, result: Result, **more: float) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", type=Path, help="directory that keeps the trained states")
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=100, help="before the first regime is saved")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--zipnn", help="a Python interpreter that has zipnn")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     with workplace(None) if options.cache is None else nullcontext(options.cache) as place:
         make(place, options.width, options.layers, options.steps)

@@ -15,7 +15,6 @@ disks out of it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -26,7 +25,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from delta_states import State, load, make
+from delta_states import State, arguments, load, make
 from side_by_side import ROOT, environment, ftckpt_command, machine, remove, warm, workplace
 
 from ftckpt.checkpoint import Kind
@@ -46,16 +45,10 @@ class Seconds(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", type=Path, help="directory that keeps the trained states")
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=100, help="before the first regime is saved")
+    parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=REGIMES)
     parser.add_argument("--times", type=int, default=8, help="how long each tensor is made")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", help="where to make the data; a temporary directory by default")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with workplace(options.dir) as place:

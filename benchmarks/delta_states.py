@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -115,6 +116,18 @@ def step_that_leaves(same: float, target: State, base: State) -> State:
         part = part_of_step(target, base, share)
         low, high = (low, share) if unchanged(part, base) < same else (share, high)
     return part
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that say which states are trained, and how often."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--cache", type=Path, help="directory that keeps the trained states")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=100, help="before the first regime is saved")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
 
 
 def make(place: Path, width: int, layers: int, steps: int) -> None:
