@@ -19,7 +19,6 @@ from .layout import Elements, Layout, OutputFile, Stored
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
 _SAMPLE = 64 << 20
-_DECODING = 2  # the share of the budget that is left where the source is decoded, as a divisor
 
 
 class BoxCopy(NamedTuple):
@@ -100,8 +99,6 @@ def affordable_jobs(jobs: int, *, local: bool, source: Store | None = None) -> i
 def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
     """Return how many copies of this process read a source faster than `jobs` threads; 0 for none.
 
-    None where a part of it is not on this machine: they would share its connections.
-
     Args:
         jobs: how many threads fit into the memory budget.
         checkpoint: the source.
@@ -109,11 +106,7 @@ def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
     Raises:
         FtckptError: what its tensors are decoded upon cannot be opened.
     """
-    if not checkpoint.is_local():
-        return 0
-    decoders = checkpoint.decoders()
-    each = _thread_memory(True, checkpoint.source.store)
-    return forks.affordable(min(jobs, decoders), each, budget() // _DECODING - held())
+    return forks.for_reading(checkpoint, jobs, _thread_memory(True, checkpoint.source.store))
 
 
 def planned(

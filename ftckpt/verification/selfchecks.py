@@ -13,17 +13,15 @@ from ftckpt.engine import run
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error
-from ftckpt.forks import affordable
+from ftckpt.forks import for_reading
 from ftckpt.forks import run as spread
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import is_own
-from ftckpt.memory import budget, held
 from ftckpt.progress import NULL, Counter
 
 from .evidence import ContentResult, Emit, Report, Sample
 
 _TASK = 32 << 20  # bytes given by the checks of one task
-_DECODING = 2  # the share of the budget that decoding has, as a divisor
 _MOST = 256  # of them: handing over a task costs more than a few
 
 
@@ -130,9 +128,7 @@ class _Check:
 
 def _affordable(forks: int, checkpoint: Checkpoint) -> int:
     try:
-        if forks < 2 or not checkpoint.is_local():
-            return 0
-        return affordable(min(forks, checkpoint.decoders()), 0, budget() // _DECODING - held())
+        return for_reading(checkpoint, forks) if forks > 1 else 0
     except FtckptError:  # the checks say what it is
         return 0
 
