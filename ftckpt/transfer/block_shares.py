@@ -14,6 +14,7 @@ from ftckpt import forks
 from ftckpt.digest import block_count, block_length
 from ftckpt.engine import in_turn, run
 from ftckpt.progress import NULL, Counter
+from ftckpt.store import Upload
 
 from .blocks import BlockMade, BlockMaker
 from .gathering import Gatherer
@@ -79,6 +80,39 @@ def make_shares(
     return forks.run(shares, stream, jobs=jobs, forks=copies, counter=counter)
 
 
+def make_block(
+    maker: BlockMaker,
+    number: int,
+    upload: Upload,
+    staging: Staging,
+    earlier: BlockMade | None,
+    counter: Counter,
+) -> tuple[BlockMade, int]:
+    """Make one block of a file, or take it over; return it, and the bytes taken over.
+
+    Args:
+        maker: of the file; it counts what it makes.
+        number: which block.
+        upload: takes the file's bytes.
+        staging: where the file is built.
+        earlier: the block as an earlier run says it has made it.
+        counter: is told of what is taken over.
+
+    Raises:
+        FtckptError: the source could not be read or the place not written.
+    """
+    length = block_length(maker.file.size, number)
+    if earlier is not None and staging.holds(maker.file, earlier):
+        maker.known(earlier)
+        counter.add(length)
+        return earlier, length
+    sink = BlockSink(upload, length)
+    made = maker.make(number, sink)
+    sink.flush()
+    staging.add(made)
+    return made, 0
+
+
 def _shares(file: OutputFile) -> Iterator[Share]:
     """Yield a share for each block; all in one where some depend on what is in the others."""
     numbers = range(block_count(file.size))
@@ -97,26 +131,18 @@ def _made(
     shares: Iterator[Share], counter: Counter, jobs: int, *, gatherer: Gatherer, staging: Staging
 ) -> Iterator[MadeShare]:
     def make(share: Share) -> MadeShare:
-        file, blocks, taken = share.file, [], 0
+        file, blocks, taken_over = share.file, [], 0
         maker = BlockMaker(file, gatherer, counter)
         staged = staging.open(file)
         assert staged.upload is not None
         try:
             for number in share.numbers:
-                earlier, length = staged.earlier.get(number), block_length(file.size, number)
-                if earlier is not None and staging.holds(file, earlier):
-                    maker.known(earlier)
-                    counter.add(length)
-                    taken += length
-                    blocks.append(earlier)
-                    continue
-                sink = BlockSink(staged.upload, length)
-                made = maker.make(number, sink)
-                sink.flush()
-                staging.add(made)
+                earlier = staged.earlier.get(number)
+                made, taken = make_block(maker, number, staged.upload, staging, earlier, counter)
                 blocks.append(made)
+                taken_over += taken
         finally:
             staged.upload.close()
-        return MadeShare(file.path, blocks, taken)
+        return MadeShare(file.path, blocks, taken_over)
 
     return run(shares, make, jobs=jobs, window=jobs)

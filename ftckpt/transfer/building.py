@@ -7,17 +7,17 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftckpt.digest import BLOCK, WIDTH, block_count, block_length, blocks_of_bytes
+from ftckpt.digest import BLOCK, WIDTH, block_count, blocks_of_bytes
 from ftckpt.engine import in_turn, run
 from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.store import Upload
 
-from .block_shares import make_shares, pays
+from .block_shares import make_block, make_shares, pays
 from .blocks import BlockMade, BlockMaker
 from .gathering import Gatherer
 from .layout import Layout, Literal, OutputFile
-from .staging import BlockSink, OpenFile, Staging
+from .staging import OpenFile, Staging
 
 # So many files are flushed at a time, each by a thread that waits: a disk takes them together, and
 # who makes the next file does not wait for it.
@@ -102,17 +102,7 @@ def build(
     def work(task: _Work) -> tuple[int, _Open | None]:
         """Return the bytes taken over, and the file where this was the last of its blocks."""
         current, number, earlier = task
-        maker, taken = current.maker, 0
-        length = block_length(maker.file.size, number)
-        if earlier is not None and staging.holds(maker.file, earlier):
-            maker.known(earlier)
-            counter.add(length)
-            made, taken = earlier, length
-        else:
-            sink = BlockSink(current.upload, length)
-            made = maker.make(number, sink)
-            sink.flush()
-            staging.add(made)
+        made, taken = make_block(current.maker, number, current.upload, staging, earlier, counter)
         return taken, current if current.completes(made) else None
 
     def made_whole() -> Iterator[_Open]:
@@ -126,7 +116,6 @@ def build(
     def made_apart() -> Iterator[_Open]:
         files = {file.path: file for file in layout.files}
         blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
-        yield from (whole(file, []) for file in layout.files if not file.size)
         for share in make_shares(
             layout, gatherer, staging, jobs=jobs, copies=forks, counter=counter
         ):
@@ -135,6 +124,8 @@ def build(
             held += share.blocks
             if len(held) == block_count(file.size):
                 yield whole(file, held)
+        # Only now: the thread that flushes them would keep copies from being made.
+        yield from (whole(file, []) for file in layout.files if not file.size)
 
     def whole(file: OutputFile, blocks: Sequence[BlockMade]) -> _Open:
         """Return a file that other processes have written, to be flushed by this one."""

@@ -79,7 +79,7 @@ class StagedFile(NamedTuple):
 
 
 class Staging(ABC):
-    """One destination. Used by one thread, but for `holds`, `add` and `finished`.
+    """One destination. Used by one thread, but for `open`, `holds`, `add` and `finished`.
 
     Attributes:
         shows_before_proof: whether nobody can read the result back before it is visible.
@@ -117,7 +117,7 @@ class Staging(ABC):
 
     @abstractmethod
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
-        """Begin or go on with one file.
+        """Begin or go on with one file; from any thread.
 
         Args:
             file: which.
