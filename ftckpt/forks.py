@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -46,6 +47,7 @@ _TOUCHED = 2  # the share of what is held that becomes a copy's own, as a diviso
 _THREADS = 5
 
 _DECODING = 2  # the share of the budget that is left where a source is decoded, as a divisor
+_LIBRARIES = ("numpy", "xxhash", "zstandard")
 _PATIENCE = 0.2  # seconds that threads which have nothing left to do may take to end
 _END = 1.0  # seconds that copies which were killed may take to die, all together
 
@@ -88,6 +90,7 @@ def run(
     if forks < 2 or not are_safe():
         yield from stream(tasks, counter, jobs)
         return
+    _load()
     crew: list[_Copy] = []
     try:
         with _uninterrupted() as mask:
@@ -106,6 +109,13 @@ def run(
             one.bury(until)
     if not crew:
         yield from stream(tasks, counter, jobs)
+
+
+def _load() -> None:
+    """Import what copies decode and digest with, while there is one process to do it."""
+    for name in _LIBRARIES:
+        with suppress(ImportError):  # who needs it says so
+            import_module(name)
 
 
 def affordable(jobs: int, each: int, room: int) -> int:

@@ -82,6 +82,17 @@ def test_every_task_is_done_once_by_several_processes_and_counted() -> None:
     )
 
 
+def test_libraries_are_loaded_once_for_all_copies() -> None:
+    body = """
+        names = ["numpy", "xxhash", "zstandard"]
+        assert not set(names) & set(sys.modules)
+        print(all(all(made) for made in run(
+            range(6), lambda task: [name in sys.modules for name in names]
+        )), set(names) <= set(sys.modules))
+    """
+    assert outcome(body) == "True True"
+
+
 def test_more_processes_than_tasks_and_no_tasks_at_all() -> None:
     assert outcome("print(sorted(run([7, 8], str, n=6)), list(run([], str)))") == "['7', '8'] []"
 

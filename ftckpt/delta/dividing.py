@@ -15,7 +15,7 @@ from ftckpt.checkpoint import Kind
 
 from .pairing import Pair, family
 
-LEAST, MOST = 64 << 20, 1 << 30  # bytes of elements that go into one data file
+LEAST, MOST = 16 << 20, 1 << 30  # bytes of elements that go into one data file
 _FILES = 64  # as many files as that, where the elements suffice
 _ORDER = {Kind.EXP_AVG: 0, Kind.EXP_AVG_SQ: 1, Kind.MASTER: 2}
 
