@@ -9,10 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ftckpt.checkpoint import Checkpoint, Extent, Payload, Piece, Scalar, SelfCheck, StepRole
+from ftckpt.checkpoint import (
+    Checkpoint,
+    Extent,
+    Look,
+    Payload,
+    Piece,
+    Scalar,
+    SelfCheck,
+    StepRole,
+)
 from ftckpt.delta import NAME, DeltaIndex, Fill
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
@@ -122,6 +132,20 @@ class DeltaCheckpoint(Checkpoint):
     def decoders(self) -> int:
         """Return how many tensors may be decoded at a time."""
         return self.decoder.at_once
+
+    def helpers(self) -> Mapping[str, Sequence[str]]:
+        """Return the keys of the tensors that predict a tensor, by its key."""
+        tensors = self.index.tensors
+        return {t.key: [tensors[n].key for n in t.helpers] for t in tensors if t.helpers}
+
+    @contextmanager
+    def retrieving(self, look: Look) -> Iterator[None]:
+        """Let blocks that predict others be taken from where they were put before."""
+        self.decoder.look(look)
+        try:
+            yield
+        finally:
+            self.decoder.look(None)
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield data files of another size than the index says, and what is wrong with the base."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ftckpt.buffers import buffer, chunks
-from ftckpt.checkpoint import Checkpoint, Extent, SelfCheck
+from ftckpt.checkpoint import Checkpoint, Extent, Look, SelfCheck
 from ftckpt.delta import NAME, DeltaDecoder, DeltaIndex, Fill
 from ftckpt.delta.index import DeltaObject, DeltaTensor
 from ftckpt.delta.index_parser import Parser
@@ -75,6 +75,7 @@ class ChainDecoder:
             fill = decoder.fill if delta is deltas[0] else _told(decoder.fill, delta)
         assert fill is not None
         self._top = deltas[0]
+        self._decoder = decoder
         self._fill = fill
         self._room = threading.BoundedSemaphore(self.at_once)
 
@@ -90,6 +91,10 @@ class ChainDecoder:
         """Put decoded bytes of a tensor into `view` (see `DeltaDecoder.fill`)."""
         with self._room:
             self._fill(key, offset, view)
+
+    def look(self, look: Look | None) -> None:
+        """Say where the delta's own tensors may be found (see `DeltaDecoder.look`)."""
+        self._decoder.look = look
 
     def checks(self) -> Iterator[SelfCheck]:
         """Yield the decoding of every block, what predicts before what is predicted, and objects.

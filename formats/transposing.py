@@ -6,12 +6,13 @@ axes: the source is shown with both, and what reads strided tensors reads these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ftckpt.assembly import dense_strides
-from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Scalar, TensorInfo
+from ftckpt.checkpoint import Box, Checkpoint, Look, Payload, Piece, Scalar, TensorInfo
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Copy, Wanted
 
@@ -49,6 +50,14 @@ class TransposedView(Checkpoint):
     def decoders(self) -> int:
         """Return how many of the checkpoint's tensors may be decoded at a time."""
         return self.base.decoders()
+
+    def helpers(self) -> Mapping[str, Sequence[str]]:
+        """Return what the checkpoint's tensors are decoded upon."""
+        return self.base.helpers()
+
+    def retrieving(self, look: Look) -> AbstractContextManager[None]:
+        """Let the checkpoint's tensors be taken from where they were put before."""
+        return self.base.retrieving(look)
 
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; those of a transposed one are the original's."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from .dtypes import DType
     from .findings import Finding
     from .source import Source
+
+# Put bytes of a tensor, by its key, that begin at an offset into a view; say whether they were
+# found. They may be others.
+Look = Callable[[str, int, memoryview], bool]
 
 
 class Piece(NamedTuple):
@@ -341,6 +346,21 @@ class Checkpoint(ABC):
             FtckptError: what they are decoded upon cannot be opened.
         """
         return 0
+
+    def helpers(self) -> Mapping[str, Sequence[str]]:
+        """Return the keys of other tensors of it that a tensor is decoded upon, by its key.
+
+        Those of tensors that need no other are left out.
+        """
+        return {}
+
+    def retrieving(self, look: Look) -> AbstractContextManager[None]:
+        """Let tensors that others are decoded upon be taken from where they were put before.
+
+        Args:
+            look: asked before one is decoded again. What it gives is proven by a digest.
+        """
+        return nullcontext()
 
     def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield bytes of files, and the key or name and the rank of what has its content there."""

@@ -113,6 +113,15 @@ class PoliteFile:
         return got
 
 
+def read_cached(fd: int, offset: int, view: memoryview) -> bool:
+    """Fill `view` with bytes of an open file where all of them are in memory; say whether."""
+    flags = 0 if in_memory(fd) else _RWF_NOWAIT
+    try:
+        return os.preadv(fd, [view], offset, flags) == len(view)
+    except OSError:  # some are not, or nobody knows
+        return False
+
+
 @lru_cache(maxsize=1)
 def _has_dontcache() -> bool:
     major, minor = (int("".join(filter(str.isdigit, p)) or 0) for p in _release()[:2])

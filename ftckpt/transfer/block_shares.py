@@ -6,12 +6,12 @@ are opened by each copy for itself, and flushed by the first process when all th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from ftckpt import forks
-from ftckpt.digest import block_count, block_length
+from ftckpt.digest import BLOCK, block_count, block_length
 from ftckpt.engine import in_turn, run
 from ftckpt.progress import NULL, Counter
 from ftckpt.store import Upload
@@ -20,6 +20,7 @@ from .blocks import BlockMade, BlockMaker
 from .gathering import Gatherer
 from .layout import Checksums, Layout, OutputFile
 from .staging import BlockSink, Staging
+from .written import depth_of, depths_of
 
 
 class Share(NamedTuple):
@@ -75,7 +76,10 @@ def make_shares(
         FtckptError: the source could not be read or the place not written; what was made stays.
     """
     # Writes to one file wait for each other in the kernel.
-    shares = in_turn(map(_shares, layout.files), copies)
+    shares: Iterable[Share] = in_turn(map(_shares, layout.files), copies)
+    depths = depths_of(gatherer.bytes.checkpoint)
+    if depths:  # what a tensor needs was made before, by whichever process
+        shares = sorted(shares, key=partial(_depth, depths))
     stream = partial(_made, gatherer=gatherer, staging=staging)
     return forks.run(shares, stream, jobs=jobs, forks=copies, counter=counter)
 
@@ -121,6 +125,11 @@ def _shares(file: OutputFile) -> Iterator[Share]:
     else:
         for number in numbers:
             yield Share(file, (number,))
+
+
+def _depth(depths: Mapping[str, int], share: Share) -> float:
+    first, last = share.numbers[0], share.numbers[-1]
+    return depth_of(share.file, depths, first * BLOCK, (last + 1) * BLOCK)
 
 
 def _is_whole(file: OutputFile) -> bool:

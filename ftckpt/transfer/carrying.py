@@ -36,6 +36,7 @@ from .reading_order import of_layout
 from .remote_staging import RemoteStaging
 from .staged_object import StagedObject
 from .staging import Staging
+from .written import Written, in_order
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,15 @@ def transfer(
         with blaming_changes(source):
             if check is not None:
                 require_sound(check())
-            places = of_layout(layout, source)
-            with reading_ahead(source, places, options.limiter, jobs=options.jobs):
+            ordered = in_order(layout, source)
+            places = of_layout(ordered, source)
+            written_so_far = Written(ordered, source, staging.peek)
+            with (
+                source.retrieving(written_so_far.look),
+                reading_ahead(source, places, options.limiter, jobs=options.jobs),
+            ):
                 built = build(
-                    layout,
+                    ordered,
                     gathering,
                     staging,
                     jobs=options.jobs,

@@ -32,6 +32,7 @@ from ftckpt.source import Source
 from ftckpt.stores.atomic import link_new, sync_directory, write_new, write_over
 from ftckpt.stores.local import LocalStore
 from ftckpt.stores.oserror import translate
+from ftckpt.stores.pagecache import read_cached
 
 from .blocks import BlockMade
 from .journal import header, line, read_blocks, read_plan, read_shown, shown_line
@@ -123,6 +124,18 @@ class LocalStaging(Staging):
             return hash_block(block).digest == made.digest
         except FtckptError:
             return False
+
+    def peek(self, path: str, offset: int, view: memoryview) -> bool:
+        """Read what the system still has in memory of what was written."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            number = os.open(self._store.local_path(path), flags)
+        except OSError:  # it has not been begun
+            return False
+        try:
+            return read_cached(number, offset, view)
+        finally:
+            os.close(number)
 
     def add(self, made: BlockMade) -> None:
         """Append a line to the journal; not flushed, because bytes are hashed before it counts."""

@@ -79,7 +79,9 @@ class StagedFile(NamedTuple):
 
 
 class Staging(ABC):
-    """One destination. Used by one thread, but for `open`, `holds`, `add` and `finished`.
+    """One destination.
+
+    Used by one thread, but for `open`, `holds`, `peek`, `add` and `finished`.
 
     Attributes:
         shows_before_proof: whether nobody can read the result back before it is visible.
@@ -127,6 +129,14 @@ class Staging(ABC):
     @abstractmethod
     def holds(self, file: OutputFile, made: BlockMade) -> bool:
         """Say whether the place still holds a block as an earlier run made it."""
+
+    def peek(self, path: str, offset: int, view: memoryview) -> bool:
+        """Put bytes of a file that is being built into `view`, as they are now; from any thread.
+
+        Returns:
+            Whether they could be read and cost nothing; they may be of no block that is made.
+        """
+        return False
 
     @abstractmethod
     def add(self, made: BlockMade) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -113,6 +114,45 @@ def test_packing_gives_the_same_bytes(steps: list[Path], packed: Path, tmp_path:
     said = run(["delta", "pack", *steps[:2], tmp_path / "d", "--jobs", 2])
     assert len(forked(said)) == 2 * 3  # to choose, to encode and to prove
     assert files(tmp_path / "d") == files(packed)
+
+
+# Says which blocks are decoded, of which no more than one is kept. A block is more than is written
+# at a time.
+TELLING = """
+from ftckpt.transfer.gathering import Gatherer
+Gatherer.chunk = 1 << 14
+from ftckpt.delta.decoding import DeltaDecoder
+from ftckpt.formats.delta_decoding import ChainDecoder
+ChainDecoder._kept = lambda self, nbytes: 0
+decode = DeltaDecoder._decode
+def telling(self, number, block, out):
+    os.write(2, f"decoded {number}/{block}\\n".encode())
+    decode(self, number, block, out)
+DeltaDecoder._decode = telling
+"""
+
+
+def test_unpacking_decodes_each_block_once(packed: Path, tmp_path: Path) -> None:
+    words = ["delta", "unpack", packed, tmp_path / "full", "--jobs", 1, "--no-proof"]
+    decoded = Counter(re.findall(r"decoded (\S+)", run(words, TELLING)))
+    assert len(decoded) == 11
+    assert set(decoded.values()) == {1}
+
+
+def test_what_lies_where_a_block_should_counts_only_if_it_is_right(
+    steps: list[Path], packed: Path, tmp_path: Path
+) -> None:
+    wrong = """
+from ftckpt.transfer.local_staging import LocalStaging
+def peek(self, path, offset, view):
+    view[:] = bytes(len(view))
+    return True
+LocalStaging.peek = peek
+"""
+    words = ["delta", "unpack", packed, tmp_path / "full", "--jobs", 1, "--no-proof"]
+    decoded = Counter(re.findall(r"decoded (\S+)", run(words, wrong + TELLING)))
+    assert max(decoded.values()) > 1
+    assert files(tmp_path / "full") == files(steps[1])
 
 
 def test_unpacking_gives_the_same_bytes(steps: list[Path], packed: Path, tmp_path: Path) -> None:

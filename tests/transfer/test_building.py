@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import ftckpt.digest
 import ftckpt.forks
 import ftckpt.transfer.blocks
 import ftckpt.transfer.building
-from ftckpt.checkpoint import Box
 from ftckpt.errors import UnavailableError
 from ftckpt.manifest import FileDigest
 from ftckpt.source import Source
@@ -26,22 +24,18 @@ from ftckpt.stores import open_store
 from ftckpt.transfer.block_shares import MadeShare, make_shares
 from ftckpt.transfer.blocks import BlockMade
 from ftckpt.transfer.building import Built, build
-from ftckpt.transfer.content import Content, Part
 from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import (
-    Checksums,
-    Elements,
     Layout,
     Literal,
     OutputFile,
     Segment,
-    Stored,
-    Zeros,
 )
 from ftckpt.transfer.regions import boxes_of_range, whole_rows
 from ftckpt.transfer.staging import StagedFile, Staging
 from tests.materialise import file_bytes
-from tests.raw_checkpoint import RawCheckpoint, checkpoints, cut, slices
+from tests.raw_checkpoint import RawCheckpoint, slices
+from tests.transfer.layouts import Crcs, transfers
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -54,19 +48,6 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ftckpt.digest, ftckpt.transfer.blocks, ftckpt.transfer.building):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     monkeypatch.setattr(Gatherer, "chunk", 24)
-
-
-@dataclass
-class Crcs(Checksums):
-    """The CRC-32 of some ranges, as a zip's directory would have them."""
-
-    ranges: Sequence[tuple[int, int]]
-
-    def __post_init__(self) -> None:
-        self.nbytes = 4 * len(self.ranges)
-
-    def build(self, crcs: Sequence[int]) -> bytes:
-        return b"".join(crc.to_bytes(4, "little") for crc in crcs)
 
 
 class MemoryUpload(Upload):
@@ -128,60 +109,6 @@ class MemoryStaging(Staging):
 
     def close(self) -> None:
         return
-
-
-@st.composite
-def transfers(draw: st.DrawFn) -> tuple[RawCheckpoint, Layout]:
-    """Draw a source, and files made of parts of its tensors and of everything else."""
-    checkpoint, truth = draw(checkpoints())
-    content = Content.of(checkpoint)
-    files = []
-    for number in range(draw(st.integers(1, 2))):
-        segments: list[Segment] = []
-        ranges: list[tuple[int, int]] = []
-        at = 0
-
-        def add(segment: Segment, segments: list[Segment] = segments) -> None:
-            nonlocal at
-            segments.append(segment)
-            at += segment.nbytes
-
-        for _ in range(draw(st.integers(0, 5))):
-            key = draw(st.sampled_from(sorted(truth)))
-            shape = content.tensors[key].shape
-            begin = at
-            match draw(st.sampled_from(["whole", "part", "joined", "lead", "other"])):
-                case "whole":
-                    shard = content.whole(key)
-                case "part":
-                    shard = content.part(key, draw(st.sampled_from(cut(draw, shape))))
-                case "joined" if shape:
-                    # All boxes of a cut but one, in the places of another order along axis 0.
-                    boxes = cut(draw, shape)[1:]
-                    shard = content.shard(
-                        shape, content.tensors[key].dtype, [Part(b, key, b) for b in boxes]
-                    )
-                case "lead":
-                    local = Box((1, *(0,) * len(shape)), (1, *shape))
-                    shard = content.shard(
-                        (2, *shape),
-                        content.tensors[key].dtype,
-                        [Part(local, key, Box.whole(shape))],
-                    )
-                case _:
-                    add(Literal(draw(st.binary(max_size=90))))
-                    add(Zeros(draw(st.integers(0, 70))))
-                    add(Stored(checkpoint.tensors[key].pieces[0].extent))
-                    continue
-            middle = draw(st.integers(0, shard.numel))
-            add(Elements(shard, 0, middle))
-            add(Elements(shard, middle, shard.numel))
-            if draw(st.booleans()):
-                ranges.append((begin, at))
-                add(Crcs([(begin, at)]))
-        add(Crcs(ranges))
-        files.append(OutputFile(f"file{number}", segments))
-    return checkpoint, Layout(files=files)
 
 
 def _carry_out(
