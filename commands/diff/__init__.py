@@ -98,7 +98,7 @@ def command(
     digests or recorded CRC-32s show to be equal is not read, and the answer says so.
     """
     from ftckpt.comparison import Choice, Reading, compare
-    from ftckpt.comparison.affording import affordable_jobs
+    from ftckpt.comparison.affording import affordable_forks, affordable_jobs
     from ftckpt.formats.state_fields import state_fields
     from ftckpt.formats.vocabulary import vocabulary_of
     from ftckpt.transfer.content import Content
@@ -119,7 +119,8 @@ def command(
     first, second = _open(invocation, a), _open(invocation, b)
     _report_sides(invocation, first, second)
     threads = affordable_jobs(job_count(jobs), (first, second))
-    reading = Reading(tolerance=tolerance, full=full, jobs=threads, limiter=limiter)
+    copies = 0 if limiter is not None else affordable_forks(threads, (first, second))
+    reading = Reading(tolerance=tolerance, full=full, jobs=threads, forks=copies, limiter=limiter)
     ours = Content.of(first)
     report = compare(
         renamed(ours, renames) if renames else ours,

@@ -1,4 +1,4 @@
-"""How many threads may compare at once in the memory that is allowed."""
+"""How many threads or processes may compare at once in the memory that is allowed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from ftckpt.ahead import most_kept
 from ftckpt.buffers import LOCAL, REMOTE
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import FtckptError
+from ftckpt.forks import for_reading
 from ftckpt.memory import budget, held
 from ftckpt.transfer.gathering import SPAN
 
@@ -35,3 +37,22 @@ def affordable_jobs(jobs: int, sides: Sequence[Checkpoint]) -> int:
     own = held(mapped=True) + (0 if "numpy" in sys.modules else _IMPORTS)
     left = budget() // share - own - sum(map(most_kept, stores))
     return max(1, min(jobs, left // each))
+
+
+def affordable_forks(jobs: int, sides: Sequence[Checkpoint]) -> int:
+    """Return how many copies of this process compare faster than `jobs` threads; 0 for none.
+
+    They do where a side is decoded, and both lie on this machine.
+
+    Args:
+        jobs: how many threads fit into the memory budget.
+        sides: the checkpoints that are compared.
+    """
+    try:
+        if not all(one.is_local() for one in sides):
+            return 0
+        decoded = [one for one in sides if one.decoders()]
+    except FtckptError:  # what is read of it says what it is
+        return 0
+    each = 4 * LOCAL + SPAN
+    return min((for_reading(one, jobs, each) for one in decoded), default=0)

@@ -2,18 +2,22 @@
 
 A block that is the same on both sides costs a comparison of bytes and no arithmetic. What the norm
 of a tensor needs of such blocks is read once more at the end, and only of tensors that changed.
+Where a side is decoded, copies of this process do it (`ftckpt.forks`), and the tensors of a
+parameter lie side by side, because a block of one may be what the others are decoded from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ftckpt.buffers import buffer, same, size_for
 from ftckpt.engine import run
 from ftckpt.errors import FtckptError
+from ftckpt.forks import run as spread
 from ftckpt.limits import RateLimit
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.content import Content, Shard
@@ -23,6 +27,7 @@ from .arithmetic import Tally, Tolerance, measure, unchanged
 
 _TASK = 32 << 20  # bytes of a tensor compared by one task
 _BATCH, _TOGETHER = 2 << 20, 256  # bytes and number of small tensors compared by one task
+_SIDE_BY_SIDE = 1 << 20  # elements of each tensor of one parameter that are compared in turn
 _OURS_SLOT, _THEIRS_SLOT = 4, 5
 
 
@@ -86,6 +91,7 @@ class Readers:
         checkpoints = ours.checkpoint, theirs.checkpoint
         self._sides = tuple(Gatherer(one, limiter) for one in checkpoints)
         self._block = max(size_for(one.source.store) for one in checkpoints)
+        self._checkpoints = checkpoints
 
     def compare(
         self,
@@ -93,6 +99,7 @@ class Readers:
         tolerance: Tolerance | None,
         *,
         jobs: int = 1,
+        forks: int = 0,
         executor: Executor | None = None,
         counter: Counter = NULL,
     ) -> dict[str, Found]:
@@ -102,16 +109,24 @@ class Readers:
             works: what to compare, by name.
             tolerance: see `measure`.
             jobs: number of threads.
-            executor: where to run instead.
+            forks: number of copies of this process instead, where there can be any: a gain where
+                a side is decoded.
+            executor: where to run instead of either.
             counter: is told of the bytes of one side.
         """
         found = {name: Found() for name in works}
 
-        def do(task: list[_Part]) -> list[_Done]:
-            return [self._try(part, tolerance) for part in task]
+        def compared(
+            tasks: Iterator[Sequence[_Part]], counter: Counter, jobs: int
+        ) -> Iterator[Sequence[_Done]]:
+            def do(task: Sequence[_Part]) -> Sequence[_Done]:
+                return [self._try(part, tolerance) for part in task]
 
-        def carry_out(parts: Iterator[_Part]) -> None:
-            for task in run(_batched(parts), do, jobs=jobs, executor=executor):
+            return run(tasks, do, jobs=jobs, executor=executor)
+
+        def carry_out(parts: Iterable[Sequence[_Part]]) -> None:
+            copies = 0 if executor is not None else forks
+            for task in spread(_batched(parts), compared, jobs=jobs, forks=copies):
                 for done in task:
                     result = found[done.name]
                     result.tally.add(done.tally)
@@ -119,19 +134,18 @@ class Readers:
                     result.error = result.error or done.error
                     counter.add(done.nbytes)
 
-        def wanted() -> Iterator[_Part]:
-            for work in works.values():
-                for start, stop in _cut(work.ours[1], 0, work.ours[1].numel, _TASK):
-                    if found[work.name].error is None:
-                        yield _Part(work, start, stop, False)
+        def wanted() -> Iterator[Sequence[_Part]]:
+            for several in self._side_by_side(works.values()):
+                parts = [part for part in several if found[part.work.name].error is None]
+                if parts:
+                    yield parts
 
-        def owed() -> Iterator[_Part]:
+        def owed() -> Iterator[Sequence[_Part]]:
             for name, result in found.items():
-                equal, result.equal = result.equal, []
                 if result.tally.changed and result.error is None:
-                    for start, stop in equal:
+                    for start, stop in result.equal:
                         for place in _cut(works[name].ours[1], start, stop, _TASK):
-                            yield _Part(works[name], *place, True)
+                            yield (_Part(works[name], *place, True),)
 
         carry_out(wanted())
         carry_out(owed())
@@ -141,6 +155,27 @@ class Readers:
         """Close every file."""
         for side in self._sides:
             side.close()
+
+    def _side_by_side(self, works: Iterable[Work]) -> Iterator[Sequence[_Part]]:
+        """Yield all parts of all works, those together of which some help to decode the others."""
+        if not any(one.helpers() for one in self._checkpoints):
+            for work in works:
+                yield from ((part,) for part in _parts(work, _TASK))
+            return
+        parameters: dict[str, list[Work]] = {}
+        for work in works:
+            parameters.setdefault(self._parameter(work), []).append(work)
+        for several in parameters.values():
+            lists = [_parts(work, work.ours[1].dtype.nbytes(_SIDE_BY_SIDE)) for work in several]
+            for together in zip_longest(*lists):
+                yield [part for part in together if part is not None]
+
+    def _parameter(self, work: Work) -> str:
+        """Return the parameter that a work's tensor is, or belongs to."""
+        second, shard = work.ours
+        if not shard.fills:
+            return work.name
+        return self._checkpoints[second].tensors[shard.fills[0].key].name
 
     def _try(self, part: _Part, tolerance: Tolerance | None) -> _Done:
         try:
@@ -177,14 +212,20 @@ class Readers:
         return _Done(part.work.name, tally, 0, [])
 
 
-def _batched(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+def _parts(work: Work, nbytes: int) -> Iterator[_Part]:
+    shard = work.ours[1]
+    for start, stop in _cut(shard, 0, shard.numel, nbytes):
+        yield _Part(work, start, stop, False)
+
+
+def _batched(parts: Iterable[Sequence[_Part]]) -> Iterator[Sequence[_Part]]:
     """Put small parts together: handing a task over costs as much as comparing kilobytes."""
     task: list[_Part] = []
     nbytes = 0
-    for part in parts:
-        task.append(part)
-        nbytes += part.nbytes
-        if nbytes >= _BATCH or len(task) == _TOGETHER:
+    for several in parts:
+        task += several
+        nbytes += sum(part.nbytes for part in several)
+        if nbytes >= _BATCH or len(task) >= _TOGETHER:
             yield task
             task, nbytes = [], 0
     if task:

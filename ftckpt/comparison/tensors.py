@@ -35,13 +35,15 @@ class Reading:
         tolerance: which differences are none; None compares bits.
         full: read what digests or CRC-32s show to be equal, too.
         jobs: number of threads.
-        executor: where to run instead.
+        forks: number of copies of this process instead (`affording.affordable_forks`).
+        executor: where to run instead of either.
         limiter: bounds the rate of reading, of both checkpoints together.
     """
 
     tolerance: Tolerance | None = None
     full: bool = False
     jobs: int = 1
+    forks: int = 0
     executor: Executor | None = None
     limiter: RateLimit | None = None
 
@@ -107,6 +109,7 @@ def compare_tensors(
             plan.works,
             reading.tolerance,
             jobs=reading.jobs,
+            forks=reading.forks,
             executor=reading.executor,
             counter=counter,
         )

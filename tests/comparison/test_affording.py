@@ -12,8 +12,8 @@ import pytest
 from ftckpt.commands.app import run
 from ftckpt.commands.invocation import Invocation
 from ftckpt.comparison import affording
-from ftckpt.comparison.affording import affordable_jobs
-from ftckpt.errors import ExitCode
+from ftckpt.comparison.affording import affordable_forks, affordable_jobs
+from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.memory import budget, set_budget
 from ftckpt.source import Source
 from ftckpt.store import Store
@@ -79,3 +79,22 @@ def test_the_verb_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["diff", str(STEPS / "step-3"), str(STEPS / "step-4"), "--jobs", "40"]
     assert run(words, Invocation()).code is ExitCode.DIFFERENT
     assert asked == [(40, 2)]
+
+
+def test_copies_are_made_where_a_side_is_decoded_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = _at(open_store(str(tmp_path))), _at(MemoryStore("memory://far"))
+    decoded, missing = _at(open_store(str(tmp_path))), _at(open_store(str(tmp_path)))
+    monkeypatch.setattr(decoded, "decoders", lambda: 3)
+
+    def gone() -> int:
+        raise NotFoundError("its base is nowhere")
+
+    monkeypatch.setattr(missing, "decoders", gone)
+    set_budget(4096 * MIB)
+    assert affordable_forks(2, (near, near)) == 0
+    assert affordable_forks(2, (near, decoded)) == affordable_forks(2, (decoded, near)) == 2
+    assert affordable_forks(99, (decoded, decoded)) == 3
+    assert affordable_forks(2, (far, decoded)) == 0
+    assert affordable_forks(2, (near, missing)) == 0

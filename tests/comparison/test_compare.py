@@ -111,14 +111,21 @@ def two_checkpoints(draw: st.DrawFn) -> Any:
 
 
 @settings(max_examples=80, deadline=None)
-@given(two=two_checkpoints(), jobs=st.integers(1, 3), block=st.sampled_from([8, 24, 1 << 20]))
-def test_however_both_are_divided(two: Any, jobs: int, block: int) -> None:
+@given(
+    two=two_checkpoints(),
+    jobs=st.integers(1, 3),
+    block=st.sampled_from([8, 24, 1 << 20]),
+    helped=st.booleans(),
+)
+def test_however_both_are_divided(two: Any, jobs: int, block: int, helped: bool) -> None:
     import numpy as np
 
     (ours, theirs), checkpoints = two
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "size_for", lambda _: block)
         patch.setattr(reading, "_TASK", 3 * block)
+        patch.setattr(reading, "_SIDE_BY_SIDE", block)
+        patch.setattr(RawCheckpoint, "helpers", lambda _: {"one": ["other"]} if helped else {})
         report = diff(*checkpoints, jobs=jobs)
     changed = {
         key: int(np.count_nonzero(items != theirs[key][1])) for key, (_, items) in ours.items()

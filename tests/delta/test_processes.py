@@ -22,11 +22,13 @@ from tests.delta.packs import save_steps
 # did what is told on standard error.
 COMMAND = """
 import os, sys
+import ftckpt.comparison.reading
 import ftckpt.delta.assembling, ftckpt.delta.dividing
 import ftckpt.transfer.proof, ftckpt.verification.selfchecks
 from ftckpt.commands.app import main
 ftckpt.delta.dividing.LEAST = 1 << 13
 ftckpt.delta.assembling._SAMPLED = 1
+ftckpt.comparison.reading._BATCH = 1 << 14
 ftckpt.transfer.proof._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
 real = os.fork
 def told():
@@ -116,6 +118,20 @@ def test_packing_gives_the_same_bytes(steps: list[Path], packed: Path, tmp_path:
     assert files(tmp_path / "d") == files(packed)
 
 
+def test_a_delta_is_compared_by_processes(steps: list[Path], packed: Path) -> None:
+    found = []
+    for jobs in (1, 3):
+        words = ["diff", packed, steps[0], "--jobs", jobs, "--json"]
+        with start(words) as process:
+            out, said = process.communicate(timeout=60)
+        assert process.returncode == 3
+        assert len(forked(said)) == (3 if jobs > 1 else 0)
+        found.append(json.loads(out))
+        del found[-1]["seconds"]
+    assert found[0] == found[1]
+    assert not forked(run(["diff", packed, steps[1], "--jobs", 3, "--limit-rate", "9G"]))
+
+
 # Says which blocks are decoded, of which no more than one is kept. A block is more than is written
 # at a time.
 TELLING = """
@@ -135,6 +151,14 @@ DeltaDecoder._decode = telling
 def test_unpacking_decodes_each_block_once(packed: Path, tmp_path: Path) -> None:
     words = ["delta", "unpack", packed, tmp_path / "full", "--jobs", 1, "--no-proof"]
     decoded = Counter(re.findall(r"decoded (\S+)", run(words, TELLING)))
+    assert len(decoded) == 11
+    assert set(decoded.values()) == {1}
+
+
+def test_comparing_decodes_each_block_once(steps: list[Path], packed: Path, tmp_path: Path) -> None:
+    keeping = TELLING.replace("lambda self, nbytes: 0", "lambda self, nbytes: nbytes")
+    said = run(["diff", packed, steps[1], "--jobs", 1], keeping)
+    decoded = Counter(re.findall(r"decoded (\S+)", said))
     assert len(decoded) == 11
     assert set(decoded.values()) == {1}
 
