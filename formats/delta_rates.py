@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,11 +16,15 @@ from ftckpt.checkpoint import SelfCheck
 from ftckpt.delta import DeltaEncoder, Fill, pair
 from ftckpt.delta.tensor_bytes import TensorBytes, own_tensors
 from ftckpt.engine import run
+from ftckpt.forks import for_reading
+from ftckpt.forks import run as spread
+from ftckpt.progress import Counter
 
 from .delta_chain import chain
 from .delta_checkpoint import DeltaCheckpoint
 
-_SAMPLE = 64 << 20  # bytes of elements
+_SAMPLE = 128 << 20  # bytes of elements
+_FEW = 4  # blocks of a sample are at most so many times as large as each other
 _READ = 256 << 20  # bytes of files
 
 
@@ -28,8 +32,8 @@ class Rates(NamedTuple):
     """Bytes a second.
 
     Attributes:
-        encode: of elements, all threads together; what they read is not counted.
-        decode: of elements, all threads together, by each delta of the chain.
+        encode: of elements, all workers together; what they read is not counted.
+        decode: of elements, all workers together, by each delta of the chain.
         read: of the delta's files; what was read a short while ago may come from memory.
     """
 
@@ -43,23 +47,25 @@ def measure(delta: DeltaCheckpoint, jobs: int) -> Rates:
 
     Args:
         delta: with at least one tensor that has elements.
-        jobs: number of threads.
+        jobs: number of workers: processes where there can be any, as packing and unpacking have.
 
     Raises:
         FtckptError: what reading or decoding raises.
     """
     checks = [c for c in delta.decoder.checks() if c.owner in delta.tensors and c.nbytes]
-    sample = list(_within(sorted(checks, key=lambda c: -c.nbytes), _SAMPLE))
+    largest = max(check.nbytes for check in checks)
+    # In their order, in which one serves to decode the next; small ones are mostly overhead.
+    sample = list(_within((c for c in checks if _FEW * c.nbytes >= largest), _SAMPLE))
     read, encode = _read_rate(delta), _encode_rate(delta, jobs)
     began = time.perf_counter()
-    for _ in run(sample, _carry_out, jobs=jobs):
+    for _ in spread(sample, _carried_out, jobs=jobs, forks=for_reading(delta, jobs)):
         pass
     seconds = time.perf_counter() - began
     links = sum(isinstance(link, DeltaCheckpoint) for link in chain(delta))
     return Rates(encode, links * sum(c.nbytes for c in sample) / seconds, read)
 
 
-def _within(checks: list[SelfCheck], nbytes: int) -> Iterator[SelfCheck]:
+def _within(checks: Iterable[SelfCheck], nbytes: int) -> Iterator[SelfCheck]:
     for check in checks:
         yield check
         nbytes -= check.nbytes
@@ -67,8 +73,11 @@ def _within(checks: list[SelfCheck], nbytes: int) -> Iterator[SelfCheck]:
             return
 
 
-def _carry_out(check: SelfCheck) -> None:
-    check.read()
+def _carried_out(checks: Iterator[SelfCheck], counter: Counter, jobs: int) -> Iterator[None]:
+    def carry_out(check: SelfCheck) -> None:
+        check.read()
+
+    return run(checks, carry_out, jobs=jobs)
 
 
 def _read_rate(delta: DeltaCheckpoint) -> float:

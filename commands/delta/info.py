@@ -162,7 +162,7 @@ def _advise(
     invocation.report(rates=rates, advice=advice)
     invocation.print()
     invocation.print(
-        f"measured with {counted(jobs, 'thread')}: encodes {human_bytes(int(rates.encode))}/s, "
+        f"measured with {counted(jobs, 'worker')}: encodes {human_bytes(int(rates.encode))}/s, "
         f"decodes {human_bytes(int(rates.decode))}/s, reads {human_bytes(int(rates.read))}/s"
     )
     if not rate:
