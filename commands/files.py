@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from shlex import quote
 
 from ftckpt.errors import UsageError
-from ftckpt.nearby import existing
+from ftckpt.nearby import existing, hint_for_place
 
 
 def require_folder(option: str, path: str) -> None:
@@ -26,5 +25,5 @@ def require_folder(option: str, path: str) -> None:
         blocked = not os.path.isdir(there := existing(folder))
         raise UsageError(
             f"{there if blocked else folder} is no directory, and {option} {path} goes there",
-            hint="" if blocked else f"mkdir -p {quote(folder)}",
+            hint=hint_for_place(path),
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from heapq import nlargest
 from itertools import islice
+from shlex import quote
 
 # More names than these are not read for a hint, and of those that are near so many are named.
 _READ = 10_000
@@ -29,13 +30,9 @@ def hint_for_absent(path: str) -> str:
     Args:
         path: as typed; of a URL nothing is asked, because that costs requests.
     """
-    scheme = _SCHEME.match(path)
-    if scheme:
-        # Of a file's URL the path begins with a third.
-        end = scheme.end() - (scheme[1].lower() == "file")
-        return f"a URL has two slashes: {scheme[1]}://{path[end:]}"
-    if "://" in path:
-        return ""
+    slip = _one_slash(path)
+    if slip or "://" in path:
+        return slip
     there, missing = _parts(path)
     try:
         with os.scandir(there or ".") as entries:
@@ -48,6 +45,19 @@ def hint_for_absent(path: str) -> str:
     if not there:
         return f"it was looked for in {os.getcwd()}"
     return f"{there} is there, and holds no {missing}"
+
+
+def hint_for_place(path: str) -> str:
+    """Return what to do about a local path that is to be made, in a directory that is not there.
+
+    Args:
+        path: as typed, or made absolute.
+    """
+    folder = os.path.dirname(path)
+    there = existing(folder)
+    if not os.path.isdir(there):
+        return ""
+    return _one_slash(os.path.relpath(path, there)) or f"mkdir -p {quote(folder)}"
 
 
 def existing(path: str) -> str:
@@ -71,6 +81,16 @@ def hint_for_name(asked: str, names: Iterable[str]) -> str:
     if len(word) < _LETTERS or not near:
         near = _closest(asked, list(several))
     return f"did you mean {' or '.join(near[:_NAMED])}?" if near else ""
+
+
+def _one_slash(path: str) -> str:
+    """Return the URL that a path may be meant to be; "" where it looks like none."""
+    scheme = _SCHEME.match(path)
+    if scheme is None:
+        return ""
+    # Of a file's URL the path begins with a third.
+    end = scheme.end() - (scheme[1].lower() == "file")
+    return f"a URL has two slashes: {scheme[1]}://{path[end:]}"
 
 
 def _closest(asked: str, names: Sequence[str]) -> list[str]:

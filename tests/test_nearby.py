@@ -10,7 +10,7 @@ import pytest
 from ftckpt import nearby
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.nearby import existing, hint_for_absent, hint_for_name
+from ftckpt.nearby import existing, hint_for_absent, hint_for_name, hint_for_place
 from ftckpt.opening import locate, open_root, open_target
 from ftckpt.stores import StoreOptions, open_store
 from tests.small_format import Small, write
@@ -29,6 +29,11 @@ def test_near_names_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert hint_for_absent("s3:/bucket/run7") == "a URL has two slashes: s3://bucket/run7"
     assert hint_for_absent("file:/run7/x") == "a URL has two slashes: file:///run7/x"
     assert hint_for_absent("s3://bucket/run7") == ""
+    assert hint_for_place("s3:/bucket/run7") == "a URL has two slashes: s3://bucket/run7"
+    assert hint_for_place(f"{tmp_path}/gs:/run7/x") == "a URL has two slashes: gs://run7/x"
+    assert hint_for_place(f"{tmp_path}/a b/step-1") == f"mkdir -p '{tmp_path}/a b'"
+    (tmp_path / "file").touch()
+    assert hint_for_place("file/run7/step-1") == ""
     assert existing("elsewhere/step-1") == "."
     assert existing("run7/step-1/x/") == "run7"
     for path, near in (("run7/step-100", "step-1000"), ("run/@5", "run7"), ("rnu7@5", "run7")):

@@ -27,7 +27,7 @@ from ftckpt.errors import (
     RefusedError,
 )
 from ftckpt.manifest import NAME, SUFFIX
-from ftckpt.nearby import existing
+from ftckpt.nearby import existing, hint_for_place
 from ftckpt.source import Source
 from ftckpt.stores.atomic import link_new, sync_directory, write_new, write_over
 from ftckpt.stores.local import LocalStore
@@ -76,7 +76,7 @@ class LocalStaging(Staging):
                         f"{there} is no directory", hint="choose another destination"
                     )
                 raise NotFoundError(
-                    f"{self._parent} does not exist", hint=f"mkdir -p {quote(self._parent)}"
+                    f"{self._parent} does not exist", hint=hint_for_place(self._path)
                 )
             if os.path.lexists(self._path) and not os.path.lexists(self._place):
                 raise self._exists()
