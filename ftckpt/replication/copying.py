@@ -11,9 +11,7 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
-    FtckptError,
     IncompleteError,
-    RefusedError,
 )
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.links import followed_links
@@ -21,10 +19,9 @@ from ftckpt.manifest import Manifest, PassedCheck, find
 from ftckpt.progress import NULL, Counter
 from ftckpt.sealing import utc_now
 from ftckpt.source import Source
-from ftckpt.store import Store
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.changes import blamed, require_unchanged
-from ftckpt.transfer.places import name_of, require_apart_from_all, require_names, require_outside
+from ftckpt.transfer.places import name_of, require_names, require_outside
 from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
@@ -34,7 +31,7 @@ from .contents import Contents, CopiedFile, contents_of
 from .evidence import Evidence, ManifestEvidence, record_evidence
 from .moving import Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import destination_of, plan_of, staging_at
+from .places import destination_of, plan_of, require_apart_from_bases, staging_at
 from .standing import renamed, require_other, require_same
 
 _OPTIONS = ReplicationOptions()
@@ -147,7 +144,7 @@ def copy(
     place = open_store(destination, stores)
     require_outside(place)
     if options.proof:  # without it nothing that a delta stands upon is asked for
-        _require_apart(checkpoint, place)
+        require_apart_from_bases(lambda: checkpoint, place)
     sizes = {file.path: file.size for file in layout.files}
     try:
         try:
@@ -259,15 +256,6 @@ def _move(
     for files in contents.stages:
         mover.move(files, moved)
     return moved
-
-
-def _require_apart(checkpoint: Checkpoint, destination: Store) -> None:
-    try:
-        require_apart_from_all(checkpoint, destination)
-    except RefusedError:
-        raise
-    except FtckptError:
-        return  # a base that cannot be opened is what the check of the structure tells of
 
 
 def _require_structure(checkpoint: Checkpoint) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import FtckptError, RefusedError
 from ftckpt.opening import files_at
 from ftckpt.source import Source
+from ftckpt.store import Store
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.local_staging import LocalStaging
 from ftckpt.transfer.object_staging import ObjectStaging
-from ftckpt.transfer.places import absolute, around, name_of, place_of, require_apart
+from ftckpt.transfer.places import (
+    absolute,
+    around,
+    name_of,
+    place_of,
+    require_apart,
+    require_apart_from_all,
+)
 from ftckpt.transfer.remote_staging import RemoteStaging
 from ftckpt.transfer.staging import Staging
 
@@ -43,6 +53,24 @@ def staging_at(source: Source, destination: str, stores: StoreOptions) -> Stagin
     if not source.single:
         return RemoteStaging(store)
     return ObjectStaging(open_store(around(destination), stores), name_of(destination))
+
+
+def require_apart_from_bases(opened: Callable[[], Checkpoint], destination: Store) -> None:
+    """Refuse a destination inside what a checkpoint's tensors are decoded upon, as far as known.
+
+    Args:
+        opened: opens the checkpoint; what cannot be opened is told of elsewhere.
+        destination: where it goes.
+
+    Raises:
+        RefusedError: it lies inside one, or one where it is built.
+    """
+    try:
+        require_apart_from_all(opened(), destination)
+    except RefusedError:
+        raise
+    except FtckptError:
+        return
 
 
 def standing_at(destination: str, stores: StoreOptions) -> Source:

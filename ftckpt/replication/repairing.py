@@ -16,10 +16,10 @@ from ftckpt.findings import counted
 from ftckpt.manifest import Manifest
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
-from ftckpt.stores import StoreOptions
+from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.changes import blamed, require_unchanged
 from ftckpt.transfer.layout import Layout
-from ftckpt.transfer.places import name_of, place_of, require_names
+from ftckpt.transfer.places import name_of, place_of, require_names, require_outside
 from ftckpt.transfer.staging import Staging
 
 from .authority import Authority, Open, authority, require_alike, require_explained
@@ -30,7 +30,7 @@ from .evidence import ManifestEvidence
 from .exchanging import ExchangeStaging
 from .moving import Damage, Moved, Mover, Origin
 from .options import ReplicationOptions
-from .places import destination_of, plan_of, staging_at
+from .places import destination_of, plan_of, require_apart_from_bases, staging_at
 from .standing import renamed, require_other, require_same
 
 _OPTIONS = ReplicationOptions()
@@ -112,7 +112,8 @@ def repair(
         counter: is told of bytes read, written and proven.
 
     Raises:
-        RefusedError: the replica is of another checkpoint, or another run is at it.
+        RefusedError: the replica is of another checkpoint, another run is at it, or `to` lies
+            inside a checkpoint.
         ExistsError: something else stands at `to`.
         CorruptError: a block is damaged in both; the message names the first.
         UnverifiedError: nothing says which of two bytes is right.
@@ -130,6 +131,9 @@ def repair(
     if to:
         to = destination_of(source, to)
         require_other(source, to, stores)
+        place = open_store(to, stores)
+        require_outside(place)
+        require_apart_from_bases(lambda: opened(source), place)
     began = time.monotonic()
     with blamed(replica, replica.entries), blamed(source, source.entries):
         known = authority(source, replica, opened, options, counter)

@@ -26,6 +26,7 @@ from ftckpt.stores.exchange import exchange
 from ftckpt.stores.local import LocalReader
 from ftckpt.transfer.changes import require_unchanged
 from tests.commands.golden import RUN
+from tests.delta.packs import pack_places, save_steps
 from tests.killing import kill_points
 from tests.replication.replicas import (
     INSIDE,
@@ -376,6 +377,19 @@ def test_a_checkpoint_that_changes_meanwhile_is_let_be(
     with pytest.raises(IncompleteError, match="changed"):
         repaired(source, replica)
     assert (source / OTHER).read_bytes() == b"the next save"
+
+
+def test_nothing_is_mended_into_another_checkpoint(replica: Path, tmp_path: Path) -> None:
+    sealed = tmp_path / "sealed"
+    shutil.copytree(replica, sealed)
+    base, target = save_steps(tmp_path / "steps", 2)
+    pack_places(base, target, tmp_path / "steps" / "delta")
+    delta, other = tmp_path / "steps" / "delta", tmp_path / "other"
+    shutil.copytree(delta, other)
+    for source, from_, place in ((replica, sealed, sealed), (delta, other, base)):
+        with pytest.raises(RefusedError, match="lies inside"):
+            repaired(source, from_, to=str(place / "mended"))
+        assert not (place / "mended").exists()
 
 
 def test_a_filesystem_that_cannot_swap_says_so_before_the_work(
