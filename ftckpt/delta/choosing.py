@@ -47,7 +47,7 @@ class Effort(NamedTuple):
 
 
 EFFORTS: Mapping[int, Effort] = {
-    1: Effort(False, (Coder.HUFFMAN,), 0.25, 0.75),
+    1: Effort(False, (Coder.HUFFMAN,), 0.25, 1.05),
     2: Effort(True, (Coder.HUFFMAN, Coder.MATCHES), 0.12, 0.12),
     3: Effort(True, (Coder.HUFFMAN, Coder.MATCHES, Coder.THOROUGH), 0.07, 0.07),
 }
