@@ -135,8 +135,9 @@ class DeltaCheckpoint(Checkpoint):
 
     def helpers(self) -> Mapping[str, Sequence[str]]:
         """Return the keys of the tensors that predict a tensor, by its key."""
-        tensors = self.index.tensors
-        return {t.key: [tensors[n].key for n in t.helpers] for t in tensors if t.helpers}
+        keys = list(self.tensors)  # of the index's tensors, in its order
+        tensors = zip(keys, self.index.tensors, strict=True)
+        return {key: [keys[n] for n in t.helpers] for key, t in tensors if t.helpers}
 
     @contextmanager
     def retrieving(self, look: Look) -> Iterator[None]:

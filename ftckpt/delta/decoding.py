@@ -135,9 +135,10 @@ class DeltaDecoder:
         """Put a block into `out` from where it lies decoded; say whether it does."""
         import xxhash
 
+        look = self.look  # once: who set it may end while another thread decodes
         view = out.view("u1").data
         at = block * tensor.block_words * out.itemsize
-        if self.look is None or not self.look(tensor.key, at, view):
+        if look is None or not look(tensor.key, at, view):
             return False
         return xxhash.xxh3_128_digest(view) == self.index.block(tensor, block).digest
 

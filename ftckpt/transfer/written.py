@@ -9,7 +9,7 @@ other, so that most of it is there by then.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,6 +31,10 @@ class _Run(NamedTuple):
     path: str
     offset: int
 
+    def place(self) -> tuple[int, int]:
+        """Return which bytes of the tensor they are."""
+        return self.start, self.stop
+
 
 class Written:
     """Finds bytes of tensors in the files of a result.
@@ -47,12 +51,12 @@ class Written:
         self._peek = peek
         self._runs: dict[str, list[_Run]] = {}
         wanted = {key for several in source.helpers().values() for key in several}
-        for file in layout.files if wanted else ():
-            for key, run in _runs(file, source):
-                if key in wanted:
-                    self._runs.setdefault(key, []).append(run)
+        # Of several copies the last is found, which is to be the one that is made first.
+        for file in reversed(layout.files) if wanted else ():
+            for key, run in _runs(file, source, wanted):
+                self._runs.setdefault(key, []).append(run)
         for runs in self._runs.values():
-            runs.sort()
+            runs.sort(key=_Run.place)
 
     def look(self, key: str, offset: int, view: memoryview) -> bool:
         """Put the bytes of a tensor that begin at `offset` of its dense C order into `view`.
@@ -116,25 +120,32 @@ def depth_of(file: OutputFile, depths: Mapping[str, int], start: int, stop: int)
     return deep / total if total else 0.0
 
 
-def _runs(file: OutputFile, source: Checkpoint) -> Iterator[tuple[str, _Run]]:
+def _runs(
+    file: OutputFile, source: Checkpoint, wanted: Collection[str]
+) -> Iterator[tuple[str, _Run]]:
+    """Yield what a file holds of the tensors that are wanted."""
     for offset, segment in zip(file.offsets, file.segments, strict=False):
         if not isinstance(segment, Elements) or not segment.shard.dtype.itemsize:
             continue
         shard, size = segment.shard, segment.shard.dtype.itemsize
         for fill in shard.fills:
+            if fill.key not in wanted:
+                continue
             info = source.tensors[fill.key]
             here, there = _first(fill.local, shard.shape), _first(fill.source, info.shape)
             if here is None or there is None or info.dtype != shard.dtype:
                 continue
             start, stop = max(here, segment.start), min(here + fill.local.volume, segment.stop)
             if start < stop:
-                begin, end = ((there + at - here) * size for at in (start, stop))
+                begin = (there + start - here) * size
                 place = offset + (start - segment.start) * size
-                yield fill.key, _Run(begin, end, file.path, place)
+                yield fill.key, _Run(begin, begin + (stop - start) * size, file.path, place)
 
 
 def _first(box: Box, shape: Sequence[int]) -> int | None:
     """Return the place of a box's first element, where its elements follow each other."""
+    if box.sizes == shape:
+        return 0
     strides = dense_strides(shape)
     if not is_run(box.sizes, strides, 1):
         return None

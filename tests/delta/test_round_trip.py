@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import cycle
 from math import prod
 from typing import Any
 
@@ -194,6 +195,45 @@ def test_what_predicts_others_is_decoded_once() -> None:
     for key in ("exp_avg:w", "exp_avg_sq:w", "master:w", "w"):
         decoder.fill(key, 0, memoryview(bytearray(len(target.data[key]))))
     assert sorted(asked) == sorted(set(asked))
+
+
+def test_what_lies_elsewhere_is_believed_if_it_is_right() -> None:
+    base, target = trained()
+    packed = reparsed(pack(target, base, settings=SETTINGS))
+    index = packed.index
+    stored = {tensor.key: index.block(tensor, 0).length for tensor in index.tensors}
+    assert not stored["w"]  # it is as it is predicted
+    helpers = sum(map(bool, stored.values()))
+    assert helpers > 1
+    asked: list[str] = []
+
+    def read(name: str, offset: int, length: int) -> bytes:
+        asked.append(name)
+        return packed.read(name, offset, length)
+
+    def right(key: str, offset: int, view: memoryview) -> bool:
+        target.fill(key, offset, view)
+        return True
+
+    def wrong(key: str, offset: int, view: memoryview) -> bool:
+        view[:] = bytes(len(view))
+        return True
+
+    def unpack(decoder: DeltaDecoder) -> int:
+        asked.clear()
+        view = memoryview(bytearray(len(target.data["w"])))
+        decoder.fill("w", 0, view)
+        assert view == target.data["w"]
+        return len(asked)
+
+    for look, reads in ((right, 0), (wrong, helpers), (lambda *_: False, helpers)):
+        decoder = DeltaDecoder(index, read, base.fill)
+        decoder.look = look
+        assert unpack(decoder) == reads
+    # Another thread says at any time that there is nothing to look into.
+    forgetting = type("Forgetting", (DeltaDecoder,), {"look": property(lambda _: next(looks))})
+    looks = cycle([wrong, None])
+    assert unpack(forgetting(index, read, base.fill)) == helpers
 
 
 def test_no_bytes_behind_the_end() -> None:

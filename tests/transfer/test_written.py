@@ -86,6 +86,16 @@ def test_what_is_written_in_pieces_of_several_files_is_found() -> None:
     assert not nobody_needs_it.look("w", 10, memoryview(view))
 
 
+def test_of_copies_the_one_that_is_made_first_is_found() -> None:
+    content = content_of({"w": ("model", "param", (6, 2), "float32")})
+    whole = Elements.all(content.whole("w"))
+    layout = Layout(files=[OutputFile(path, [whole]) for path in "bca"])
+    source, truth = needing(content.checkpoint, {"one": ["w"]}), bytes(range(48))
+    for held, found in ({"b": truth}, True), ({"c": truth, "a": truth}, False):
+        view = memoryview(bytearray(30))
+        assert Written(layout, source, peek_into(held)).look("w", 10, view) is found
+
+
 def test_what_others_need_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ftckpt.digest, ftckpt.transfer.blocks, ftckpt.transfer.block_shares):
         monkeypatch.setattr(module, "BLOCK", 32)
