@@ -141,6 +141,67 @@ class TestPageCache:
             found = b"".join(reader.read(at, 1 << 20) for at in range(0, self.size, 1 << 20))
         assert found == path.read_bytes()
 
+    def test_what_is_cached_is_read_and_nothing_else(
+        self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A read that may not wait would begin to read ahead."""
+        if not pagecache.has_cachestat():
+            pytest.skip("needs Linux 6.5")
+        path, fd = half_cached
+        quarter = self.size // 4
+        view = memoryview(bytearray(quarter))
+        asked: list[int] = []
+        read = os.preadv
+
+        def preadv(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+            asked.append(offset)
+            return read(fd, views, offset, flags)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        for offset in (0, quarter // 2, self.size - 9):
+            assert not pagecache.read_cached(fd, offset, view)
+        assert pagecache.read_cached(fd, quarter, view)
+        os.close(fd)
+        assert asked == [quarter]
+        assert view == path.read_bytes()[quarter : 2 * quarter]
+
+    def test_what_is_cached_is_read_where_nothing_says_that_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "big"
+        path.write_bytes(os.urandom(self.size))
+        monkeypatch.setattr(pagecache, "_CACHESTAT", -1)
+        view = memoryview(bytearray(self.size))
+        with path.open("rb") as file:
+            try:
+                os.preadv(file.fileno(), [bytearray(1)], 0, pagecache._RWF_NOWAIT)
+            except OSError:
+                pytest.skip("this filesystem refuses it")
+            assert pagecache.read_cached(file.fileno(), 0, view)
+        assert view == path.read_bytes()
+
+    def test_what_is_cached_is_read_where_the_filesystem_refuses_flags(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As those over a network do, which a job's checkpoints lie on."""
+        if not pagecache.has_cachestat():
+            pytest.skip("needs Linux 6.5")
+        path = tmp_path / "big"
+        path.write_bytes(os.urandom(self.size))
+        read = os.preadv
+
+        def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+            if flags:
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            return read(fd, views, offset)
+
+        monkeypatch.setattr(os, "preadv", refuse)
+        monkeypatch.setattr(pagecache, "in_memory", lambda fd: False)
+        view = memoryview(bytearray(self.size))
+        with path.open("rb") as file:
+            assert pagecache.read_cached(file.fileno(), 0, view)
+        assert view == path.read_bytes()
+
     def test_a_file_in_memory_is_asked_nothing(
         self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

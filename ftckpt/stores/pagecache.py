@@ -115,7 +115,11 @@ class PoliteFile:
 
 def read_cached(fd: int, offset: int, view: memoryview) -> bool:
     """Fill `view` with bytes of an open file where all of them are in memory; say whether."""
-    flags = 0 if in_memory(fd) else _RWF_NOWAIT
+    flags = 0
+    if not in_memory(fd) and not is_cached(fd, offset, len(view)):
+        if has_cachestat():
+            return False
+        flags = _RWF_NOWAIT  # many filesystems refuse it, those over a network among them
     try:
         return os.preadv(fd, [view], offset, flags) == len(view)
     except OSError:  # some are not, or nobody knows
