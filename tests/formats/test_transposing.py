@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ftckpt.assembly import read_tensor
-from ftckpt.checkpoint import Checkpoint, Extent, Kind, Piece, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Extent, Kind, Look, Piece, TensorInfo
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Box
@@ -17,6 +19,7 @@ from ftckpt.formats.safetensors_writer import SafetensorsWriter
 from ftckpt.formats.transposing import transposed
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.written import Written
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
 from tests.transfer.contents import Imagined, content_of
@@ -69,6 +72,33 @@ def test_records_that_their_format_must_open(tmp_path: Path) -> None:
 def test_nothing_to_turn_is_the_same_content() -> None:
     content = content_of({"w": ("model", "param", (2, 3), "float32")})
     assert transposed(content, ()) is content
+
+
+def test_what_others_are_decoded_upon_is_found_where_it_is_not_turned() -> None:
+    looks: list[Look] = []
+
+    class Needing(Imagined):
+        def helpers(self) -> Mapping[str, Sequence[str]]:
+            return {"turned": ["kept", "turned too"]}
+
+        @contextmanager
+        def retrieving(self, look: Look) -> Iterator[None]:
+            looks.append(look)
+            yield
+
+    content = content_of(
+        dict.fromkeys(["turned", "turned too", "kept"], ("model", "param", (2, 3), "float32"))
+    )
+    base = content.checkpoint
+    source = Needing(source=base.source, tensors=base.tensors, objects={})
+    made = transposed(Content.of(source), ["turned", "turned too"])
+    layout = SafetensorsWriter().layout(made, Wishes())
+    written = Written(layout, made.checkpoint, lambda *_: True)
+    with made.checkpoint.retrieving(written.look):
+        (look,) = looks
+    view = memoryview(bytearray(24))
+    assert look("kept", 0, view)
+    assert not look("turned too", 0, view)
 
 
 def test_a_partition_that_ends_inside_a_row_is_refused() -> None:
