@@ -114,6 +114,33 @@ def test_predicted_tensors_and_all_threads(tmp_path: Path) -> None:
         assert read_tensor(last, key) == data
 
 
+def test_where_else_helpers_may_lie_is_asked_of_the_last_link_and_for_a_while(
+    tmp_path: Path,
+) -> None:
+    before, after = trained(size=(60, 20))
+    pack_upon(tmp_path / "step-1", before, step=1)
+    pack_upon(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
+    asked: list[str] = []
+
+    def look(key: str, offset: int, view: memoryview) -> bool:
+        asked.append(key)
+        return False
+
+    delta = delta_at(tmp_path / "step-2")
+    assert delta.base is not None
+    assert isinstance(delta.base, DeltaCheckpoint)
+    assert delta.base.helpers()
+    with delta.retrieving(look):
+        assert read_tensor(delta, "w") == after.data["w"]
+    needed = {key for several in delta.helpers().values() for key in several}
+    assert sorted(asked) == sorted(needed) == ["exp_avg:w", "exp_avg_sq:w", "master:w"]
+    again = delta_at(tmp_path / "step-2")
+    with again.retrieving(look):
+        asked.clear()
+    assert read_tensor(again, "w") == after.data["w"]
+    assert not asked
+
+
 class TestOperations:
     def test_inspect_shows_the_chain(self, run: Path) -> None:
         seen = api.inspect(str(run / "step-3"))
