@@ -6,11 +6,11 @@
 
 The states of delta.py (a small GPT, trained by the benchmark; `--cache DIR` keeps them), each
 tensor `--times` as long, so that they are of a real model's sizes: 0.9 GB a state. `ftckpt delta
-pack` and `unpack` run with `--jobs 1` and `--jobs 2`; and two of them at a time with one job each,
-which share nothing: what two processors of this machine allow in that minute. Seconds are the
-commands' own: of pack those of choosing and encoding, with the digests of both sides, and of the
-proof; of unpack those of verifying, decoding and writing, and of the proof. `--dir /dev/shm` keeps
-disks out of it.
+pack`, `delta unpack` and `verify` run with `--jobs 1` and `--jobs 2`; and two of them at a time
+with one job each, which share nothing: what two processors of this machine allow in that minute.
+Seconds are the commands' own: of pack those of choosing and encoding, with the digests of both
+sides, and of the proof; of unpack those of verifying, decoding and writing, and of the proof;
+verify decodes, and does nothing else. `--dir /dev/shm` keeps disks out of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from delta_states import State, arguments, load, make
 from side_by_side import ROOT, environment, ftckpt_command, machine, remove, warm, workplace
@@ -37,11 +37,15 @@ DISTANCE = 10
 ALONE, TWO, BOUND = "one job", "two jobs", "two commands of one job"
 
 
-class Seconds(NamedTuple):
-    """What a command said of itself, for one result of it."""
-
-    work: float
-    proof: float
+# What is measured, by the verb and by the name that its answer has for the seconds.
+WHATS = {
+    ("pack", "encode"): "pack",
+    ("pack", "prove"): "proof",
+    ("unpack", "write"): "unpack",
+    ("unpack", "prove"): "digests",
+    ("verify", ""): "verify",
+}
+Seconds = Mapping[str, float]
 
 
 def main() -> None:
@@ -87,27 +91,25 @@ def measured(
     nbytes = sum(file.stat().st_size for file in target.rglob("*.safetensors"))
     warm(place)
     delta = place / "delta"
-    seconds: dict[str, dict[str, list[Seconds]]] = {}
+    verbs = {"pack": (base, target), "unpack": (delta,), "verify": (delta,)}
+    seconds: dict[str, dict[str, list[Seconds]]] = {verb: {} for verb in verbs}
     for _ in range(rounds):
         for who, count, jobs in ((ALONE, 1, 1), (TWO, 1, 2), (BOUND, 2, 1)):
-            for verb, words in (("pack", (base, target)), ("unpack", (delta,))):
+            for verb, words in verbs.items():
                 took = at_once(place / verb, verb, words, target, count, jobs)
-                seconds.setdefault(verb, {}).setdefault(who, []).append(took)
+                seconds[verb].setdefault(who, []).append(took)
                 if verb == "pack" and not delta.exists():
                     (place / "pack-0").rename(delta)
-    for verb, of in seconds.items():
-        for number, what in enumerate(Seconds._fields):
-            taken = {who: [one[number] for one in all_] for who, all_ in of.items()}
-            yield {
-                "state": f"{regime}, {DISTANCE}",
-                "what": what
-                if what == "proof" and verb == "pack"
-                else {"work": verb, "proof": "digests"}[what],
-                TWO: ratios(taken[ALONE], taken[TWO]),
-                BOUND: ratios(taken[ALONE], taken[BOUND]),
-                "rate": nbytes / statistics.median(taken[ALONE]) / 1e9,
-                "seconds": taken,
-            }
+    for (verb, stage), what in WHATS.items():
+        taken = {who: [one[stage] for one in all_] for who, all_ in seconds[verb].items()}
+        yield {
+            "state": f"{regime}, {DISTANCE}",
+            "what": what,
+            TWO: ratios(taken[ALONE], taken[TWO]),
+            BOUND: ratios(taken[ALONE], taken[BOUND]),
+            "rate": nbytes / statistics.median(taken[ALONE]) / 1e9,
+            "seconds": taken,
+        }
     for path in (base, target, delta, *place.glob("*pack-*")):
         shutil.rmtree(path)
 
@@ -119,30 +121,30 @@ def ratios(one: list[float], two: list[float]) -> tuple[float, float]:
 def at_once(
     out: Path, verb: str, words: tuple[Path, ...], size: Path, count: int, jobs: int
 ) -> Seconds:
-    """Run a command so many times at once; return the seconds for each result."""
-    outs = [out.with_name(f"{out.name}-{number}") for number in range(count)]
-    for each in outs:
-        remove(each, size)
-    line = [*ftckpt_command(), "delta", verb, *map(str, words)]
+    """Run a command so many times at once; return the seconds for each, by stage."""
+    lines = [[*ftckpt_command(), "delta", verb, *map(str, words)] for _ in range(count)]
+    if verb == "verify":
+        lines = [[*ftckpt_command(), verb, *map(str, words)] for _ in range(count)]
+    else:
+        for number, line in enumerate(lines):
+            each = out.with_name(f"{out.name}-{number}")
+            remove(each, size)
+            line.append(str(each))
     running = [
         subprocess.Popen(
-            [*line, str(each), "--jobs", str(jobs), "--json"],
+            [*line, "--jobs", str(jobs), "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=ROOT,
             env=environment(),
         )
-        for each in outs
+        for line in lines
     ]
     said = [json.loads(process.communicate()[0]) for process in running]
     if any(one["result"]["code"] for one in said):
-        raise SystemExit(f"ftckpt delta {verb} ended with {said[0]['result']}")
-    took = [seconds_of(one["seconds"]) for one in said]
-    return Seconds(*(max(each) / count for each in zip(*took, strict=True)))
-
-
-def seconds_of(said: Mapping[str, float]) -> Seconds:
-    return Seconds(said["encode"] if "encode" in said else said["write"], said["prove"])
+        raise SystemExit(f"ftckpt {verb} ended with {said[0]['result']}")
+    took = [{"": one["seconds"]} if verb == "verify" else one["seconds"] for one in said]
+    return {stage: max(one[stage] for one in took) / count for stage in took[0]}
 
 
 def written(state: State, place: Path, times: int) -> Path:
