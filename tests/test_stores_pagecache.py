@@ -12,6 +12,18 @@ import pytest
 from ftckpt.stores import open_store, pagecache
 
 
+def refuse_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be on a filesystem that knows no flags of a read."""
+    read = os.preadv
+
+    def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return read(fd, views, offset)
+
+    monkeypatch.setattr(os, "preadv", refuse)
+
+
 class TestPageCache:
     """Pages that were cached stay, pages that only we brought in go."""
 
@@ -105,14 +117,7 @@ class TestPageCache:
         path, fd = half_cached
         os.close(fd)
         monkeypatch.setattr(pagecache, "_has_dontcache", lambda: True)
-        read = os.preadv
-
-        def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
-            if flags:
-                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-            return read(fd, views, offset)
-
-        monkeypatch.setattr(os, "preadv", refuse)
+        refuse_flags(monkeypatch)
         with open_store(str(path.parent)).open(path.name) as reader:
             assert reader.read(0, self.size) == path.read_bytes()
 
@@ -124,17 +129,11 @@ class TestPageCache:
             pytest.skip("needs Linux 6.5")
         path = tmp_path / "big"
         path.write_bytes(os.urandom(self.size))
-        read = os.preadv
-
-        def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
-            if flags:
-                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-            return read(fd, views, offset)
 
         def mapped(*args: object) -> bytes:
             raise AssertionError("it was mapped")
 
-        monkeypatch.setattr(os, "preadv", refuse)
+        refuse_flags(monkeypatch)
         monkeypatch.setattr(pagecache, "in_memory", lambda fd: False)
         monkeypatch.setattr(pagecache, "resident_pages", mapped)
         with open_store(str(tmp_path)).open("big") as reader:
@@ -188,14 +187,7 @@ class TestPageCache:
             pytest.skip("needs Linux 6.5")
         path = tmp_path / "big"
         path.write_bytes(os.urandom(self.size))
-        read = os.preadv
-
-        def refuse(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
-            if flags:
-                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-            return read(fd, views, offset)
-
-        monkeypatch.setattr(os, "preadv", refuse)
+        refuse_flags(monkeypatch)
         monkeypatch.setattr(pagecache, "in_memory", lambda fd: False)
         view = memoryview(bytearray(self.size))
         with path.open("rb") as file:
