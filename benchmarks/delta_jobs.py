@@ -20,7 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ SAFETENSORS = {dtype.name: name for name, dtype in BY_SAFETENSORS.items()}
 REGIMES = ("high", "late", "tune")
 DISTANCE = 10
 ALONE, TWO, BOUND = "one job", "two jobs", "two commands of one job"
-
 
 # What is measured, by the verb and by the name that its answer has for the seconds.
 WHATS = {
@@ -91,12 +90,20 @@ def measured(
     nbytes = sum(file.stat().st_size for file in target.rglob("*.safetensors"))
     warm(place)
     delta = place / "delta"
-    verbs = {"pack": (base, target), "unpack": (delta,), "verify": (delta,)}
-    seconds: dict[str, dict[str, list[Seconds]]] = {verb: {} for verb in verbs}
+    lines: dict[str, tuple[str | Path, ...]] = {
+        "pack": ("delta", "pack", base, target),
+        "unpack": ("delta", "unpack", delta),
+        "verify": ("verify", delta),
+    }
+    seconds: dict[str, dict[str, list[Seconds]]] = {verb: {} for verb in lines}
     for _ in range(rounds):
         for who, count, jobs in ((ALONE, 1, 1), (TWO, 1, 2), (BOUND, 2, 1)):
-            for verb, words in verbs.items():
-                took = at_once(place / verb, verb, words, target, count, jobs)
+            for verb, words in lines.items():
+                made = 0 if verb == "verify" else count
+                outs = [place / f"{verb}-{number}" for number in range(made)]
+                for out in outs:
+                    remove(out, target)
+                took = at_once(words, outs, count, jobs)
                 seconds[verb].setdefault(who, []).append(took)
                 if verb == "pack" and not delta.exists():
                     (place / "pack-0").rename(delta)
@@ -118,33 +125,32 @@ def ratios(one: list[float], two: list[float]) -> tuple[float, float]:
     return statistics.median(one) / statistics.median(two), min(one) / min(two)
 
 
-def at_once(
-    out: Path, verb: str, words: tuple[Path, ...], size: Path, count: int, jobs: int
-) -> Seconds:
-    """Run a command so many times at once; return the seconds for each, by stage."""
-    lines = [[*ftckpt_command(), "delta", verb, *map(str, words)] for _ in range(count)]
-    if verb == "verify":
-        lines = [[*ftckpt_command(), verb, *map(str, words)] for _ in range(count)]
-    else:
-        for number, line in enumerate(lines):
-            each = out.with_name(f"{out.name}-{number}")
-            remove(each, size)
-            line.append(str(each))
+def at_once(words: Sequence[str | Path], outs: Sequence[Path], count: int, jobs: int) -> Seconds:
+    """Run a command so many times at once; return the seconds for each, by stage.
+
+    Args:
+        words: of the command.
+        outs: what each one makes, where it makes something.
+        count: how many.
+        jobs: of each.
+    """
+    line = [*ftckpt_command(), *map(str, words)]
     running = [
         subprocess.Popen(
-            [*line, "--jobs", str(jobs), "--json"],
+            [*line, *map(str, outs[number : number + 1]), "--jobs", str(jobs), "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=ROOT,
             env=environment(),
         )
-        for line in lines
+        for number in range(count)
     ]
     said = [json.loads(process.communicate()[0]) for process in running]
     if any(one["result"]["code"] for one in said):
-        raise SystemExit(f"ftckpt {verb} ended with {said[0]['result']}")
-    took = [{"": one["seconds"]} if verb == "verify" else one["seconds"] for one in said]
-    return {stage: max(one[stage] for one in took) / count for stage in took[0]}
+        raise SystemExit(f"{' '.join(line)} ended with {said[0]['result']}")
+    took = [one["seconds"] for one in said]
+    stages = [each if isinstance(each, dict) else {"": each} for each in took]
+    return {stage: max(one[stage] for one in stages) / count for stage in stages[0]}
 
 
 def written(state: State, place: Path, times: int) -> Path:
