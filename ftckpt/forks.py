@@ -28,6 +28,7 @@ from .memory import budget, divide, held
 from .progress import NULL, Counter
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
     from multiprocessing.connection import Connection
 
     from .checkpoint import Checkpoint
@@ -65,6 +66,7 @@ def run(
     *,
     jobs: int,
     forks: int = 0,
+    executor: Executor | None = None,
     counter: Counter = NULL,
 ) -> Iterator[R]:
     """Yield what `stream` makes of all tasks, in the order in which it is made.
@@ -76,6 +78,7 @@ def run(
         stream: takes a task when it begins one. What it makes can be pickled.
         jobs: number of threads, where this process does it.
         forks: number of copies of this process that may do it instead, by one thread each.
+        executor: where `stream` carries them out instead: then there are no copies.
         counter: what a copy counts comes here.
 
     Raises:
@@ -83,7 +86,7 @@ def run(
         Exception: whatever `stream` or going through the tasks raises.
     """
     rest = iter(tasks)
-    first = list(islice(rest, forks))
+    first = list(islice(rest, forks if executor is None else 0))
     tasks = chain(first, rest)
     # More may be held now than when it was reckoned how many there can be.
     forks = min(len(first), (budget() - held()) // _own())

@@ -93,6 +93,18 @@ def test_libraries_are_loaded_once_for_all_copies() -> None:
     assert outcome(body) == "True True"
 
 
+def test_an_executor_has_the_tasks_and_there_are_no_copies() -> None:
+    assert (
+        outcome("""
+        made = forks.run(
+            range(4), stream(lambda task: os.getpid()), jobs=1, forks=3, executor=object()
+        )
+        print(set(made) == {os.getpid()})
+    """)
+        == "True"
+    )
+
+
 def test_more_processes_than_tasks_and_no_tasks_at_all() -> None:
     assert outcome("print(sorted(run([7, 8], str, n=6)), list(run([], str)))") == "['7', '8'] []"
 

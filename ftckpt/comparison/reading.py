@@ -125,8 +125,9 @@ class Readers:
             return run(tasks, do, jobs=jobs, executor=executor)
 
         def carry_out(parts: Iterable[Sequence[_Part]]) -> None:
-            copies = 0 if executor is not None else forks
-            for task in spread(_batched(parts), compared, jobs=jobs, forks=copies):
+            for task in spread(
+                _batched(parts), compared, jobs=jobs, forks=forks, executor=executor
+            ):
                 for done in task:
                     result = found[done.name]
                     result.tally.add(done.tally)

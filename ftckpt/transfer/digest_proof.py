@@ -85,8 +85,9 @@ class DigestProof:
         with reading_ahead(result, of_result(content, result), limiter, jobs=jobs):
             try:
                 ranges = _ranges(held, result)
-                copies = 0 if executor is not None else forks
-                made = spread(ranges, digests, jobs=jobs, forks=copies, counter=counter)
+                made = spread(
+                    ranges, digests, jobs=jobs, forks=forks, executor=executor, counter=counter
+                )
                 for number, *sums in made:
                     found[number].add(*sums)
                 for pair, digest in zip(held, found, strict=True):

@@ -151,8 +151,9 @@ def prove(
                 ranges = _tasks(_by_parameter(content, result))
             else:
                 ranges = _tasks((one,) for one in _ranges(content, result))
-            copies = 0 if executor is not None else forks
-            for _ in spread(ranges, compared, jobs=jobs, forks=copies, counter=counter):
+            for _ in spread(
+                ranges, compared, jobs=jobs, forks=forks, executor=executor, counter=counter
+            ):
                 pass
             for _ in run(known, compare_known, jobs=jobs, executor=executor):
                 pass
