@@ -20,7 +20,7 @@ from .blocks import BlockMade, BlockMaker
 from .gathering import Gatherer
 from .layout import Checksums, Layout, OutputFile
 from .staging import BlockSink, Staging
-from .written import depth_of, depths_of
+from .written import depth_of
 
 
 class Share(NamedTuple):
@@ -58,6 +58,7 @@ def make_shares(
     gatherer: Gatherer,
     staging: Staging,
     *,
+    depths: Mapping[str, int],
     jobs: int,
     copies: int,
     counter: Counter = NULL,
@@ -68,6 +69,8 @@ def make_shares(
         layout: what to make.
         gatherer: reads the source.
         staging: where several processes may build; begun.
+        depths: of the source's tensors (`written.depths_of`): what one needs is made before it, by
+            whichever process.
         jobs: number of threads, where no copies can be made.
         copies: number of copies of this process.
         counter: is told of every byte made or taken over.
@@ -77,8 +80,7 @@ def make_shares(
     """
     # Writes to one file wait for each other in the kernel.
     shares: Iterable[Share] = in_turn(map(_shares, layout.files), copies)
-    depths = depths_of(gatherer.bytes.checkpoint)
-    if depths:  # what a tensor needs was made before, by whichever process
+    if depths:
         shares = sorted(shares, key=partial(_depth, depths))
     stream = partial(_made, gatherer=gatherer, staging=staging)
     return forks.run(shares, stream, jobs=jobs, forks=copies, counter=counter)

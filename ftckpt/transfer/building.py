@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from .staging import OpenFile, Staging
 # So many files are flushed at a time, each by a thread that waits: a disk takes them together, and
 # who makes the next file does not wait for it.
 _FLUSHES = 8
+_NO_DEPTHS: Mapping[str, int] = {}
 
 
 @dataclass
@@ -56,6 +57,7 @@ def build(
     gatherer: Gatherer,
     staging: Staging,
     *,
+    depths: Mapping[str, int] = _NO_DEPTHS,
     jobs: int = 1,
     forks: int = 0,
     executor: Executor | None = None,
@@ -67,6 +69,7 @@ def build(
         layout: what to make.
         gatherer: reads the source.
         staging: where to make it; begun.
+        depths: of the source's tensors (`written.depths_of`).
         jobs: number of threads.
         forks: number of copies of this process instead, where there can be any: a gain where
             making the bytes keeps processors busy.
@@ -117,7 +120,7 @@ def build(
         files = {file.path: file for file in layout.files}
         blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
         for share in make_shares(
-            layout, gatherer, staging, jobs=jobs, copies=forks, counter=counter
+            layout, gatherer, staging, depths=depths, jobs=jobs, copies=forks, counter=counter
         ):
             built.taken_over += share.taken_over
             file, held = files[share.path], blocks[share.path]

@@ -36,7 +36,7 @@ from .reading_order import of_layout
 from .remote_staging import RemoteStaging
 from .staged_object import StagedObject
 from .staging import Staging
-from .written import Written, in_order
+from .written import Written, depths_of, in_order
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ def transfer(
         with blaming_changes(source):
             if check is not None:
                 require_sound(check())
-            ordered = in_order(layout, source)
+            depths = depths_of(source)
+            ordered = in_order(layout, depths)
             places = of_layout(ordered, source)
             written_so_far = Written(ordered, source, staging.peek)
             with (
@@ -173,6 +174,7 @@ def transfer(
                     ordered,
                     gathering,
                     staging,
+                    depths=depths,
                     jobs=options.jobs,
                     forks=options.forks,
                     executor=options.executor,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from ftckpt.assembly import dense_strides
@@ -30,10 +31,6 @@ class _Run(NamedTuple):
     stop: int
     path: str
     offset: int
-
-    def place(self) -> tuple[int, int]:
-        """Return which bytes of the tensor they are."""
-        return self.start, self.stop
 
 
 class Written:
@@ -56,7 +53,7 @@ class Written:
             for key, run in _runs(file, source, wanted):
                 self._runs.setdefault(key, []).append(run)
         for runs in self._runs.values():
-            runs.sort(key=_Run.place)
+            runs.sort(key=itemgetter(0, 1))  # stable: not by the names of files
 
     def look(self, key: str, offset: int, view: memoryview) -> bool:
         """Put the bytes of a tensor that begin at `offset` of its dense C order into `view`.
@@ -79,9 +76,13 @@ class Written:
         return True
 
 
-def in_order(layout: Layout, source: Checkpoint) -> Layout:
-    """Return a layout whose files are in the order in which their tensors need each other."""
-    depths = depths_of(source)
+def in_order(layout: Layout, depths: Mapping[str, int]) -> Layout:
+    """Return a layout whose files are in the order in which their tensors need each other.
+
+    Args:
+        layout: of the result.
+        depths: of the source's tensors (`depths_of`).
+    """
     if not depths:
         return layout
     files = sorted(layout.files, key=lambda file: depth_of(file, depths, 0, file.size))

@@ -110,15 +110,15 @@ def test_what_others_need_is_made_first(tmp_path: Path, monkeypatch: pytest.Monk
 
     files = [file("deep", "dda"), file("mixed", "ab"), file("none", "b")]
     layout = Layout(files=[*files, OutputFile("small", [Literal(b"x")])])
-    assert [f.path for f in in_order(layout, source).files] == ["none", "small", "mixed", "deep"]
-    assert in_order(layout, needing(source, {})) is layout
+    assert [f.path for f in in_order(layout, depths).files] == ["none", "small", "mixed", "deep"]
+    assert in_order(layout, depths_of(needing(source, {}))) is layout
     assert depth_of(files[1], depths, 0, 32) == 2
     assert depth_of(files[1], depths, 16, 64) == 2 / 3
     monkeypatch.setattr(ftckpt.forks, "are_safe", lambda: False)
     monkeypatch.setattr(Gatherer, "fill_bytes", lambda *_: None)
     staging = LocalStaging(str(tmp_path / "out"), single=False)
     staging.begin("plan", {file.path: file.size for file in layout.files}, restart=False)
-    shares = make_shares(layout, Gatherer(source), staging, jobs=1, copies=2)
+    shares = make_shares(layout, Gatherer(source), staging, depths=depths, jobs=1, copies=2)
     order = [(share.path, *[made.number for made in share.blocks]) for share in shares]
     staging.close()
     assert sorted(order[:3]) == [("mixed", 1), ("none", 0), ("small", 0)]
