@@ -2,11 +2,11 @@
 
     python benchmarks/diff.py [--size 2GB] [--rounds 5] [--json]
 
-Two checkpoints of `--size` each, in safetensors, which records no checksum: everything is read,
-from a warm page cache. `cmp` is given pairs of files, as many at a time as we have threads, and one
-after the other. It stops at the first byte that differs, so it has a time for equal files alone. Of
-files that changed our own rates are shown: float32 of which one element in a thousand changed, all
-of float32, all of bfloat16.
+Two checkpoints of `--size` each, in safetensors, which records no checksum: nothing is summed up
+beside the comparison. All is read from a warm page cache. `cmp` is given pairs of files, as many at
+a time as we have threads, and one after the other. It stops at the first byte that differs, so it
+has a time for equal files alone. Of files that changed our own rates are shown: float32 of which
+one element in a thousand changed, all of float32, all of bfloat16.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +15,9 @@ import typer
 from ftckpt import __version__
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.memory import spare_addresses
+from ftckpt.stores.remotes import named_in
 
+from . import watchdog
 from .ending import SignalError, catch_signals, leave
 from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
 from .render import error_line, json_text, printable, result_record
@@ -106,13 +109,9 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
         return execute(arguments, invocation)
     except ClosedPipeError:
         return Result(ExitCode.CLOSED_PIPE, "the output was closed")
-    except SignalError as signal:
+    except SignalError as ended:
         invocation.close()
-        again = (
-            "the same command goes on where this one was" if invocation.verb in RESUMABLE else ""
-        )
-        complain(signal.message, again)
-        return Result(signal.code, signal.message, again)
+        return _ended(ended, invocation)
     except KeyboardInterrupt:
         complain("interrupted")
         return Result(ExitCode.INTERRUPTED, "interrupted")
@@ -127,6 +126,13 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
         return result
 
 
+def _ended(signalled: SignalError, invocation: Invocation) -> Result:
+    """Say that a signal ended the run, and what to do next."""
+    again = "the same command goes on where this one was" if invocation.verb in RESUMABLE else ""
+    complain(signalled.message, again)
+    return Result(signalled.code, signalled.message, again)
+
+
 def verdict(error: BaseException, verb: str = "") -> Result:
     """Return the exit code and the words for an exception."""
     if isinstance(error, FtckptError):
@@ -139,19 +145,41 @@ def verdict(error: BaseException, verb: str = "") -> Result:
             "the memory of this machine or of its limits does not suffice",
             "see the verb's --max-memory and --jobs, or the memory limit of the job",
         )
+    if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+        return Result(
+            ExitCode.NO_RESOURCE,
+            "the system starts no more threads for this process",
+            "raise the limit of processes (ulimit -u, or the job's), or lower --jobs",
+        )
     if isinstance(error, OSError):
-        from ftckpt.stores.oserror import translate
+        from ftckpt.stores.oserror import AWAY, translate
 
         refused = translate(error, str(error.filename or "a file"), "use")
         # The machine's word, no bug of ours.
-        if isinstance(refused, (DeniedError, NoResourceError)):
+        if isinstance(refused, (DeniedError, NoResourceError)) or error.errno in AWAY:
             return Result(refused.exit_code, error_line(refused), refused.hint)
+    lost = _lost_module(error)
+    if lost:
+        return Result(
+            ExitCode.UNAVAILABLE,
+            f"{lost} of ftckpt itself cannot be read: {error}",
+            "the filesystem that ftckpt is installed on is away, or it was just installed anew",
+        )
     return Result(
         ExitCode.INTERNAL,
         f"a bug in ftckpt {__version__}: {type(error).__name__}: {error}",
         "this says nothing about the checkpoint; please report it with the output of the same "
         "command under --debug",
     )
+
+
+def _lost_module(error: BaseException) -> str:
+    """Return the name of a module that is installed and cannot be read, or ''."""
+    if not isinstance(error, ImportError) or not error.name:
+        return ""
+    unreadable = "Input/output error" in str(error) or "cannot read file data" in str(error)
+    gone = isinstance(error, ModuleNotFoundError) and error.name.startswith("ftckpt.")
+    return error.name if unreadable or gone else ""
 
 
 def _found_no_room(error: BaseException) -> bool:
@@ -201,6 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with suppress(ClosedPipeError, FtckptError, RuntimeError):
             print_document(Result(code, message))
 
+    def last_words_for(number: int) -> None:
+        """Say for a process that cannot: it hangs in C code."""
+        code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+        with suppress(ClosedPipeError, FtckptError, RuntimeError):
+            print_document(_ended(SignalError(code), invocation))
+
+    if arguments is None:
+        invocation.on_begin = lambda: watchdog.start(last_words_for)
     prepare_streams()
     spare_addresses()
     catch_signals(last_words)
@@ -214,9 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except FtckptError as error:  # stdout is full: there is no place for a document
         result = Result(error.exit_code, error.message)
         complain(error.message, error.hint)
-    except SignalError as signal:
-        last_words(signal.code)
-        result = Result(signal.code)
+    except SignalError as ended:
+        last_words(ended.code)
+        result = Result(ended.code)
     invocation.close()
     if arguments is None or result.code >= ExitCode.INTERRUPTED:
         # Threads of interrupted work may hang in the network, and taking a large index apart
@@ -231,4 +267,7 @@ def document(invocation: Invocation, result: Result) -> dict[str, Any]:
     body = {"schema": name, "target": None, "format": None} | invocation.document
     if invocation.environment:
         body["environment"] = dict(invocation.environment)
+    remotes = named_in([*invocation.words, *invocation.environment.values()])
+    if remotes:
+        body["remotes"] = remotes
     return body | {"result": result_record(*result)}

@@ -35,6 +35,7 @@ MEANINGS: dict[ExitCode, Meaning] = {
     ExitCode.NO_RESOURCE: Meaning("disk, quota or memory budget", "after a fix"),
     ExitCode.UNSUPPORTED: Meaning("a layout, version or store capability that is not supported"),
     ExitCode.PARTIAL: Meaning("finished, but some items failed; they are listed", "look first"),
+    ExitCode.MISSING: Meaning("nothing shows that the root is there: no fresh start", "look first"),
     ExitCode.INTERRUPTED: Meaning("interrupted (SIGINT, Ctrl-C)", "yes"),
     ExitCode.CLOSED_PIPE: Meaning("whoever read the output closed the pipe", "-"),
     ExitCode.TERMINATED: Meaning("terminated (SIGTERM)", "yes"),

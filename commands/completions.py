@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
 from ftckpt.errors import ExitCode
 
 from .invocation import invoked, write
+from .parameters import OneOf
 from .verbs import VERBS, load
 
 STORAGE = False
@@ -88,18 +89,21 @@ def words_of_verbs() -> list[VerbWords]:
 
 
 def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
-    hints = get_type_hints(loaded.module.command)
+    hints = get_type_hints(loaded.module.command, include_extras=True)
     for group in loaded.groups:
-        hints |= get_type_hints(group.type)
+        hints |= get_type_hints(group.type, include_extras=True)
     flags: list[Flag] = []
     words: tuple[str, ...] = ()
     for param in loaded.params:
+        if getattr(param, "hidden", False):
+            continue
         values = _values(hints.get(param.name))
         if param.param_type_name == "argument":
             words = values
         else:
             names = tuple(param.opts) + tuple(param.secondary_opts)
-            flags.append(Flag(names, param.help or "", not param.is_flag, values))
+            bare = getattr(loaded.module, "BARE", {}).keys() & set(names)
+            flags.append(Flag(names, param.help or "", not (param.is_flag or bare), values))
     flags.append(Flag(("--help",), "Show this message and exit.", False, ()))
     if verb == "help":
         words = ("exit-codes", "environment", *_first_words(verbs))
@@ -119,6 +123,11 @@ def _first_words(verbs: Iterable[str]) -> list[str]:
 
 
 def _values(hint: Any) -> tuple[str, ...]:
+    said = next((one for one in get_args(hint) if isinstance(one, OneOf)), None)
+    if said is not None:
+        return said.words
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
     for one in (hint, *get_args(hint)):
         if isinstance(one, type) and issubclass(one, Enum):
             return tuple(str(member.value) for member in one)

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.formats.support import WRITTEN
+
 from .invocation import Result, invoked
+from .parameters import OneOf
 from .target import open_checkpoint
 from .transfers import (
     CODES as CODES,
@@ -78,7 +81,10 @@ def command(
     destination: DestinationArgument,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="FORMAT", help="The format to write; else that of --like."),
+        typer.Option(
+            "--to", metavar="FORMAT", help=f"{', '.join(WRITTEN)}; without it that of --like."
+        ),
+        OneOf(WRITTEN),
     ] = "",
     dtype: Annotated[
         DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")

@@ -25,6 +25,7 @@ EXAMPLES = (
     ("ftckpt copy /nvme/run7/step-1000 /shared/run7/", "as /shared/run7/step-1000"),
     ("ftckpt copy run7@latest s3://bucket/run7/", "the newest of a root, to an object store"),
     ("ftckpt copy s3://bucket/run7/step-1000 step-1000", "and back"),
+    ("ftckpt copy hot:run7/step-1000 cold:run7/", "between two services: named remotes"),
     ("ftckpt copy run7/step-1200 s3://bucket/run7/ --include-bases", "a delta with its bases"),
 )
 CODES = {

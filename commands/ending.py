@@ -11,6 +11,8 @@ from typing import NoReturn
 
 from ftckpt.errors import ExitCode
 
+from . import watchdog
+
 # A signal must end the process within two seconds; what is left after this is for the output.
 GRACE = 1.5
 
@@ -33,6 +35,7 @@ def catch_signals(last_words: Callable[[ExitCode], None]) -> None:
 
     Unwinding can wait for ever: an executor joins threads that sit in a dead network call. So the
     first signal also sets a timer that leaves without unwinding; a second signal leaves at once.
+    What keeps the interpreter itself is for the `watchdog`.
 
     Args:
         last_words: called with the exit code before leaving without unwinding.
@@ -48,6 +51,8 @@ def catch_signals(last_words: Callable[[ExitCode], None]) -> None:
             give_up()
         interrupted = number == signal.SIGINT
         caught.append(ExitCode.INTERRUPTED if interrupted else ExitCode.TERMINATED)
+        signal.signal(number, ask)  # it may have been taken away when it was called
+        watchdog.once(number)
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, GRACE)
         raise SignalError(caught[0])

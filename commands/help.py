@@ -25,13 +25,17 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "there is no such topic"}
 ENVIRONMENT = """\
 Every flag has an environment variable FTCKPT_<VERB>_<FLAG>: FTCKPT_VERIFY_LEVEL=structure stands
 for ftckpt verify --level structure. On/off flags take 1 and 0. A flag on the command line wins.
-The variables that were used are listed under "environment" in the JSON answer.
+The variables that were used are listed under "environment" in the JSON answer. Any other name that
+begins with FTCKPT_ is refused (2), with the nearest that is known: a misspelt one would silently
+skip what it asks for. Excepted are FTCKPT_REPLAY_*, which `ftckpt replay` gives to the processes
+that it records, and the names that Kubernetes makes for a Service (FTCKPT_SERVICE_HOST, ...).
 
 These flags have none, because nobody may inherit a decision to delete, to overwrite or to skip a
 check:
 {never}.
 
 ftckpt also honours
+  FTCKPT_CONFIG         the file with named remotes; else ~/.config/ftckpt/config.toml
   NO_COLOR              no colours
   TERM=dumb             no progress bar
   AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and the

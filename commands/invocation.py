@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -56,6 +56,8 @@ class Invocation:
         document: what was reported so far.
         groups: the values of option groups that the verb shares with others, by their dataclass.
         started: whether the verb itself ran (it does not where only its help is shown).
+        aside: whether `print` writes to stderr, because stdout takes one path alone.
+        on_begin: called when the verb begins.
     """
 
     verb: str = ""
@@ -68,7 +70,15 @@ class Invocation:
     document: dict[str, Any] = field(default_factory=dict)
     groups: dict[type[Any], Any] = field(default_factory=dict)
     started: bool = False
+    aside: bool = False
+    on_begin: Callable[[], None] | None = None
     _kept: list[object] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Note that the verb itself runs from now on."""
+        self.started = True
+        if self.on_begin is not None:
+            self.on_begin()
 
     def keep(self, thing: T) -> T:
         """Hold on to something large until the process ends, out of the collector's sight."""
@@ -86,7 +96,9 @@ class Invocation:
 
     def print(self, text: str = "") -> None:
         """Print lines of the answer on stdout; nothing under `--json`."""
-        if not self.json:
+        if self.aside:
+            self.say(text)
+        elif not self.json:
             counter = self.__dict__.get("counter")
             if counter is not None and counter is not NULL:
                 counter.clear()

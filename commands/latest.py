@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -12,16 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode, MissingError, NotFoundError, UsageError
 
 from .invocation import Invocation, Result, invoked, write_bytes
 from .render import finding_line, printable
 from .units import parse_duration
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.discovery.checks import Checks
+    from ftckpt.discovery.conditions import Worlds
     from ftckpt.roots import Root
-    from ftckpt.selection import Selection
+    from ftckpt.selection import Check, Rules, Selection
 
 EXAMPLES = (
     ("ftckpt latest /ckpt/run7", "the newest whose names, sizes and coverage are right"),
@@ -33,19 +35,33 @@ EXAMPLES = (
         "ftckpt latest s3://run7/ckpt --wait --timeout 10m",
         "let the save in flight finish first",
     ),
-    ("ftckpt latest /ckpt/run7 --not-newer-than 12000", "go back to before a loss spike"),
+    ("ftckpt latest /ckpt/run7 --step-at-most 12000", "go back to before a loss spike"),
+    (
+        "ftckpt latest /ckpt/run7 --verify content --reuse 24h",
+        "a check of the last day counts, unless a file has changed since",
+    ),
+    (
+        "ftckpt latest /ckpt/run7 --require model,optimizer,rng --world-size 64",
+        "walk back over those that 64 ranks cannot resume from exactly",
+    ),
+    ("ftckpt latest /nvme/run7 /shared/run7 s3://run7", "of several tiers, the nearest first"),
+    ("ftckpt latest /ckpt/run7 --pointer last-known-good", "what ftckpt promote has verified"),
+    ("ftckpt latest /ckpt/run8 --create-root", "once, before the first start of a run"),
 )
 CODES = {
     ExitCode.OK: "one path on stdout: the newest checkpoint that passes",
-    ExitCode.CORRUPT: "there are checkpoints, and all are damaged",
+    ExitCode.CORRUPT: "all checkpoints are damaged; or there were some, and none is left",
     ExitCode.INCOMPLETE: "there are checkpoints, and none is committed",
-    ExitCode.UNVERIFIED: "the newest has no evidence for --verify content",
+    ExitCode.UNVERIFIED: "the newest has no evidence for --verify content; or each lacks what "
+    "--require or --world-size asks for",
     ExitCode.UNSAFE: "the newest is hostile or ambiguous",
-    ExitCode.NOT_FOUND: "no such root, or no checkpoint in it",
+    ExitCode.REFUSED: "every checkpoint is newer than --step-at-most, or was dropped",
+    ExitCode.NOT_FOUND: "a root made by --create-root that holds no checkpoint yet: a first start",
     ExitCode.UNAVAILABLE: "storage failed; nothing older was taken instead",
     ExitCode.DENIED: "credentials or permissions; nothing older was taken instead",
     ExitCode.NO_RESOURCE: "",
     ExitCode.UNSUPPORTED: "the newest is of a format that this version does not read",
+    ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first start",
 }
 
 
@@ -54,20 +70,53 @@ class Level(StrEnum):
 
     STRUCTURE = "structure"
     CONTENT = "content"
+    VALUES = "values"
 
 
 def command(
     ctx: typer.Context,
-    root: Annotated[
-        str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
+    roots: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ROOT...",
+            help="Directory or URL that holds the checkpoints; or several tiers, nearest first.",
+        ),
     ],
     verify: Annotated[
         Level,
-        typer.Option(help="Check names, sizes and coverage, or every byte by digest or CRC."),
+        typer.Option(help="Check names, sizes and coverage; every byte; or the numbers, too."),
     ] = Level.STRUCTURE,
-    not_newer_than: Annotated[
+    require: Annotated[
+        str,
+        typer.Option(
+            metavar="PARTS",
+            help="Walk back over those that do not show these parts of the training state: "
+            "model,optimizer,scheduler,rng,dataloader,step,scaler.",
+        ),
+    ] = "",
+    world_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Take only one that N ranks load as it is."),
+    ] = None,
+    or_reshard: Annotated[
+        bool,
+        typer.Option(
+            "--or-reshard", help="With --world-size: take any, and print the reshard command."
+        ),
+    ] = False,
+    reuse: Annotated[
+        str,
+        typer.Option(
+            metavar="T", help="Let a content check of the last T count if no file has changed."
+        ),
+    ] = "",
+    receipts: Annotated[
+        str, typer.Option(metavar="DIR", help="Where --reuse keeps its receipts.")
+    ] = "",
+    step_at_most: Annotated[
         int | None, typer.Option(metavar="STEP", min=0, help="Take no step above this one.")
     ] = None,
+    not_newer_than: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
     max_fallback: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Walk back over at most N checkpoints.")
     ] = None,
@@ -83,44 +132,136 @@ def command(
     skip_unsafe: Annotated[
         bool, typer.Option("--skip-unsafe", help="Walk back over hostile ones.")
     ] = False,
+    pointer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Take what this pointer means: last-known-good (see promote)."
+        ),
+    ] = "",
+    allow_missing_tier: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing-tier",
+            help="Of several tiers: choose although one cannot be read and may hold a newer step.",
+        ),
+    ] = False,
+    create_root: Annotated[
+        bool,
+        typer.Option(
+            "--create-root", help="Mark ROOT as the root of a run, once, before its first start."
+        ),
+    ] = False,
 ) -> Result:
     """Print the newest checkpoint that passes.
 
     Newest is the largest step in the content. Damaged and uncommitted checkpoints are walked over,
     with the reason on stderr; a storage error stops the search with its own code, because an older
     checkpoint must not be taken while the newest could not be reached. Pointers (latest, tracker
-    files, links) are compared with what is there, and never believed.
+    files, links) are compared with what is there, and never believed. A ROOT without checkpoints is
+    a first start (9) only if --create-root has marked it: an unmounted filesystem is empty, too.
+
+    Of several tiers the newest step that passes in any is taken, from the nearest that has it. A
+    tier that cannot be read may hold the newest: nothing is taken then, with its code, unless
+    --allow-missing-tier is given.
     """
+    from ftckpt.discovery.conditions import Worlds, all_of, lacking, parse_parts
+    from ftckpt.discovery.followed import follow
     from ftckpt.selection import Rules, select
     from ftckpt.waiting import select_waiting
 
     invocation = invoked(ctx)
+    root = roots[0]
+    _require_one_root(
+        roots,
+        wait=wait,
+        pointer=pointer,
+        create_root=create_root,
+        allow_missing_tier=allow_missing_tier,
+    )
     invocation.report(target=root, path=None, step=None, level=verify, skipped=[], pointers=[])
     seconds = parse_duration(timeout, "--timeout")
-    rules = Rules(not_newer_than, max_fallback, skip_unverified, skip_unsafe)
-    check = _check(invocation, verify)
+    limit = not_newer_than if step_at_most is None else step_at_most
+    parts = parse_parts(require) if require else ()
+    if or_reshard and world_size is None:
+        raise UsageError("--or-reshard needs --world-size")
+    worlds = Worlds(world_size, any_size=or_reshard)
+    condition = all_of([partial(lacking, parts=parts, note=invocation.say), worlds])
+    rules = Rules(limit, max_fallback, skip_unverified, skip_unsafe, condition)
+    check = checks_of(invocation, verify, reuse, receipts)
 
     # That a newer one is not taken can cost hours of training: also --quiet says so.
     def note(line: str) -> None:
         invocation.warn(printable(line))
 
-    if wait:
-        read = partial(_read, invocation, root)
+    if len(roots) > 1:
+        found = _of_tiers(invocation, roots, check, rules, note, allow_missing=allow_missing_tier)
+    elif pointer:
+        found = select(follow(read_root(invocation, root), pointer, rules), check, rules, note)
+    elif wait:
+        read = partial(read_root, invocation, root, create=create_root)
         found = select_waiting(read, check, rules, seconds, note, say=invocation.say)
     else:
-        found = select(_read(invocation, root), check, rules, note)
+        found = select(read_root(invocation, root, create=create_root), check, rules, note)
     _report(invocation, found)
     invocation.close()
-    _warn(invocation, found)
+    report_receipts(invocation, check, found)
+    _report_reshard(invocation, worlds, found)
+    warn_about(invocation, found)
     if found.path is None:
         return invocation.fail(found.code, printable(found.message), printable(found.hint))
     if not invocation.json:
         # The bytes of the path, whatever the locale: the shell hands them on to the trainer.
         write_bytes(sys.stdout, os.fsencode(found.path) + b"\n")
+    if verify is Level.STRUCTURE:
+        invocation.say(
+            "note: only names, sizes and headers were checked; --verify content reads every byte"
+        )
     return Result(ExitCode.OK, f"{found.path} passes", "")
 
 
-def _warn(invocation: Invocation, found: Selection) -> None:
+def _require_one_root(roots: Sequence[str], **given: object) -> None:
+    """Refuse what is about one root where several tiers are given, and the other way round.
+
+    Raises:
+        UsageError: which flag.
+    """
+    several = given.pop("allow_missing_tier")
+    if len(roots) == 1 and several:
+        raise UsageError("--allow-missing-tier is for several tiers")
+    wrong = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if len(roots) > 1 and wrong:
+        raise UsageError(f"{wrong[0]} is about one root", hint="name the one that it is about")
+    if given["pointer"] and (given["wait"] or given["create_root"]):
+        raise UsageError("--pointer does not go with --wait or --create-root")
+
+
+def _of_tiers(
+    invocation: Invocation,
+    roots: Sequence[str],
+    check: Check,
+    rules: Rules,
+    note: Callable[[str], None],
+    *,
+    allow_missing: bool,
+) -> Selection:
+    """Choose of several tiers, and report what each had to give."""
+    from ftckpt.discovery.tiers import Tier, select_tiers
+    from ftckpt.errors import DeniedError, UnavailableError
+
+    tiers = []
+    for url in roots:
+        try:
+            tiers.append(Tier(url, read_root(invocation, url)))
+        except (DeniedError, MissingError, UnavailableError) as error:
+            tiers.append(Tier(url, None, error))
+    found = select_tiers(tiers, check, rules, note, allow_missing=allow_missing)
+    invocation.report(
+        tiers=[t._asdict() | {"code": int(t.code), "name": t.code.name} for t in found.tiers]
+    )
+    return found.chosen
+
+
+def warn_about(invocation: Invocation, found: Selection) -> None:
     """Print what disagrees; of names that say another step, only the chosen one's.
 
     Some trainers number saves or epochs, so that every name of a root disagrees.
@@ -136,27 +277,80 @@ def _warn(invocation: Invocation, found: Selection) -> None:
         invocation.say(f"note: {names} other names say another step than their content (--json)")
 
 
-def _read(invocation: Invocation, path: str) -> Root:
+def read_root(invocation: Invocation, path: str, *, create: bool = False) -> Root:
+    """Read the root; with `create`, one without checkpoints is made or marked first.
+
+    Raises:
+        MissingError: it is not there.
+        UsageError: it is a checkpoint, or one step of a root.
+    """
     from ftckpt import opening
+    from ftckpt.discovery import root_marker
     from ftckpt.formats.catalog import FORMATS
 
-    place = opening.locate(path, invocation.stores)
+    try:
+        place = opening.locate_root(path, invocation.stores)
+    except MissingError as error:
+        if not create:
+            words = shlex.join(["ftckpt", "latest", path, "--create-root"])
+            first = f"for a first start, once: {words}"
+            error.hint = f"{error.hint}; {first}" if error.hint else first
+            raise
+        root_marker.create_root(path, invocation.stores)
+        place = opening.locate_root(path, invocation.stores)
     if place.which:
-        raise UsageError(f"latest wants the root, not one step of it: {path}")
-    return opening.open_root(place, FORMATS)
+        raise UsageError(f"the root is wanted, not one step of it: {path}")
+    try:
+        root = opening.open_root(place, FORMATS)
+        if create and not root.holds_checkpoints():
+            root_marker.create_root(path, invocation.stores)
+    except NotFoundError as error:  # it went while it was listed: no first start
+        raise MissingError(error.message, hint=error.hint) from error
+    return root
 
 
-def _check(invocation: Invocation, level: Level) -> Callable[[Checkpoint], tuple[ExitCode, str]]:
+def checks_of(invocation: Invocation, level: Level, reuse: str, folder: str) -> Checks:
+    """Return the check of each checkpoint.
+
+    Raises:
+        UsageError: `--reuse` is no duration, or there is nothing that it could save.
+    """
     from ftckpt import verification
+    from ftckpt.discovery.checks import Checks, Reuse
     from ftckpt.limits import jobs
 
-    options = verification.VerifyOptions(verification.Level(level.value), jobs=jobs())
+    if level is Level.STRUCTURE and (reuse or folder):
+        raise UsageError("--reuse is about a check of the content: add --verify content")
+    if folder and not reuse:
+        raise UsageError("--receipts needs --reuse")
+    options = verification.VerifyOptions(
+        verification.Level(level.value), jobs=jobs(), require_content=level is Level.VALUES
+    )
+    age = Reuse(parse_duration(reuse, "--reuse"), folder) if reuse else None
+    counter = invocation.counter
+    return Checks(options, invocation.stores, age, counter, invocation.warn)
 
-    def check(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
-        report = verification.verify(checkpoint, options, counter=invocation.counter)
-        return report.code, report.message
 
-    return check
+def report_receipts(invocation: Invocation, checks: Checks, found: Selection) -> None:
+    """Report which receipts stand for a check of the chosen checkpoint."""
+    taken = [
+        {"url": url, "receipt": where, "checked": receipt.checked, "level": receipt.level}
+        | {"evidence": receipt.evidence}
+        for url, (receipt, where) in checks.taken.items()
+        if found.path is not None and (url + "/").startswith(found.path + "/")
+    ]
+    if checks.reuse is not None:
+        invocation.report(receipts=taken)
+
+
+def _report_reshard(invocation: Invocation, worlds: Worlds, found: Selection) -> None:
+    """Report the command that makes the chosen checkpoint loadable at the world size."""
+    command = worlds.command(found.path) if found.path is not None else None
+    if worlds.any_size:
+        invocation.report(reshard=command)
+    if command is not None:
+        said = worlds.reasons[command[2]]
+        invocation.warn(printable(f"note: {command[2]} {said}; {shlex.join(command)}"))
 
 
 def _report(invocation: Invocation, found: Selection) -> None:

@@ -10,9 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from typer.core import TyperArgument, TyperOption
+
+
+class OneOf(NamedTuple):
+    """The words that an option takes, where a verb itself says what is wrong with another.
+
+    Beside `typer.Option` in an annotation: completions offer them.
+    """
+
+    words: tuple[str, ...]
+
 
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _LEFT = object()  # to typer

@@ -30,6 +30,10 @@ EXAMPLES = (
         "ftckpt reshard run/global_step900 new/global_step900 --like new/global_step0",
         "DeepSpeed for the ranks and stages of a job that has saved once",
     ),
+    (
+        "ftckpt reshard run/step-900 tp4/step-900 --tp 4 --rules mine.toml",
+        "shards that a trainer saved by hand, cut by a table of rules",
+    ),
     ("ftckpt reshard SRC DST --tp 4 --dry-run", "print every copy and what it costs"),
 )
 OPTIONS = (PartOptions, LayoutOptions, RunOptions)

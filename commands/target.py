@@ -15,7 +15,7 @@ from ftckpt.errors import FtckptError, UsageError
 from .render import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
@@ -30,7 +30,8 @@ PathArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
-        help="A checkpoint or root: local path, s3:// or other URL, ROOT@STEP, ROOT@latest.",
+        help="A checkpoint or root: local path, s3:// or other URL, REMOTE:path, ROOT@STEP, "
+        "ROOT@latest.",
     ),
 ]
 
@@ -112,7 +113,7 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
             f"{target.place.url} is a root, not one checkpoint",
             hint=f"name one of its checkpoints: {_names(target.root)}",
         )
-    child = choose(target.root, target.place.which)
+    child = choose(target.root, target.place.which, invocation.warn)
     url = target.root.url_of(child.candidate)
     if not target.place.which:
         invocation.say(f"{printable(target.place.url)} is a root; taking {printable(url)}")
@@ -135,15 +136,20 @@ def known_step(checkpoint: Checkpoint) -> int | None:
         return None
 
 
-def choose(root: Root, which: str) -> Child:
-    """Return the child of a root that `@STEP` means; the newest for "" and "latest".
+def choose(root: Root, which: str, note: Callable[[str], None] = lambda _: None) -> Child:
+    """Return the child of a root that `@STEP` means; the newest committed for "" and "latest".
+
+    Args:
+        root: where to look.
+        which: as `Place.which`.
+        note: told which newer ones are not committed.
 
     Raises:
         NotFoundError: there is no such step.
     """
     from ftckpt.candidates import child_of_step, newest_child
 
-    return child_of_step(root, int(which)) if which.isdecimal() else newest_child(root)
+    return child_of_step(root, int(which)) if which.isdecimal() else newest_child(root, note)
 
 
 def _names(root: Root) -> str:

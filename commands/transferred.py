@@ -64,10 +64,19 @@ def proof_line(proof: Proof | None, held: str, seconds: Mapping[str, float]) -> 
     """
     if proof is None:
         return "not proven: --no-proof"
+    took = f"(in {human_duration(seconds['prove'])})"
+    objects, cast = counted(proof.objects, "object"), proof.cast
+    if cast is None:
+        return (
+            f"proven: {counted(proof.tensors, 'tensor')}, {human_bytes(proof.nbytes)}, and "
+            f"{objects} {held} bit for bit {took}"
+        )
+    infinite = f", {cast.infinite:,} from finite to infinite" if cast.infinite else ""
     return (
-        f"proven: {counted(proof.tensors, 'tensor')}, {human_bytes(proof.nbytes)}, and "
-        f"{counted(proof.objects, 'object')} {held} bit for bit"
-        f" (in {human_duration(seconds['prove'])})"
+        f"proven: {counted(cast.tensors, 'tensor')} {held} cast to {' and '.join(cast.dtypes)} "
+        f"({cast.changed:,} of {cast.values:,} values changed{infinite}); "
+        f"{counted(proof.tensors - cast.tensors, 'tensor')} and {objects} {held} bit for bit; "
+        f"{human_bytes(proof.nbytes)} compared {took}"
     )
 
 

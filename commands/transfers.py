@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -68,7 +69,10 @@ class PartOptions:
         typer.Option(metavar="NAME", help="Leave out state by name or pattern. Repeatable."),
     ] = None
     rules: Annotated[
-        str, typer.Option(metavar="FILE.toml", help="How tensors are divided over ranks.")
+        str,
+        typer.Option(
+            metavar="FILE.toml", help="How tensors are divided over ranks: a table, or llama, …"
+        ),
     ] = ""
     true_vocab_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
@@ -116,7 +120,7 @@ class LayoutOptions:
         from ftckpt.limits import parse_bytes
         from ftckpt.transfer.layout import Wishes
 
-        rules = _read_rules(part.rules)
+        rules = read_rules(part.rules)
         example = open_other(invocation, self.like, rules=rules) if self.like else None
         if example is not None:
             invocation.report(like=example.source.url)
@@ -158,16 +162,22 @@ class RunOptions:
     max_memory: MemoryOption = "1GiB"
 
 
-def _read_rules(path: str) -> Rules | None:
+def read_rules(path: str) -> Rules | None:
     """Return the user's table of split rules, or None where none was given.
+
+    A built-in table is given by its name, unless a file has that name.
 
     Raises:
         UsageError: the file cannot be read, or is no such table.
     """
     if not path:
         return None
+    from ftckpt.formats.rule_tables import built_in, families
     from ftckpt.rules import parse_rules
 
+    # Megatron's rules depend on the job's arguments, which its own readers know.
+    if path in families() and "megatron" not in path and not os.path.exists(path):
+        return built_in(path)
     return parse_rules(read_text(path), path)
 
 
@@ -258,6 +268,7 @@ def carry_out(
     from ftckpt.transfer.example import lay_out
     from ftckpt.transfer.planned import affordable_forks, affordable_jobs, planned
     from ftckpt.transfer.proof import prove
+    from ftckpt.transfer.rehearsal import rehearse
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
@@ -282,6 +293,8 @@ def carry_out(
     for note in layout.notes:
         invocation.say(f"note: {note.message}")
     if run.dry_run:
+        if prover is prove and not run.no_proof:
+            rehearse(content, layout, target, same_objects, single=writer.single)
         plan = planned(layout, checkpoint, jobs=jobs, proof=not run.no_proof, local=local)
         return show_plan(invocation, layout, checkpoint, plan)
     limiter = rate_limit(run.limit_rate)

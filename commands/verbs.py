@@ -28,9 +28,12 @@ VERBS: dict[str, str] = {
     "verify": "Check that a checkpoint can be trusted, and say which evidence says so",
     "seal": "Record digests of a checkpoint, so that any later change is found",
     "latest": "Print the newest checkpoint that passes",
+    "promote": "Point a root at a checkpoint, after verifying it",
+    "restart": "Print a checkpoint that a job of N ranks loads: find, check, reshard if needed",
     "reshard": "Write a checkpoint for another number of ranks, optimizer included",
     "convert": "Write a checkpoint in another format: whole, or the part that is asked for",
     "copy": "Copy a checkpoint between tiers: verified on the way, resumable, visible at the end",
+    "sync": "Ship the checkpoints of a root to another tier, the oldest missing one first",
     "repair": "Mend a damaged checkpoint with the blocks of a replica",
     "diff": "Show what changed between two checkpoints, of any formats and topologies",
     "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
@@ -61,13 +64,34 @@ VERBS: dict[str, str] = {
 
 # Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
 NO_ENVIRONMENT = frozenset(
-    {"apply", "force", "no_proof", "purge_now", "restart", "skip_unsafe", "skip_unverified", "yes"}
-    | {"delete_corrupt", "free", "max_delete", "min_survivors", "policy", "trash_ttl"}
+    {
+        "apply",
+        "create_root",
+        "force",
+        "no_proof",
+        "purge_now",
+        "restart",
+        "skip_unsafe",
+        "skip_unverified",
+        "yes",
+    }
+    | {
+        "trust_recorded",
+        "backwards",
+        "allow_missing_tier",
+        "delete_corrupt",
+        "free",
+        "max_delete",
+        "min_survivors",
+        "policy",
+        "trash_ttl",
+    }
 )
 
 # What they have done so far is taken up by the next run of the same command.
 RESUMABLE = frozenset(
-    {"reshard", "convert", "copy", "repair", "delta pack", "delta unpack", "delta rebase"}
+    {"restart", "reshard", "convert", "copy", "sync", "repair"}
+    | {"delta pack", "delta unpack", "delta rebase"}
 )
 
 
@@ -133,8 +157,19 @@ class Verb(TyperCommand):
     module: Any = None
     groups: Sequence[OptionGroup] = ()
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; an option that the module's `BARE` names may lack its value.
+
+        Such a value is joined by `=`: a word that follows is no value of it.
+        """
+        bare: dict[str, str] = getattr(self.module, "BARE", {})
+        end = args.index("--") if "--" in args else len(args)
+        given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
+        return super().parse_args(ctx, [*given, *args[end:]])
+
     def invoke(self, ctx: Any) -> Any:
         """Run the verb with an `Invocation` as the context's object."""
+        device = ctx.params.get("device")
         common = {k: ctx.params.pop(k) for k in _COMMON & ctx.params.keys()}
         storage = {k: ctx.params.pop(k) for k in _STORAGE & ctx.params.keys()}
         invocation = cast(Invocation, ctx.find_root().obj)
@@ -146,8 +181,19 @@ class Verb(TyperCommand):
         for group in self.groups:
             values = {k: ctx.params.pop(k) for k in group.names}
             invocation.groups[group.type] = group.build(**values)
-        invocation.started = True
+        invocation.begin()
         ctx.obj = invocation
+        # `help` and `completions` must answer so that the right name can be found.
+        if getattr(self.module, "STORAGE", True) and any(
+            n.startswith("FTCKPT_") for n in os.environ
+        ):
+            from .environment import refuse_unknown
+
+            refuse_unknown()
+        if device not in (None, "cpu", "auto"):
+            from ftckpt.transfer.device import torch_device
+
+            torch_device(device)  # before anything is read
         return super().invoke(ctx)
 
     def get_help_option(self, ctx: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from ftckpt.errors import (
     FtckptError,
     UnsafeError,
     UnsupportedError,
+    UsageError,
     worst,
 )
 from ftckpt.findings import finding
@@ -32,8 +34,10 @@ from .target import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.findings import Finding
+    from ftckpt.findings import Finding, Strictness
     from ftckpt.manifest import Manifest
     from ftckpt.opening import Target
     from ftckpt.roots import Child, Part, Root
@@ -45,7 +49,9 @@ EXAMPLES = (
     ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root, quickly"),
     ("ftckpt verify s3://run7/ckpt@1000 --require content", "exit 6 where bytes have no evidence"),
     ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
+    ("ftckpt verify run/step-9 --remember", "so that `latest --reuse` need not read it again"),
     ("ftckpt verify big/ --sample 5% --limit-rate 200MB/s", "a share, gently, beside a trainer"),
+    ("ftckpt verify step-9 --level values --strict=replicas,masters", "copies that differ fail"),
 )
 CODES = {
     ExitCode.OK: "everything that the evidence allows was checked and passed",
@@ -76,6 +82,13 @@ class Requirement(StrEnum):
     CONTENT = "content"
 
 
+@dataclass(frozen=True)
+class Receipts:
+    """Where receipts are kept: a folder, or "" for beside each checkpoint."""
+
+    folder: str
+
+
 def command(
     ctx: typer.Context,
     path: PathArgument,
@@ -98,10 +111,25 @@ def command(
     sample: Annotated[
         str, typer.Option(metavar="SHARE", help="Read only this share of the content: 5%.")
     ] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Weigh warnings as damage.")] = False,
+    strict: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[=CLASS,...]",
+            help="Treat warnings as errors, or those alone of replicas, masters, values, stale, "
+            "steps, pointers, counts, sizes, links, opaque, odd.",
+        ),
+    ] = None,
     fail_fast: Annotated[
         bool, typer.Option("--fail-fast", help="Stop at the first error.")
     ] = False,
+    remember: Annotated[
+        bool,
+        typer.Option(
+            "--remember",
+            help="Keep a receipt for `latest --reuse`; implies --require content.",
+        ),
+    ] = False,
+    receipts: Annotated[str, typer.Option(metavar="DIR", help="Where --remember keeps it.")] = "",
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",
@@ -116,10 +144,16 @@ def command(
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
+    if remember:
+        if level is LevelChoice.STRUCTURE or sample:
+            raise UsageError("--remember needs a check of the whole content")
+        invocation.groups[Receipts] = Receipts(receipts)
+    elif receipts:
+        raise UsageError("--receipts needs --remember")
     options = VerifyOptions(
         level=Level(level.value),
-        require_content=require is Requirement.CONTENT,
-        strict=strict,
+        require_content=require is Requirement.CONTENT or remember,
+        strict=_strictness(strict or ()),
         fail_fast=fail_fast,
         sample=_share(sample),
         jobs=job_count(jobs),
@@ -128,7 +162,10 @@ def command(
         manifest=_manifest(manifest, invocation),
         against=_replica(invocation, against),
     )
-    invocation.report(level=level.value, evidence="none", bytes_read=0, seconds=0.0, findings=[])
+    invocation.report(
+        level=level.value, evidence="none", strict=sorted(options.strict), bytes_read=0,
+        seconds=0.0, findings=[],
+    )  # fmt: skip
     try:
         target = open_target(invocation, path)
     except (CorruptError, UnsafeError) as error:
@@ -136,10 +173,40 @@ def command(
     if target.root is not None and not target.place.which:
         return _verify_root(invocation, target, target.root, options, everything=all_)
     if target.root is not None:
-        child = choose(target.root, target.place.which)
+        child = choose(target.root, target.place.which, invocation.warn)
         return _verify_child(invocation, target.root, child, options)
     assert target.part is not None
     return _verify_part(invocation, target.place.store, target.part, options)
+
+
+# `--strict` alone; the other form is `--strict=CLASS,...`.
+BARE = {"--strict": "all"}
+
+
+def _strictness(given: Sequence[str]) -> frozenset[Strictness]:
+    """Return the classes that are treated as errors.
+
+    Raises:
+        UsageError: there is no such class.
+    """
+    from difflib import get_close_matches
+
+    from ftckpt.findings import Strictness
+
+    found: set[Strictness] = set()
+    for word in (word.strip() for text in given for word in text.split(",")):
+        if word in ("all", "1", "true", "yes", "on"):  # the last four in the environment
+            found |= set(Strictness)
+        elif word in list(Strictness):
+            found.add(Strictness(word))
+        elif word not in ("", "0", "false", "no", "off"):
+            near = get_close_matches(word, list(Strictness), 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(
+                f"--strict has no class {word!r}{meant}",
+                hint=f"the classes are {', '.join(Strictness)}",
+            )
+    return frozenset(found)
 
 
 def _share(text: str) -> float | None:
@@ -153,9 +220,10 @@ def _manifest(path: str, invocation: Invocation) -> Manifest | None:
         return None
     from ftckpt.manifest import read
     from ftckpt.stores import open_store
+    from ftckpt.stores.remotes import split
 
-    parent, slash, name = path.rpartition("/")
-    return read(open_store(parent or (slash or "."), invocation.stores), name)
+    parent, name = split(path)
+    return read(open_store(parent, invocation.stores), name)
 
 
 def _replica(invocation: Invocation, path: str) -> Checkpoint | None:
@@ -168,7 +236,7 @@ def _verify_root(
     invocation: Invocation, target: Target, root: Root, options: VerifyOptions, *, everything: bool
 ) -> Result:
     """Check the pointers and the newest checkpoint, or all of them."""
-    chosen = root.children() if everything else [choose(root, "")]
+    chosen = root.children() if everything else [choose(root, "", invocation.warn)]
     pointed = [
         finding(
             "pointer-dangling",
@@ -199,8 +267,11 @@ def _verify_root(
     invocation.report(findings=[*pointed, *invocation.document["findings"]])
     bad = [url for url, r in results if r.code is not ExitCode.OK]
     if code is ExitCode.OK:
-        only = results[0][1].message if len(results) == 1 else f"{len(results)} checkpoints passed"
-        return Result(code, only)
+        if len(results) == 1:
+            return results[0][1]
+        warned = sum(bool(result.hint) for _, result in results)
+        more = f", {warned} of them with warnings" if warned else ""
+        return Result(code, f"{len(results)} checkpoints passed{more}")
     if pointed and not bad:
         return invocation.fail(code, pointed[0].message, "point it to a checkpoint that is there")
     if len(results) == 1:
@@ -250,8 +321,10 @@ def _whole(documents: list[dict[str, Any]]) -> dict[str, Any]:
 def _verify_part(
     invocation: Invocation, store: Store, part: Part, options: VerifyOptions
 ) -> Result:
+    from ftckpt.discovery.checks import check_and_remember
     from ftckpt.opening import open_part
     from ftckpt.verification import failed, verify
+    from ftckpt.verification.receipts import Book
 
     def emit(found: Finding) -> None:
         invocation.print(render.finding_line(found))
@@ -267,7 +340,14 @@ def _verify_part(
         report = failed(error, more, seconds=time.monotonic() - began)
         return _conclude(invocation, report, shown=False)
     invocation.report(target=checkpoint.source.url, format=checkpoint.format)
-    report = verify(checkpoint, options, counter=invocation.counter, emit=emit)
+    kept = invocation.groups.get(Receipts)
+    if kept is None:
+        report = verify(checkpoint, options, counter=invocation.counter, emit=emit)
+    else:
+        book = Book(checkpoint, invocation.stores, kept.folder)
+        report = check_and_remember(
+            checkpoint, options, book, invocation.counter, invocation.warn, emit
+        )
     invocation.report(step=known_step(checkpoint))
     return _conclude(invocation, report, shown=True)
 
@@ -295,5 +375,7 @@ def _conclude(invocation: Invocation, report: VerifyReport, *, shown: bool) -> R
             else ""
         )
         invocation.print(f"ok: {report.message}{read}")
+        if report.hint:
+            invocation.say(f"hint: {report.hint}")
         return Result(report.code, report.message, report.hint)
     return invocation.fail(report.code, report.message, report.hint)

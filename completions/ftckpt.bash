@@ -19,18 +19,24 @@ _ftckpt() {
         "inspect --tensor"|"inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds") return ;;
         "verify --level") words="auto structure content values" ;;
         "verify --require") words="content" ;;
-        "verify --against"|"verify --manifest"|"verify --sample"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
+        "verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
         "seal --level") words="auto structure content values" ;;
         "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds") return ;;
-        "latest --verify") words="structure content" ;;
-        "latest --not-newer-than"|"latest --max-fallback"|"latest --timeout"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds") return ;;
+        "latest --verify") words="structure content values" ;;
+        "latest --require"|"latest --world-size"|"latest --reuse"|"latest --receipts"|"latest --step-at-most"|"latest --max-fallback"|"latest --timeout"|"latest --pointer"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds") return ;;
+        "promote --verify") words="structure content values" ;;
+        "promote --pointer"|"promote --jobs"|"promote -j"|"promote --limit-rate"|"promote --max-memory"|"promote --endpoint"|"promote --profile"|"promote --region"|"promote --retry-seconds") return ;;
+        "restart --verify") words="structure content values" ;;
+        "restart --world"|"restart --gpus"|"restart --scratch"|"restart --require"|"restart --step-at-most"|"restart --max-fallback"|"restart --reuse"|"restart --receipts"|"restart --rules"|"restart --jobs"|"restart -j"|"restart --limit-rate"|"restart --max-memory"|"restart --tp"|"restart --pp"|"restart --vp"|"restart --dp"|"restart --ep"|"restart --zero-stage"|"restart --max-shard-size"|"restart --like"|"restart --endpoint"|"restart --profile"|"restart --region"|"restart --retry-seconds") return ;;
         "reshard --only") words="model optimizer" ;;
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --like"|"reshard --device"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds") return ;;
+        "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist deepspeed deepspeed-universal" ;;
         "convert --dtype") words="bf16 fp16 fp32" ;;
         "convert --names") words="hf megatron" ;;
         "convert --only") words="model optimizer" ;;
-        "convert --to"|"convert --spelling"|"convert --family"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --like"|"convert --device"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds") return ;;
+        "convert --spelling"|"convert --family"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --like"|"convert --device"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds") return ;;
         "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds") return ;;
+        "sync --every"|"sync --newest"|"sync --tag"|"sync --jobs"|"sync -j"|"sync --concurrency"|"sync --limit-rate"|"sync --max-memory"|"sync --endpoint"|"sync --profile"|"sync --region"|"sync --retry-seconds") return ;;
         "repair --from"|"repair --to"|"repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds") return ;;
         "diff --component"|"diff --tensor"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds") return ;;
         "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --keep-tag"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds") return ;;
@@ -42,7 +48,8 @@ _ftckpt() {
         "tag --endpoint"|"tag --profile"|"tag --region"|"tag --retry-seconds") return ;;
         "untag --endpoint"|"untag --profile"|"untag --region"|"untag --retry-seconds") return ;;
         "delta pack --rename"|"delta pack --level"|"delta pack --device"|"delta pack --jobs"|"delta pack -j"|"delta pack --limit-rate"|"delta pack --max-memory"|"delta pack --storage-rate"|"delta pack --endpoint"|"delta pack --profile"|"delta pack --region"|"delta pack --retry-seconds") return ;;
-        "delta unpack --base"|"delta unpack --to"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --like"|"delta unpack --device"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds") return ;;
+        "delta unpack --to") words="dcp safetensors torchsave ranks megatron megatron-dist deepspeed deepspeed-universal" ;;
+        "delta unpack --base"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --like"|"delta unpack --device"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds") return ;;
         "delta info --base"|"delta info --storage-rate"|"delta info --jobs"|"delta info -j"|"delta info --max-memory"|"delta info --endpoint"|"delta info --profile"|"delta info --region"|"delta info --retry-seconds") return ;;
         "delta rebase --onto"|"delta rebase --base"|"delta rebase --level"|"delta rebase --device"|"delta rebase --jobs"|"delta rebase -j"|"delta rebase --limit-rate"|"delta rebase --max-memory"|"delta rebase --storage-rate"|"delta rebase --endpoint"|"delta rebase --profile"|"delta rebase --region"|"delta rebase --retry-seconds") return ;;
         "plan --model") words="exact young daly ettr" ;;
@@ -60,14 +67,17 @@ _ftckpt() {
         case $verb in
             "") words="--version --debug --help" ;;
             "inspect") words="--tensors --files --tensor --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "verify") words="--level --require --all --against --manifest --sample --strict --fail-fast --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "verify") words="--level --require --all --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "latest") words="--verify --not-newer-than --max-fallback --wait --timeout --skip-unverified --skip-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "latest") words="--verify --require --world-size --or-reshard --reuse --receipts --step-at-most --max-fallback --wait --timeout --skip-unverified --skip-unsafe --pointer --allow-missing-tier --create-root --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "restart") words="--world --gpus --scratch --verify --require --step-at-most --max-fallback --reuse --receipts --rules --jobs -j --limit-rate --max-memory --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "reshard") words="--only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "convert") words="--to --dtype --names --spelling --family --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "copy") words="--include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "diff") words="--component --tensor --stat --top --rtol --atol --rename --true-vocab-size --full --plot --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "diff") words="--component --tensor --stat --top --rtol --atol --rename --true-vocab-size --layout-state --trust-recorded --plot --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "gc") words="--apply --trash-ttl --purge-now --yes --keep-last --keep-every --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-within --keep-best --metric --keep-tag --policy --tier --min-survivors --max-delete --free --delete-corrupt --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "gc undelete") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "gc purge") words="--trash-ttl --yes --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
@@ -97,13 +107,13 @@ _ftckpt() {
         esac
     elif [[ -z $words ]]; then
         case $verb in
-            "") words="inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
+            "") words="inspect verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
             "gc") words="undelete purge" paths=1 ;;
             "delta") words="pack unpack info rebase" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "help") words="exit-codes environment inspect verify seal latest reshard convert copy repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
+            "help") words="exit-codes environment inspect verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
         esac
     fi
     # No words: the shell completes file names (-o default).

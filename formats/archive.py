@@ -55,6 +55,15 @@ class Member(NamedTuple):
     flags: int
 
 
+# Bit 4 of the external attributes: miniz, torch's reader, takes such a record for a folder and
+# reads nothing of it, so that a tensor is what the memory held before.
+_FOLDER = 0x10
+# Python's `zipfile` refuses what needs a later version than 6.3; torch writes 0.
+_VERSION = 63
+# The versions in the zip64 end record, as miniz writes them.
+_END_VERSIONS = (0x031E, 45)
+
+
 class Archive(NamedTuple):
     """A zip whose directory was read.
 
@@ -64,6 +73,7 @@ class Archive(NamedTuple):
         base: where the archive starts in the file.
         size: of the archive in bytes.
         directory: offset of the central directory, relative to the start of the archive.
+        odd: header fields with values that torch never writes, and that no reader of torch's uses.
     """
 
     prefix: str
@@ -71,6 +81,7 @@ class Archive(NamedTuple):
     base: int
     size: int
     directory: int
+    odd: tuple[str, ...] = ()
 
 
 class _Place(NamedTuple):
@@ -122,14 +133,15 @@ def read_archive(read: Read, size: int, *, file: str, base: int = 0, tail: int =
     if size < _EOCD.size:
         place.damaged(_CUT)
     end = read(size - min(size, tail), min(size, tail))
-    count, start, stop = _directory(end, size, place)
+    odd: dict[str, None] = {}
+    count, start, stop = _directory(end, size, place, odd)
     first = size - len(end)
     directory = end[start - first : stop - first] if start >= first else read(start, stop - start)
-    entries = _entries(directory, count, start, place)
-    return _placed(entries, start, read, place)
+    entries = _entries(directory, count, start, place, odd)
+    return _placed(entries, start, read, place)._replace(odd=tuple(odd))
 
 
-def _directory(end: bytes, size: int, place: _Place) -> tuple[int, int, int]:
+def _directory(end: bytes, size: int, place: _Place, odd: dict[str, None]) -> tuple[int, int, int]:
     """Return (number of entries, start, stop) of the central directory from the end records."""
     at = len(end) - _EOCD.size
     sig, disk, cd_disk, here, count, length, start, comment = _EOCD.unpack_from(end, at)
@@ -147,6 +159,9 @@ def _directory(end: bytes, size: int, place: _Place) -> tuple[int, int, int]:
     else:
         count, length, start = _zip64(end, locator, (count, length, start), size, place)
         stop = size - _ENDS
+        versions = _EOCD64.unpack_from(end, locator - _EOCD64.size)[2:4]
+        if versions != _END_VERSIONS:
+            odd[f"the versions {versions[0]} and {versions[1]} in its zip64 end record"] = None
     if start + length != stop:
         place.unsafe(
             f"its end record places the directory at {start}..{start + length}, it ends at {stop}"
@@ -218,7 +233,9 @@ def _split(raw: bytes) -> tuple[str, str] | None:
     return prefix, name
 
 
-def _entries(data: bytes, count: int, start: int, place: _Place) -> tuple[str, list[_Entry]]:
+def _entries(
+    data: bytes, count: int, start: int, place: _Place, odd: dict[str, None]
+) -> tuple[str, list[_Entry]]:
     """Parse the central directory; every entry must be one that torch could have written."""
     entries: list[_Entry] = []
     prefix = ""
@@ -227,8 +244,8 @@ def _entries(data: bytes, count: int, start: int, place: _Place) -> tuple[str, l
         if at + 46 > stop:
             place.damaged("its directory ends early", start, stop)
         (
-            sig, _, _, flags, method, _, _, crc, packed, size,
-            name_length, extra, comment, disk, _, _, header,
+            sig, made, needed, flags, method, clock, date, crc, packed, size,
+            name_length, extra, comment, disk, internal, external, header,
         ) = unpack(data, at)  # fmt: skip
         if sig != b"PK\1\2":
             place.damaged(f"a directory entry at byte {start + at} has no signature", start + at)
@@ -249,6 +266,21 @@ def _entries(data: bytes, count: int, start: int, place: _Place) -> tuple[str, l
             place.unsafe(f"the record {_show(raw)} is compressed", start + at)
         if flags not in _FLAGS:
             place.unsafe(f"the record {_show(raw)} has the flags {flags:#06x}", start + at)
+        if external & _FOLDER:
+            place.damaged(
+                f"the record {_show(raw)} is marked as a folder, which torch does not read",
+                start + at,
+                46,
+            )
+        if needed > _VERSION:
+            place.damaged(
+                f"the record {_show(raw)} needs version {needed} of the zip format", start + at, 46
+            )
+        if made or needed or clock or date or internal or external:
+            odd[
+                f"versions {made} and {needed}, time {clock} and {date}, attributes {internal} and"
+                f" {external} of the record {_show(raw)}"
+            ] = None
         if comment or disk:
             place.unsafe(f"the record {_show(raw)} has a comment or another disk", start + at)
         if extra:

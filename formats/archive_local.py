@@ -17,7 +17,7 @@ from .archive import LOCAL_HEADER, Archive, Member, Read, descriptor_length
 
 
 def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[Finding]:
-    """Yield where local headers or data descriptors contradict the directory.
+    """Yield where local headers or data descriptors contradict the directory, or hold odd values.
 
     Scanners read local headers, torch reads the directory: a difference hides content from one of
     them. Costs two small reads a record.
@@ -27,9 +27,15 @@ def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[
         read: as for `read_archive`.
         file: for the findings.
     """
+    odd = list(archive.odd)
     for member in archive.members.values():
         header, descriptor = _repeats(member, archive.base)
         found = read(*header)
+        if found[:4] == b"PK\3\4":
+            fields = LOCAL_HEADER.unpack_from(found)
+            if fields[1] or fields[4] or fields[5]:
+                odd.append(f"version {fields[1]}, time {fields[4]} and {fields[5]} of the header of"
+                           f" {member.name!r}")  # fmt: skip
         wrong = _local_fault(found, member, f"{archive.prefix}/{member.name}".encode())
         lost = _is_no_header(found)
         if not wrong and descriptor[1]:
@@ -45,6 +51,15 @@ def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[
                 offset=archive.base + header[0],
                 length=header[1],
             )
+
+    if odd:
+        more = f", and {len(odd) - 1} more" if len(odd) > 1 else ""
+        yield finding(
+            "odd-zip",
+            f"{file} has header fields that torch never writes: {odd[0]}{more}",
+            file=file,
+            offset=archive.base,
+        )
 
 
 def local_extents(archive: Archive) -> Iterator[tuple[int, int]]:

@@ -5,7 +5,8 @@
   which is written last.
 - accelerate, any directory: weights, `optimizer.bin`, `scheduler.bin`, `sampler.bin`,
   `dl_state_dict.bin`, `scaler.pt`, `random_states_R.pkl`; under FSDP the weights and the optimizer
-  are DCP folders `pytorch_model_fsdp_0/` and `optimizer_0/`.
+  are DCP folders `pytorch_model_fsdp_0/` and `optimizer_0/`, or with `use_dcp=False` one file a
+  rank: `pytorch_model_fsdp_0_rank0.bin`, `optimizer_0_rank0.bin`.
 
 Each part is opened by its own format and the whole reads as one checkpoint.
 Sources: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointing.py`,
@@ -21,7 +22,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.registry import Format, Listing, Recognition
 from ftckpt.source import Source
 
-from .bundle_files import DEEPSPEED, FOLDER, OF_TRAINER, STATE, is_state
+from .bundle_files import DEEPSPEED, FOLDER, OF_TRAINER, STATE, fits_here, is_state
 
 if TYPE_CHECKING:
     from .bundle_parts import BundleCheckpoint
@@ -67,7 +68,8 @@ class Bundle:
         return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
 
     def _of(self, listing: Listing) -> Recognition | None:
-        return next((r for f in self._formats if (r := f.recognise(listing)) is not None), None)
+        fitting = (f for f in self._formats if fits_here(f.name, listing.files))
+        return next((r for f in fitting if (r := f.recognise(listing)) is not None), None)
 
     def open(self, source: Source) -> BundleCheckpoint:
         """Open every part.

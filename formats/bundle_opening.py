@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import (
@@ -21,12 +22,25 @@ from ftckpt.registry import Format, Listing
 from ftckpt.source import Source
 from ftckpt.steps import SCALARS_A_FILE, step_of
 
-from .bundle_files import DEEPSPEED, FOLDER, OF_TRAINER, OPTIMIZER, OTHER, RNG, STATE, is_state
+from .bundle_files import (
+    DEEPSPEED,
+    FOLDER,
+    OF_TRAINER,
+    OPTIMIZER,
+    OTHER,
+    RNG,
+    STATE,
+    fits_here,
+    is_state,
+)
 from .bundle_parts import BundleCheckpoint, Part, Prefixed, in_part
 from .strict_json import Limits, parse
 from .torchsave_checkpoint import open_files
 
 _MAX_STATE = 256 << 20
+_ALONE = "rng_state.pth"
+# More ranks than this are not named one by one.
+_MOST = 10_000
 _JSON = Limits(depth=32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
 
 
@@ -78,7 +92,11 @@ def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) ->
     inside = replace(source, entries=entries, single=False)
     listing = Listing(entries, frozenset(), lambda *_: b"", _nowhere)
     for form in formats:
-        if form.name != "dcp" and form.recognise(listing) is not None:
+        if (
+            form.name != "dcp"
+            and fits_here(form.name, entries)
+            and form.recognise(listing) is not None
+        ):
             return Part("", form.open(inside))
     return None
 
@@ -160,6 +178,7 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
             owners[shown] = (part, name)
         notes += [part.moved(note) for note in found.notes]
         damage += [part.moved(wrong) for wrong in found.found]
+    damage += _lost_ranks(parts)
     state = _read_state(source) if marker else None
     if state is not None:
         extent = Extent(STATE, 0, source.size(STATE))
@@ -183,6 +202,29 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
     else:
         checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
     return checkpoint
+
+
+def _lost_ranks(parts: Sequence[Part]) -> Iterator[Finding]:
+    """Yield the ranks whose random state is not there: every process of the job saves its own.
+
+    How many there were is what the weights' files say, and at least the highest number.
+    """
+    held = {
+        part.rank: name
+        for part in parts
+        for name in part.checkpoint.members()
+        if (match := RNG.fullmatch(name)) and part.rank is not None and match["label"] != _ALONE
+    }
+    if not held:
+        return
+    worlds = (part.checkpoint.topology.world_size for part in parts if part.rank is None)
+    world = max(1 + max(held), *(world or 0 for world in worlds), 0)
+    example = next(iter(held.values()))
+    for rank in range(min(world, _MOST)):
+        if rank not in held:
+            name = re.sub(r"\d+(?=\.\w+$)", str(rank), example)
+            what = f"{name} is missing: the random state of rank {rank} of {world}"
+            yield finding("missing-rank", what, file=name, rank=rank)
 
 
 def _commit(parts: Sequence[Part], marker: str) -> Commit:

@@ -103,6 +103,11 @@ class BundleCheckpoint(Checkpoint):
     owners: Mapping[str, tuple[Part, str]]
     state: Any = None
 
+    @property
+    def loads_at_any_world(self) -> bool:
+        """Each part must."""
+        return all(part.checkpoint.loads_at_any_world for part in self.parts)
+
     def _part_of(self, file: str) -> Part:
         for part in self.parts:
             if part.prefix and file.startswith(part.prefix):

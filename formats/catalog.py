@@ -26,7 +26,7 @@ from .torchsave import TorchSave
 
 # What is known by name and refused comes last, so that it never hides what can be read.
 # A directory of several parts comes before the formats that would read one part of it.
-_PARTS: tuple[Format, ...] = (Dcp(), Safetensors(), TorchSave())
+_PARTS: tuple[Format, ...] = (Dcp(), Safetensors(), TorchSave(), Ranks())
 FORMATS: tuple[Format, ...] = (
     Delta(),
     MegatronDist(),  # a DCP store too
@@ -41,7 +41,7 @@ FORMATS: tuple[Format, ...] = (
     *RECOGNISED,
 )
 
-_BY_RULES = (Megatron, DeepSpeed, DeepSpeedUniversal)
+_BY_RULES = (Megatron, DeepSpeed, DeepSpeedUniversal, Ranks)
 
 
 def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...]:

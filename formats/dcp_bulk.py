@@ -57,7 +57,7 @@ def _parse(data: bytearray, size: int, file: str) -> DcpMetadata:
     shape = b""
     if walk.wanted and Named.GLOBAL + b"Size" in walk.named.index:
         shape = push(walk.kept[walk.named.index[Named.GLOBAL + b"Size"]])
-        used.append((walk.named.index[Named.GLOBAL + b"Size"], tuple))
+        used.append((walk.named.index[Named.GLOBAL + b"Size"], TABLE["torch.Size"]))
     tables = dict.fromkeys(run.table for run in walk.runs)
     values = Values(data, shapes, tables, walk.wanted.values(), shape)
     state, opaque = _load(walk, values, file)

@@ -25,7 +25,14 @@ from ftckpt.memory import no_gc
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 
-from .dcp_checks import check_items, check_keys, check_tiling, check_write_order, opaque_note
+from .dcp_checks import (
+    check_items,
+    check_keys,
+    check_names,
+    check_tiling,
+    check_write_order,
+    opaque_note,
+)
 from .dcp_files import COMMON, CONFIGURATION, DATA, MARKER
 from .dcp_items import (
     OVERHEAD,
@@ -68,6 +75,11 @@ class DcpCheckpoint(Checkpoint):
     markers: tuple[str, ...]
     stored: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Item] = field(default_factory=dict)
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """Torch reshards it while it loads."""
+        return True
 
     def members(self) -> Iterable[str]:
         """The markers, every data file that an item names, and what Megatron puts beside them."""
@@ -137,6 +149,7 @@ class DcpCheckpoint(Checkpoint):
     def _check(self, counter: Counter) -> Iterator[Finding]:
         """Yield the same, with the metadata's own names for tensors."""
         yield from check_keys(self.meta, self.markers[0])
+        yield from check_names(self.meta, self.markers[0])
         other: set[str] = set()  # files that are not those which the metadata describes
         for found in check_tiling(self.meta, self.source):
             if found.code and found.file:

@@ -19,6 +19,8 @@ from ftckpt.source import Source
 from .archive_local import check_local_headers, local_extents
 from .dcp_items import Item, only_tensor, windows
 from .dcp_metadata import DcpMetadata
+from .dcp_records import TABLE
+from .inert import one_bit_from
 from .torch_stream import TorchStream
 
 # Data may be written this long after the commit marker by a clock or a copy that is a little off.
@@ -47,6 +49,27 @@ def check_keys(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
             file=marker,
             tensor=name,
         )
+
+
+def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
+    """Yield keys whose path is not theirs, and names one bit from a name that torch writes.
+
+    No checksum covers the metadata. What it says twice is compared.
+    """
+    # A dialect may leave out paths, and hide other things among them.
+    if len(meta.paths) and not meta.extras:
+        for name in (*meta.tensors, *meta.objects):
+            path = meta.paths.get(name)
+            if path is None or ".".join(map(str, path)) != name:
+                what = "no path" if path is None else f"the path of {'.'.join(map(str, path))}"
+                yield finding(
+                    "bad-metadata", f"planner_data gives {name} {what}", file=marker, tensor=name
+                )
+    for name in meta.opaque:
+        near = one_bit_from(name, TABLE)
+        if near:
+            message = f"{marker} names {name}, one bit from {near}: the bit flipped"
+            yield finding("bad-metadata", message, file=marker)
 
 
 def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:

@@ -193,6 +193,11 @@ def check_grid(
         )
         return
     ranks = max(place.rank for place in places)
+    yield finding(
+        "count-unknown",
+        f"nothing records how many ranks there are, or how large a tensor is: {ranks} is what the"
+        " highest number in a name implies",
+    )
     groups: dict[int, set[str]] = {}
     for file, header in headers.items():
         place = shard_place(file)

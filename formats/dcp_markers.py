@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError
 from ftckpt.memory import demand
 from ftckpt.source import Source
-from ftckpt.store import Reader
 
 from .dcp_checks import check_tiling
 from .dcp_files import DATA, MARKER, RANK_METADATA
@@ -40,26 +36,6 @@ def read_metadata(source: Source) -> tuple[DcpMetadata, tuple[str, ...]]:
     return merge({name: _parsed(source, name) for name in ranks}), tuple(ranks)
 
 
-class _Raw(io.RawIOBase):
-    """A store's reader as a raw stream, so that a large pickle is never held whole."""
-
-    def __init__(self, reader: Reader, size: int) -> None:
-        self._reader, self._size, self._at = reader, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")[: self._size - self._at]
-        if view:
-            self._reader.readinto(self._at, view)
-        self._at += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        return self._at
-
-
 def _parsed(source: Source, name: str) -> DcpMetadata:
     size = source.size(name)
     if size == 0:
@@ -69,7 +45,7 @@ def _parsed(source: Source, name: str) -> DcpMetadata:
         return meta
     demand(size * METADATA_GROWTH, f"the metadata {name} of {size >> 20} MiB")
     with source.open(name) as reader:
-        return parse_metadata(io.BufferedReader(_Raw(reader, size), 1 << 20), size, name)
+        return parse_metadata(reader.read(0, size), name)
 
 
 def _parsed_in_bulk(source: Source, name: str, size: int) -> DcpMetadata | None:

@@ -6,7 +6,6 @@ its chunk, not in a dict of its own: there may be millions.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -99,12 +98,11 @@ class DcpMetadata:
         yield from self.orphans.values()
 
 
-def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetadata:
+def parse_metadata(data: bytes, file: str) -> DcpMetadata:
     """Parse one metadata pickle.
 
     Args:
-        stream: positioned at its first byte; buffered.
-        size: length of the file in bytes.
+        data: the file.
         file: its name, for messages.
 
     Raises:
@@ -112,7 +110,7 @@ def parse_metadata(stream: io.BufferedIOBase, size: int, file: str) -> DcpMetada
             checkpoint (`unsafe-path`), or members of the wrong type (`bad-metadata`).
     """
     try:
-        loaded = unpickle.load_stream(stream, size, file=file, table=TABLE)
+        loaded = unpickle.load(data, file=file, table=TABLE)
     finally:
         SHAPES.clear()  # what another thread has in use stays alive; it only meets them anew
     top = loaded.value
@@ -234,6 +232,8 @@ def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
     storage_meta = state.get("storage_meta")
     if isinstance(storage_meta, Fields):
         meta.save_id = _text(storage_meta.state.get("save_id"))
+    elif storage_meta is not None:
+        raise TypeError("storage_meta is of another class")
     meta.version = _text(state.get("version"))
     _take_shapes(meta, state.get("mcore_data"))
     known = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
@@ -243,7 +243,6 @@ def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
 def _take_shapes(meta: DcpMetadata, said: Any) -> None:
     for name, entry in (said or {}).items():
         shape = entry.get("nd_reformulated_orig_global_shape")
-        # No other name is hashed: a tuple may be nested too deep for the stack of this thread.
         if type(name) is str and name in meta.tensors and is_shape(shape):
             meta.reformulated[name] = shape
 

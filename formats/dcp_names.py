@@ -21,6 +21,9 @@ _OPTIMIZER = frozenset(
     {"optimizer", "optim", "optimizer_state_dict", "optimizers", "optimizer_0", "optim_state_dict"}
 )
 _EMA = frozenset({"ema", "ema_model", "model_ema", "ema_state_dict"})
+# Keys under which trainers put the whole state: torch's own example saves `{"app": AppState(…)}`.
+WRAPPERS = ("app", "checkpoint", "ckpt")
+WRAPPED = _MODEL | _OPTIMIZER | _EMA
 
 _KIND_OF_LEAF = {
     "exp_avg": Kind.EXP_AVG,
@@ -57,6 +60,8 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         dtype: its element type: integers and booleans are never trained.
     """
     parts = list(map(str, path)) or [stored]
+    if len(parts) > 2 and parts[0] in WRAPPERS and parts[1] in WRAPPED:
+        del parts[0]
     top, rest = parts[0], parts[1:]
     if rest and top in _MODEL:
         name = ".".join(rest)

@@ -16,7 +16,7 @@ from ftckpt.dtypes import DTYPES, DType
 from ftckpt.errors import CorruptError
 
 from . import unpickle
-from .unpickle import Sealed, inert
+from .unpickle import Sealed, inert, sealed
 
 # What torch itself can hold: 64-bit sizes, and its own limit on the number of dimensions.
 MAX_INT = 1 << 63
@@ -28,8 +28,7 @@ Offsets = tuple[int, ...]
 class _Shapes(dict[Offsets, Offsets]):
     """Every size and offset once: looked up by value, checked when it is met first.
 
-    Looking up hashes, and hashing a tuple nested a million deep kills a thread with a plain stack:
-    so this is asked only while the unpickler runs, which has a stack for it.
+    Looking up hashes, and hashing a nested tuple can take for ever: `_shape` looks up what is flat.
     """
 
     def __missing__(self, value: Any) -> Offsets:
@@ -41,6 +40,20 @@ class _Shapes(dict[Offsets, Offsets]):
 
 
 SHAPES = _Shapes()
+
+
+def _shape(value: Any) -> Offsets:
+    """Return the one copy of a size or an offset; see `_Shapes`."""
+    if type(value) is tuple:
+        try:
+            sum(value)  # a nested tuple is no number
+        except TypeError:
+            return SHAPES.__missing__(None)
+    return SHAPES[value]
+
+
+def _size(values: Any = ()) -> tuple[Any, ...]:
+    return tuple(values)
 
 
 class StoredItem(metaclass=Sealed):
@@ -83,8 +96,8 @@ class Chunk(metaclass=Sealed):
     item: StoredItem | None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.offsets = SHAPES[state["offsets"]]
-        self.sizes = SHAPES[state["sizes"]]
+        self.offsets = _shape(state["offsets"])
+        self.sizes = _shape(state["sizes"])
         self.item = None
         state.clear()
 
@@ -98,7 +111,7 @@ class TensorEntry(metaclass=Sealed):
     chunks: Sequence[Chunk]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.size = SHAPES[state["size"]]
+        self.size = _shape(state["size"])
         self.chunks = state["chunks"]
         self.dtype = state["properties"].dtype
         state.clear()
@@ -119,7 +132,14 @@ class Properties(metaclass=Sealed):
     dtype: Any
 
     def __setstate__(self, state: Any) -> None:
-        self.dtype = state["dtype"] if isinstance(state, dict) else state[0]
+        if isinstance(state, dict):
+            self.dtype = state["dtype"]
+            return
+        self.dtype, layout, requires_grad, memory_format, pinned = state
+        if type(layout) is not str or type(requires_grad) is not bool or type(pinned) is not bool:
+            raise _contradiction("the properties of a tensor")
+        if type(memory_format) is not int:
+            raise _contradiction("the memory format of a tensor")
 
 
 class Index(metaclass=Sealed):
@@ -133,8 +153,10 @@ class Index(metaclass=Sealed):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.fqn = state["fqn"]
         offset = state.get("offset")
-        self.offset = None if offset is None else SHAPES[offset]
+        self.offset = None if offset is None else _shape(offset)
         self.hint = state.get("index")
+        if len(state) > ("offset" in state) + ("index" in state) + 1:
+            raise _contradiction("the members of an index")
         state.clear()
 
 
@@ -151,8 +173,27 @@ class Fields(metaclass=Sealed):
         self.state = dict(state)
 
 
-def _identity(value: Any) -> Any:
-    return value
+def _contradiction(what: str) -> CorruptError:
+    return CorruptError(f"{what} are not what torch writes", kind="bad-metadata")
+
+
+_LAYOUTS = frozenset(
+    f"torch.{name}"
+    for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc",
+                 "jagged", "_mkldnn")
+)  # fmt: skip
+
+
+def _layout(name: Any) -> str:
+    if type(name) is not str or name not in _LAYOUTS:
+        raise _contradiction("the layouts of tensors")
+    return name
+
+
+def _memory_format(number: Any) -> int:
+    if type(number) is not int or not 0 <= number <= 2:
+        raise _contradiction("the memory formats of tensors")
+    return number
 
 
 _M = "torch.distributed.checkpoint.metadata"
@@ -181,17 +222,17 @@ TABLE: Mapping[str, Any] = {
             ("ChunkStorageMetadata", Chunk),
             ("MetadataIndex", Index),
             ("TensorProperties", Properties),
-            ("_MEM_FORMAT_ENCODING", _identity),
-            ("MEM_FORMAT_ENCODING", _identity),
+            ("_MEM_FORMAT_ENCODING", _memory_format),
+            ("MEM_FORMAT_ENCODING", _memory_format),
         )
     },
     "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata": Fields,
     f"{_SHARDED}.TensorProperties": Properties,
-    f"{_SHARDED}.MEM_FORMAT_ENCODING": _identity,
+    f"{_SHARDED}.MEM_FORMAT_ENCODING": _memory_format,
     "torch.distributed.checkpoint.filesystem._StorageInfo": StoredItem,
     f"{_OLD}.filesystem._StorageInfo": StoredItem,
-    "torch.Size": tuple,
-    "torch.serialization._get_layout": _identity,
+    "torch.Size": sealed(_size),
+    "torch.serialization._get_layout": _layout,
     **{name: inert(name) for name in _QUIET},
 }
 

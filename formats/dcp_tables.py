@@ -10,7 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .dcp_records import BytesEntry, Chunk, Index, Properties, StoredItem, TensorEntry
+from .dcp_records import (
+    TABLE,
+    BytesEntry,
+    Chunk,
+    Index,
+    Properties,
+    StoredItem,
+    TensorEntry,
+)
 from .lockstep import LANES, Column, Lanes, Shapes
 from .pickle_cut import Named, Table
 from .pickle_words import Words
@@ -115,7 +123,7 @@ class EntryReader:
                 named.text("properties") + named.cls("TensorProperties", Properties) + b")\x81\x94("
             )
             self._size = named.text("size")
-            self._shape = named.cls("Size", tuple)
+            self._shape = named.cls("Size", TABLE["torch.Size"])
             self._chunks = named.text("chunks") + b"]\x94"
             self._chunk = named.cls("ChunkStorageMetadata", Chunk) + _OBJECT + named.text("offsets")
             self._sizes = named.text("sizes")
@@ -226,7 +234,7 @@ class ItemReader:
         self._head = named.cls("MetadataIndex", Index) + _OBJECT + named.text("fqn")
         self._hint, self._offset = named.text("index"), named.text("offset")
         self._info = named.cls("_StorageInfo", StoredItem) + _OBJECT + named.text("relative_path")
-        self._length, self._shape = named.text("length"), named.cls("Size", tuple)
+        self._length, self._shape = named.text("length"), named.cls("Size", TABLE["torch.Size"])
 
     def read(self, words: Words, start: int, end: int) -> list[Table]:
         """Read the items between `start` and `end`."""

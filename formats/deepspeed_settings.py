@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ftckpt.errors import UnsupportedError
 
 from .deepspeed_source import Source
+from .torch_tree import Carried
 
 Settings = Mapping[str, Any]
 
@@ -139,13 +140,20 @@ def bare(group: Settings) -> dict[str, Any]:
 
 
 def _fits(one: Settings, example: Settings) -> bool:
+    one, example = _values(one), _values(example)
     shared = one.keys() & example.keys() - _SCHEDULED
     return bool(shared) and all(one[key] == example[key] for key in shared)
 
 
 def all_equal(groups: Sequence[Settings]) -> bool:
     """Say whether groups have the same settings."""
-    return all(one == groups[0] for one in groups)
+    values = [_values(one) for one in groups]
+    return all(one == values[0] for one in values)
+
+
+def _values(group: Settings) -> dict[str, Any]:
+    """Return settings without where they were read: that is another place for each group."""
+    return {k: v.value if type(v) is Carried else v for k, v in group.items()}
 
 
 def _differing(one: Settings, other: Settings) -> str:

@@ -22,6 +22,11 @@ class UniversalCheckpoint(DeepSpeedCheckpoint):
 
     format: ClassVar[str] = "deepspeed-universal"
 
+    @property
+    def loads_at_any_world(self) -> bool:
+        """That is what it is for."""
+        return True
+
 
 def open_universal(source: Source, rules: Rules | None) -> UniversalCheckpoint:
     """Parse the pickles of all files (see `DeepSpeedUniversal.open`)."""

@@ -20,6 +20,8 @@ from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
 
 if TYPE_CHECKING:
+    from ftckpt.roots import Child, Root
+
     from .delta_checkpoint import DeltaCheckpoint
 
 _DATA = re.compile(r"\d{5,}\.blocks")
@@ -66,3 +68,15 @@ class Delta:
 
         stores = source.store.options if self.stores is None else self.stores
         return open_delta(source, formats(self.rules, self.bases), self.bases, stores)
+
+    def built_upon(self, root: Root, child: Child) -> Sequence[str]:
+        """Return the places of all that a checkpoint of a root may be a delta upon.
+
+        Raises:
+            CorruptError: the index is damaged (`bad-delta`).
+            UnsupportedError: it is of another version: what it is built upon cannot be known.
+            UnavailableError, DeniedError: it could not be read.
+        """
+        from .delta_bases import bases
+
+        return bases(root, child)

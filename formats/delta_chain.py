@@ -9,17 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from posixpath import basename
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta import NAME, BaseName
 from ftckpt.delta.whereabouts import resolved
-from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedError, UsageError
+from ftckpt.dropped import dropped_names
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 from ftckpt.manifest import Manifest, find
 from ftckpt.opening import open_target
 from ftckpt.registry import Format
 from ftckpt.roots import step_in_name
 from ftckpt.stores import open_store
+from ftckpt.stores.remotes import split
 from ftckpt.tensor_digest import digest_tensor
 from ftckpt.transfer.places import place_of
 
@@ -51,48 +61,106 @@ def open_base(
     """
     from .delta_checkpoint import DeltaCheckpoint
 
-    wrong: FtckptError | None = None
-    likely: Checkpoint | None = None
     recorded = resolved(base.path, place_of(delta.source))
     above = delta.above | {place_of(delta.source)}
-    for url in _places(delta, recorded, base, given):
+    wrong: FtckptError | None = None
+    likely: Checkpoint | None = None
+    remains: FtckptError | None = None
+    near = ""
+    for url, beside in _places(delta, recorded, base, given):
         try:
-            found = _open(url, formats, delta)
+            found, why = _try(delta, base, url, formats, above, look=url != recorded)
         except NotFoundError:
             continue
+        except IncompleteError as error:  # a base was whole when it was packed upon
+            remains = remains or (error if url == recorded else None)
+            continue
         except FtckptError as error:  # what lies elsewhere may be whole
-            wrong = wrong or error
+            if beside:
+                near = near or f"{url} cannot be read ({error.message})"
+            else:
+                wrong = wrong or error
             continue
         if found is None:
             continue
         if place_of(found.source) in above:  # its content may be the right one all the same
             if url == recorded:
                 wrong = wrong or _comes_back(delta, found)
-            continue
-        why = _misfit(delta, found)
-        if not why:
-            if is_known(found, base):
-                if isinstance(found, DeltaCheckpoint):
-                    found.above = above
-                return found
-            why = _difference(delta, base, found, look=url != recorded)
-        if not why:
+        elif why and beside:  # it has the same step, and nobody has said that it is the base
+            near = near or f"{found.source.url} is another ({why})"
+        elif why:
+            wrong = wrong or CorruptError(
+                f"{found.source.url} is not the base of {delta.source.url}: {why}",
+                hint="find the checkpoint that it was packed upon; --base PATH says where it is",
+                kind="wrong-base",
+            )
+        elif is_known(found, base):
+            if isinstance(found, DeltaCheckpoint):
+                found.above = above
+            return found
+        else:
             likely = likely or found
-            continue
-        wrong = wrong or CorruptError(
-            f"{found.source.url} is not the base of {delta.source.url}: {why}",
-            hint="find the checkpoint that it was packed upon; --base PATH says where it is",
-            kind="wrong-base",
-        )
     if likely is not None:
         return likely
     if wrong is not None:
         raise wrong
-    raise NotFoundError(
-        f"the base of {delta.source.url}, {_step(base)}, is not at {recorded}",
+    raise _gone(delta, base, recorded, remains, near)
+
+
+def _try(
+    delta: DeltaCheckpoint,
+    base: BaseName,
+    url: str,
+    formats: Sequence[Format],
+    above: frozenset[str],
+    *,
+    look: bool,
+) -> tuple[Checkpoint | None, str]:
+    """Open what lies at a place, and say why it cannot be the base; "" where it may be.
+
+    Raises:
+        FtckptError: it cannot be opened or read.
+    """
+    found = _open(url, formats, delta)
+    if found is None or place_of(found.source) in above:
+        return found, ""
+    why = _misfit(delta, found)
+    if not why and not is_known(found, base):
+        why = _difference(delta, base, found, look=look)
+    return found, why
+
+
+def _gone(
+    delta: DeltaCheckpoint, base: BaseName, recorded: str, remains: FtckptError | None, near: str
+) -> NotFoundError:
+    """Return the error of a base that is nowhere: where it was, and what became of it."""
+    parent, name = split(recorded.rstrip("/"))
+    what = f"the base of {delta.source.url}, {_step(base)}, is"
+    beside = f"; {near}" if near else ""
+    if _was_dropped(delta, parent, name):
+        return NotFoundError(
+            f"{what} gone: {recorded} was dropped{beside}",
+            hint=f"ftckpt gc undelete {quote(parent)} {quote(name)} brings it back until it is "
+            "purged",
+            kind="missing-base",
+        )
+    where = f"not at {recorded}"
+    if remains is not None:
+        where = f"gone: at {recorded} is no whole checkpoint any more ({remains.message})"
+    return NotFoundError(
+        f"{what} {where}{beside}",
         hint="bring it back, or say where it is: ftckpt delta unpack DELTA OUT --base PATH",
         kind="missing-base",
     )
+
+
+def _was_dropped(delta: DeltaCheckpoint, parent: str, name: str) -> bool:
+    if not parent:
+        return False
+    try:
+        return name in dropped_names(open_store(parent, delta.stores))
+    except FtckptError:
+        return False
 
 
 def chain(delta: DeltaCheckpoint) -> list[Checkpoint]:
@@ -136,6 +204,34 @@ def within(base: Checkpoint, file: str | None) -> str | None:
     return base.source.store.describe(base.source.path(file))
 
 
+# A container that two readers would read differently. It was none when it was packed upon.
+_AMBIGUOUS = frozenset(("unsafe-zip", "unsafe-header", "unsafe-index"))
+
+
+def is_damage(kind: str) -> bool:
+    """Say whether what would be refused as ambiguous elsewhere is damage in a base.
+
+    A delta is packed only upon what is sound, so the bytes have changed since. A pickle that calls
+    something stays refused: nobody can say that a bit has flipped there.
+    """
+    return kind in _AMBIGUOUS
+
+
+def of_base(error: FtckptError) -> FtckptError:
+    """Return an error that a base raised as the delta upon it raises it (see `is_damage`)."""
+    if not is_damage(error.kind):
+        return error
+    return CorruptError(
+        error.message,
+        kind="wrong-base",
+        hint="bring the base back as it was: ftckpt repair, or --base PATH for another copy",
+        file=error.file,
+        tensor=error.tensor,
+        offset=error.offset,
+        length=error.length,
+    )
+
+
 def manifest_digest(manifest: Manifest) -> str:
     """Return the digest that a delta records of its base's manifest: the one in its last line."""
     return manifest.dump().rsplit(b'"', 2)[-2].decode()
@@ -143,12 +239,15 @@ def manifest_digest(manifest: Manifest) -> str:
 
 def _places(
     delta: DeltaCheckpoint, recorded: str, base: BaseName, given: Sequence[str]
-) -> Iterator[str]:
-    """Yield where the base may lie; a root that was put together anew is listed last."""
-    yield from given
-    yield recorded
+) -> Iterator[tuple[str, bool]]:
+    """Yield where the base may lie, and whether that is a guess by the step in a name beside it.
+
+    A root that was put together anew is listed last.
+    """
+    yield from ((place, False) for place in given)
+    yield recorded, False
     own = place_of(delta.source)
-    parent, _, name = own.rstrip("/").rpartition("/")
+    parent, name = split(own.rstrip("/"))
     step = step_of(base)
     if step is None or not parent:
         return
@@ -158,7 +257,7 @@ def _places(
         return
     for other in beside:
         if other != name and step_in_name(other) == step:
-            yield f"{parent}/{other}"
+            yield f"{parent}/{other}", True
 
 
 def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkpoint | None:
@@ -170,12 +269,14 @@ def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkp
         return None
     except NotFoundError:
         raise
+    except IncompleteError:
+        raise
     except FtckptError as error:
         error.message = f"the base of {delta.source.name} cannot be opened: {error.message}"
         error.args = (error.message,)
         if error.file is not None:
             error.file = f"{url}/{error.file}"
-        raise
+        raise of_base(error) from None
 
 
 def is_known(found: Checkpoint, base: BaseName) -> bool:

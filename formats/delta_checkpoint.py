@@ -24,14 +24,14 @@ from ftckpt.checkpoint import (
     StepRole,
 )
 from ftckpt.delta import NAME, DeltaIndex, Fill
-from ftckpt.errors import FtckptError
+from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
 from ftckpt.stores import StoreOptions
 from ftckpt.verification import check_structure
 
-from .delta_chain import chain, open_base, within
+from .delta_chain import chain, is_damage, open_base, within
 from .delta_decoding import ChainDecoder
 from .object_records import StoredObjects
 
@@ -165,7 +165,10 @@ class DeltaCheckpoint(Checkpoint):
             for found in check_structure(links[1], NULL) if len(links) > 1 else ():
                 if found.severity is Severity.ERROR:
                     place = within(links[1], found.file)
-                    yield replace(found, message=f"the base: {found.message}", file=place)
+                    message = f"the base: {found.message}"
+                    if is_damage(found.kind):
+                        found = replace(found, kind="wrong-base", code=ExitCode.CORRUPT)
+                    yield replace(found, message=message, file=place)
         except FtckptError as error:
             yield from_error(error)
 

@@ -22,7 +22,7 @@ from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.memory import demand, share
 from ftckpt.transfer.source_bytes import SourceBytes
 
-from .delta_chain import within
+from .delta_chain import of_base, within
 
 _SHARE = 2  # of the memory budget, as a divisor: who asks for decoded bytes holds memory too
 _CHECK_SLOT = 6
@@ -198,6 +198,6 @@ def _told(fill: Fill, base: Checkpoint) -> Fill:
             error.message = f"the base: {error.message}"
             error.args = (error.message,)
             error.file = within(base, error.file)
-            raise
+            raise of_base(error) from error
 
     return located

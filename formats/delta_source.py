@@ -35,7 +35,13 @@ class DecodedSource(Source):
     def over(cls, source: Source, fill: Callable[[], Fill]) -> DecodedSource:
         """Return `source` with the tensors that `fill` decodes."""
         return cls(
-            source.store, source.base, source.entries, source.single, source.lookahead, fill=fill
+            source.store,
+            source.base,
+            source.entries,
+            source.single,
+            source.named,
+            source.lookahead,
+            fill=fill,
         )
 
     def open(self, name: str) -> Reader:

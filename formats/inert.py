@@ -7,11 +7,13 @@ that set attributes, and a class that one file changed would act in the next.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import lru_cache
 from typing import Any, ClassVar, NoReturn, cast
 
 from ftckpt.errors import UnsafeError
+
+from .pickle_keys import limited
 
 # Whose names may not be called: Python's own (all versions), its installers', torch's, numpy's.
 _OURS = frozenset(sys.stdlib_module_names) | {
@@ -33,6 +35,10 @@ _GADGETS = frozenset((
     "IPython.utils._process_posix.system", "pytest.main", "_pytest.config.main", "nose.run",
     "sh.Command", "plumbum.local", "fire.Fire", "paramiko.ProxyCommand",
 ))  # fmt: skip
+
+
+class RefusedCallError(UnsafeError):
+    """A pickle calls what no checkpoint needs."""
 
 
 class Sealed(type):
@@ -77,7 +83,7 @@ class Inert(metaclass=Sealed):
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
         """Record a call or an instantiation; refuse it where the name must not be called."""
         if cls.refused:
-            raise UnsafeError(
+            raise RefusedCallError(
                 f"a pickle calls {cls.qualname}, which no checkpoint needs; nothing was executed",
                 kind="unsafe-pickle",
                 hint="treat the file as hostile: find out who wrote it",
@@ -152,6 +158,23 @@ def unknown(module: str, name: str) -> type[Inert]:
     return inert(qualname, module=module, refused=ours or qualname in _GADGETS)
 
 
+def one_bit_from(name: str, known: Container[str]) -> str:
+    """Return the known name that becomes `name` when one bit of it flips, or ''."""
+    raw = bytearray(name.encode("utf-8", "surrogatepass"))
+    if len(raw) <= _LONG_NAME:
+        for at in range(len(raw)):
+            for bit in range(7):
+                raw[at] ^= 1 << bit
+                found = raw.decode("utf-8", "replace")
+                raw[at] ^= 1 << bit
+                if found in known:
+                    return found
+    return ""
+
+
+_LONG_NAME = 200
+
+
 @lru_cache(maxsize=1024)
 def sealed(build: Callable[..., Any]) -> type:
     """Return a class that can be called as `build`, and that a pickle cannot change.
@@ -161,7 +184,7 @@ def sealed(build: Callable[..., Any]) -> type:
     """
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return build(*args, **kwargs)
+        return limited(build(*args, **kwargs))
 
     return Sealed(build.__name__, (), {"__slots__": (), "__new__": new})
 

@@ -53,10 +53,17 @@ class MegatronDistCheckpoint(DcpCheckpoint):
 
     Attributes:
         unmapped: why the optimizer's state is not given to parameters; "" where it is.
+        bound: whether the optimizer's state lies in buffers of the ranks that wrote it.
     """
 
     format: ClassVar[str] = "megatron-dist"
     unmapped: str = ""
+    bound: bool = False
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """Megatron reshards all but buffers of ranks while it loads."""
+        return not self.bound
 
     def interpret(self) -> None:
         """Replace the stored tensors by the logical ones, and say what could not be."""
@@ -84,6 +91,7 @@ class MegatronDistCheckpoint(DcpCheckpoint):
                 " and not given to parameters"
             )
             self.notes = [*self.notes, finding("note", self.unmapped)]
+        self.bound = bool(layout)
         words = ["Megatron-Core torch_dist", *([f"optimizer in {layout}"] if layout else ())]
         self.dialect = ", ".join([*words, *([self.dialect] if self.dialect else ())])
         self.tensors = tensors

@@ -30,7 +30,7 @@ from .megatron_reading import Rank, Ranks
 from .megatron_stages import Counts, Stage, offsets, planned, settle
 from .megatron_tensors import Part, Whole, by_expert, put_together
 from .rank_contents import Contents
-from .rank_files import RankFile, Role
+from .rank_names import RankFile, Role
 from .rank_tensors import Boxes, Entry, Identity
 from .torch_stream import TorchStream
 from .torch_values import TensorRef
@@ -227,7 +227,7 @@ class Merging:
         self.names += contents.names
         self.counters += (Scalar(file.path, n.name, n.value, n.role) for n in contents.numbers)
         tensors = []
-        for where, stored, held in contents.tensors:
+        for where, stored, held, _ in contents.tensors:
             if not isinstance(held, TensorRef):
                 what = f"{stream.file} holds {stored} sharded, in a rank's own state"
                 raise UnsupportedError(what, file=stream.file, tensor=stored)

@@ -84,11 +84,10 @@ def collect(content: Content) -> Collected:
     end = 0
     for name, info in content.objects.items():
         begin = end + -end % _ALIGNMENT
-        kind = Record(TORCH)
         record: list[Segment] = [Stored(info.extent)]
-        if name in heads:
-            kind = _form(content, info, heads[name])
-        else:
+        kind = _own_record(content, info, heads[name]) if name in heads else None
+        if kind is None:
+            kind = Record(TORCH)
             try:
                 record = save(object_tree(content, objects, name), base=begin)
             except UnsupportedError:
@@ -118,7 +117,11 @@ def _heads(content: Content) -> dict[str, bytes]:
     return dict(zip([info.name for info in own], found, strict=True))
 
 
-def _form(content: Content, info: ObjectInfo, head: bytes) -> Record:
+def _own_record(content: Content, info: ObjectInfo, head: bytes) -> Record | None:
+    """Return how the bytes of an object read without their file; None where they do not.
+
+    The pickle inside a file of torch.save is such: its tensors are other records of the file.
+    """
     stored = getattr(content.checkpoint, "stored", None)
     if isinstance(stored, StoredObjects):  # what was recorded once is not guessed again
         return stored.records[info.name]
@@ -126,4 +129,7 @@ def _form(content: Content, info: ObjectInfo, head: bytes) -> Record:
         return Record(TORCH)
     if head.startswith(_ZSTD_MAGIC):  # an item of DCP; what it unfolds to is a torch stream
         return Record(TORCH, (ZSTD,))
-    return Record(JSON if info.extent.file.endswith(".json") else BYTES)
+    value = content.checkpoint.load_object(info.name)
+    if type(value) is bytes and len(value) == info.extent.length:
+        return Record(BYTES)
+    return Record(JSON) if info.extent.file.endswith(".json") else None

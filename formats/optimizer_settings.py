@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta.fitting import Settings
-from ftckpt.delta.pairing import Pair
+from ftckpt.delta.pairing import Pair, family
 from ftckpt.errors import FtckptError
 from ftckpt.transfer.content import Content
 
@@ -23,7 +23,7 @@ from .state_paths import recorded_paths
 
 _FIELD = re.compile(
     r"(?:.*\.)?param_groups\.(?P<group>.+?)\."
-    r"(?P<field>lr|betas|eps|weight_decay|params)(?:\.(?P<index>\d+))?"
+    r"(?P<field>lr|betas|eps|weight_decay|momentum|params)(?:\.(?P<index>\d+))?"
 )
 
 
@@ -68,7 +68,7 @@ def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[Pair],
         ]
         first = next(iter(made.values()))
         known = known._replace(**{name: getattr(first, name) for name in shared})
-    return lambda pair: by_name.get(pair.info.name, known)
+    return lambda pair: by_name.get(family(pair.info)[1], known)
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, _Group]:
@@ -102,6 +102,7 @@ def _settings(known: Settings, group: _Group) -> Settings:
         eps=found("eps", known.eps),
         lr=found("lr"),
         weight_decay=found("weight_decay"),
+        momentum=found("momentum"),
     )
 
 

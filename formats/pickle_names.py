@@ -10,12 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .inert import Ordered, inert, refuse
+from .pickle_keys import NESTED, check_key
 
 
 def _encode(text: Any, encoding: Any = "latin1") -> bytes:
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         refuse("calls codecs.encode for another codec than latin1")
-    return text.encode("latin1")
+    data = text.encode("latin1")
+    if data.startswith(NESTED):
+        from .bare_pickle import refuse_inside
+
+        refuse_inside(data)
+    return data
 
 
 def _bytearray(*args: Any) -> bytearray:
@@ -35,6 +41,12 @@ def _container(kind: type) -> Callable[..., Any]:
     def build(*args: Any) -> Any:
         if len(args) > 1 or (args and not isinstance(args[0], (list, tuple, dict, set, frozenset))):
             refuse(f"builds a {kind.__name__} from what holds no items")
+        if args and type(args[0]) in (list, tuple):
+            for item in args[0]:
+                if kind in (set, frozenset):
+                    check_key(item)
+                elif issubclass(kind, dict) and type(item) in (list, tuple) and item:
+                    check_key(item[0])
         return kind(*args)
 
     return build
@@ -66,12 +78,61 @@ _QUIET = (
     "numpy.dtypes.Float32DType", "numpy.dtypes.Int64DType", "numpy.dtypes.BoolDType",
     "torch.device", "torch.Tensor", "torch._C.Generator", "torch.torch_version.TorchVersion",
     "torch.nn.parameter.Parameter", "torch.nn.Parameter",
-    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-    "deepspeed.runtime.zero.config.ZeroStageEnum",
-    "deepspeed.utils.tensor_fragment.fragment_address",
-    "deepspeed.checkpoint.universal_checkpoint.SubparamShape",
 )  # fmt: skip
+
+# What trainers pickle of their own: enums and plain records of settings and state, by module.
+_TRAINERS: Mapping[str, str] = {
+    "deepspeed.checkpoint.universal_checkpoint": "SubparamShape",
+    "deepspeed.runtime.config": "DtypeEnum",
+    "deepspeed.runtime.fp16.loss_scaler": "LossScaler DynamicLossScaler LossScaleProfile",
+    "deepspeed.runtime.zero.config": "ZeroStageEnum",
+    "deepspeed.runtime.zero.offload_config": "OffloadDeviceEnum OffloadStateTypeEnum",
+    "deepspeed.runtime.zero.partition_parameters": "ZeroParamStatus ZeroParamType",
+    "deepspeed.utils.tensor_fragment": "fragment_address",
+    "megatron.core.enums": "ModelType Fp8Recipe Fp4Recipe",
+    "megatron.core.transformer.enums": (
+        "ModelType LayerType AttnType AttnMaskType AttnBackend CudaGraphScope "
+        "InferenceCudaGraphScope"
+    ),
+    "megatron.core.dist_checkpointing.strategies.torch": "MCoreSavePlan",
+    "megatron.core.rerun_state_machine": "RerunMode RerunState RerunDiagnostic QuickStats",
+    "megatron.model.enums": "ModelType LayerType AttnType AttnMaskType PositionEmbeddingType",
+    **{
+        f"{package}.{module}": names
+        for package in ("lightning.pytorch", "pytorch_lightning")
+        for module, names in (
+            ("trainer.states", "TrainerStatus TrainerFn RunningStage TrainerState"),
+            ("utilities.enums", "GradClipAlgorithmType"),
+            ("utilities.parsing", "AttributeDict"),
+            ("callbacks.early_stopping", "EarlyStoppingReason"),
+            ("callbacks.timer", "Interval"),
+        )
+    },
+    "lightning.fabric.utilities.data": "AttributeDict",
+    "lightning_fabric.utilities.data": "AttributeDict",
+    "accelerate.state": "PartialState AcceleratorState",
+    "accelerate.utils.dataclasses": (
+        "DistributedType DDPCommunicationHookType FP8BackendType ComputeEnvironment "
+        "DynamoBackend LoggerType PrecisionType RNGType CustomDtype AutocastKwargs "
+        "DistributedDataParallelKwargs GradScalerKwargs InitProcessGroupKwargs "
+        "DataLoaderConfiguration ProjectConfiguration GradientAccumulationPlugin "
+        "TorchDynamoPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin "
+        "TorchTensorParallelPlugin MegatronLMPlugin"
+    ),
+    "transformers.debug_utils": "DebugOption",
+    "transformers.integrations.deepspeed": "HfDeepSpeedConfig HfTrainerDeepSpeedConfig",
+    "transformers.trainer_callback": "TrainerState TrainerControl",
+    "transformers.trainer_pt_utils": "AcceleratorConfig LabelSmoother",
+    "transformers.trainer_utils": (
+        "IntervalStrategy EvaluationStrategy SaveStrategy HubStrategy SchedulerType FSDPOption "
+        "HPSearchBackend"
+    ),
+    "transformers.training_args": "TrainingArguments OptimizerNames ParallelMode",
+    "transformers.training_args_seq2seq": "Seq2SeqTrainingArguments",
+    "trl.trainer.dpo_config": "DPOConfig FDivergenceType",
+    "trl.trainer.grpo_config": "GRPOConfig",
+    "trl.trainer.sft_config": "SFTConfig",
+}
 
 BUILTINS: Mapping[str, Any] = {
     "collections.OrderedDict": _container(Ordered),
@@ -92,4 +153,9 @@ BUILTINS: Mapping[str, Any] = {
         )
     },
     **{name: inert(name) for name in _QUIET},
+    **{
+        f"{module}.{name}": inert(f"{module}.{name}")
+        for module, names in _TRAINERS.items()
+        for name in names.split()
+    },
 }

@@ -6,7 +6,7 @@ import struct
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ftckpt.checkpoint import (
@@ -25,6 +25,7 @@ from ftckpt.steps import Allowance
 
 from .inert_tree import at
 from .rank_reading import read_stream
+from .rank_tensors import Split
 from .stream_files import check_streams
 from .torch_stream import TorchStream
 
@@ -40,6 +41,7 @@ class RanksCheckpoint(Checkpoint):
         streams: each file's archive and storages, without its tree.
         elsewhere: (file, stored name) of what a file holds of a tensor under another name than its
             `stored_name`: pipeline stages number the parameters of their optimizers by themselves.
+        splits: key -> how a plain tensor is cut over the ranks.
     """
 
     format: ClassVar[str] = "ranks"
@@ -50,6 +52,7 @@ class RanksCheckpoint(Checkpoint):
     streams: Mapping[str, TorchStream]
     ranks: Mapping[str, int]
     elsewhere: Set[tuple[str, str]] = frozenset()
+    splits: Mapping[str, Split] = field(default_factory=dict)
 
     def members(self) -> Iterable[str]:
         """Paths of the rank files, their configuration and verl's own additions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent, Kind, ObjectInfo, StepRole
@@ -11,8 +12,11 @@ from ftckpt.steps import role_of
 
 from .dcp_names import Place, place
 from .inert_tree import Path, leaves
-from .rank_files import RankFile, Role
+from .inert_tree import at as inner_at
+from .rank_evidence import MOST, Evidence
+from .rank_names import RankFile, Role
 from .rank_optimizer import is_optimizer, states
+from .rank_specs import Spec, data_key, mappings_for_all, mesh_of, spec_of, specs_for_all
 from .sharded import Distributed, Held, HeldReader, Listed
 from .torch_stream import TorchStream
 from .torch_values import Composite, SubclassRef, TensorRef
@@ -29,6 +33,7 @@ class Found(NamedTuple):
     where: Place
     stored_name: str
     held: Held
+    spec: Spec | None = None
 
 
 class Number(NamedTuple):
@@ -48,6 +53,7 @@ class Contents:
         objects: non-tensor state, one for each key at the top.
         names: dotted names of the non-tensor state.
         numbers: step counters among it.
+        evidence: what the file records of its job.
         sharded: whether any tensor is a DTensor or a ShardedTensor.
     """
 
@@ -66,7 +72,17 @@ class Contents:
             (extent for name, extent, _ in stream.records if name == "data.pkl"),
             Extent(file.path, 0, 0),
         )
+        self.evidence = Evidence(file.path, file.rank)
+        self._mappings = mappings_for_all(stream.tree)
+        self._mesh = mesh_of(stream.tree)
+        self._for_all = specs_for_all(stream.tree, self._mappings)
         self._sort(stream.tree, weights)
+        self.evidence.read(stream.tree)
+        for found in self.tensors:
+            self.evidence.see(found.held)
+            spec = found.spec or Spec()
+            if spec.mesh and len(spec.placements or ()) == len(spec.mesh):
+                self.evidence.least = max(self.evidence.least, min(prod(spec.mesh), MOST))
         self.sharded = any(isinstance(f.held, (Distributed, Listed)) for f in self.tensors)
 
     def _sort(self, tree: Any, weights: list[tuple[str, Held]]) -> None:
@@ -75,46 +91,69 @@ class Contents:
             self._optimizer(tree, (), weights)
         elif role is Role.EXTRA:
             self._state(tree, (), "")
-        elif role is Role.WHOLE and _is_training_state(tree):
+        elif role is Role.WHOLE and is_training_state(tree):
             for key, value in tree.items():
                 if key in _OPTIMIZERS and is_optimizer(value):
                     own = [(f.where.name, f.held) for f in self.tensors
                            if f.where.component == "model"]  # fmt: skip
                     self._optimizer(value, (key,), own)
                 elif _holds_parts(key, value):
-                    self._model(value, (key,), (key,))
-                else:
+                    self._model(value, (key,), (key if key in _EMAS else "model",))
+                elif key not in self._mappings:
                     self._state(value, (key,), "")
         else:
             self._model(tree, (), ("model",))
 
     def _model(self, tree: Any, at: Path, top: Path) -> None:
-        for path, value in leaves(tree):
+        for path, value, key in _entries(tree):
             if isinstance(value, _TENSORS):
                 name = ".".join(map(str, path)) or "tensor"
                 held = self._held(value, name)
                 where = place("", [*top, name], held.dtype)
-                self.tensors.append(Found(where, ".".join(map(str, (*at, *path))), held))
-            elif path:
+                stored = (*at, *path, key) if key else (*at, *path)
+                spec = self._spec(tree, path, held, name) if key else self._said(name, held)
+                self.tensors.append(Found(where, ".".join(map(str, stored)), held, spec))
+            elif path and (at or path[0] not in self._mappings):
                 self._object((*at, *path), ".".join(map(str, (*top, *path))))
+                if not at and len(path) == 1:
+                    self._name(str(path[0]), value)  # a counter beside a bare state_dict
+
+    def _spec(self, tree: Any, path: Path, held: Held, name: str) -> Spec:
+        return self._on_mesh(spec_of(inner_at(tree, path), held.shape, name))
+
+    def _on_mesh(self, spec: Spec) -> Spec:
+        """Return a spec with the mesh at the top of the file, where it has none of its own."""
+        return spec if spec.mesh else spec._replace(mesh=self._mesh)
+
+    def _said(self, name: str, held: Held) -> Spec | None:
+        """Return what a mapping for all tensors at the top of the file says of one."""
+        said = self._for_all.get(name)
+        return None if said is None else self._on_mesh(spec_of(said, held.shape, name))
 
     def _optimizer(self, tree: Any, at: Path, weights: list[tuple[str, Held]]) -> None:
         if not is_optimizer(tree):
             self._state(tree, at, "optimizer")
             return
-        for state in states(tree, weights, self._reader.read):
-            path = (*at, *state.path)
-            if isinstance(state.value, _TENSORS):
+        for state in states(tree, weights, self._read_entry):
+            path, value, spec = (*at, *state.path), state.value, None
+            if key := data_key(value):
+                path, entry, value = (*path, key), value, value[key]
+                spec = spec_of(entry, value.shape, state.parameter)
+            if isinstance(value, _TENSORS):
                 name = f"{state.parameter}.{state.leaf}"
-                held = self._held(state.value, name)
+                held = self._held(value, name)
                 where = place("", ["optimizer", "state", state.parameter, state.leaf], held.dtype)
-                self.tensors.append(Found(where, ".".join(map(str, path)), held))
+                self.tensors.append(Found(where, ".".join(map(str, path)), held, spec))
             else:
                 self._object((*at, "state"), "optimizer.state")
                 self._name(f"optimizer.state.{state.parameter}.{state.leaf}", state.value)
         for key in tree:
             if key != "state":
                 self._state(tree[key], (*at, key), f"optimizer.{key}")
+
+    def _read_entry(self, value: Any) -> Held | None:
+        key = data_key(value)
+        return self._reader.read(value[key] if key else value)
 
     def _state(self, tree: Any, at: Path, label: str) -> None:
         for path, value in leaves(tree, at):
@@ -153,10 +192,36 @@ class Contents:
             self.numbers.append(Number(name, float(min(max(value, -1e18), 1e18)), role))
 
 
-_MODELS = frozenset({"model", "state_dict", "model_state_dict", "module", "ema", "ema_model"})
+_EMAS = frozenset({"ema", "ema_model"})
+_MODELS = frozenset(
+    {
+        "model", "state_dict", "model_state_dict", "module", "ema", "ema_model", "model_state",
+        "net", "network", "weights", "params", "parameters", "tensors", "shard", "shards",
+        "model_shard", "model_shards", "local_shard", "param_shards", "weight_shards",
+        "local_state", "local_state_dict", "local_tensors", "model_weights",
+    }
+)  # fmt: skip
 
 
-def _is_training_state(tree: Any) -> bool:
+def _entries(tree: Any) -> Iterator[tuple[Path, Any, str]]:
+    """Yield (path, value, key): leaves, and for `{"data": tensor, "dim": 0}` the tensor itself.
+
+    The tensor of such an entry comes before what stands beside it.
+    """
+    found: Path | None = None
+    for path, value in leaves(tree):
+        parent = path[:-1]
+        if path and parent != found:
+            key = data_key(inner_at(tree, parent))
+            if key:
+                found = parent
+                yield parent, inner_at(tree, parent)[key], key
+        if found is None or path[: len(found)] != found:
+            yield path, value, ""
+
+
+def is_training_state(tree: Any) -> bool:
+    """Say whether a rank's state has its model under a key, beside other state."""
     return isinstance(tree, dict) and any(_holds_parts(k, v) for k, v in tree.items())
 
 

@@ -12,9 +12,10 @@ from ftckpt.source import Source
 from .dtensor_tree import MeshForm
 from .inert_tree import leaves
 from .rank_checkpoint import RanksCheckpoint
-from .rank_files import CONFIG, RankFile, Role, folder_order, rank_files
+from .rank_evidence import Evidence
+from .rank_names import CONFIG, RankFile, Role, folder_order, rank_files
 from .rank_reading import read_recorded, read_stream
-from .rank_tensors import Split
+from .rank_renumbering import Renumbering, renumbered_record
 from .torch_values import SubclassRef
 from .unpickle import Inert
 
@@ -24,30 +25,46 @@ class Dialect(NamedTuple):
 
     Attributes:
         folder: "" or a folder's name and a slash.
-        whole: whether a rank has one file (`shard_00000.pt`) and not verl's three.
-        counted: whether the name of such a file says the world size.
+        files: a file of each role, whose names the others are spelled as; verl's where empty.
         mesh: what the job calls its mesh.
-        splits: how plain tensors are cut, where a record beside the files says it; then they are no
-            DTensors.
         record: name and content of the configuration beside them, "" where there is none.
     """
 
     folder: str = ""
-    whole: bool = False
-    counted: bool = True
+    files: Mapping[Role, RankFile] = {}
     mesh: MeshForm = MeshForm()
-    splits: Mapping[str, Split] = {}
     record: tuple[str, Mapping[str, Any]] = (CONFIG, {"FSDP_version": 2})
+
+    @property
+    def whole(self) -> bool:
+        """Whether a rank has one file (`shard_00000.pt`) and not one for each role."""
+        return set(self.files) == {Role.WHOLE}
 
     def file(self, role: Role, rank: int, world: int) -> str:
         """Return the path of a rank's file."""
-        first = f"{self.folder}shard_00000.pt" if self.whole else f"{self.folder}{role}"
-        size = world if self.counted else None
-        return RankFile(first, Role.WHOLE if self.whole else role, 0, size).of_rank(rank)
+        own = self.files.get(role) or (self.files.get(Role.WHOLE) if role is Role.MODEL else None)
+        own = own or RankFile(f"{self.folder}{role}", role, 0, world)
+        return own.of_rank(rank, None if own.world_size is None else world)
 
-    def record_bytes(self, world: int) -> bytes:
-        """Return the configuration for a world size."""
-        return json.dumps({**self.record[1], "world_size": world}, indent=4).encode()
+    def record_bytes(self, before: int, world: int) -> bytes:
+        """Return the configuration for a world size, where it was one for another."""
+        names = {}
+        for role, file in self.files.items():
+            of = [None if file.world_size is None else size for size in (before, world)]
+            new = [self.file(role, rank, world) for rank in range(world)]
+            old = [file.of_rank(rank, of[0]) for rank in range(before)]
+            # Equal lengths: a list of all old names becomes one of all new names.
+            names[role] = ([_last(n) for n in old], [_last(n) for n in new])
+        record = renumbered_record(self.record[1], Renumbering(before, world), names.values())
+        told = Evidence("", 0)
+        told.read(record)
+        if told.shards is None and told.world is None and not told.groups:
+            record["world_size"] = world
+        return json.dumps(record, indent=4).encode()
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def dialects_of(checkpoint: Checkpoint) -> Mapping[str, Dialect]:
@@ -56,7 +73,9 @@ def dialects_of(checkpoint: Checkpoint) -> Mapping[str, Dialect]:
         return {"model": Dialect()}
     source = checkpoint.source
     files = [f for f in rank_files(source.entries) if f.path in checkpoint.streams]
-    folders = {f.path.rpartition("/")[0]: f for f in reversed(files)}
+    folders: dict[str, dict[Role, RankFile]] = {}
+    for file in files:
+        folders.setdefault(file.path.rpartition("/")[0], {}).setdefault(file.role, file)
     chosen = sorted(folders, key=folder_order)
     return {
         "model" if number == 0 else f"extra:{folder}": _dialect(source, folder, folders[folder])
@@ -64,17 +83,15 @@ def dialects_of(checkpoint: Checkpoint) -> Mapping[str, Dialect]:
     }
 
 
-def _dialect(source: Source, folder: str, file: RankFile) -> Dialect:
+def _dialect(source: Source, folder: str, files: Mapping[Role, RankFile]) -> Dialect:
     recorded = read_recorded(source, folder)
     record: tuple[str, Mapping[str, Any]] = ("", {})
     if recorded.path:
         record = (recorded.path.rpartition("/")[2], json.loads(source.read(recorded.path)))
     return Dialect(
         folder=f"{folder}/" if folder else "",
-        whole=file.role is Role.WHOLE,
-        counted=file.world_size is not None,
-        mesh=next(_meshes(source, file.path), MeshForm()),
-        splits=recorded.splits,
+        files={role: file for role, file in files.items() if file.spelling is not None},
+        mesh=next(_meshes(source, next(iter(files.values())).path), MeshForm()),
         record=record,
     )
 

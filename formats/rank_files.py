@@ -1,146 +1,281 @@
-"""The names of one-file-a-rank checkpoints, and what a set of such names must be.
+"""Which files make one set of ranks, and whether the set is whole by what is known of its size.
 
-- verl and its relatives: `model_world_size_8_rank_3.pt`, and `optim_`, `extra_state_` likewise,
-  with `fsdp_config.json` beside them, in a directory of their own (`global_step_12/actor`).
-- plain: `shard_00003.pt` or `shard_00003_of_00008.pt`, perhaps with a `metadata.json`.
-
-Sources: verl `utils/checkpoint/fsdp_checkpoint_manager.py`; the plain names are a convention.
+The number of ranks is what the names say (`_of_8`), a record beside the files, what the files
+themselves record, or the meshes of their tensors. Where none of these says it, the highest number
+in a name implies one, and a finding says that it is no more than that.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, finding, listed
 
+from .rank_evidence import Evidence
+from .rank_names import RankFile
 
-class Role(StrEnum):
-    """What the file of a rank holds."""
+if TYPE_CHECKING:
+    from .rank_reading import Recorded
 
-    MODEL = "model"
-    OPTIMIZER = "optim"
-    EXTRA = "extra_state"
-    WHOLE = "shard"
-
-
-class RankFile(NamedTuple):
-    """One file of one rank; `world_size` is None where the name does not say it."""
-
-    path: str
-    role: Role
-    rank: int
-    world_size: int | None
-
-    def of_rank(self, rank: int) -> str:
-        """Return the path that the same file has for another rank."""
-        folder, slash, name = self.path.rpartition("/")
-        if self.role is Role.WHOLE:
-            of = "" if self.world_size is None else f"_of_{self.world_size:05d}"
-            width = len(name.removeprefix("shard_").partition(".")[0].partition("_")[0])
-            return f"{folder}{slash}shard_{rank:0{width}d}{of}.pt"
-        return f"{folder}{slash}{self.role}_world_size_{self.world_size}_rank_{rank}.pt"
-
-
-# More digits than any cluster has ranks would only be somebody's joke on int().
-_VERL = re.compile(r"(model|optim|extra_state)_world_size_(\d{1,7})_rank_(\d{1,7})\.pt")
-_PLAIN = re.compile(r"shard_(\d{5,7})(?:_of_(\d{5,7}))?\.pt")
 # A set that lacks more ranks than this is told in one sentence.
 SHOWN = 64
-# verl's folders inside a step, the trained one first.
-FOLDERS = ("actor", "critic")
-CONFIG = "fsdp_config.json"
-METADATA = "metadata.json"
 
 
-def rank_file(path: str) -> RankFile | None:
-    """Return what a path's last element says, or None where it is no rank's file."""
-    name = path.rpartition("/")[2]
-    if match := _VERL.fullmatch(name):
-        return RankFile(path, Role(match[1]), int(match[3]), int(match[2]))
-    if match := _PLAIN.fullmatch(name):
-        return RankFile(path, Role.WHOLE, int(match[1]), int(match[2]) if match[2] else None)
-    return None
+class Size(NamedTuple):
+    """How many files a set has.
 
-
-def rank_files(names: Iterable[str]) -> list[RankFile]:
-    """Return the rank files among `names`, by role, world size and rank."""
-    found = [file for file in map(rank_file, names) if file is not None]
-    order = list(Role)
-    return sorted(found, key=lambda f: (order.index(f.role), f.world_size or 0, f.rank, f.path))
-
-
-def folder_order(folder: str) -> tuple[int, str]:
-    """Return the place of a folder among others: the trained model's first."""
-    return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)
-
-
-def world_size_of(files: Iterable[RankFile], recorded: int | None) -> int:
-    """Return the world size that most of the files are of.
-
-    Where names say none, the recorded one, else what the highest rank implies.
+    Attributes:
+        files: one for each rank, or pipeline stage.
+        known_by: what says so, in words; "" where the highest number in a name implies it.
     """
-    files = list(files)
-    sizes = Counter(f.world_size for f in files if f.world_size is not None)
-    if recorded is not None and (recorded in sizes or not sizes):
-        return recorded
-    if sizes:
-        return max(sizes.items(), key=lambda item: (item[1], item[0]))[0]
-    return 1 + max((f.rank for f in files), default=-1)
+
+    files: int
+    known_by: str
+
+
+def size_of(files: Sequence[RankFile], beside: Recorded, evidence: Sequence[Evidence]) -> Size:
+    """Return how many files a set has, by the strongest evidence there is."""
+    named = Counter(f.world_size for f in files if f.world_size is not None)
+    recorded = beside.world_size
+    if named:
+        if recorded in named:
+            return Size(recorded or 0, beside.path)
+        most = max(named.items(), key=lambda item: (item[1], item[0]))[0]
+        return Size(most, "the files' names")
+    if recorded is not None:
+        return Size(recorded, beside.path)
+    highest = 1 + max((f.rank for f in files), default=-1)
+    staged = any(f.staged for f in files)
+    inside = [told for e in evidence if (told := recorded_by(e, highest, staged=staged))]
+    if inside:
+        votes = Counter(told.files for told in inside)
+        most = max(votes.items(), key=lambda item: (item[1], item[0]))[0]
+        return Size(most, next(told.known_by for told in inside if told.files == most))
+    least = max((e.least for e in evidence), default=0)
+    if least >= highest and not staged:
+        return Size(least, "the meshes of its tensors")
+    return Size(highest, "")
+
+
+def recorded_by(evidence: Evidence, highest: int, *, staged: bool) -> Size | None:
+    """Return how many files one file says that there are; None where it does not say it.
+
+    Args:
+        evidence: what the file records.
+        highest: the highest number in a name, and one.
+        staged: whether the files are of pipeline stages.
+    """
+    spelled, groups = evidence.spelled, evidence.groups
+    if evidence.shards is not None:
+        return Size(evidence.shards, spelled["shards"])
+    if staged:
+        if "pp" in groups:
+            return Size(groups["pp"], spelled["pp"])
+        # Ranks that share a stage have one file, so a world is a multiple of its stages.
+        world = evidence.world
+        odd = world is not None and (world < highest or world % highest != 0)
+        return Size(world, spelled["world"]) if world is not None and odd else None
+    model = _product(groups, ("tp", "pp", "cp"))
+    every = _product(groups, ("tp", "pp", "cp", "dp"))
+    split = [axis for axis in ("tp", "pp", "cp") if axis in groups]
+    if evidence.world is not None:
+        # Of replicas one may save for all, if that is what the sizes of the groups amount to.
+        alone = split and highest <= model < evidence.world and evidence.world % model == 0
+        if alone and not _more_than_model(evidence, model):
+            return Size(model, " x ".join(spelled[axis] for axis in split))
+        return Size(evidence.world, spelled["world"])
+    if not groups:
+        return None
+    if split and highest <= model:
+        return Size(model, " x ".join(spelled[axis] for axis in split))
+    return Size(every, " x ".join(spelled[axis] for axis in groups))
+
+
+def _product(groups: dict[str, int], axes: Iterable[str]) -> int:
+    found = 1
+    for axis in axes:
+        found *= groups.get(axis, 1)
+    return found
+
+
+def _more_than_model(evidence: Evidence, model: int) -> bool:
+    """Whether a file shows that replicas save too: it is of one that is not the first."""
+    return evidence.coordinates.get("dp", 0) > 0 or evidence.least > model
 
 
 def check_set(
-    files: Iterable[RankFile], world_size: int, recorded: int | None, recorded_by: str
+    files: Sequence[RankFile], size: Size, beside: Recorded, evidence: Sequence[Evidence]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with a set of names: ranks missing, several worlds, a wrong record.
+    """Yield what is wrong with a set: ranks missing, several worlds, records that disagree.
 
     Args:
         files: all rank files.
-        world_size: the world that is read.
-        recorded: the world size in a configuration file; None where there is none.
-        recorded_by: that file.
+        size: see `size_of`.
+        beside: what is recorded beside the files.
+        evidence: what the files that could be read record.
     """
-    files = list(files)
+    yield from _check_names(files, size.files, beside)
+    yield from _check_missing(files, size.files)
+    yield from _check_worlds(files, size, evidence)
+    yield from _check_ranks(files, size.files, evidence)
+    yield from _check_steps(files, beside, evidence)
+    if not size.known_by:
+        unit = files[0].unit if files else "rank"
+        yield finding(
+            "count-unknown",
+            f"nothing records how many {unit}s there are: {size.files} is what the highest"
+            " number in a name implies",
+        )
+
+
+def _check_names(files: Sequence[RankFile], world: int, beside: Recorded) -> Iterator[Finding]:
     for file in files:
-        if file.world_size not in (None, world_size):
+        if file.world_size not in (None, world):
             yield finding(
                 "world-size",
-                f"{file.path} is of {file.world_size} ranks, the others of {world_size}",
+                f"{file.path} is of {file.world_size} ranks, the others of {world}",
                 file=file.path,
                 rank=file.rank,
             )
-        elif file.rank >= world_size:
+        elif file.rank >= world:
             yield finding(
                 "world-size",
-                f"{file.path} is of rank {file.rank} in a world of {world_size}",
+                f"{file.path} is of {file.unit} {file.rank} in a world of {world}",
                 file=file.path,
                 rank=file.rank,
             )
-    if recorded is not None and recorded != world_size:
+    if beside.world_size is not None and beside.world_size != world:
         yield finding(
             "world-size",
-            f"{recorded_by} says {recorded} ranks, the files are of {world_size}",
-            file=recorded_by,
+            f"{beside.path} says {beside.world_size} ranks, the files are of {world}",
+            file=beside.path,
         )
-    mine = [f for f in files if f.world_size in (None, world_size)]
-    for role in Role:
-        held = {f.rank: f for f in mine if f.role is role and f.rank < world_size}
-        if not held:
-            continue
+
+
+def _check_missing(files: Sequence[RankFile], world: int) -> Iterator[Finding]:
+    mine = [f for f in files if f.world_size in (None, world) and f.rank < world]
+    for role, series in dict.fromkeys((f.role, f.series) for f in mine):
+        held = {f.rank: f for f in mine if (f.role, f.series) == (role, series)}
         example = next(iter(held.values()))
-        absent = (rank for rank in range(world_size) if rank not in held)
+        absent = (rank for rank in range(world) if rank not in held)
         for rank in islice(absent, SHOWN):
             name = example.of_rank(rank)
             yield finding(
                 "missing-rank",
-                f"{name} is missing: rank {rank} of {world_size} has no {role} file",
+                f"{name} is missing: {example.unit} {rank} of {world} has no {role} file",
                 file=name,
                 rank=rank,
             )
-        more = world_size - len(held) - SHOWN
+        more = world - len(held) - SHOWN
         if more > 0:
-            yield finding("missing-rank", f"{more} more ranks have no {role} file")
+            yield finding("missing-rank", f"{more} more {example.unit}s have no {role} file")
+
+
+def _check_worlds(
+    files: Sequence[RankFile], size: Size, evidence: Sequence[Evidence]
+) -> Iterator[Finding]:
+    """Every file's own numbers must agree with the set's, and with the other files'."""
+    highest = 1 + max((f.rank for f in files), default=-1)
+    staged = any(f.staged for f in files)
+    votes = Counter(_worlds(e) for e in evidence if _worlds(e))
+    usual = max(votes.items(), key=lambda item: item[1])[0] if votes else ()
+    for one in evidence:
+        told = recorded_by(one, highest, staged=staged)
+        if told is not None and told.files != size.files:
+            of = f"{size.known_by or 'the others'} {_says(size.known_by)} {size.files}"
+            what = f"{one.file} records {told.known_by} = {told.files}: {of}"
+        elif one.least > size.files:
+            what = (
+                f"{one.file} has tensors of a mesh of {one.least}, the set has {size.files} ranks"
+            )
+        elif _worlds(one) and _worlds(one) != usual:
+            first, second = set(_worlds(one)) - set(usual), set(usual) - set(_worlds(one))
+            what = f"{one.file} records {_pairs(first)}, the others {_pairs(second)}"
+        else:
+            continue
+        yield finding("world-size", what, file=one.file, rank=one.number)
+
+
+def _says(known_by: str) -> str:
+    return "say" if known_by in ("", "the files' names") else "says"
+
+
+def _worlds(evidence: Evidence) -> tuple[tuple[str, int], ...]:
+    counts = {"shards": evidence.shards, "world": evidence.world, **evidence.groups}
+    return tuple((name, value) for name, value in counts.items() if value is not None)
+
+
+def _pairs(pairs: Iterable[tuple[str, int]]) -> str:
+    return listed([f"{name} = {value}" for name, value in sorted(pairs)]) or "nothing of that"
+
+
+def _check_ranks(
+    files: Sequence[RankFile], world: int, evidence: Sequence[Evidence]
+) -> Iterator[Finding]:
+    """The rank that a file records is the one in its name; no two files are of one rank."""
+    staged = {f.path: f.staged for f in files}
+    series = {f.path: (f.role, f.series) for f in files}
+    seen: dict[tuple[object, ...], str] = {}
+    for one in evidence:
+        what, wrote = "rank", one.rank
+        if staged.get(one.file):
+            what, wrote = "pp_rank", one.coordinates.get("pp")
+        elif one.world not in (None, world):
+            # Only some of the world's ranks save, so a rank is not a number of a file.
+            what, wrote = "", None
+        if wrote is not None and wrote != one.number:
+            message = (
+                f"{one.file} records {one.spelled[what]} = {wrote}:"
+                f" it is not the file of {'stage' if staged.get(one.file) else 'rank'} {one.number}"
+            )
+            yield finding("wrong-rank", message, file=one.file, rank=one.number)
+            continue
+        place = (one.rank, *sorted(one.coordinates.items()))
+        if not _tells_files_apart(one, world):
+            continue
+        other = seen.setdefault((series.get(one.file), *place), one.file)
+        if other != one.file:
+            message = f"{one.file} and {other} are of one rank: they record the same place"
+            yield finding("wrong-rank", message, file=one.file, rank=one.number)
+
+
+def _tells_files_apart(one: Evidence, world: int) -> bool:
+    """Whether a file's place is one that no other file of the set can have."""
+    if one.rank is not None:
+        return True
+    axes = set(one.coordinates) & set(one.groups)
+    return bool(axes) and _product(one.groups, axes) >= world
+
+
+def _check_steps(
+    files: Sequence[RankFile], beside: Recorded, evidence: Sequence[Evidence]
+) -> Iterator[Finding]:
+    """All files are of one step: that of most of them, of the record beside them, of the name."""
+    known = {e.file: e.step for e in evidence if e.step is not None}
+    votes = Counter(known.values())
+    if not votes:
+        return
+    said = {f.step for f in files if f.step is not None} | {beside.step}
+    step = max(votes.items(), key=lambda item: (item[1], item[0] in said, item[0]))[0]
+    for one in evidence:
+        if one.step is not None and one.step != step:
+            yield finding(
+                "mixed-steps",
+                f"{one.file} records {one.spelled['step']} = {one.step}, the other files say"
+                f" {step}: it is of another save",
+                file=one.file,
+                rank=one.number,
+            )
+    if beside.step is not None and beside.step != step:
+        yield finding(
+            "mixed-steps",
+            f"{beside.path} records step {beside.step}, the files say {step}",
+            file=beside.path,
+        )
+    named = next((f for f in files if f.step is not None), None)
+    if named is not None and named.step != step:
+        what = f"{named.path} says step {named.step} by its name, the content says {step}"
+        yield finding("step-name", what, file=named.path)

@@ -18,7 +18,9 @@ from ftckpt.transfer.content import Content
 
 from .inert_tree import Path
 from .rank_checkpoint import RanksCheckpoint
-from .rank_files import Role, rank_file
+from .rank_evidence import is_number_in, speaks_of_job
+from .rank_names import Role, rank_file
+from .rank_renumbering import Renumbering
 from .state_objects import Leaf, StateObjects
 from .state_paths import recorded_paths
 from .torch_tree import pickled
@@ -41,12 +43,15 @@ class RankObjects:
         leaves: what each rank gets.
         unplaced: names of objects that no rank can have.
         notes: which ranks lack what.
+        changed: names of objects in which a number of the old world became one of the new.
     """
 
     def __init__(self, content: Content, world: int) -> None:
         self.leaves: list[RankLeaf] = []
         self.unplaced: list[str] = []
         self.notes: list[Finding] = []
+        self.changed: set[str] = set()
+        self._numbers = Renumbering(content.topology.world_size or world, world)
         self._content = content
         self._own = type(content.checkpoint) is RanksCheckpoint
         recorded = recorded_paths(content.checkpoint)
@@ -66,9 +71,18 @@ class RankObjects:
 
     def _deal(self, label: str, names: Mapping[int, str], world: int) -> None:
         read = {rank: self._read(name, label) for rank, name in sorted(names.items())}
-        first, shared = next(iter(read.values())), _alike(list(read.values()))
+        first = min(read)
+        # What differs by the number of the rank alone is the same for all.
+        shared = _alike([self._for_rank(parts, rank, 0) for rank, parts in read.items()])
         for rank in range(world):
-            parts = read.get(rank, first if shared else [])
+            if rank in read:
+                parts = self._for_rank(read[rank], rank, rank)
+                if any(
+                    a.value is not b.value for (_, a), (_, b) in zip(parts, read[rank], strict=True)
+                ):
+                    self.changed.add(names[rank])
+            else:
+                parts = self._for_rank(read[first], first, rank) if shared else []
             self.leaves += (RankLeaf(rank, *part) for part in parts)
         lacking = [rank for rank in range(world) if rank not in read and not shared]
         if lacking:
@@ -76,6 +90,26 @@ class RankObjects:
             self.notes.append(finding("note", what, tensor=names[min(names)]))
         if not shared:
             self.unplaced += (name for rank, name in names.items() if rank >= world)
+
+    def _for_rank(
+        self, parts: Sequence[tuple[Role, Leaf]], old: int, rank: int
+    ) -> list[tuple[Role, Leaf]]:
+        """Return what an old rank had, with the numbers of a new one."""
+        if not self._own:
+            return list(parts)
+        made = []
+        for part in parts:
+            role, leaf = part
+            *above, key = map(str, leaf.path)
+            speaks = all(map(speaks_of_job, above)) and (not above or is_number_in(key, above[-1]))
+            value = leaf.value.value
+            if speaks:
+                value = self._numbers.value(key, value, old, rank)
+            if value is leaf.value.value:
+                made.append(part)
+            else:
+                made.append((role, leaf._replace(value=leaf.value._replace(value=value))))
+        return made
 
     def _read(self, name: str, label: str = "") -> list[tuple[Role, Leaf]]:
         """Return an object in parts; nothing, and its name in `unplaced`, where it has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +10,8 @@ from math import prod
 from typing import Any
 
 from ftckpt.checkpoint import (
+    Commit,
+    CommitState,
     Extent,
     Kind,
     ObjectInfo,
@@ -16,27 +19,21 @@ from ftckpt.checkpoint import (
     StepRole,
     TensorInfo,
     Topology,
-    tensor_key,
 )
-from ftckpt.errors import CorruptError, NotFoundError
+from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.memory import no_gc
 from ftckpt.names import unwrapped
+from ftckpt.rules import Rules
 from ftckpt.source import Source
 
 from .dcp_names import Place
 from .rank_checkpoint import RanksCheckpoint
 from .rank_contents import Contents
-from .rank_files import (
-    CONFIG,
-    RankFile,
-    Role,
-    check_set,
-    folder_order,
-    rank_files,
-    world_size_of,
-)
+from .rank_files import check_set, size_of
+from .rank_names import CONFIG, METADATA, RankFile, Role, folder_order, rank_files
 from .rank_reading import Recorded, read_recorded, read_streams
+from .rank_splits import Splits
 from .rank_tensors import Entry, Identity, Split, assemble, wrong_rank
 from .sharded import Distributed, Held, Listed
 from .tied import aliases_of
@@ -48,17 +45,18 @@ DATA = "data.pt"
 SHOWN = 20
 
 
-def open_ranks(source: Source) -> RanksCheckpoint:
+def open_ranks(source: Source, rules: Rules | None) -> RanksCheckpoint:
     """Parse the pickles of all ranks and put their tensors together (see `Ranks.open`)."""
     with no_gc():  # a million small records live until the end: collecting them costs triple
-        return _Opening(source).checkpoint()
+        return Opening(source, rules).checkpoint()
 
 
-class _Opening:
+class Opening:
     """Collects what the files of all folders hold."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, rules: Rules | None) -> None:
+        self.source, self._rules = source, rules
+        self.splits: dict[str, Split] = {}
         self.tensors: dict[str, TensorInfo] = {}
         self.objects: dict[str, ObjectInfo] = {}
         self.names: list[str] = []
@@ -73,8 +71,10 @@ class _Opening:
         self.evidence = ""
         self.broken: list[CorruptError] = []
         self.members: set[str] = set()
+        self.commit = Commit(CommitState.NO_MARKER)
 
     def checkpoint(self) -> RanksCheckpoint:
+        """Read all folders of the place."""
         folders: dict[str, list[RankFile]] = defaultdict(list)
         for file in rank_files(self.source.entries):
             folder = file.path.rpartition("/")[0]
@@ -93,47 +93,62 @@ class _Opening:
             what = f"{path} names {name}, a class outside the allow-list; kept inert"
             self.notes.append(finding("opaque-object", what, file=path))
         return RanksCheckpoint(
-            source=self.source,
-            tensors=self.tensors,
-            objects=self.objects,
-            aliases=aliases_of(self.tensors.values()),
-            topology=self._topology(),
+            **self.parts(),
             dialect="verl" if chosen != [""] or self._verl("") else "",
-            notes=self.notes,
             files=sorted(self.members),
-            names=self.names,
-            found=self.found,
-            counters=self.counters,
-            streams=self.streams,
-            ranks=self.ranks,
         )
+
+    def parts(self) -> dict[str, Any]:
+        """Return what was collected, as a `RanksCheckpoint` is made of it."""
+        return {
+            "source": self.source,
+            "tensors": self.tensors,
+            "objects": self.objects,
+            "aliases": aliases_of(self.tensors.values()),
+            "topology": self._topology(),
+            "commit": self.commit,
+            "splits": self.splits,
+            "notes": self.notes,
+            "names": self.names,
+            "found": self.found,
+            "counters": self.counters,
+            "streams": self.streams,
+            "ranks": self.ranks,
+        }
 
     def _verl(self, folder: str) -> bool:
         return f"{folder}/{CONFIG}".lstrip("/") in self.source.entries
 
     def _folder(self, folder: str, files: Sequence[RankFile], component: str) -> None:
         recorded = read_recorded(self.source, folder)
-        world = world_size_of(files, recorded.world_size)
-        if world > self.world_size:
-            self.world_size = world
-            named = all(f.world_size is not None for f in files)
-            self.evidence = "the files' names" if named else recorded.path or "the highest rank"
-        self.found += check_set(files, world, recorded.world_size, recorded.path)
         self.members |= {file.path for file in files}
         if recorded.path:
             self.members.add(recorded.path)
         if recorded.step is not None:
             self.counters.append(Scalar(recorded.path, "step", recorded.step, StepRole.ITERATION))
-        if recorded.world_size is None and any(f.world_size is None for f in files):
-            what = f"nothing records the world size: {world} is what the highest rank implies"
-            self.notes.append(finding("note", what))
-        mine = [f for f in files if f.world_size in (None, world) and f.rank < world]
+        # Files that name another world than most are not read: they are of another save.
+        named = size_of(files, recorded, ()).files
         owner = f"{folder}." if component != "model" else ""
+        mine = [f for f in files if f.world_size in (None, named)]
         contents = self._read(mine, owner)
-        self._merge(contents, component, recorded, world)
+        evidence = [one.evidence for one, _ in contents]
+        size = size_of(files, recorded, evidence)
+        if size.files > self.world_size:
+            self.world_size = size.files
+            self.evidence = size.known_by or "the highest rank"
+        for found in check_set(files, size, recorded, evidence):
+            (self.found if found.code is not ExitCode.OK else self.notes).append(found)
+        if recorded.path.rpartition("/")[2] == METADATA:
+            self.commit = Commit(CommitState.COMMITTED, recorded.path)
+        fitting = [(one, storages) for one, storages in contents if one.file.rank < size.files]
+        own = _by_component([one.file for one, _ in fitting], component)
+        for name in dict.fromkeys(own.values()):
+            part = [(one, held) for one, held in fitting if own[one.file.path] == name]
+            self._merge(part, name, recorded, size.files)
 
     def _read(self, files: Sequence[RankFile], owner: str) -> list[tuple[Contents, Any]]:
         """Parse all files, a rank's model before its optimizer, which borrows its names."""
+        files = sorted(files, key=lambda f: f.role not in (Role.MODEL, Role.WHOLE))
         weights: dict[int, list[tuple[str, Held]]] = {}
         read: list[tuple[Contents, Any]] = []
         for file, stream in read_streams(self.source, files):
@@ -153,11 +168,17 @@ class _Opening:
                 self.broken.append(error)
                 self.found.append(from_error(error, rank=file.rank))
                 continue
-            if file.role is Role.MODEL:
-                weights[file.rank] = [(f.where.name, f.held) for f in contents.tensors]
+            if file.role in (Role.MODEL, Role.WHOLE):
+                held = [(f.where.name, f.held) for f in contents.tensors
+                        if f.where.component == "model"]  # fmt: skip
+                weights.setdefault(file.rank, held)
             self.objects |= contents.objects
             self.names += contents.names
             self.counters += (Scalar(file.path, n.name, n.value, n.role) for n in contents.numbers)
+            step, roles = contents.evidence.step, {n.role for n in contents.numbers}
+            if step is not None and StepRole.ITERATION not in roles:
+                spelled = contents.evidence.spelled["step"]
+                self.counters.append(Scalar(file.path, spelled, step, StepRole.ITERATION))
             read.append((contents, stream.storages))
         return read
 
@@ -166,12 +187,14 @@ class _Opening:
     ) -> None:
         groups: dict[str, tuple[Identity, list[Entry]]] = {}
         accused: set[str] = set()
-        found = [where for contents, _ in read for where, _, _ in contents.tensors]
+        found = [where for contents, _ in read for where, *_ in contents.tensors]
         bare = unwrapped(where.name for where in found if where.component == "model")
         sharded = any(contents.sharded for contents, _ in read)
+        parts = _parts([contents for contents, _ in read], world)
         for contents, storages in read:
             file = contents.file
-            for where, stored, held in contents.tensors:
+            part = parts[file.path]
+            for where, stored, held, spec in contents.tensors:
                 if isinstance(held, Distributed):
                     self.meshes.setdefault((held.mesh.names, held.mesh.sizes))
                 odd = wrong_rank(file.path, file.rank, world, held)
@@ -191,26 +214,28 @@ class _Opening:
                         finding("duplicate-tensor", what, file=file.path, tensor=identity.key)
                     )
                     continue
-                held_by.append(Entry(file.rank, file.path, held, storages))
+                held_by.append(Entry(file.rank, file.path, held, storages, spec, part))
         plain = 0
+        whole_here = _of_stages(groups) if _staged(read) else frozenset[str]()
+        splits = Splits(recorded, self._rules, component, groups, self.found.append)
         for identity, held_by in groups.values():
             whole = not any(isinstance(e.held, (Distributed, Listed)) for e in held_by)
             if sharded and whole and identity.kind is Kind.PARAM:
                 # Parameters are sharded here, so what stays whole is a buffer.
                 identity = replace(identity, kind=Kind.BUFFER)
-            split = recorded.splits.get(identity.stored_name)
-            if split is None and identity.kind is not Kind.OTHER:
-                split = _split_of_weight(identity, held_by, groups, recorded, component)
+            split, placed = splits.of(identity, held_by)
             made = assemble(
                 identity,
-                held_by,
+                placed,
                 split=split,
-                replicated=sharded or world == 1,
+                replicated=sharded or world == 1 or identity.key in whole_here,
                 report=self.found.append,
             )
             plain += made[0].component.startswith("extra:rank") and len(made) > 1
             for tensor in made:
                 self.tensors[tensor.key] = tensor
+            if split is not None and len(made) == 1:
+                self.splits[made[0].key] = split
         if plain:
             what = (
                 f"nothing records how {plain} tensors are split over the ranks: they are kept one a"
@@ -253,6 +278,26 @@ class _Opening:
 _DP = frozenset({"dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"})
 
 
+def _by_component(files: Sequence[RankFile], component: str) -> dict[str, str]:
+    """Return path -> component: of several series of whole states, the model's is the first.
+
+    `model_rank_0.pt` may have an `ema_rank_0.pt` beside it, whose tensors have the same names.
+    """
+    series = dict.fromkeys(f.series for f in files if f.role is Role.WHOLE)
+    words = {f.series: f.word for f in files}
+    main = min(series, key=lambda s: (words[s] not in _MAIN, s), default="")
+    found = {}
+    for file in files:
+        own = component
+        if file.role is Role.WHOLE and file.series != main:
+            own = "ema" if file.word.startswith("ema") else f"extra:{file.word or 'shard'}"
+        found[file.path] = own
+    return found
+
+
+_MAIN = frozenset({"", "model", "checkpoint", "ckpt", "model_state", "model_states", "weights"})
+
+
 def _bare(where: Place, bare: Mapping[str, str]) -> str:
     """Return a tensor's name without what wrappers added to its parameter's name."""
     if where.component != "optimizer" or where.kind is not Kind.OTHER:
@@ -261,19 +306,36 @@ def _bare(where: Place, bare: Mapping[str, str]) -> str:
     return bare.get(parameter, parameter) + dot + leaf
 
 
-def _split_of_weight(
-    identity: Identity,
-    held_by: Sequence[Entry],
-    groups: Mapping[str, tuple[Identity, Sequence[Entry]]],
-    recorded: Recorded,
-    component: str,
-) -> Split | None:
-    """Return the split of a weight; for its moment too, if shapes are equal on every rank."""
-    split = recorded.splits.get(identity.name)
-    if split is None or identity.kind in (Kind.PARAM, Kind.BUFFER):
-        return split
-    weight = groups.get(tensor_key(component, Kind.PARAM, identity.name))
-    if weight is None:
-        return None
-    shapes = [(e.rank, e.held.shape) for e in held_by]
-    return split if shapes == [(e.rank, e.held.shape) for e in weight[1]] else None
+def _staged(read: Sequence[tuple[Contents, Any]]) -> bool:
+    return any(contents.file.staged for contents, _ in read)
+
+
+def _of_stages(groups: Mapping[str, tuple[Identity, Sequence[Entry]]]) -> frozenset[str]:
+    """Return the keys of tensors that pipeline stages hold whole.
+
+    A stage holds whole layers. Where two stages have a layer of one number, each counts its own
+    from 0, and no number says which layer of the model it is. What has no number is one tensor,
+    tied: the embedding in the first stage and the last.
+    """
+    numbered = {key for key, (one, _) in groups.items() if _NUMBER.search(one.name)}
+    twice = any(len(groups[key][1]) > 1 for key in numbered)
+    return frozenset(key for key in groups if not twice or key not in numbered)
+
+
+_NUMBER = re.compile(r"(?:^|\.)\d+(?:\.|$)")
+
+
+def _parts(read: Sequence[Contents], world: int) -> dict[str, int]:
+    """Return path -> place of a file among the shards of a plain tensor.
+
+    That is its rank, unless all files record a tensor-parallel rank of fewer than there are: then
+    ranks of the same place hold replicas.
+    """
+    places = {}
+    for contents in read:
+        told = contents.evidence
+        size, mine = told.groups.get("tp"), told.coordinates.get("tp")
+        if size is None or mine is None or not mine < size < world:
+            return {contents.file.path: contents.file.rank for contents in read}
+        places[contents.file.path] = mine
+    return places

@@ -11,7 +11,7 @@ from ftckpt.transfer.content import Content, Wanted
 from .inert_tree import Path, at, dotted, leaves
 from .nested_state import IsList
 from .rank_checkpoint import RanksCheckpoint
-from .rank_files import Role, rank_file
+from .rank_names import Role, rank_file
 from .rank_reading import read_stream
 from .state_paths import tensor_paths
 
@@ -61,6 +61,12 @@ class RankPlaces:
             else:
                 self.found[key] = place
 
+    def tree(self, key: str) -> Any:
+        """Return the tree of the source's file that holds a tensor; None where it is not known."""
+        info = self._checkpoint.tensors.get(key)
+        held = None if info is None or not info.pieces else self._trees.get(_file_of(info))
+        return None if held is None else held[0]
+
     def is_list(self, role: Role) -> IsList:
         """Return what says which containers of a file are lists: those that were."""
         trees = [tree for file, (tree, _) in self._trees.items() if _role(file) is role]
@@ -79,17 +85,21 @@ class RankPlaces:
             return None
         path = self._path(info)
         match = _OF_RANK.fullmatch(wanted.component)
-        role = _role(info.pieces[0].extent.file)
+        role = _role(_file_of(info))
         return None if path is None else RankPlace(role, path, int(match[1]) if match else None)
 
     def _path(self, info: TensorInfo) -> Path | None:
-        file = info.pieces[0].extent.file
+        file = _file_of(info)
         if file not in self._trees:
             tree = read_stream(self._checkpoint.source, file).tree
             self._trees[file] = tree, {dotted(path): path for path, _ in leaves(tree)}
         # What is one rank's own stands under the rank's name, where another component had it.
         own = info.name.removeprefix(f"{info.component.removeprefix('extra:')}.")
         return self._trees[file][1].get(info.stored_name or own)
+
+
+def _file_of(info: TensorInfo) -> str:
+    return info.pieces[0].extent.file
 
 
 def _named(wanted: Wanted, path: Path, *, whole: bool) -> RankPlace | None:

@@ -10,7 +10,9 @@ from ftckpt.errors import CorruptError, TruncatedError
 from ftckpt.source import Source
 
 from .archive import TAIL
-from .rank_files import CONFIG, METADATA
+from .rank_evidence import Evidence
+from .rank_names import CONFIG, METADATA
+from .rank_specs import spec_of
 from .rank_tensors import Split
 from .strict_json import Limits, parse
 from .torch_stream import TorchStream, parse_stream
@@ -104,9 +106,11 @@ class Recorded:
     def __init__(self, path: str = "", content: Any = None) -> None:
         record = content if isinstance(content, dict) else {}
         self.path = path
-        self.world_size = _count(record.get("world_size"), 1)
-        self.step = _count(record.get("step", record.get("global_step")), 0)
-        tensors = record.get("tensors", record.get("placements"))
+        told = Evidence(path, 0)
+        told.read(content)
+        self.world_size = told.shards or told.world or _only(told.groups)
+        self.step = told.step if told.step is None or told.step >= 0 else None
+        tensors = next((record[key] for key in _TENSORS if key in record), None)
         self.splits: Mapping[str, Split] = _splits(tensors, path)
 
 
@@ -131,27 +135,43 @@ def read_recorded(source: Source, folder: str) -> Recorded:
     return Recorded()
 
 
-def _count(value: Any, least: int) -> int | None:
-    return value if type(value) is int and least <= value < 1 << 63 else None
+# Under which of these a record has what it says of each tensor.
+_TENSORS = ("tensors", "placements", "params", "parameters", "shards", "sharding_specs")
+
+
+def _only(groups: Mapping[str, int]) -> int | None:
+    """Return the ranks of the one group that is recorded; of several the files decide."""
+    return next(iter(groups.values())) if len(groups) == 1 else None
 
 
 def _splits(tensors: Any, path: str) -> dict[str, Split]:
     found: dict[str, Split] = {}
     for name, record in tensors.items() if isinstance(tensors, dict) else ():
-        if not isinstance(record, dict) or "shape" not in record or "dim" not in record:
+        if not isinstance(record, dict):
             continue
-        shape, dim = record["shape"], record["dim"]
-        sound = (
-            isinstance(shape, list)
-            and all(type(n) is int and n >= 0 for n in shape)
-            and (dim is None or (type(dim) is int and 0 <= dim < len(shape)))
-        )
-        if not sound:
+        if "shape" in record and "dim" in record:
+            _require_sound(record["shape"], record["dim"], name, path)
+        try:
+            spec = spec_of(record, None, name)
+        except CorruptError as error:
             raise CorruptError(
-                f"{path} records a split of {name!r} that cannot be",
-                kind="bad-index",
-                file=path,
-                tensor=name,
-            )
-        found[name] = Split(tuple(shape), dim)
+                f"{path}: {error.message}", kind="bad-index", file=path, tensor=name
+            ) from error
+        if spec.shape is not None and spec.placements is not None and len(spec.placements) < 2:
+            found[name] = Split(spec.shape, spec.dim)
     return found
+
+
+def _require_sound(shape: Any, dim: Any, name: str, path: str) -> None:
+    sound = (
+        isinstance(shape, list)
+        and all(type(n) is int and n >= 0 for n in shape)
+        and (dim is None or (type(dim) is int and 0 <= dim < len(shape)))
+    )
+    if not sound:
+        raise CorruptError(
+            f"{path} records a split of {name!r} that cannot be",
+            kind="bad-index",
+            file=path,
+            tensor=name,
+        )

@@ -1,9 +1,9 @@
 """Put what the ranks hold of one tensor together: pieces of a global tensor, and replicas.
 
-What decides is what the writer recorded: placements in the pickle, or a split in `metadata.json`.
-Equal shapes or equal values decide nothing: a merger that concatenates what looks like shards, or
-drops what looks like a copy, makes wrong models. A plain tensor with no record stays one tensor a
-rank, in the component `extra:rank<R>`.
+What decides is what the writer recorded (placements in the pickle, a spec beside a plain tensor, a
+split in `metadata.json`) or a rule that the user gave. Equal shapes or equal values decide nothing:
+a merger that concatenates what looks like shards, or drops what looks like a copy, makes wrong
+models. A plain tensor with no record stays one tensor a rank, in the component `extra:rank<R>`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,47 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.dtypes import DType
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding
+from ftckpt.sharding import Split as Cut
+from ftckpt.sharding import part_shape, slabs
 
 from .dtensor import Patch, choose_rule, local_of
+from .rank_specs import Spec
 from .sharded import Distributed, Held, Listed
 from .torch_values import StoredStorage, TensorRef, is_dense, reach
 
 
 class Entry(NamedTuple):
-    """What one rank holds of one tensor; `rank` is None where its file does not say whose it is."""
+    """What one rank holds of one tensor; `rank` is None where its file does not say whose it is.
+
+    Attributes:
+        rank: see above.
+        file: which file.
+        held: what it holds.
+        storages: of the file.
+        spec: what is written down beside a plain tensor.
+        part: its place among the shards of a plain tensor; the rank, unless replicas save too.
+    """
 
     rank: int | None
     file: str
     held: Held
     storages: Mapping[str, StoredStorage]
+    spec: Spec | None = None
+    part: int = 0
 
 
 class Split(NamedTuple):
-    """What a metadata file records of a plain tensor; `dim` None means a replica on each rank."""
+    """How a plain tensor is cut over the ranks.
+
+    Attributes:
+        shape: global shape.
+        dim: the axis that is cut; None for a replica on each rank.
+        blocks: relative sizes of the sub-blocks that the axis packs, each cut on its own.
+    """
 
     shape: tuple[int, ...]
     dim: int | None
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,8 @@ def assemble(
             return [_distributed(identity, entries, report)]
         if isinstance(first, Listed):
             return [_listed(identity, entries, report)]
+        if split is not None and any(e.spec is not None and e.spec.offsets for e in entries):
+            return [_at_offsets(identity, entries, split, report)]
         if split is not None and split.dim is not None:
             return [_split(identity, entries, split, split.dim, report)]
         if replicated or split is not None:
@@ -149,21 +172,62 @@ def _split(
 ) -> TensorInfo:
     entries = agreeing(identity, entries, report, shapes=False)
     head = entries[0].held
-    boxes, at = Boxes(), 0
-    for rank, entry in enumerate(entries):
+    parts = 1 + max(e.part for e in entries)
+    boxes, at, sizes = Boxes(), 0, list[int]()
+    for entry in sorted(entries, key=lambda e: e.part):
         # Sizes of the ranks before give the offset, so after a missing one nothing has a place.
-        if entry.rank != rank:
+        if entry.part > len(sizes):
             break
         ref = entry.held
         assert isinstance(ref, TensorRef)
         rest = (ref.shape[:dim] + ref.shape[dim + 1 :], split.shape[:dim] + split.shape[dim + 1 :])
+        replica = entry.part < len(sizes)
         if dim >= len(ref.shape) or rest[0] != rest[1]:
             what = f"of shape {list(split.shape)} cannot hold {list(ref.shape)} of"
-            report(odd("shape-mismatch", identity, entry, what))
-            break
-        offsets = tuple(at if d == dim else 0 for d in range(len(ref.shape)))
-        boxes.add(entry, ref, (Patch(Box(offsets, ref.shape), (0,) * len(ref.shape)),))
-        at += ref.shape[dim]
+        elif replica and ref.shape[dim] != sizes[entry.part]:
+            what = f"has {ref.shape[dim]} rows where a replica has {sizes[entry.part]}, in"
+        elif split.blocks and part_shape(split.shape, _cut(split), parts) != ref.shape:
+            what = f"of shape {list(split.shape)} in blocks cannot hold {list(ref.shape)} of"
+        else:
+            begin = at - sizes[entry.part] if replica else at
+            boxes.add(entry, ref, _patches(split, dim, begin, ref.shape, parts, entry.part))
+            if not replica:
+                at += ref.shape[dim]
+                sizes.append(ref.shape[dim])
+            continue
+        report(odd("shape-mismatch", identity, entry, what))
+        break
+    assert isinstance(head, TensorRef)
+    return _info(identity, split.shape, head.dtype, boxes)
+
+
+def _cut(split: Split) -> Cut:
+    return Cut(split.dim, split.blocks)
+
+
+def _patches(
+    split: Split, dim: int, at: int, shape: tuple[int, ...], parts: int, part: int
+) -> tuple[Patch, ...]:
+    if split.blocks:
+        slabs_ = slabs(split.shape, _cut(split), parts, part)
+        return tuple(Patch(slab.box, slab.local.offsets) for slab in slabs_)
+    offsets = tuple(at if d == dim else 0 for d in range(len(shape)))
+    return (Patch(Box(offsets, shape), (0,) * len(shape)),)
+
+
+def _at_offsets(
+    identity: Identity, entries: Sequence[Entry], split: Split, report: Report
+) -> TensorInfo:
+    entries = agreeing(identity, entries, report, shapes=False)
+    head = entries[0].held
+    boxes = Boxes()
+    for entry in entries:
+        ref, spec = entry.held, entry.spec
+        assert isinstance(ref, TensorRef)
+        if spec is None or spec.offsets is None or spec.shape != split.shape:
+            report(odd("bad-metadata", identity, entry, "has another place recorded in"))
+            continue
+        boxes.add(entry, ref, (Patch(Box(spec.offsets, ref.shape), (0,) * len(ref.shape)),))
     assert isinstance(head, TensorRef)
     return _info(identity, split.shape, head.dtype, boxes)
 

@@ -7,27 +7,36 @@ Nothing marks the end of a save, so a missing rank is a defect of the set and no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.registry import Listing, Recognition
+from ftckpt.rules import Rules
 from ftckpt.source import Source
+from ftckpt.store import EntryKind
 
-from .rank_files import FOLDERS, rank_files
+from .rank_names import FOLDERS, METADATA, rank_file, rank_files
 
 if TYPE_CHECKING:
     from .rank_checkpoint import RanksCheckpoint
 
 
+@dataclass(frozen=True)
 class Ranks:
-    """One file a rank (fits `ftckpt.registry.Format`)."""
+    """One file a rank (fits `ftckpt.registry.Format`).
 
-    name = "ranks"
+    Attributes:
+        rules: how plain tensors are cut over the ranks, where nothing beside them says it.
+    """
+
+    name: ClassVar[str] = "ranks"
+    rules: Rules | None = None
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Say whether rank files lie in the listing, or in verl's folders below it."""
         if listing.single:
-            return None
+            return self._named_by(listing.single)
         files = rank_files(listing.files)
         folder = ""
         for name in FOLDERS:
@@ -36,8 +45,19 @@ class Ranks:
                 files = rank_files(listing.inside(name).files)
         if not files:
             return None
-        reason = f"has {folder}{files[0].path}"
-        return Recognition(self.name, reason, CommitState.NO_MARKER)
+        if len({file.step for file in files}) > 1:
+            return None  # several steps in one directory: each is a checkpoint
+        marked = not folder and METADATA in listing.files
+        state = CommitState.COMMITTED if marked else CommitState.NO_MARKER
+        return Recognition(self.name, f"has {folder}{files[0].path}", state)
+
+    def _named_by(self, name: str) -> Recognition | None:
+        """Know a checkpoint by one of its files, where several steps may share a directory."""
+        file = rank_file(name)
+        if file is None or file.step is None:
+            return None
+        reason = f"is a {file.unit}'s file of step {file.step}"
+        return Recognition(self.name, reason, CommitState.NO_MARKER, shares=True)
 
     def open(self, source: Source) -> RanksCheckpoint:
         """Parse the pickles of all ranks and put their tensors together.
@@ -49,4 +69,20 @@ class Ranks:
         """
         from .rank_opening import open_ranks
 
-        return open_ranks(source)
+        return open_ranks(_of_one_step(source) if source.single else source, self.rules)
+
+
+def _of_one_step(source: Source) -> Source:
+    """Return the files of the step that one of its files names."""
+    name = next(iter(source.entries))
+    mine = rank_file(name)
+    skip = len(source.base) + 1 if source.base else 0
+    entries = [
+        entry
+        for entry in source.store.children(source.base)
+        if entry.kind is not EntryKind.DIRECTORY
+        and (file := rank_file(entry.path[skip:])) is not None
+        and mine is not None
+        and (file.step, file.staged) == (mine.step, mine.staged)
+    ]
+    return Source.some_of(source.store, source.base, name, entries)

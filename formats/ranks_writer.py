@@ -1,7 +1,8 @@
 """Lay out one file a rank, with DTensors inside: verl's three files, or one for everything.
 
-A source of this format keeps its own form: folders, names, the mesh's name and device, and how a
-record beside the files says that plain tensors are cut. Any other becomes verl's:
+A source of this format keeps its own form: folders, names, the mesh's name and device. Plain
+tensors of which it is known how they are cut (`rank_splits`) stay plain, with what is written down
+beside them and in `metadata.json` for the new ranks. Any other source becomes verl's:
 `model_world_size_W_rank_R.pt`, `optim_…`, `extra_state_…` and `fsdp_config.json`.
 
 Parameters and what an optimizer keeps of them are cut along their first axis as FSDP2 cuts; the
@@ -15,10 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint, Extent, Kind
-from ftckpt.extents import Box
-from ftckpt.findings import Finding
-from ftckpt.sharding import even_rows
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.findings import Finding, finding
+from ftckpt.sharding import Split as Cut
+from ftckpt.sharding import part_shape, slabs
+from ftckpt.transfer.content import Content, Part, Shard, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
 from .dtensor_tree import RankMesh
@@ -26,11 +27,20 @@ from .inert_tree import Path, dotted
 from .nested_state import NestedState
 from .rank_checkpoint import RanksCheckpoint
 from .rank_dialect import Dialect, dialects_of
-from .rank_files import Role, rank_file
+from .rank_division import (
+    BesideTensors,
+    require_divisible,
+    shard_box,
+    split_of,
+    splits_of,
+    wish_for_ranks,
+)
+from .rank_names import Role, rank_file
 from .rank_objects import RankObjects
 from .rank_places import RankPlaces
+from .rank_splits import cut_of
 from .state_paths import LEAVES, is_divided, owner_of, with_aliases
-from .torch_tree import Tensor, save
+from .torch_tree import Carried, Tensor, save
 from .worlds import world_notes, world_of
 
 
@@ -39,32 +49,48 @@ class RanksWriter:
 
     name = "ranks"
     single = False
-    grants = ("dp",)
+    grants = ("tp", "dp")
 
     def layout(self, content: Content, wishes: Wishes) -> Layout:
-        """Lay out `content` for `wishes.dp` ranks; the source's world size where it is None.
+        """Lay out `content` for `wishes.dp` ranks, or `wishes.tp` where tensors are plain.
+
+        The source's world size where neither is asked for.
 
         Raises:
             UsageError: a wish for another division than over one world.
-            UnsupportedError: a tensor of a type that torch.save cannot write.
+            UnsupportedError: a tensor of a type that torch.save cannot write; a tensor of which
+                nothing says how it is divided (`unknown-rule`); a grid of ranks.
         """
-        world = world_of(content, wishes)
+        world = world_of(content, wish_for_ranks(content, wishes))
         content = with_aliases(content)
+        require_divisible(content, world)
         files: list[OutputFile] = []
         commit: list[OutputFile] = []
         unplaced: list[str] = []
         notes: list[Finding] = world_notes(content, world)
+        changed: set[str] = set()
         for dialect, part, keys in _folders(content):
             state = _Folder(part, dialect, world)
             files += state.outputs()
             unplaced += (keys.get(name, name) for name in state.unplaced)
             notes += state.notes
+            changed |= state.changed
             name = dialect.record[0]
             if name:
-                record = Literal(dialect.record_bytes(world))
+                before = content.topology.world_size or world
+                record = Literal(dialect.record_bytes(before, world))
                 commit.append(OutputFile(dialect.folder + name, [record]))
         files += _beside(content)
-        return Layout(files=files, commit=commit, unplaced=unplaced, notes=notes)
+        if not changed:
+            return Layout(files=files, commit=commit, unplaced=unplaced, notes=notes)
+        held = {name: info for name, info in content.objects.items() if name not in changed}
+        what = f"world size and ranks inside the files are those of the new ranks: {min(changed)}"
+        more = len(changed) - 1
+        notes.append(finding("note", what + (f" and {more} more" if more else "")))
+        return Layout(
+            files=files, commit=commit, unplaced=unplaced, notes=notes,
+            content=replace(content, objects=held),
+        )  # fmt: skip
 
 
 def _folders(content: Content) -> Iterator[tuple[Dialect, Content, Mapping[str, str]]]:
@@ -103,12 +129,15 @@ class _Folder:
         self._states: list[dict[Role, NestedState]] = [{} for _ in range(world)]
         self._meshes = [RankMesh(rank, world, dialect.mesh) for rank in range(world)]
         self._tied = set(content.aliases.values())
-        self._locals: dict[tuple[str, int, int | None], Tensor] = {}  # of tied weights
+        self._locals: dict[tuple[str, int, Cut | None], Tensor] = {}  # of tied weights
+        self._splits = splits_of(content)
         self._places = RankPlaces(content, whole=dialect.whole)
         objects = RankObjects(content, world)
-        self.notes = objects.notes
+        self.notes, self.changed = objects.notes, objects.changed
         self.unplaced = [*self._places.unplaced, *objects.unplaced]
         self._tensors()
+        if self._splits:
+            self._beside_tensors()
         for rank, role, leaf in objects.leaves:
             if not self._put(rank, role, leaf.path, leaf.value):
                 self.unplaced.append(f"rank_{rank}.{dotted(leaf.path)}")
@@ -132,7 +161,7 @@ class _Folder:
 
     def _tensors(self) -> None:
         places = self._places.found
-        axes = {key: self._axis(self._content.tensors[key]) for key in places}
+        axes = {key: self._cut(key) for key in places}
         # Where nothing is divided, only a placement can say that all ranks hold the same.
         alone = all(axis is None for axis in axes.values()) and self._world > 1
         for key, (role, path, owner) in places.items():
@@ -145,31 +174,51 @@ class _Folder:
                     self.unplaced.append(key)
                     break
 
-    def _axis(self, wanted: Wanted) -> int | None:
-        """Return the axis along which a tensor is divided over the ranks."""
-        splits = self._dialect.splits
-        if self._world == 1 or not is_divided(wanted):
-            return None
-        if not splits:
-            return 0
-        split = splits.get(wanted.name)
-        return split.dim if split is not None and split.shape == wanted.shape else None
+    def _cut(self, key: str) -> Cut | None:
+        """Return how a tensor is divided over the ranks; None where all of them hold all of it."""
+        wanted = self._content.tensors[key]
+        if self._splits:
+            split = split_of(self._content, wanted)
+            return None if split is None or split.dim is None else cut_of(split)
+        return Cut(0) if self._world > 1 and is_divided(wanted) else None
 
-    def _value(self, key: str, rank: int, axis: int | None, *, placed: bool) -> Any:
+    def _value(self, key: str, rank: int, cut: Cut | None, *, placed: bool) -> Any:
         """Return what a rank holds of a tensor; `placed` says to give a whole one a placement."""
         wanted, owner = self._content.tensors[key], owner_of(self._content, key)
-        local = self._locals.get((owner, rank, axis))
+        local = self._locals.get((owner, rank, cut))
         if local is None:
-            offsets, sizes = [0] * len(wanted.shape), list(wanted.shape)
-            if axis is not None:
-                start, stop = even_rows(sizes[axis], self._world, rank)
-                offsets[axis], sizes[axis] = start, stop - start
-            local = Tensor.of(self._content.part(owner, Box(tuple(offsets), tuple(sizes))))
+            local = Tensor.of(self._shard(owner, rank, cut))
         if owner in self._tied:
-            self._locals[owner, rank, axis] = local
-        if self._dialect.splits or (axis is None and not placed):
+            self._locals[owner, rank, cut] = local
+        if self._splits or (cut is None and not placed):
             return local
+        axis = None if cut is None else cut.axis
         return self._meshes[rank].dtensor(local, wanted.shape, wanted.dtype, axis)
+
+    def _shard(self, key: str, rank: int, cut: Cut | None) -> Shard:
+        wanted = self._content.tensors[key]
+        if cut is not None and cut.blocks:
+            parts = [
+                Part(slab.local, key, slab.box)
+                for slab in slabs(wanted.shape, cut, self._world, rank)
+            ]
+            return self._content.shard(
+                part_shape(wanted.shape, cut, self._world), wanted.dtype, parts
+            )
+        return self._content.part(key, shard_box(wanted.shape, cut, self._world, rank))
+
+    def _beside_tensors(self) -> None:
+        """Put what was written down of each shard beside it: for the new ranks, their places."""
+        specs = BesideTensors(self._content, self._places, self._world)
+        for key, (role, path, owner) in self._places.found.items():
+            if owner is not None:
+                continue
+            for rank in range(self._world):
+                for at, value in specs.of(key, path, rank):
+                    self._put(rank, role, at, Carried(value, {}))
+        for rank in range(self._world):
+            for role, at, value in specs.for_all(rank):
+                self._put(rank, role, at, Carried(value, {}))
 
     def outputs(self) -> Iterator[OutputFile]:
         """Yield the files, rank by rank."""

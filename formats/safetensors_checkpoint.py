@@ -29,6 +29,8 @@ from ftckpt.source import Source
 from ftckpt.steps import role_of
 
 from . import dcp_hf
+from .dcp_names import Place
+from .flat_state import sections_of
 from .hf_index import check_index, check_total_size, shard_name
 from .object_records import INDEX, StoredObjects, read_objects
 from .safetensors_beside import Beside, find_beside
@@ -65,6 +67,11 @@ class SafetensorsCheckpoint(Checkpoint):
     beside: Beside = field(default_factory=Beside)
     stored: StoredObjects = field(default_factory=StoredObjects)
     headers: Mapping[str, Header] = field(default_factory=dict)
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """It holds whole tensors, or shards with their places."""
+        return True
 
     def members(self) -> Iterable[str]:
         """Yield the weights, their indexes, and what belongs to a model folder."""
@@ -162,8 +169,9 @@ def _open_weights(
     aliases: dict[str, str] = {}
     for weights in sets:
         target = {} if weights.index is None else weights.index.weight_map
+        sections = _sections(headers, remarks, weights)
         for file in weights.files:
-            for info, owner in _tensors(headers, remarks, file, weights.component):
+            for info, owner in _tensors(headers, remarks, file, weights.component, sections):
                 first = tensors.setdefault(info.key, info)
                 tied = owner is not None or info.key in aliases
                 if first is info and owner is not None:
@@ -174,7 +182,7 @@ def _open_weights(
                     # Where two shards hold it, the index decides; `check` reports it.
                     tensors[info.key] = info
     for file in present:
-        for info, owner in _tensors(headers, remarks, file, beside.component(file)):
+        for info, owner in _tensors(headers, remarks, file, beside.component(file), {}):
             first = tensors.setdefault(info.key, info)
             if first is not info:
                 damage.append(_duplicate(first, info))
@@ -226,12 +234,26 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
     )
 
 
+def _sections(
+    headers: Mapping[str, Header], remarks: Mapping[str, Remarks], weights: WeightSet
+) -> Mapping[str, Place]:
+    """Return what a flat training state holds; nothing where ftckpt wrote what is what."""
+    if weights.component != "model" or any(remarks[f] != Remarks() for f in remarks):
+        return {}
+    files = [headers[file] for file in weights.files if file in headers]
+    return sections_of(tensor for header in files for tensor in header.tensors)
+
+
 def _tensors(
-    headers: Mapping[str, Header], remarks: Mapping[str, Remarks], file: str, component: str
+    headers: Mapping[str, Header],
+    remarks: Mapping[str, Remarks],
+    file: str,
+    component: str,
+    sections: Mapping[str, Place],
 ) -> Iterator[tuple[TensorInfo, str | None]]:
     """Yield the tensors of a file that could be read; see `safetensors_names.tensors_of`."""
     if file in headers:
-        yield from tensors_of(headers[file], file, component, remarks[file])
+        yield from tensors_of(headers[file], file, component, remarks[file], sections)
 
 
 def _dialect(source: Source, headers: Mapping[str, Header]) -> str:

@@ -22,7 +22,7 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError
 
-from .dcp_names import weight_kind
+from .dcp_names import Place, weight_kind
 from .lazy_pieces import LazyPieces
 from .safetensors_header import Header, HeaderTensor
 from .strict_json import Limits, parse
@@ -150,7 +150,11 @@ def read_remarks(header: Header, file: str) -> Remarks:
 
 
 def tensors_of(
-    header: Header, file: str, component: str, remarks: Remarks
+    header: Header,
+    file: str,
+    component: str,
+    remarks: Remarks,
+    sections: Mapping[str, Place],
 ) -> Iterator[tuple[TensorInfo, str | None]]:
     """Yield the tensors of a file, and for each alias the key of the tensor that owns its bytes.
 
@@ -159,6 +163,7 @@ def tensors_of(
         file: its name.
         component: of its tensors, where the remarks name none.
         remarks: of the header.
+        sections: see `flat_state.sections_of`.
     """
     component = remarks.component or component
     owners: dict[str, TensorInfo] = {}
@@ -167,7 +172,13 @@ def tensors_of(
         kind, name = _identify(stored, tensor.dtype, component, remarks.kinds)
         said = "" if stored == name else stored
         place = WholePiece(file, tensor)
-        owners[stored] = TensorInfo(component, name, kind, tensor.shape, tensor.dtype, place, said)
+        info = TensorInfo(component, name, kind, tensor.shape, tensor.dtype, place, said)
+        at = sections.get(stored)
+        if at is not None:
+            info = info._replace(
+                component=at.component, kind=at.kind, name=at.name, stored_name=stored
+            )
+        owners[stored] = info
         yield owners[stored], None
     for alias in remarks.aliases:
         owner = owners[alias.stored]

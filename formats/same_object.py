@@ -7,13 +7,15 @@ left out, because those are compared as tensors.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from operator import itemgetter
 from typing import Any
 
 from ftckpt.buffers import chunks
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.transfer.layout import Literal, Stored
 
-from .inert_tree import dotted, leaves
+from .inert_tree import Path, dotted, leaves
 from .state_objects import Storages, listed_places
 from .torch_tree import Carried, pickled
 
@@ -46,11 +48,33 @@ class SameObject:
         return _digest(self._source, name, left_out) == _digest(self._result, name, left_out)
 
 
-def _digest(checkpoint: Checkpoint, name: str, left_out: set[str]) -> bytes:
+def _digest(checkpoint: Checkpoint, name: str, left_out: Collection[str]) -> bytes:
     storages = Storages(checkpoint, checkpoint.objects[name])
-    found = {dotted(path): value for path, value in leaves(checkpoint.load_object(name))}
-    kept = [[path, Carried(found[path], storages)] for path in sorted(found.keys() - left_out)]
-    return state_digest(checkpoint, kept)
+    found = _kept(checkpoint.load_object(name), left_out)
+    # Two keys of a mapping can be spelt alike (1 and "1"): both count, told apart by their types.
+    spelt = ((dotted(path), [type(s).__name__ for s in path], value) for path, value in found)
+    kept = sorted(spelt, key=itemgetter(0, 1))
+    return state_digest(checkpoint, [[at, Carried(value, storages)] for at, _, value in kept])
+
+
+def _kept(tree: Any, left_out: Collection[str]) -> Iterator[tuple[Path, Any]]:
+    """Yield the leaves that are not left out.
+
+    What was around those may be left empty, or be a plain list now: neither is a leaf of its own.
+    """
+    around = {at[:end] for at in left_out for end in range(len(at)) if at[end] == "."}
+    if left_out:
+        around.add("")
+    for path, value in leaves(tree):
+        at = dotted(path)
+        if at in left_out:
+            continue
+        if at not in around:
+            yield path, value
+        elif type(value) is list:
+            yield from (((*path, index), member) for index, member in enumerate(value))
+        elif value != {}:
+            yield path, value
 
 
 def state_digest(checkpoint: Checkpoint, tree: Any) -> bytes:

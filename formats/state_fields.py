@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import reprlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
@@ -29,7 +29,12 @@ from .torch_values import TensorRef
 from .unpickle import load
 
 _RANK = re.compile(r"rank_(\d+)\.(?=.)")
+# Megatron stores a distributed optimizer's groups once for each set of ranks that share them, or
+# once for all: one name for both.
+_GROUP = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.optimizer/shard_\d+_\d+\.\d+\.")
 _LONG = 48  # characters of a value that are shown
+# c10's CPUGeneratorImplState; words of MT19937, which Python and NumPy draw from.
+_TORCH_STATE, _TWISTER = 5056, 624
 _INSIDE = 4  # how many pickles and namespaces inside one another are taken apart
 
 
@@ -76,11 +81,38 @@ def _inside(value: Any) -> Any:
 
 def _field(checkpoint: Checkpoint, name: str, part: Carried) -> Field:
     name = name.removeprefix("0.")  # Megatron keeps its common state in a list of one
-    match = _RANK.match(name)
     digest = _digest(checkpoint, part)
     shown = _shown(part.value, digest)
-    return Field(name[match.end() :] if match else name, int(match[1]) if match else None,
-                 shown, digest)  # fmt: skip
+    for pattern, instead in ((_RANK, ""), (_GROUP, "optimizer.optimizer.")):
+        match = pattern.match(name)
+        if match:
+            return Field(instead + name[match.end() :], int(match[1]), shown, digest,
+                         _form(part.value))  # fmt: skip
+    return Field(name, None, shown, digest, _form(part.value))
+
+
+def _form(value: Any) -> str:
+    """Return what a value plainly is; see `Field.form`."""
+    if value is None or type(value) in (bool, str):
+        return "text"
+    if type(value) in (int, float):
+        return "integer" if type(value) is int else "number"
+    if type(value) is bytes:
+        return "rng-torch" if len(value) == _TORCH_STATE else ""
+    if type(value) is tuple or type(value) is list:
+        return _generator(value)
+    return ""
+
+
+def _generator(value: Sequence[Any]) -> str:
+    """Recognise `random.getstate()` and `numpy.random.get_state()`."""
+    if len(value) == 3 and value[0] in (2, 3) and type(value[0]) is int:
+        words = value[1]
+        if type(words) in (tuple, list) and len(words) == _TWISTER + 1:
+            return "rng-python" if all(type(word) is int for word in words) else ""
+    if len(value) == 5 and type(value[0]) is str and type(value[2]) is int:
+        return "rng-numpy" if value[0] in ("MT19937", "PCG64", "Philox", "SFC64") else ""
+    return ""
 
 
 def _digest(checkpoint: Checkpoint, part: Carried) -> bytes:

@@ -21,6 +21,7 @@ from ftckpt.errors import (
 )
 
 from .archive import TAIL, Archive, Member, Read, read_archive
+from .bare_pickle import refuse_hostile
 from .legacy_stream import FIRST_READ, MAGIC, MAX_PICKLE, parse_legacy
 from .torch_storages import NESTED, NESTED_NAME, Nested, storage_ref
 from .torch_table import TABLE
@@ -126,7 +127,7 @@ def parse_stream(
         if head.startswith(MAGIC):
             found = parse_legacy(read, size, file=file, base=base, table=table, parse=parse_stream)
             return TorchStream(*found, None, file, legacy=True)
-        _refuse_others(head, file, base)
+        _refuse_others(read, size, head, file, base)
         raise
     return _parse_zip(read, archive, file, table)
 
@@ -139,7 +140,7 @@ def _may_be_pickle(head: bytes) -> bool:
     return head[:1] in codes or head[257:262] == b"ustar"
 
 
-def _refuse_others(head: bytes, file: str, base: int) -> None:
+def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> None:
     """Say what a file is that is no torch.save stream; return where it may be a damaged one."""
     if head[257:262] == b"ustar":
         raise UnsupportedError(
@@ -148,6 +149,7 @@ def _refuse_others(head: bytes, file: str, base: int) -> None:
             file=file,
         )
     if head and not head.startswith(_ZIP):
+        refuse_hostile(read, size, file=file, base=base)
         raise CorruptError(
             f"{file} does not begin as a torch.save stream: neither a zip nor the legacy magic",
             kind="bad-zip",

@@ -2,7 +2,8 @@
 
 One file may be a bare state_dict, a training state of any trainer (Lightning's `.ckpt` among them),
 a pickled module or a single tensor; its content says which (`training_tree`). Suffixes say nothing:
-`.pt`, `.pth`, `.bin` and `.ckpt` are all in use for the same bytes.
+`.pt`, `.pth`, `.bin` and `.ckpt` are all in use for the same bytes. Such a file may have been
+compressed as a whole (`ckpt_100.pt.zst`; `torchsave_compressed`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
 
+from .compression import SUFFIXES
 from .hf_index import shard_name
 from .torchsave_files import INDEX, SHARD, STEMS
 
 if TYPE_CHECKING:
-    from .torchsave_checkpoint import TorchSaveCheckpoint
+    from ftckpt.checkpoint import Checkpoint
 
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+# A whole file compressed afterwards; `.bin.gz` may be anything.
+_COMPRESSED = tuple(f"{one}{packed}" for one in _SUFFIXES[:3] for packed in SUFFIXES)
 _WHOLE = frozenset(f"{stem}.bin" for stem in STEMS)
 
 
@@ -49,7 +53,7 @@ class TorchSave:
             return Recognition(self.name, f"has {shard}", state)
         return None
 
-    def open(self, source: Source) -> TorchSaveCheckpoint:
+    def open(self, source: Source) -> Checkpoint:
         """Parse the pickles; no storage is read.
 
         Raises:
@@ -58,7 +62,12 @@ class TorchSave:
             CorruptError: the only file is damaged, or the index is.
             UnsafeError: a zip, a pickle or an index is hostile.
             UnsupportedError: TorchScript, big-endian, one rank's shard of a distributed tensor.
+            NoResourceError: a compressed file needs more room than there is.
         """
+        if source.single and next(iter(source.entries)).endswith(_COMPRESSED):
+            from .torchsave_compressed import open_compressed
+
+            return open_compressed(source)
         from .torchsave_checkpoint import open_torchsave
 
         return open_torchsave(source)
@@ -70,6 +79,8 @@ def _recognised(listing: Listing) -> str:
     # DCP's data files are such zips one after another, and nothing without their metadata.
     if listing.files[name].kind != "file" or name.endswith(".distcp"):
         return ""
+    if packed := next((s for s in _COMPRESSED if name.endswith(s)), ""):
+        return f"has a suffix of a compressed torch.save file ({packed})"
     head = listing.head(name, 4096)
     if head.startswith(LEGACY_MAGIC):
         return "begins with torch's legacy magic number"

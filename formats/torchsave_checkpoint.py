@@ -8,25 +8,30 @@ from math import isfinite
 from typing import Any, ClassVar
 
 from ftckpt.checkpoint import (
-    Box,
     Checkpoint,
     Commit,
     CommitState,
     Extent,
     ObjectInfo,
-    Piece,
     Record,
     Scalar,
     StepRole,
     TensorInfo,
 )
 from ftckpt.dtypes import decode_scalar
-from ftckpt.errors import CorruptError, IncompleteError, NotFoundError
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 from ftckpt.steps import role_of, step_of
 
+from .bare_pickle import is_plain_pickle
 from .dcp_names import Place
 from .hf_index import (
     Index,
@@ -36,7 +41,9 @@ from .hf_index import (
     parse_index,
     shard_name,
 )
+from .inert import RefusedCallError
 from .inert_tree import at
+from .rank_inside import ranks_inside
 from .safetensors_files import is_beside
 from .stream_files import check_streams, parse_files
 from .torch_stream import TorchStream
@@ -46,10 +53,17 @@ from .training_tree import Found, TrainingTree
 _LIGHTNING = ("pytorch-lightning_version", "lightning_version")
 
 
-def open_torchsave(source: Source) -> TorchSaveCheckpoint:
+def open_torchsave(source: Source) -> Checkpoint:
     """Parse the pickles of a file or of a folder's weights (see `TorchSave.open`)."""
     if source.single:
-        return open_files(source, list(source.entries))
+        name = next(iter(source.entries))
+        try:
+            return _open_single(source)
+        except (CorruptError, RefusedCallError) as error:
+            with source.open(name) as reader:
+                if not is_plain_pickle(reader.read, source.size(name), file=name):
+                    raise
+            raise plain_pickle(source.url, name) from error
     names = [n for n in source.entries if "/" not in n]
     indexes = [n for n in names if INDEX.fullmatch(n)]
     if indexes:
@@ -76,6 +90,33 @@ def open_torchsave(source: Source) -> TorchSaveCheckpoint:
     return open_files(source, shards, role="model")
 
 
+def _open_single(source: Source) -> Checkpoint:
+    """Open one file, which may hold one state or the shards of several ranks."""
+    names = list(source.entries)
+    parsed = parse_files(source, names)
+    for stream in parsed.values():
+        if isinstance(stream, TorchStream):
+            try:
+                inside = ranks_inside(stream.tree)
+            except FtckptError as error:
+                error.file = stream.file
+                raise
+            if inside is not None:
+                from .rank_one_file import open_one_file
+
+                return open_one_file(source, stream, inside)
+    return open_files(source, names, parsed=parsed)
+
+
+def plain_pickle(url: str, file: str) -> UnsupportedError:
+    """Return the refusal of a file that `pickle.dump` wrote."""
+    return UnsupportedError(
+        f"{url} is a plain pickle (pickle.dump), not a file of torch.save, and is not read",
+        hint="write it with torch.save, or its tensors with safetensors",
+        file=file,
+    )
+
+
 @dataclass(kw_only=True)
 class TorchSaveCheckpoint(Checkpoint):
     """One or more opened files.
@@ -91,6 +132,11 @@ class TorchSaveCheckpoint(Checkpoint):
     streams: Mapping[str, TorchStream] = field(default_factory=dict)
     trees: Mapping[str, TrainingTree] = field(default_factory=dict)
     index: Index | None = None
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """One file holds the whole state."""
+        return True
 
     def members(self) -> Iterable[str]:
         """Yield the files, their index, and what belongs to a model folder."""
@@ -193,6 +239,7 @@ def open_files(
     label: str = "",
     index: Index | None = None,
     weights: Sequence[tuple[str, Any]] = (),
+    parsed: Mapping[str, TorchStream | CorruptError] | None = None,
 ) -> TorchSaveCheckpoint:
     """Open some files of a place as one checkpoint.
 
@@ -204,12 +251,13 @@ def open_files(
         index: the index that names them.
         weights: (name, what has its shape) of the model's parameters, where the model lies in
             other files and the optimizer in these.
+        parsed: the files, where they are parsed already.
 
     Raises:
         CorruptError: the only file is damaged.
         UnsafeError, UnsupportedError: see `TorchSave.open`.
     """
-    parsed = parse_files(source, names)
+    parsed = parse_files(source, names) if parsed is None else parsed
     streams = {file: s for file, s in parsed.items() if isinstance(s, TorchStream)}
     errors = [error for error in parsed.values() if isinstance(error, CorruptError)]
     if errors and index is None:
@@ -224,7 +272,7 @@ def open_files(
     for file, tree in trees.items():
         owners: dict[tuple[Any, ...], str] = {}
         for found in tree.tensors:
-            info = _info(found, streams[file])
+            info = found.info(streams[file])
             key = info.key
             if tensors.setdefault(key, info) is not info:
                 damage.append(_twice(tensors[key], info))
@@ -254,15 +302,6 @@ def open_files(
     )
     checkpoint.step = step_of(checkpoint.scalars(1))
     return checkpoint
-
-
-def _info(found: Found, stream: TorchStream) -> TensorInfo:
-    ref = found.ref
-    span = ref.span(stream.storages)
-    piece = Piece(Box.whole(ref.shape), span, None, None if ref.dense else ref.strides)
-    component, kind, name = found.where
-    stored = "" if found.stored_name == name else found.stored_name
-    return TensorInfo(component, name, kind, ref.shape, ref.dtype, (piece,), stored)
 
 
 def _twice(first: TensorInfo, second: TensorInfo) -> Finding:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint import Box, Kind, Piece, TensorInfo
 from ftckpt.dtypes import DType
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.names import unwrapped
 from ftckpt.steps import role_of
 
-from .dcp_names import Place, place
+from .dcp_names import WRAPPED, WRAPPERS, Place, place
 from .field_names import field_names
 from .inert_tree import Path, leaves, step_of
+from .inert_tree import at as inner_at
 from .rank_optimizer import is_optimizer, parameter_names, state_entries
+from .rank_specs import DATA, data_key, spec_of
 from .torch_stream import TorchStream
 from .torch_values import Composite, SubclassRef, TensorRef
 from .unpickle import Inert
@@ -48,6 +50,15 @@ class Found(NamedTuple):
     where: Place
     stored_name: str
     ref: TensorRef
+
+    def info(self, stream: TorchStream) -> TensorInfo:
+        """Return the tensor as a checkpoint lists it; `stream` is the file that holds it."""
+        span = self.ref.span(stream.storages)
+        strides = None if self.ref.dense else self.ref.strides
+        piece = Piece(Box.whole(self.ref.shape), span, None, strides)
+        component, kind, name = self.where
+        stored = "" if self.stored_name == name else self.stored_name
+        return TensorInfo(component, name, kind, self.ref.shape, self.ref.dtype, (piece,), stored)
 
 
 class Number(NamedTuple):
@@ -110,24 +121,27 @@ class TrainingTree:
 
     # --- the top --------------------------------------------------------------------------------
 
-    def _top(self, tree: dict[Any, Any]) -> None:
+    def _top(self, tree: dict[Any, Any], at: Path = ()) -> None:
         models = [k for k in MODELS if k in tree and _holds_tensors(tree[k])]
         known = (*models, *(k for k in (*OPTIMIZERS, *AVERAGES) if k in tree))
-        if not known and _holds_tensors(tree):
+        wrapper = "" if known or at else _wrapper(tree)
+        if wrapper:
+            self._top(tree[wrapper], (wrapper,))
+        elif not known and _holds_tensors(tree):
             self._model(tree, (), "model")
             return
         # The model first, whatever the order of keys: the optimizer's names come from it.
         for number, key in enumerate(models):
-            self._model(tree[key], (key,), "model" if number == 0 else f"extra:{key}")
+            self._model(tree[key], (*at, key), "model" if number == 0 else f"extra:{key}")
         for key, value in tree.items():
-            if key in models:
+            if key in models or key == wrapper:
                 continue
             if key in OPTIMIZERS:
-                self._optimizers(value, (key,))
+                self._optimizers(value, (*at, key))
             elif key in AVERAGES and _holds_tensors(value):
-                self._model(value, (key,), "ema")
+                self._model(value, (*at, key), "ema")
             else:
-                self._state(value, (step_of(key),))
+                self._state(value, (*at, step_of(key)))
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -135,6 +149,8 @@ class TrainingTree:
         found: list[tuple[str, Path, TensorRef]] = []
         for path, value in _model_leaves(tree):
             name = ".".join(map(str, path)) or "tensor"
+            if _is_part_of_more(tree, path, value):
+                raise self._one_shard(".".join(map(str, path[:-1])))
             parts = list(self._parts(value, name))
             found += [(name + suffix, (*at, *path), ref) for suffix, ref in parts]
             if not parts and path:
@@ -172,7 +188,8 @@ class TrainingTree:
     def _one_shard(self, name: str) -> UnsupportedError:
         return UnsupportedError(
             f"{self._stream.file} holds one rank's shard of {name}",
-            hint="name the directory that holds the files of all ranks",
+            hint="name its directory: the files of all ranks are read as one where their names are"
+            " known, like shard_0_of_8.pt or model_rank_0.pt (docs/formats.md)",
             file=self._stream.file,
             tensor=name,
         )
@@ -183,8 +200,27 @@ class TrainingTree:
         every = list(_find_optimizers(tree, at))
         for number, (path, optimizer) in enumerate(every):
             self._optimizer(optimizer, path, f"{number}." if len(every) > 1 else "")
-        if not every:
+        if every:
+            return
+        if _is_flat_optimizer(tree):
+            self._flat_optimizer(tree, at)
+        else:
             self._state(tree, at, "optimizer")
+
+    def _flat_optimizer(self, tree: Mapping[str, Any], at: Path) -> None:
+        """Take what torch's `flatten_optimizer_state_dict` gives: `state.<parameter>.exp_avg`."""
+        found: list[tuple[Place, Path, TensorRef]] = []
+        for key, value in tree.items():
+            parts = list(self._parts(value, key))
+            for suffix, ref in parts:
+                found.append((place("", ["optimizer", key + suffix], ref.dtype), (*at, key), ref))
+            if not parts:
+                self._object((*at, key), f"{self._of(at)}.{key}")
+                self._name(f"{self._of(at)}.{key}", value, optimizer=True)
+        bare = unwrapped(where.name for where, _, _ in found)
+        for where, path, ref in found:
+            named = where._replace(name=bare[where.name])
+            self.tensors.append(Found(named, ".".join(map(str, path)), ref))
 
     def _optimizer(self, tree: Mapping[Any, Any], at: Path, prefix: str) -> None:
         entries = state_entries(tree)
@@ -197,6 +233,8 @@ class TrainingTree:
             if name not in known and not isinstance(key, str):
                 name, proven = prefix + name, False
             for path, value in leaves(state):
+                if _is_told_to_be_part(state, path, value):
+                    raise self._one_shard(name)
                 leaf = ".".join(map(str, path))
                 where = (*at, "state", step_of(key), *path)
                 parts = list(self._parts(value, leaf))
@@ -235,6 +273,8 @@ class TrainingTree:
         label = label or ".".join(map(str, at)) or self._label or "state"
         for path, value in leaves(tree):
             name = ".".join([label, *map(str, path)])
+            if _is_told_to_be_part(tree, path, value):
+                raise self._one_shard(name)
             for suffix, ref in self._parts(value, name):
                 component, _, rest = (name + suffix).partition(".")
                 where = Place(f"extra:{component}", Kind.OTHER, rest or component)
@@ -265,6 +305,49 @@ class TrainingTree:
             bounded = float(min(max(value, -1e18), 1e18))
             if bounded == bounded:
                 self.numbers.append(Number(name, bounded, optimizer))
+
+
+def _wrapper(tree: dict[Any, Any]) -> str:
+    """Return the key under which the whole state lies; nothing where it lies at the top."""
+    for key in WRAPPERS:
+        inside = tree.get(key)
+        if isinstance(inside, dict) and any(part in inside for part in WRAPPED):
+            return key
+    return ""
+
+
+def _is_flat_optimizer(tree: Any) -> bool:
+    return (
+        isinstance(tree, dict)
+        and bool(tree)
+        and all(type(key) is str and key.startswith(("state.", "param_groups.")) for key in tree)
+    )
+
+
+def _is_part_of_more(tree: Any, path: Path, value: Any) -> bool:
+    """Whether what stands beside a tensor says that it is a shard of a larger one."""
+    if type(value) is not TensorRef or not path or path[-1] not in DATA:
+        return False
+    try:
+        entry = inner_at(tree, path[:-1])
+    except KeyError:  # inside a pickled module
+        return False
+    if data_key(entry) != path[-1]:
+        return False
+    shape = spec_of(entry, value.shape, str(path[-2:-1])).shape
+    return shape is not None and shape != value.shape
+
+
+def _is_told_to_be_part(tree: Any, path: Path, value: Any) -> bool:
+    """Like `_is_part_of_more`, of state in which a shape alone may mean anything."""
+    if type(value) is not TensorRef or not path or path[-1] not in DATA:
+        return False
+    try:
+        entry = inner_at(tree, path[:-1])
+        spec = spec_of(entry, value.shape, str(path[-1])) if data_key(entry) else None
+    except (KeyError, CorruptError):
+        return False
+    return spec is not None and spec.tells and spec.shape != value.shape
 
 
 def _is_value(tree: Any) -> bool:

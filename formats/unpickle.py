@@ -20,17 +20,18 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
 
-from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError
-from ftckpt.memory import MARGIN, bounded, no_gc
+from ftckpt.errors import CorruptError, FtckptError, UnsafeError
+from ftckpt.memory import bounded, no_gc
 
 from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
+from .pickle_keys import check_keys
 from .pickle_names import BUILTINS
+from .pickle_sharing import refuse_unfolding
 
 __all__ = [
     "BUILTINS",
@@ -40,7 +41,6 @@ __all__ = [
     "Sealed",
     "inert",
     "load",
-    "load_stream",
     "refuse",
     "sealed",
 ]
@@ -51,12 +51,6 @@ GROWTH_PER_BYTE = 16
 
 # Memo slots beyond one a byte: the unpickler starts with a few and doubles.
 _MEMO_SLACK = 64 << 10
-# Hashing a tuple recurses on the C stack without a limit, 67 bytes a level measured: a tuple nested
-# a million deep as a dict key kills the process. A pickle too short for that needs no own stack.
-_SHALLOW = 16 << 10
-_STACK_PER_LEVEL = 128
-_MAX_STACK = 2 << 30
-_TUPLE_BYTES = 48
 
 
 class _NoBuffers:
@@ -137,45 +131,34 @@ def load(
             for more memory than its size can need (kind `unsafe-pickle`).
         CorruptError: it ends early or is no pickle (kind `bad-pickle`).
     """
-    return load_stream(
-        io.BytesIO(data),
-        len(data),
-        file=file,
-        table=table,
-        persistent=persistent,
-        exact=exact,
-        offset=offset,
-    )
+    from .bare_pickle import refuse_inside
 
+    size = len(data)
 
-def load_stream(
-    stream: io.BufferedIOBase,
-    size: int,
-    *,
-    file: str,
-    table: Mapping[str, Any],
-    persistent: Persistent | None = None,
-    exact: bool = True,
-    offset: int = 0,
-) -> Loaded:
-    """Parse one pickle of `size` bytes from a stream; see `load`.
-
-    A large pickle is not held in memory: the unpickler asks for a frame (64 KiB) at a time.
-    """
-    unpickler = _Unpickler(stream, table, persistent)
-
-    def parse() -> tuple[Any, int]:
+    def parse() -> tuple[Any, int, _Unpickler]:
         with bounded(GROWTH + GROWTH_PER_BYTE * size), no_gc(), _no_extensions():
+            end, stopped, nested = check_keys(data)
+            # Nothing runs that was not checked: the rest is made opcodes that do not exist.
+            stream = io.BytesIO(data if stopped else data[:end] + b"\xff" * (size - end))
+            unpickler = _Unpickler(stream, table, persistent)
             value = unpickler.load()
-            consumed = stream.tell()
-            if exact:
-                _refuse_trailing(unpickler, consumed, size, file, offset)
+            refuse_unfolding(value)
+            for start, behind in nested:
+                refuse_inside(data[start:behind])
+        if exact and end != size:
+            raise UnsafeError(
+                f"the pickle in {file} hides bytes after its end",
+                kind="unsafe-pickle",
+                file=file,
+                offset=offset + end,
+                length=size - end,
+            )
         if unpickler.__sizeof__() > _MEMO_SLACK + 16 * size:
             refuse("reserves memo slots that its size can never fill")
-        return value, consumed
+        return value, end, unpickler
 
     try:
-        value, consumed = parse() if size <= _SHALLOW else _deep(parse, size)
+        value, consumed, unpickler = parse()
     except FtckptError as error:
         error.file = error.file or file
         raise
@@ -199,44 +182,6 @@ def load_stream(
     return Loaded(value, tuple(unpickler.opaque), consumed)
 
 
-_stack_lock = threading.Lock()
-
-
-def _deep(parse: Callable[[], tuple[Any, int]], size: int) -> tuple[Any, int]:
-    """Run `parse` on a stack that holds the deepest tuple which `size` bytes can nest.
-
-    The stack is address space: pages that are not reached cost nothing.
-    """
-    done: list[tuple[Any, int]] = []
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            done.append(parse())
-        except BaseException as error:  # carried to the caller's thread
-            failed.append(error)
-
-    depth = min(size, (GROWTH + MARGIN + GROWTH_PER_BYTE * size) // _TUPLE_BYTES)
-    stack = min(_MAX_STACK, (8 << 20) + depth * _STACK_PER_LEVEL) & ~0xFFFF
-    thread = threading.Thread(target=work, name="unpickle", daemon=True)
-    with _stack_lock:
-        before = threading.stack_size(stack)
-        try:
-            thread.start()
-        except RuntimeError:
-            raise NoResourceError(
-                f"no {stack >> 20} MiB of address space for the stack that a pickle of {size} bytes"
-                " can need",
-                hint="raise the address space limit (ulimit -v)",
-            ) from None
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
-
-
 @contextmanager
 def _no_extensions() -> Iterator[None]:
     """Refuse the EXT opcodes: they look names up in a registry of this process.
@@ -254,25 +199,3 @@ def _no_extensions() -> Iterator[None]:
     if cache:
         cache.clear()
         refuse("uses the extension registry")
-
-
-def _refuse_trailing(
-    unpickler: _Unpickler, consumed: int, size: int, file: str, offset: int
-) -> None:
-    # Bytes after STOP but inside the last frame are already in the unpickler's buffer: only a
-    # second load shows them. It ends at once when there are none.
-    hidden = consumed == size
-    if hidden:
-        try:
-            unpickler.load()
-        except EOFError:
-            return
-        except Exception:  # anything else means that there was something to read
-            pass
-    raise UnsafeError(
-        f"the pickle in {file} hides bytes after its end",
-        kind="unsafe-pickle",
-        file=file,
-        offset=offset + (0 if hidden else consumed),
-        length=size if hidden else size - consumed,
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.nearby import hint_for_name
 from ftckpt.registry import Format
 from ftckpt.rules import Rules
 from ftckpt.transfer.layout import Writer
@@ -21,6 +22,7 @@ from .megatron_writer import MegatronWriter
 from .ranks_writer import RanksWriter
 from .safetensors_file_writer import SafetensorsFileWriter
 from .safetensors_writer import SafetensorsWriter
+from .support import WRITTEN
 from .torchsave_writer import TorchSaveWriter
 
 WRITERS: tuple[Writer, ...] = (
@@ -48,8 +50,8 @@ def format_and_writer(
         destination: path or URL of the result: its name may ask for one file.
 
     Raises:
-        UsageError: the name asks for a file of another format.
-        UnsupportedError: nothing here writes that format.
+        UsageError: the name asks for a file of another format, or there is no such format.
+        UnsupportedError: the format is known, and nothing here writes it.
     """
     asked = [one for ending, one in FILE_WRITERS.items() if destination.endswith(ending)]
     for one in asked:
@@ -61,7 +63,8 @@ def format_and_writer(
     for writer in (*asked, *WRITERS):
         if writer.name == name:
             return next(one for one in formats(rules) if one.name == name), writer
-    known = ", ".join(writer.name for writer in WRITERS)
-    raise UnsupportedError(
-        f"{name} checkpoints cannot be written", hint=f"ftckpt convert --to one of: {known}"
-    )
+    hint = f"--to takes one of {', '.join(WRITTEN)}"
+    if any(one.name == name for one in formats(rules)):
+        raise UnsupportedError(f"{name} checkpoints are not written", hint=hint)
+    near = hint_for_name(name, WRITTEN)
+    raise UsageError(f"{name!r} is no format", hint=f"{near.rstrip('?')}? {hint}" if near else hint)

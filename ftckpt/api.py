@@ -17,6 +17,7 @@ from .comparison import Choice, DiffReport, Reading
 from .comparison import compare as _compare
 from .errors import ExitCode, UsageError
 from .formats.catalog import FORMATS
+from .formats.layout_state import follows
 from .formats.state_fields import state_fields
 from .formats.vocabulary import vocabulary_of
 from .inspection import Inspection
@@ -293,6 +294,7 @@ def diff(
         Content.of(theirs),
         reading,
         fields=state_fields,
+        hangs=follows,
         vocabulary=vocabulary_of(ours, theirs, true_vocab_size),
         choice=choice,
         counter=counter,
@@ -325,7 +327,7 @@ def latest(
         note: is told why a newer one was not taken.
 
     Raises:
-        NotFoundError: there is no such root.
+        MissingError: there is no such root.
         UsageError: it is one checkpoint.
         UnavailableError, DeniedError: the root could not be listed.
     """
@@ -338,7 +340,7 @@ def latest(
 
     if wait:
         return select_waiting(
-            lambda: opening.open_root(opening.locate(root, stores), FORMATS),
+            lambda: opening.open_root(opening.locate_root(root, stores), FORMATS),
             check, rules, wait, note,
         )  # fmt: skip
-    return select(opening.open_root(opening.locate(root, stores), FORMATS), check, rules, note)
+    return select(opening.open_root(opening.locate_root(root, stores), FORMATS), check, rules, note)

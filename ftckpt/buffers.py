@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .limits import RateLimit
-    from .store import Reader, Store
+    from .store import Opens, Reader
 
 LOCAL = 1 << 20
 REMOTE = 8 << 20  # a request has a latency to hide
@@ -26,7 +26,7 @@ _FOLIO = 128 << 10
 _thread = threading.local()
 
 
-def size_for(store: Store) -> int:
+def size_for(store: Opens) -> int:
     """Return the buffer size that suits a store."""
     return LOCAL if store.traits.local else REMOTE
 

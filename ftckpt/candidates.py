@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,9 +22,12 @@ from .errors import (
     IncompleteError,
     NotFoundError,
     UnavailableError,
+    UnsupportedError,
 )
+from .manifest import FOLDER, TRANSFER
 from .opening import open_child
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
+from .store import Entry, EntryKind
 
 # Headers of so many candidates are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -35,6 +39,9 @@ WALKED_OVER = frozenset({ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOU
 # How many steps the error of one that is absent names.
 _NEAREST = 5
 
+# Seconds after its newest file until which files of no known layout may be a save in flight.
+_IN_FLIGHT = 24 * 3600
+
 
 class Looked(NamedTuple):
     """A candidate whose headers were read.
@@ -44,12 +51,14 @@ class Looked(NamedTuple):
         child: what formats recognise; None where none does.
         step: what the content says.
         error: why the headers could not be read.
+        unknown: whether its files are of no layout that is known, and may be a save in flight.
     """
 
     candidate: Candidate
     child: Child | None = None
     step: int | None = None
     error: FtckptError | None = None
+    unknown: bool = False
 
     @property
     def rank(self) -> float:
@@ -71,11 +80,20 @@ class Looked(NamedTuple):
 
 @dataclass
 class Walk:
-    """State of one walk over a root."""
+    """State of one walk over a root.
+
+    Attributes:
+        root: what is walked over.
+        foreign: names that are no checkpoint.
+        looked: candidates whose headers were read.
+        unsupported: checkpoints without a step in their name, of formats that are not read; they
+            count as foreign while there is any other.
+    """
 
     root: Root
     foreign: list[str] = field(default_factory=list)
     looked: list[Looked] = field(default_factory=list)
+    unsupported: list[Child] = field(default_factory=list)
 
     def newest_first(self, limit: int | None = None) -> Iterator[Looked]:
         """Yield candidates by descending step, reading no more headers than the order needs."""
@@ -110,7 +128,15 @@ class Walk:
         looked = look(self.root, candidate)
         if looked is None:
             self.foreign.append(candidate.path)
+        elif looked.child is not None and _is_nameless_unsupported(looked.child):
+            self.foreign.append(candidate.path)
+            self.unsupported.append(looked.child)
+            return None
         return looked
+
+
+def _is_nameless_unsupported(child: Child) -> bool:
+    return child.candidate.step is None and not child.parts[0].recognition.supported
 
 
 def look(root: Root, candidate: Candidate) -> Looked | None:
@@ -126,18 +152,55 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
                 return Looked(candidate, error=_dropped(root, candidate))
             if candidate.step is None:
                 return None
-            raise IncompleteError(
-                f"{root.url_of(candidate)} holds nothing that a format knows",
-                hint="perhaps a save that has just begun",
-            )
-        if candidate.step is None and not child.parts[0].recognition.supported:
-            return None
+            return _of_no_format(root, candidate)
+        if _is_nameless_unsupported(child):
+            return Looked(candidate, child)
         steps = [_step(checkpoint) for checkpoint in open_child(root, child)]
         return Looked(candidate, child, steps[0])
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def _of_no_format(root: Root, candidate: Candidate) -> Looked:
+    """Tell a save that has just begun from one whose layout is not known.
+
+    Raises:
+        NotFoundError: it is gone.
+    """
+    url, entry = root.url_of(candidate), candidate.entry
+    is_file = entry.kind is EntryKind.FILE
+    inside = [entry] if is_file else root.store.children(entry.path)
+    if not inside or (is_file and not entry.size):
+        return Looked(
+            candidate,
+            error=IncompleteError(f"{url} is empty", hint="perhaps a save that has just begun"),
+        )
+    if _is_transfer(root, inside):
+        message = f"a transfer to {url} is under way, or was killed"
+        hint = "the command that began it goes on where it was"
+        return Looked(candidate, error=IncompleteError(message, hint=hint, file=TRANSFER))
+    shown = ", ".join(sorted(e.path.rpartition("/")[2] for e in inside)[:_NEAREST])
+    more = f" and {len(inside) - _NEAREST} more" if len(inside) > _NEAREST else ""
+    error = UnsupportedError(
+        f"{url} has a layout that is not known: it holds {shown}{more}",
+        hint="ftckpt help and docs/formats.md list the formats; perhaps a save has just begun",
+    )
+    times = [e.mtime for e in (entry, *inside) if e.mtime is not None]
+    return Looked(candidate, error=error, unknown=time.time() - max(times, default=0) < _IN_FLIGHT)
+
+
+def _is_transfer(root: Root, inside: Sequence[Entry]) -> bool:
+    """Say whether a copy of ours has begun there and has no data yet, or none of its marker."""
+    own = next((e for e in inside if e.path.endswith(f"/{FOLDER}")), None)
+    if own is None or own.link is not None:
+        return False
+    try:
+        root.store.stat(own.path + TRANSFER.removeprefix(FOLDER))
+    except NotFoundError:
+        return False
+    return True
 
 
 def _dropped(root: Root, candidate: Candidate) -> NotFoundError:
@@ -174,19 +237,66 @@ def _step(checkpoint: Checkpoint) -> int | None:
         return None  # the check that follows says so with its place
 
 
-def newest_child(root: Root) -> Child:
-    """Return the newest recognised checkpoint of a root, good or not.
+def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Child:
+    """Return the newest committed checkpoint of a root, damaged or not.
+
+    That is what a root means wherever one checkpoint is wanted. If none is committed, it is the
+    newest that a format recognises.
+
+    Args:
+        root: where to look.
+        note: told which newer ones are not committed.
 
     Raises:
         NotFoundError: there is none.
+        UnsupportedError: the newest has a layout that is not known.
         FtckptError: one that may be the newest could not be reached.
     """
-    for looked in Walk(root).newest_first():
-        if looked.child is not None:
+    walk = Walk(root)
+    uncommitted: list[Child] = []
+    newer: list[str] = []
+    for looked in walk.newest_first():
+        error = looked.error
+        if error is not None and error.exit_code is ExitCode.INCOMPLETE:
+            newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
+            uncommitted += [looked.child] if looked.child is not None else []
+        elif looked.child is not None:
+            for line in newer:
+                note(line)
             return looked.child
-        if looked.error is not None and looked.error.exit_code not in WALKED_OVER:
-            raise looked.error
+        elif looked.unknown:
+            assert error is not None
+            newer.append(error.message)
+        elif error is not None and error.exit_code not in WALKED_OVER:
+            raise error
+    for child in (*uncommitted, *walk.unsupported):
+        return child
     raise NotFoundError(f"{root.url} holds no checkpoint of any known format")
+
+
+def nothing_known(root: Root, hint: str = "") -> FtckptError:
+    """Return the error for a root in which no checkpoint that can be read was found.
+
+    Args:
+        root: where nothing was found.
+        hint: what to do next, where the place holds nothing at all.
+
+    Returns:
+        UnsupportedError for checkpoints of a format or layout that is not read, else NotFoundError.
+    """
+    named = [c for c in newest_names_first(root.candidates) if not c.staging]
+    named = [c for c in named if c.step is not None] + [c for c in named if c.step is None]
+    for candidate in named[:BATCH]:
+        looked = look(root, candidate)
+        if looked is None:
+            continue
+        if isinstance(looked.error, UnsupportedError):
+            return looked.error
+        if looked.child is not None and _is_nameless_unsupported(looked.child):
+            reason = looked.child.parts[0].recognition.reason
+            url = root.url_of(candidate)
+            return UnsupportedError(f"{url} is not read by this version: {reason}")
+    return NotFoundError(f"{root.url} holds no checkpoint of any known format", hint=hint)
 
 
 def child_of_step(root: Root, step: int) -> Child:

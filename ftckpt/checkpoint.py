@@ -268,6 +268,11 @@ class Checkpoint(ABC):
     notes: Sequence[Finding] = ()
     found: Sequence[Finding] = ()
 
+    @property
+    def loads_at_any_world(self) -> bool:
+        """Whether its framework loads it, as it is, with another number of ranks."""
+        return False
+
     @abstractmethod
     def members(self) -> Iterable[str]:
         """Paths of the files that belong to the checkpoint; the others are strays."""

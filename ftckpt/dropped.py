@@ -3,7 +3,7 @@
 Nothing can be renamed there, so a tombstone below `.ftckpt/trash/` says that an entry was dropped,
 and its data stay where they are until they are reclaimed. It holds as long as nothing of the entry
 is younger: a trainer that was set back saves the same step again, under the same keys, and that is
-no trash. Both times are the store's own.
+no trash. Both times are the store's own. A manifest that a seal wrote in that moment is no save.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .errors import NotFoundError
-from .manifest import FOLDER
+from .manifest import FOLDER, NAME, SUFFIX
 from .store import Entry, EntryKind, Store
 
 TRASH = f"{FOLDER}/trash"
@@ -38,8 +38,14 @@ class Tomb(NamedTuple):
 
     def holds(self, files: Iterable[Entry]) -> bool:
         """Say whether an entry of these files is still what was dropped."""
-        times = [file.mtime for file in files]
+        times = [file.mtime for file in files if not is_record(file.path)]
         return all(time is not None and time <= self.written + _ROUNDING for time in times)
+
+
+def is_record(path: str) -> bool:
+    """Say whether a key of an entry is a manifest, which anybody may write at any time."""
+    name = path.rpartition("/")[2]
+    return name == NAME or name.endswith(SUFFIX)
 
 
 def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, Tomb]:
@@ -68,3 +74,16 @@ def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, To
         if match[1] not in found or found[match[1]].written <= entry.mtime:
             found[match[1]] = Tomb(entry.path, entry.mtime)
     return found
+
+
+def dropped_names(store: Store) -> set[str]:
+    """Return the names of what was dropped from the root at a store's URL, and may come back.
+
+    Raises:
+        UnavailableError, DeniedError: the trash could not be listed.
+    """
+    try:
+        listed = store.names(TRASH)
+    except NotFoundError:
+        return set()
+    return {match[1] for name in listed if (match := _NAME.fullmatch(name)) is not None}

@@ -15,6 +15,7 @@ from .listing import listing_of_directory
 from .registry import Format, Listing, recognise
 from .store import Store
 from .stores import open_store
+from .stores.remotes import split
 
 # DeepSpeed's universal checkpoints keep a parameter's files two levels below.
 _LEVELS = 2
@@ -34,8 +35,10 @@ def enclosing(url: str, store: Store, formats: Sequence[Format]) -> str:
     local = store.local_path()
     path = url.rstrip("/") if local is None else os.path.abspath(local)
     for level in range(_LEVELS):
-        path, _, name = path.rpartition("/")
-        if not name or path.endswith(":/"):
+        if path in ("", "/") or path.endswith(("://", ":")):
+            return ""
+        path, name = split(path)
+        if path.endswith(":/"):
             return ""
         if level:  # an object store is asked about the place itself alone
             if local is None:

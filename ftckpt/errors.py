@@ -11,6 +11,7 @@
     ├── RefusedError         8   a safety rule stopped it
     │   └── ExistsError          the name is taken; committed names are never overwritten
     ├── NotFoundError        9   root, step, tensor or file absent
+    │   └── MissingError    15   a root from which a run restarts is not there
     ├── UnavailableError    10   storage failed after retries
     ├── DeniedError         11   credentials or permissions
     ├── NoResourceError     12   disk, quota or memory budget
@@ -46,6 +47,7 @@ class ExitCode(IntEnum):
     NO_RESOURCE = 12
     UNSUPPORTED = 13
     PARTIAL = 14
+    MISSING = 15
     INTERRUPTED = 130
     CLOSED_PIPE = 141
     TERMINATED = 143
@@ -65,6 +67,7 @@ PRECEDENCE: tuple[ExitCode, ...] = (
     ExitCode.NO_RESOURCE,
     ExitCode.UNAVAILABLE,
     ExitCode.UNSUPPORTED,
+    ExitCode.MISSING,
     ExitCode.NOT_FOUND,
     ExitCode.UNVERIFIED,
     ExitCode.INCOMPLETE,
@@ -180,6 +183,12 @@ class NotFoundError(FtckptError, FileNotFoundError):
 
     exit_code = ExitCode.NOT_FOUND
     default_kind = "not-found"
+
+
+class MissingError(NotFoundError):
+    """Nothing shows that the root is there from which a run restarts: no fresh start."""
+
+    exit_code = ExitCode.MISSING
 
 
 class UnavailableError(FtckptError, OSError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -18,6 +18,22 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+class Strictness(StrEnum):
+    """What `--strict` may treat as errors: every warning, and some notes, is of one class."""
+
+    REPLICAS = "replicas"
+    MASTERS = "masters"
+    VALUES = "values"
+    STALE = "stale"
+    STEPS = "steps"
+    POINTERS = "pointers"
+    COUNTS = "counts"
+    SIZES = "sizes"
+    LINKS = "links"
+    OPAQUE = "opaque"
+    ODD = "odd"
+
+
 class KindInfo(NamedTuple):
     """What a finding kind means by default.
 
@@ -26,12 +42,14 @@ class KindInfo(NamedTuple):
         severity: default severity.
         strict: exit code under `--strict` where the severity is not ERROR; OK leaves it.
         meaning: one sentence for the reference in docs/.
+        of: the class that `--strict` may name alone; None where strictness changes nothing.
     """
 
     code: ExitCode
     severity: Severity
     strict: ExitCode
     meaning: str
+    of: Strictness | None = None
 
 
 _C, _I, _U = ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.UNSAFE
@@ -45,9 +63,9 @@ KINDS: dict[str, KindInfo] = {
     "truncated-file": KindInfo(_C, _E, _C, "A file ends before bytes that it must hold."),
     "trailing-bytes": KindInfo(_C, _E, _C, "A file holds bytes after its last record."),
     "stray-file": KindInfo(_OK, _N, _OK, "A file that nothing in the checkpoint names."),
-    "stale-shard": KindInfo(_OK, _W, _C, "A shard file left by an earlier save, named by no index."),
+    "stale-shard": KindInfo(_OK, _W, _C, "A shard file left by an earlier save, named by no index.", Strictness.STALE),
     "changed-file": KindInfo(_I, _E, _I, "A file changed while it was being read."),
-    "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading."),
+    "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading.", Strictness.LINKS),
     "special-file": KindInfo(_U, _E, _U, "A file is a fifo, socket or device."),
     "unsafe-path": KindInfo(_U, _E, _U, "A name is absolute, climbs out of the checkpoint, or is not portable."),
     "archived-object": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "An object is in an archive tier and must be restored first."),
@@ -55,7 +73,7 @@ KINDS: dict[str, KindInfo] = {
     "uncommitted": KindInfo(_I, _E, _I, "The commit marker is absent: the save did not finish."),
     "leftover-commit": KindInfo(_OK, _N, _OK, "A temporary commit marker of another save was left behind."),
     "pointer-dangling": KindInfo(_C, _E, _C, "A pointer (latest, tracker) names a checkpoint that is not there."),
-    "pointer-disagrees": KindInfo(_OK, _W, _C, "A pointer names another step than the newest good checkpoint."),
+    "pointer-disagrees": KindInfo(_OK, _W, _C, "A pointer names another step than the newest good checkpoint.", Strictness.POINTERS),
     # coverage
     "hole": KindInfo(_C, _E, _C, "Elements of a tensor are in no piece."),
     "overlap": KindInfo(_C, _E, _C, "Elements of a tensor are in more than one piece."),
@@ -73,20 +91,22 @@ KINDS: dict[str, KindInfo] = {
     "shard-count": KindInfo(_C, _E, _C, "The number of shard files disagrees with their names."),
     "bad-index": KindInfo(_C, _E, _C, "An index or configuration file cannot be parsed."),
     "unsafe-index": KindInfo(_U, _E, _U, "An index or configuration file is ambiguous or abusive."),
-    "total-size": KindInfo(_OK, _W, _OK, "The index's total size differs from the tensors' bytes."),
+    "total-size": KindInfo(_OK, _W, _C, "The index's total size differs from the tensors' bytes.", Strictness.SIZES),
     "bad-metadata": KindInfo(_C, _E, _C, "The metadata parses but contradicts itself."),
     # ranks and steps
-    "missing-rank": KindInfo(_C, _E, _C, "A rank's file is not there."),
+    "missing-rank": KindInfo(_C, _E, _C, "A rank's file is not there; 5 where nothing says that the save was finished."),
     "wrong-rank": KindInfo(_C, _E, _C, "A file's content is of another rank than its name says."),
     "world-size": KindInfo(_C, _E, _C, "Files of different world sizes, or fewer ranks than recorded."),
+    "count-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "Nothing records how many files (ranks, stages, shards) there are; what is present implies it.", Strictness.COUNTS),
     "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
     "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files."),
     "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is no verdict."),
-    "step-name": KindInfo(_OK, _W, _C, "The directory's name says another step than its content."),
+    "step-name": KindInfo(_OK, _W, _C, "The directory's name says another step than its content.", Strictness.STEPS),
     "step-unknown": KindInfo(_OK, _N, _OK, "Nothing in a file shows its step."),
     "write-order": KindInfo(_OK, _N, _OK, "Data files are newer than the commit marker: perhaps a torn overwrite."),
     # records
     "bad-zip": KindInfo(_C, _E, _C, "A torch.save archive is damaged."),
+    "odd-zip": KindInfo(_OK, _W, _U, "A header field of a torch.save archive that torch never writes and that changes nothing it reads: another program wrote it, or a bit flipped.", Strictness.ODD),
     "unsafe-zip": KindInfo(_U, _E, _U, "A torch.save archive is ambiguous: two readers would see different content."),
     "bad-crc": KindInfo(_C, _E, _C, "The CRC-32 of a record does not match its bytes."),
     "bad-digest": KindInfo(_C, _E, _C, "The digest of a block differs from the manifest."),
@@ -105,16 +125,17 @@ KINDS: dict[str, KindInfo] = {
     # pickles
     "bad-pickle": KindInfo(_C, _E, _C, "A pickle is damaged: it ends early or is no pickle."),
     "unsafe-pickle": KindInfo(_U, _E, _U, "A pickle calls what no checkpoint needs; nothing was executed."),
-    "opaque-object": KindInfo(_OK, _N, _U, "A pickle names a class outside the allow-list; kept inert."),
+    "opaque-object": KindInfo(_OK, _N, _U, "A pickle names a class outside the allow-list; kept inert.", Strictness.OPAQUE),
     # values
     "nan": KindInfo(_C, _E, _C, "NaN in weights, masters or moments."),
     "inf": KindInfo(_C, _E, _C, "Infinity in weights, masters or moments."),
     "negative-exp-avg-sq": KindInfo(_C, _E, _C, "A second moment is negative."),
     "nonfinite-buffer": KindInfo(_OK, _N, _OK, "NaN or infinity in a buffer, often a mask."),
+    "nonfinite-unknown": KindInfo(_OK, _W, _C, "NaN or infinity in a tensor of the model that may be a parameter or a buffer: nothing tells.", Strictness.VALUES),
     "zero-moment": KindInfo(_OK, _N, _OK, "A moment is all zero: frozen, an unused expert, or step 0."),
     "equal-rng": KindInfo(_OK, _N, _OK, "Ranks share one RNG state."),
-    "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes."),
-    "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight."),
+    "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes.", Strictness.REPLICAS),
+    "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight.", Strictness.MASTERS),
     # coverage of the evidence
     "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),
     "no-crc": KindInfo(_OK, _N, _OK, "A record carries no CRC-32: not recorded, not corrupt."),
@@ -170,12 +191,16 @@ class Finding:
     offset: int | None = None
     length: int | None = None
 
-    def strict(self) -> Finding:
-        """Return the finding as `--strict` weighs it."""
-        code = KINDS[self.kind].strict
-        if self.severity is Severity.ERROR or code is ExitCode.OK:
+    def strict(self, classes: Container[Strictness]) -> Finding:
+        """Return the finding as `--strict` weighs it.
+
+        Args:
+            classes: what is treated as an error.
+        """
+        kind = KINDS[self.kind]
+        if self.severity is Severity.ERROR or kind.of is None or kind.of not in classes:
             return self
-        return replace(self, severity=Severity.ERROR, code=code)
+        return replace(self, severity=Severity.ERROR, code=kind.strict)
 
 
 def finding(
@@ -230,7 +255,7 @@ def reference() -> str:
     rows = []
     for kind, info in KINDS.items():
         code = int(info.code) if info.severity is Severity.ERROR else 0
-        strict = int(info.strict) if info.severity is not Severity.ERROR and info.strict else code
+        strict = "" if info.of is None else f"{int(info.strict)} (`{info.of}`)"
         rows.append(f"| `{kind}` | {info.severity} | {code} | {strict} | {info.meaning} |")
     return _REFERENCE_HEAD + "\n".join(rows) + "\n"
 
@@ -239,12 +264,15 @@ _REFERENCE_HEAD = """\
 # Findings
 
 What `ftckpt verify` reports, one record a defect. The kind is an interface: scripts may match it. The
-exit code of a run is the worst of its findings' codes (docs/exit-codes.md has the order); `--strict`
-weighs some warnings and notes as damage. A finding that an error caused carries that error's code.
+exit code of a run is the worst of its findings' codes (docs/exit-codes.md has the order). A finding that
+an error caused carries that error's code.
+
+`--strict` treats every kind that has a class in the fourth column as an error of that exit code;
+`--strict=replicas,opaque` those of the classes that it names.
 
 Generated by `python -m ftckpt.findings > docs/findings.md`.
 
-| kind | severity | exit code | with `--strict` | meaning |
+| kind | severity | exit code | with `--strict` (class) | meaning |
 |---|---|---|---|---|
 """
 

@@ -16,6 +16,7 @@ from .digest import BLOCK, WIDTH, file_digest
 from .errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
 from .source import Source
 from .store import EntryKind
+from .stores.remotes import split
 
 if TYPE_CHECKING:
     from .store import Store
@@ -193,7 +194,7 @@ def read(store: Store, path: str) -> Manifest:
         NotFoundError: there is none.
         CorruptError, UnsupportedError, UnsafeError: see `Manifest.parse`.
     """
-    name = path.rpartition("/")[2] or store.url.rstrip("/").rpartition("/")[2]
+    name = path.rpartition("/")[2] or split(store.url.rstrip("/"))[1]
     entry = store.stat(path)
     if entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)

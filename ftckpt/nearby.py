@@ -10,6 +10,8 @@ from heapq import nlargest
 from itertools import islice
 from shlex import quote
 
+from .stores.remotes import named
+
 # More names than these are not read for a hint, and of those that are near so many are named.
 _READ = 10_000
 _NAMED = 3
@@ -30,6 +32,9 @@ def hint_for_absent(path: str) -> str:
     Args:
         path: as typed; of a URL nothing is asked, because that costs requests.
     """
+    found = named(path)
+    if found is not None:
+        path = found[0].place(found[1])
     slip = _one_slash(path)
     if slip or "://" in path:
         return slip

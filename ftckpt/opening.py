@@ -17,6 +17,7 @@ from .errors import (
     CorruptError,
     FtckptError,
     IncompleteError,
+    MissingError,
     NotFoundError,
     UnsafeError,
     UnsupportedError,
@@ -26,10 +27,11 @@ from .listing import listing_of_directory, listing_of_file
 from .manifest import NAME, TRANSFER
 from .nearby import hint_for_absent
 from .registry import Format, recognise
-from .roots import Child, Part, Root, read_root, read_runs
+from .roots import Child, Part, Root, is_file_of_step, read_root, read_runs
 from .source import Source
 from .store import Entry, EntryKind, Store
 from .stores import StoreOptions, open_store
+from .stores.remotes import split
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
@@ -104,14 +106,26 @@ def locate(url: str, options: StoreOptions) -> Place:
         raise
 
 
+def locate_root(url: str, options: StoreOptions) -> Place:
+    """Find a root whose absence must not be taken for a run's first start.
+
+    Raises:
+        MissingError: no such path or bucket; in an object store, no key begins with it.
+    """
+    try:
+        return locate(url, options)
+    except NotFoundError as error:
+        raise MissingError(error.message, hint=error.hint, file=error.file) from error
+
+
 def _at(url: str, options: StoreOptions) -> Place:
     store = open_store(url, options)
     entry = store.stat("")
     if entry.kind is EntryKind.DIRECTORY:
         return Place(url, store, entry._replace(path=""))
     # A store is a place below which names lie, so a file is opened through its directory.
-    parent, slash, name = url.rpartition("/")
-    store = open_store(parent + slash if slash and not parent else parent or ".", options)
+    parent, name = split(url)
+    store = open_store(parent, options)
     return Place(url, store, entry._replace(path=name))
 
 
@@ -129,6 +143,8 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
         UnsupportedError: one file, and no format knows it.
         UnsafeError: a fifo, socket or device.
     """
+    from .candidates import nothing_known
+
     place = locate(url, options)
     if place.entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
@@ -146,10 +162,7 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
     if not root.holds_checkpoints():
         whole = "" if place.which else _checkpoint_above(place, formats, options)
         hint = "name a checkpoint, or the directory whose children are checkpoints"
-        raise NotFoundError(
-            f"{place.url} holds no checkpoint of any known format",
-            hint=f"name {whole}" if whole else hint,
-        )
+        raise nothing_known(root, f"name {whole}" if whole else hint)
     return Target(place, root=root)
 
 
@@ -185,8 +198,7 @@ def _to_name(place: Place, formats: Sequence[Format]) -> str:
 
 
 def _around(url: str) -> str:
-    parent, slash, _ = url.rpartition("/")
-    return parent or slash or "."
+    return split(url)[0]
 
 
 def open_root(place: Place, formats: Sequence[Format]) -> Root:
@@ -228,7 +240,9 @@ def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
             _require_whole(place, formats)
         return root
     steps = tuple(
-        c for c in root.candidates if c.step is not None and c.entry.kind is EntryKind.DIRECTORY
+        c
+        for c in root.candidates
+        if c.step is not None and (c.entry.kind is EntryKind.DIRECTORY or is_file_of_step(c.path))
     )
     if not steps:
         hint = f"leave @{place.which} out" if place.which else _NO_ROOT

@@ -16,8 +16,12 @@ from typing import NamedTuple
 from .errors import CorruptError, UnsafeError
 from .store import Entry, EntryKind, Store
 
-_TAGS = frozenset({"latest", "latest_universal"})
-_STEPS = frozenset({"latest_checkpointed_iteration.txt", "dlrover_latest.txt", "latest_step.txt"})
+# What `ftckpt promote` writes by itself, and no framework: the name of a checkpoint.
+GOOD = "last-known-good"
+
+_TAGS = frozenset({"latest", "latest_universal", GOOD})
+STEPS = frozenset({"latest_checkpointed_iteration.txt", "dlrover_latest.txt", "latest_step.txt"})
+FILES = _TAGS | STEPS
 _MAX_BYTES = 4096
 
 
@@ -35,6 +39,11 @@ class Pointer(NamedTuple):
     says: str
     target: str | None
     step: int | None
+
+    @property
+    def means_step(self) -> bool:
+        """Whether it says a step and no name: every checkpoint of that step is meant."""
+        return self.name in STEPS and self.says.isdecimal() and self.step is not None
 
     @property
     def dangling(self) -> bool:
@@ -71,7 +80,7 @@ def _real(path: str) -> str:
 
 def is_pointer(name: str, entry: Entry, links: Mapping[str, str]) -> bool:
     """Say whether a name in a root is a pointer: a known file, or one of `links_beside`."""
-    return name in links or (entry.kind is EntryKind.FILE and name in _TAGS | _STEPS)
+    return name in links or (entry.kind is EntryKind.FILE and name in FILES)
 
 
 def read_pointers(
@@ -104,7 +113,7 @@ def _read(store: Store, name: str, entry: Entry, steps: Mapping[str, int | None]
     except (CorruptError, UnsafeError):  # rewritten under our hands, or no file any more
         raw = b""
     text = raw.decode("utf-8", "backslashreplace").strip()
-    if name in _STEPS and text.isascii() and text.isdecimal() and len(text) <= 18:
+    if name in STEPS and text.isascii() and text.isdecimal() and len(text) <= 18:
         step = int(text)
         return Pointer(name, text, next((p for p, s in steps.items() if s == step), None), step)
     tag = text.rstrip("/").rpartition("/")[2]

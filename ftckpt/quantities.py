@@ -164,13 +164,13 @@ def money(text: str, flag: str) -> Money:
     return Money(float(match[2]), match[3] or "USD")
 
 
-def failure_rate(text: str, flag: str, *, per_node: int = 8) -> float:
+def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = False) -> float:
     """Return failures a second of one component, from any of the usual forms.
 
     | form | meaning | rate |
     |---|---|---|
     | `50000h` | mean time between failures | 1 / MTBF |
-    | `9%/y`, `9%` | annual failure rate, linear: failures a year for each component | AFR / 365 d |
+    | `9%/y` | annual failure rate, linear: failures a year for each component | AFR / 365 d |
     | `2300FIT` | failures in 10^9 hours | FIT / 10^9 h |
     | `0.0065/node-day` | failures a day of a node that holds `per_node` of it | x / per_node / d |
     | `0.5%/day`, `0.005/day` | failures a day of one | x / d |
@@ -179,9 +179,10 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8) -> float:
         text: as typed.
         flag: named in the message.
         per_node: components in a node, for rates of nodes.
+        annual: whether a share without its period (`9%`) is one a year, as the flag's name says.
 
     Raises:
-        UsageError: no such form, or a rate that is not above zero.
+        UsageError: no such form, no period, or a rate that is not above zero.
     """
     from .interval import rates
 
@@ -192,7 +193,7 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8) -> float:
     elif mtbf is not None and mtbf[2] in SECONDS:
         seconds = float(mtbf[1]) * SECONDS[mtbf[2]]
         value = float(rates.from_mtbf(seconds)) if seconds > 0 else math.inf
-    elif in_time is not None and (in_time[2] or in_time[4]):
+    elif in_time is not None and (in_time[4] or (annual and in_time[2])):
         number = float(in_time[1]) / (100 if in_time[2] else 1)
         value = number / _PERIODS[in_time[4] or "y"] / (per_node if in_time[3] else 1)
     else:

@@ -46,12 +46,15 @@ class Recognition(NamedTuple):
         reason: the evidence in words ("has .metadata").
         commit: what the names alone say about completeness.
         supported: False for what is known by name and refused (exit 13), with `reason` saying so.
+        shares: whether it is a file of several that make up one checkpoint, in a directory that
+            holds other checkpoints too: it can be read, and not dropped or mended in its place.
     """
 
     format: str
     reason: str
     commit: CommitState
     supported: bool = True
+    shares: bool = False
 
 
 class Format(Protocol):

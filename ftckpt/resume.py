@@ -108,6 +108,12 @@ _RANK = re.compile(
 )
 
 
+def rank_in(name: str) -> str | None:
+    """Return the rank that a name says, `rng.rank_3`; None where it says none."""
+    shown = _RANK.search(name)
+    return next((group for group in shown.groups() if group is not None), None) if shown else None
+
+
 _STATE_FILES = (".pt", ".pth", ".bin", ".pkl", ".json")
 # torch's generators: c10's CPUGeneratorImplState has 5056 bytes, CUDA's seed and offset 16.
 _GENERATORS = {5056: "torch_rng_state", 16: "cuda_rng_state"}
@@ -208,9 +214,9 @@ class _Names:
             if info is not None and info.rank is not None:
                 yield str(info.rank)
                 return
-        shown = _RANK.search(name)
-        if shown:
-            yield next(group for group in shown.groups() if group is not None)
+        rank = rank_in(name)
+        if rank is not None:
+            yield rank
 
 
 def _parents(name: str) -> Iterator[str]:

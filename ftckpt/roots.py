@@ -27,17 +27,38 @@ _DEEPER = 16
 # How many children are asked about at once.
 _BATCH = 64
 
+# What a trainer puts before a step to say what the checkpoint is for.
+_ROLE = r"(?:(?:best|final|initial|last|latest|release)[-_])?"
+# Lightning writes any logged value as `name=value` before and after `step=100`.
+_LOGGED = (
+    r"(?!(?:global_)?step=)[A-Za-z][A-Za-z0-9_.]*=[-+]?"
+    r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|nan|inf)"
+)
 # Names of one step, as trainers spell them; each must match the whole name, so that `step-10.tmp`
 # or `old-step-10` is never taken for step 10.
 _STEP_NAMES = (
-    re.compile(r"(?:global_?)?steps?[-_=]?([0-9]+)"),  # torchtitan, DeepSpeed, verl, Lightning
-    re.compile(r"iter_([0-9]+)"),  # Megatron
-    re.compile(r"(?:checkpoint|ckpt)[-_]([0-9]+)"),  # transformers, accelerate
-    re.compile(r"epoch=[0-9]+-step=([0-9]+)(?:-v[0-9]+)?"),  # Lightning
-    re.compile(r"step=([0-9]+)(?:-v[0-9]+)?"),
+    # torchtitan, DeepSpeed, verl; scripts write the epoch before it
+    re.compile(rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)"),
+    re.compile(rf"{_ROLE}iter_([0-9]+)"),  # Megatron
+    re.compile(rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)"),  # transformers, accelerate
+    re.compile(  # Lightning
+        rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?"
+    ),
     re.compile(r"([0-9]+)"),
 )
-_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar")
+# One file of several that make up a step, in a directory that other steps share.
+_FILE_OF_STEP = re.compile(
+    r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
+    r"(?P<step>[0-9]{1,15})[_-]"
+    r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
+    r"\.(?:pt|pth|bin)"
+)
+_TORCH = (".pt", ".pth", ".ckpt")
+# One file may have been compressed as a whole; `metrics.csv.gz` is none.
+_SUFFIXES = (
+    *_TORCH, ".bin", ".safetensors", ".tar", ".pkl",
+    *(one + packed for one in _TORCH for packed in (".zst", ".lz4", ".gz")),
+)  # fmt: skip
 
 # What trainers and stores call a save that is not finished.
 _STAGING = re.compile(
@@ -260,15 +281,36 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], Part | None]) ->
         unfinished = _STAGING.fullmatch(name)
         staging = unfinished is not None
         step = step_in_name(
-            name if unfinished is None else unfinished["before"] or unfinished["after"]
+            name if unfinished is None else unfinished["before"] or unfinished["after"] or ""
         )
         if _may_be_checkpoint(name, entry, step):
             candidates.append(Candidate(name, entry, step, staging))
         else:
             foreign.append(name)
+    candidates = _one_of_each_step(candidates)
     pointers = read_pointers(store, entries, links, {c.path: c.step for c in candidates})
     tombs = read_tombs(store, base, entries)
     return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+
+
+def is_file_of_step(name: str) -> bool:
+    """Say whether a file is one of several of a step, as its name tells (see `_FILE_OF_STEP`)."""
+    return _FILE_OF_STEP.fullmatch(name) is not None
+
+
+def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
+    """Leave one file of each step whose files lie side by side: the first names the checkpoint."""
+    first: dict[int, tuple[int, str]] = {}
+    numbers = {c.path: m for c in candidates if (m := _FILE_OF_STEP.fullmatch(c.path))}
+    for path, match in numbers.items():
+        place = int(match["rank"]), path
+        step = int(match["step"])
+        first[step] = min(first.get(step, place), place)
+    return [
+        c
+        for c in candidates
+        if c.path not in numbers or first[int(numbers[c.path]["step"])][1] == c.path
+    ]
 
 
 def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
@@ -283,6 +325,8 @@ def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
 @lru_cache(maxsize=1 << 16)  # names of one root are asked about again and again while it changes
 def step_in_name(name: str) -> int | None:
     """Return the step that a directory's or file's name says; None unless the whole name does."""
+    if match := _FILE_OF_STEP.fullmatch(name):
+        return int(match["step"])
     stem = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
     for pattern in _STEP_NAMES:
         match = pattern.fullmatch(stem)

@@ -7,9 +7,9 @@
     {"event": "start", "time": 1767225600}
     {"event": "end", "time": 1769817600}
 
-`time` is seconds since the epoch or ISO 8601 with its zone; every duration is in seconds. `start`
-and `end` bound the time in which failures were counted; without them it is from the first time in
-the log to the last, which a log that ends in a failure makes too short.
+`time` is seconds since the epoch or ISO 8601 with its zone; every duration is in seconds. The time
+of a failure is when it struck. `start` and `end` bound the time in which failures were counted;
+without them it is from the first time in the log to the last.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from statistics import fmean, median
 from typing import Any, NoReturn
 
 from .errors import UsageError
+from .planning.exposure import Event, exposure
 
 # A longer line is no record of an event.
 _LINE = 1 << 16
@@ -37,7 +38,10 @@ class RunLog:
         saves: how many.
         failures: how many.
         classes: failures by what the log calls their class, "" where it says none.
-        span_s: over which the failures were counted.
+        span_s: from the start to the end, or from the first time to the last.
+        exposed_s: of this, in which the job could fail: without detection, restarts and the time
+            between an end and the next start.
+        exposed_failures: that struck then.
         save_s: mean of the time that training waited for a save.
         snapshot_s: mean of the blocking part of saves that were flushed in the background.
         flush_s: mean of the background part.
@@ -52,6 +56,8 @@ class RunLog:
     failures: int = 0
     classes: Mapping[str, int] = field(default_factory=dict)
     span_s: float | None = None
+    exposed_s: float | None = None
+    exposed_failures: int = 0
     save_s: float | None = None
     snapshot_s: float | None = None
     flush_s: float | None = None
@@ -72,12 +78,16 @@ _NUMBERS = {
 }
 
 
-def read_log(lines: Iterable[str], name: str) -> RunLog:
+def read_log(
+    lines: Iterable[str], name: str, *, detect: float | None = None, restart: float | None = None
+) -> RunLog:
     """Return what a log says; empty lines are skipped, other events counted.
 
     Args:
         lines: of the log, each a JSON object with an `event`.
         name: of the log, for messages.
+        detect: seconds for failures that record none; by default the mean of those that do.
+        restart: the same for restarts.
 
     Raises:
         UsageError: a line is no such object, or a number in it is none; the message says which.
@@ -86,6 +96,7 @@ def read_log(lines: Iterable[str], name: str) -> RunLog:
     events: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     times: list[float] = []
+    history: list[Event] = []
     bounds: dict[str, float] = {}
     for place, event in _records(lines, name):
         kind = event["event"]
@@ -93,15 +104,20 @@ def read_log(lines: Iterable[str], name: str) -> RunLog:
             events["other"] += 1
             continue
         events[kind] += 1
+        time = None
         if "time" in event:
             time = _time(event["time"], place)
             times.append(time)
             bounds[kind] = min(time, bounds.get(kind, time)) if kind == "start" else time
         for key in _NUMBERS[kind]:
             if key in event:
-                numbers.setdefault((kind, key), []).append(_number(event[key], key, place))
+                event[key] = _number(event[key], key, place)
+                numbers.setdefault((kind, key), []).append(event[key])
         if kind == "failure":
             classes[str(event.get("class", ""))] += 1
+            history.append(Event(kind, time, event.get("detect"), event.get("restart")))
+        elif time is not None:
+            history.append(Event(kind, time))
 
     def mean(kind: str, key: str) -> float | None:
         found = numbers.get((kind, key))
@@ -112,12 +128,15 @@ def read_log(lines: Iterable[str], name: str) -> RunLog:
         span = bounds.get("end", max(times)) - bounds.get("start", min(times))
         if span < 0:
             raise UsageError(f"{name} ends before it starts")
+    exposed = exposure(history, detect=detect, restart=restart)
     sizes, steps = numbers.get(("save", "bytes")), numbers.get(("step", "seconds"))
     return RunLog(
         saves=events["save"],
         failures=events["failure"],
         classes=dict(classes.most_common()),
         span_s=span or None,
+        exposed_s=exposed.seconds or None,
+        exposed_failures=exposed.failures if exposed.seconds else 0,
         save_s=mean("save", "seconds"),
         snapshot_s=mean("save", "snapshot"),
         flush_s=mean("save", "flush"),

@@ -30,6 +30,7 @@ from .manifest import SUFFIX, FileDigest, Manifest, PassedCheck, beside, is_own,
 from .progress import NULL, Counter
 from .source import Source
 from .store import EntryKind
+from .stores.atomic import write_new, write_over
 
 if TYPE_CHECKING:
     from .store import Store
@@ -71,8 +72,9 @@ def locate(
     """
     from .stores import StoreOptions as Options
     from .stores import open_store
+    from .stores.remotes import split
 
-    parent, slash, name = url.rpartition("/")
+    parent, name = split(url)
     options = options or Options()
     if name:
         whole = open_store(url, options)
@@ -82,7 +84,7 @@ def locate(
             directory = False
         if directory:
             return whole, checkpoint_name + SUFFIX
-        return open_store(parent or slash or ".", options), name
+        return open_store(parent, options), name
     return open_store(url, options), checkpoint_name + SUFFIX
 
 
@@ -116,9 +118,16 @@ def seal(
         IncompleteError: not committed, or a file changed meanwhile (`changed-file`).
         CorruptError: a file of the checkpoint is missing (`missing-file`).
         RefusedError: another manifest stands there.
+        UnsupportedError: several checkpoints lie in its directory.
         DeniedError: the place cannot be written; of that beside the data the hint names another.
     """
     source = checkpoint.source
+    if source.named and place is None:
+        raise UnsupportedError(
+            f"{source.url} shares its directory with other checkpoints: a manifest cannot be"
+            " beside each of them",
+            hint="give it a directory of its own, or name another place with --manifest",
+        )
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
         raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
     members = sorted({name for name in checkpoint.members() if not is_own(name)})
@@ -140,7 +149,10 @@ def seal(
     )
     store, path = place or (source.store, beside(source))
     try:
-        standing = _write(store, path, manifest, force=force)
+        if place is None:
+            standing = _write_beside(source, members, path, manifest, force=force)
+        else:
+            standing = _write(store, path, manifest, force=force)
     except DeniedError as error:
         if place is None:
             more = "--manifest ELSEWHERE writes it to another place"
@@ -154,11 +166,48 @@ def seal(
     )
 
 
-def _write(store: Store, path: str, manifest: Manifest, *, force: bool) -> Manifest | None:
+def _write_beside(
+    source: Source, members: Sequence[str], path: str, manifest: Manifest, *, force: bool
+) -> Manifest | None:
+    """Write `manifest` beside the data; return the equal one that stood there already, or None.
+
+    A gc may drop the checkpoint in this moment. On this machine its directory is gone then and is
+    not made again; in an object store the manifest is taken back where what it describes is gone.
+
+    Raises:
+        IncompleteError: the checkpoint was removed meanwhile, or has changed.
+    """
+    store = source.store
+    local = store.local_path(path) is not None
+    try:
+        standing = _write(store, path, manifest, force=force, parents=False)
+    except NotFoundError as error:
+        raise _removed(source) from error
+    if standing is None and not local and source.changed(members):
+        store.delete([path])
+        raise _removed(source)
+    return standing
+
+
+def _removed(source: Source) -> IncompleteError:
+    return IncompleteError(
+        f"{source.url} was removed or saved again while it was being sealed",
+        hint="ftckpt gc undelete has back what gc has dropped",
+        kind="changed-file",
+    )
+
+
+def _write(
+    store: Store, path: str, manifest: Manifest, *, force: bool, parents: bool = True
+) -> Manifest | None:
     """Write `manifest`; return the equal one that stood there already, or None."""
     data = manifest.dump()
+    local = None if parents else store.local_path(path)
     try:
-        store.create(path, data)
+        if local is None:
+            store.create(path, data)
+        else:
+            write_new(local, data, parents=False)
         return None
     except ExistsError:
         standing = _standing(store, path)
@@ -169,7 +218,10 @@ def _write(store: Store, path: str, manifest: Manifest, *, force: bool) -> Manif
             f"{store.describe(path)} describes other content than is there now",
             hint="look at it with verify; seal --force replaces it",
         )
-    store.put(path, data)
+    if local is None:
+        store.put(path, data)
+    else:
+        write_over(local, data, parents=False)
     return None
 
 

@@ -93,16 +93,19 @@ class Rules:
     """How far `select` may go.
 
     Attributes:
-        not_newer_than: the largest step that may be chosen.
+        step_at_most: the largest step that may be chosen.
         max_fallback: how many checkpoints may be walked over; None for any number.
         skip_unverified: walk over those that lack the evidence asked for.
         skip_unsafe: walk over hostile ones.
+        condition: what an open checkpoint must hold beside passing: returns what it lacks, or "".
+            One that lacks it is walked over.
     """
 
-    not_newer_than: int | None = None
+    step_at_most: int | None = None
     max_fallback: int | None = None
     skip_unverified: bool = False
     skip_unsafe: bool = False
+    condition: Callable[[Checkpoint], str] | None = None
 
     def walks_over(self, code: ExitCode) -> bool:
         """Say whether an older checkpoint may be taken instead of one that ends with `code`."""
@@ -132,19 +135,20 @@ def select(root: Root, check: Check, rules: Rules, note: Note = lambda _: None) 
     pending: list[Candidate] = []
     chosen: Looked | None = None
     end: tuple[ExitCode, str, str] | None = None
-    for looked in walk.newest_first(rules.not_newer_than):
+    for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
-        code, message, hint = _try(root, looked, check)
+        code, message, hint, lacks = _try(root, looked, check, rules.condition)
         if code is ExitCode.OK:
             chosen = looked
             end = (code, message, hint)
             break
         skipped.append(Skipped(path, looked.known_step, code, message))
-        if not rules.walks_over(code):
+        if not (looked.unknown or lacks or rules.walks_over(code)):
             end = (code, _placed(path, message), hint or _flag(code))
             break
         note(f"skipped ({code.name}): {_placed(path, message)}")
-        if code is ExitCode.INCOMPLETE:
+        # Files of no known layout are a save in flight only if no save was begun after them.
+        if code is ExitCode.INCOMPLETE or (looked.unknown and len(skipped) == 1):
             pending.append(looked.candidate)
         if rules.max_fallback is not None and len(skipped) > rules.max_fallback:
             tried = f"newest {len(skipped)} do" if len(skipped) > 1 else "newest does"
@@ -156,7 +160,7 @@ def select(root: Root, check: Check, rules: Rules, note: Note = lambda _: None) 
             )
             break
     if end is None:
-        end = _nothing(root, skipped, rules)
+        end = _nothing(root, walk, skipped, rules)
     pointers = tuple(_pointers(root, walk.looked, chosen))
     return Selection(
         *end,
@@ -171,20 +175,29 @@ def select(root: Root, check: Check, rules: Rules, note: Note = lambda _: None) 
     )
 
 
-def _try(root: Root, looked: Looked, check: Check) -> tuple[ExitCode, str, str]:
+def _try(
+    root: Root, looked: Looked, check: Check, condition: Callable[[Checkpoint], str] | None
+) -> tuple[ExitCode, str, str, bool]:
+    """Check one candidate; the last of the answer is whether it lacks what the user requires."""
     if looked.error is not None:
-        return looked.error.exit_code, looked.error.message, looked.error.hint
+        return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
+    answers = []
     try:
         # Opened again rather than kept: the headers of 64 checkpoints do not fit in memory.
-        answers = [check(checkpoint) for checkpoint in open_child(root, looked.child)]
+        for checkpoint in open_child(root, looked.child):
+            # Headers tell what is lacking, before every byte is read.
+            lacking = condition(checkpoint) if condition is not None else ""
+            if lacking:
+                return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {lacking}", "", True
+            answers.append(check(checkpoint))
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
-        return error.exit_code, error.message, error.hint
+        return error.exit_code, error.message, error.hint, False
     except FtckptError as error:
-        return error.exit_code, error.message, error.hint
+        return error.exit_code, error.message, error.hint, False
     code = worst(code for code, _ in answers)
-    return code, next(message for its, message in answers if its is code), ""
+    return code, next(message for its, message in answers if its is code), "", False
 
 
 def _flag(code: ExitCode) -> str:
@@ -195,14 +208,53 @@ def _flag(code: ExitCode) -> str:
     return "an older checkpoint is not taken while a newer one may be good"
 
 
-def _nothing(root: Root, skipped: Sequence[Skipped], rules: Rules) -> tuple[ExitCode, str, str]:
+def _nothing(
+    root: Root, walk: Walk, skipped: Sequence[Skipped], rules: Rules
+) -> tuple[ExitCode, str, str]:
+    """Return why nothing was chosen; NOT_FOUND only for a root that never held a checkpoint."""
     if not skipped:
-        limit = "" if rules.not_newer_than is None else f" of step {rules.not_newer_than} or before"
-        return ExitCode.NOT_FOUND, f"{root.url} holds no checkpoint{limit}", ""
+        return _empty(root, walk, rules)
     code = worst(s.code for s in skipped)
+    if code is ExitCode.NOT_FOUND:
+        gone = skipped[0]
+        hint = "ftckpt gc undelete restores what was dropped"
+        return ExitCode.REFUSED, f"no checkpoint of {root.url} is left: {gone.message}", hint
     first = next(s for s in skipped if s.code is code)
     hint = _WAYS_OUT.get(code, "")
     return code, f"no checkpoint of {root.url} passes: {_placed(first.path, first.message)}", hint
+
+
+def _empty(root: Root, walk: Walk, rules: Rules) -> tuple[ExitCode, str, str]:
+    """Return what it means that there was no checkpoint to try."""
+    from .discovery.root_marker import absence, lost
+
+    limit = rules.step_at_most
+    newer = [one.known_step for one in walk.looked if one.child is not None or one.error]
+    newer += [c.step for c in root.candidates if limit is not None and (c.step or 0) > limit]
+    if newer:  # 9 would start the run afresh beside them
+        return (
+            ExitCode.REFUSED,
+            f"{root.url} holds no checkpoint of step {limit} or before, and newer ones",
+            "raise --step-at-most; if a start from scratch is meant, use another root",
+        )
+    if walk.unsupported:
+        one = walk.unsupported[0]
+        reason = one.parts[0].recognition.reason
+        return (
+            ExitCode.UNSUPPORTED,
+            f"{root.url} holds no checkpoint that this version reads: "
+            f"{root.url_of(one.candidate)} is {reason}",
+            "ftckpt inspect shows what is known of it",
+        )
+    evidence = lost(root)
+    if evidence:
+        return (
+            ExitCode.CORRUPT,
+            f"{root.url} holds no checkpoint any more: {evidence}",
+            "find out what removed them; if a start from scratch is meant, use another root",
+        )
+    known, message, hint = absence(root)
+    return (ExitCode.NOT_FOUND if known else ExitCode.MISSING), message, hint
 
 
 _WAYS_OUT = {

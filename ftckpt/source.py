@@ -16,7 +16,8 @@ from .errors import (
     UnsupportedError,
 )
 from .extents import Extent
-from .store import Entry, EntryKind, Reader, Store
+from .store import Entry, EntryKind, Opens, Reader, Store
+from .stores.remotes import split
 
 if TYPE_CHECKING:
     from .limits import RateLimit
@@ -61,6 +62,8 @@ class Source:
         entries: every file below `base`, or the one file where the checkpoint is a file, by path
             relative to `base` (for a single file: its basename).
         single: whether the checkpoint is one file; `base` is then the path of its directory.
+        named: where other checkpoints lie in the same directory, the one of its files that names
+            this one; "" for the others, which have a directory or a file to themselves.
         lookahead: what is being read before it is asked for (see `ahead`); parts share it.
     """
 
@@ -68,6 +71,7 @@ class Source:
     base: str
     entries: Mapping[str, Entry]
     single: bool = False
+    named: str = ""
     lookahead: Lookahead = field(default_factory=Lookahead, repr=False, compare=False)
 
     @classmethod
@@ -82,6 +86,19 @@ class Source:
         base, _, name = entry.path.rpartition("/")
         return cls(store, base, {name: entry}, single=True)
 
+    @classmethod
+    def some_of(cls, store: Store, base: str, named: str, entries: Iterable[Entry]) -> Source:
+        """Return the source of a checkpoint that is some of the files of a directory.
+
+        Args:
+            store: where it lies.
+            base: path of the directory.
+            named: the file of it that names the checkpoint.
+            entries: its files, by the store's paths.
+        """
+        skip = len(base) + 1 if base else 0
+        return cls(store, base, {e.path[skip:]: e for e in entries}, named=named)
+
     def part(self, prefix: str) -> Source:
         """Return the files below `prefix` as a source of its own, without listing again."""
         skip = len(prefix) + 1
@@ -91,13 +108,14 @@ class Source:
     @cached_property
     def url(self) -> str:
         """What the user would type."""
-        where = self.path(next(iter(self.entries))) if self.single else self.base
+        named = self.named or (next(iter(self.entries)) if self.single else "")
+        where = self.path(named) if named else self.base
         return self.store.describe(where)
 
     @cached_property
     def name(self) -> str:
         """The last path element: `step-1000`, `model.pt`."""
-        return self.url.rstrip("/").rpartition("/")[2]
+        return split(self.url.rstrip("/"))[1]
 
     @property
     def nbytes(self) -> int:
@@ -154,6 +172,18 @@ class Source:
         except NotFoundError:
             now = {}
         return [n for n in wanted if _identity(now.get(n)) != _identity(self.entries.get(n))]
+
+    def opener(self, name: str) -> tuple[Opens, str]:
+        """Return what opens a file without reading ahead, and the path to ask it for."""
+        return self.store, self.path(name)
+
+    def stored(self, name: str) -> str:
+        """Return the file of the store that has the bytes of a name: itself, unless unpacked."""
+        return name
+
+    def shown(self, name: str) -> str:
+        """Return the name under which a file's content is read: its own, unless unpacked."""
+        return name
 
     def size(self, name: str) -> int:
         """Return the size of a file that must be there."""

@@ -142,6 +142,17 @@ class Reader(Protocol):
         """Close it."""
 
 
+class Opens(Protocol):
+    """What opens objects by a path: a store, or what shows more than one does."""
+
+    @property
+    def traits(self) -> Traits:
+        """What reading from it is like."""
+
+    def open(self, path: str) -> Reader:
+        """Open one object for ranged reads."""
+
+
 class Upload(ABC):
     """One large object that is being written in pieces.
 
@@ -256,6 +267,17 @@ class Store(ABC):
             ExistsError: the key exists and its content is not from this very call.
         """
 
+    def replace(self, entry: Entry, data: bytes) -> None:
+        """Store `data` under a key in place of what was listed there, and of nothing else.
+
+        Where the store knows no conditions, that is looked at just before.
+
+        Raises:
+            NotFoundError, IncompleteError: it is gone, or was replaced since.
+        """
+        self.require_still(entry)
+        self.put(entry.path, data)
+
     @abstractmethod
     def upload(self, path: str, size: int) -> Upload:
         """Begin or resume an object of `size` bytes under `path`, in pieces of bounded memory.
@@ -354,6 +376,12 @@ class Store(ABC):
         """Return the path on this machine, or None where the store is not local."""
         return None
 
+    def identity(self, path: str = "") -> str:
+        """Return what tells a key from all others, however its place was spelled."""
+        return self.describe(path).rstrip("/")
+
     def describe(self, path: str = "") -> str:
         """Return the URL of a key as a user would type it."""
+        if path and self.url.endswith(":") and not self.traits.local:  # a remote itself
+            return self.url + path
         return f"{self.url.rstrip('/')}/{path}" if path else self.url

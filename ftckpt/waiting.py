@@ -85,6 +85,8 @@ def _in_flight(root: Root, candidate: Candidate, check: Check) -> bool:
             root.store.stat(candidate.entry.path)
             return True
         looked = look(root, candidate)
+        if looked is not None and looked.unknown:
+            return True
         if looked is None or looked.error is not None or looked.child is None:
             error = None if looked is None else looked.error
             return error is not None and error.exit_code is ExitCode.INCOMPLETE

@@ -56,11 +56,14 @@ def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
 def test_diff(root: Path, tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-7")
     same = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7")
-    assert (same.code, same.total.tensors, same.evidence) == (ExitCode.OK, 4, {"crc32": 4})
+    assert (same.code, same.total.tensors, same.evidence) == (ExitCode.OK, 4, {"read": 4})
     file = tmp_path / "step-7" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
-    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", Reading(full=True, jobs=2))
-    assert (report.code, report.total.changed) == (ExitCode.DIFFERENT, 1)
+    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", Reading(jobs=2))
+    assert (report.code, report.total.changed) == (ExitCode.CORRUPT, 1)
+    trusting = Reading(trust_recorded=True)
+    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", trusting)
+    assert (report.code, report.evidence) == (ExitCode.OK, {"crc32": 4})
     model = Choice(components=["model"])
     renamed = ftckpt.diff(f"{root}/step-7", f"{root}/step-7", choice=model, derive=lambda c: rename(
         c, parse_renames('[[rename]]\nfrom = "layers.*"\nto = "h.*"', "here")))  # fmt: skip

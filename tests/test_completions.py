@@ -27,8 +27,8 @@ def test_every_verb_and_flag_is_offered() -> None:
     words = {verb.verb: verb for verb in words_of_verbs()}
     assert list(words) == list(verbs.VERBS)
     latest = {name: flag for flag in words["latest"].flags for name in flag.names}
-    assert latest["--verify"].values == ("structure", "content")
-    assert latest["--not-newer-than"].takes_value
+    assert latest["--verify"].values == ("structure", "content", "values")
+    assert latest["--step-at-most"].takes_value
     assert not latest["--wait"].takes_value
     assert {"--json", "--endpoint", "--help"} <= latest.keys()
     assert words["completions"].words == ("bash", "zsh", "fish")
@@ -71,8 +71,8 @@ def test_bash_completes() -> None:
     assert bash("ftckpt", "replay", "run", "--ti") == ["--timeout"]
     assert bash("ftckpt", "la") == ["latest"]
     assert bash("ftckpt", "--ver") == ["--version"]
-    assert bash("ftckpt", "latest", "--not") == ["--not-newer-than"]
-    assert bash("ftckpt", "latest", "x", "--verify", "") == ["structure", "content"]
+    assert bash("ftckpt", "latest", "--step") == ["--step-at-most"]
+    assert bash("ftckpt", "latest", "x", "--verify", "") == ["structure", "content", "values"]
     assert bash("ftckpt", "--debug", "verify", "--level", "v") == ["values"]
     assert bash("ftckpt", "completions", "") == ["bash", "zsh", "fish"]
     assert bash("ftckpt", "help", "exit") == ["exit-codes"]
@@ -120,8 +120,8 @@ def test_fish_completes(tmp_path: Path) -> None:
         return [offer.split("\t")[0] for offer in done.stdout.splitlines()]
 
     assert fish("ftckpt la") == ["latest"]
-    assert fish("ftckpt latest --not") == ["--not-newer-than"]
-    assert fish("ftckpt latest --verify ") == ["content", "structure"]
+    assert fish("ftckpt latest --step") == ["--step-at-most"]
+    assert fish("ftckpt latest --verify ") == ["content", "structure", "values"]
     assert fish("ftckpt plan --gpu-m") == ["--gpu-mtbf"]
     assert fish("ftckpt plan sweep --ov") == ["--over"]
     assert fish("ftckpt plan --ov") == []

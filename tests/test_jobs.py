@@ -67,9 +67,32 @@ def test_a_job_restarts_from_the_newest_that_passes(root: Path, path: str) -> No
 
 
 def test_a_job_without_a_checkpoint_starts_afresh(tmp_path: Path, path: str) -> None:
-    (tmp_path / "empty").mkdir()
-    done = train(path, tmp_path / "empty")
+    marked = run(["ftckpt", "latest", str(tmp_path / "new"), "--create-root"], path)
+    assert marked.returncode == 9, marked.stderr
+    done = train(path, tmp_path / "new")
     assert done.stdout == "srun|torchrun|--nnodes=2|--nproc-per-node=gpu|train.py|"
+
+
+def test_a_job_never_starts_afresh_in_a_place_that_may_not_be_the_root(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "unmounted").mkdir()
+    for place in ("unmounted", "mistyped"):
+        done = train(path, tmp_path / place)
+        assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_job_never_starts_afresh_where_checkpoints_were(root: Path, path: str) -> None:
+    assert run(["ftckpt", "latest", str(root), "--create-root"], path).returncode == 0
+    marker = root / ".ftckpt" / "root.json"
+    marker.parent.mkdir(exist_ok=True)
+    marker.touch()
+    (root / "latest").write_text("step-50")
+    for step in root.glob("step-*"):
+        shutil.rmtree(step)
+    done = train(path, root)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "step-50" in done.stderr
 
 
 def test_a_job_ends_as_its_training_ends(root: Path, path: str) -> None:
@@ -96,6 +119,44 @@ def test_a_job_is_requeued_while_storage_does_not_answer(path: str) -> None:
     assert (done.returncode, done.stdout) == (0, "scontrol|requeue|77|")
 
 
+@pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])
+def test_a_job_restarts_from_the_newest_of_two_tiers(
+    place: str, root: Path, path: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    tier = request.getfixturevalue("s3_url") if place == "s3" else str(tmp_path / "tier")
+    if place == "local":
+        (tmp_path / "tier").mkdir()
+
+    def restart() -> subprocess.CompletedProcess[str]:
+        line = ["bash", str(JOBS / "tiers.sbatch")]
+        return run(line, path, ROOT=str(tmp_path / "nvme"), TIER=tier)
+
+    # Nothing shows yet that the durable tier is there: no fresh start.
+    assert restart().returncode == 1
+    assert run(["ftckpt", "latest", tier, "--create-root"], path).returncode == 9
+    done = restart()
+    assert done.returncode == 0
+    assert "--resume" not in done.stdout
+    assert run(["ftckpt", "sync", str(root), tier], path).returncode == 0
+    assert f"--resume|{tier}/step-50|" in restart().stdout
+    # The node's own disk has the same step, and later a newer one that is damaged.
+    shutil.copytree(root / "step-50", tmp_path / "nvme" / "step-50")
+    assert f"--resume|{tmp_path}/nvme/step-50|" in restart().stdout
+    save_dcp(tmp_path / "nvme" / "step-60", step=60)
+    for step in (50, 60):
+        file = tmp_path / "nvme" / f"step-{step}" / "__0_0.distcp"
+        flip(file, file.stat().st_size // 2)
+    done = restart()
+    assert f"--resume|{tier}/step-50|" in done.stdout
+    assert done.stderr.count("skipped (CORRUPT)") == 2
+    # Away: nothing older is taken instead.
+    line = ["bash", str(JOBS / "tiers.sbatch")]
+    away = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "FTCKPT_LATEST_RETRY_SECONDS": "1"}
+    away |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    done = run(line, path, ROOT=str(tmp_path / "nvme"), TIER="s3://bucket/run7", **away)
+    assert (done.returncode, done.stdout) == (0, "scontrol|requeue|77|")
+
+
 def cron_lines() -> list[str]:
     text = (JOBS / "crontab").read_text()
     return [line for line in text.splitlines() if re.match(r"[*\d]", line)]
@@ -104,17 +165,74 @@ def cron_lines() -> list[str]:
 def test_the_lines_of_the_crontab(root: Path, path: str, tmp_path: Path) -> None:
     metrics = tmp_path / "ftckpt.prom"
     lines = cron_lines()
-    assert len(lines) == 2
+    assert len(lines) == 4
+    (tmp_path / "tier").mkdir()
     for line in lines:
         times, command = line.split(None, 5)[:5], line.split(None, 5)[5]
         assert all(re.fullmatch(r"[\d*/]+", each) for each in times)
         assert "%" not in command, "cron takes it for an end of line"
         command = command.replace("/var/lib/node_exporter/ftckpt.prom", str(metrics))
-        done = run(["sh", "-c", command], path, ROOT=str(root))
-        assert (done.returncode, done.stderr) == (0, ""), line
+        done = run(["sh", "-c", command], path, ROOT=str(root), TIER=str(tmp_path / "tier"))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), line
     kept = sorted(one.name for one in root.iterdir() if one.name.startswith("step"))
     assert kept == ["step-30", "step-40", "step-50"]
     assert "ftckpt_status_up" in metrics.read_text()
+
+
+@pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])
+def test_the_line_that_ships_to_a_second_tier(
+    place: str, root: Path, path: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    (line,) = [line for line in cron_lines() if "ftckpt sync" in line]
+    command = ["sh", "-c", line.split(None, 5)[5]]
+    tier = request.getfixturevalue("s3_url") if place == "s3" else str(tmp_path / "tier")
+    if place == "local":
+        # A mount that is missing is told, and nothing is written to the disk below it.
+        done = run(command, path, ROOT=str(root), TIER=tier)
+        assert done.returncode == 9, done.stderr
+        (tmp_path / "tier").mkdir()
+    file = root / "step-50" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    (root / "step-40" / ".metadata").unlink()
+    done = run(command, path, ROOT=str(root), TIER=tier)
+    assert done.returncode == 4, done.stderr
+    assert done.stdout == ""
+    (said,) = [line for line in done.stderr.splitlines() if "not shipped" in line]
+    assert "step-50" in said
+    done = run(["ftckpt", "latest", tier, "--verify", "content"], path)
+    assert (done.returncode, done.stdout) == (0, f"{tier}/step-30\n")
+
+
+def test_the_line_that_keeps_the_last_known_good(root: Path, path: str) -> None:
+    (line,) = [line for line in cron_lines() if "ftckpt promote" in line]
+    command = ["sh", "-c", line.split(None, 5)[5]]
+    done = run(command, path, ROOT=str(root))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (root / "last-known-good").read_text() == "step-50"
+    shutil.copytree(root / "step-50", root / "step-60")
+    save_dcp(root / "step-70", step=70)
+    file = root / "step-70" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    done = run(command, path, ROOT=str(root))
+    assert done.returncode == 4
+    assert "step-70 does not pass" in done.stderr
+    assert (root / "last-known-good").read_text() == "step-50"
+
+
+def test_cron_mails_what_a_person_should_look_at(root: Path, path: str) -> None:
+    command = cron_lines()[0].split(None, 5)[5].replace("--apply", "--max-delete 1 --apply")
+    done = run(["sh", "-c", command], path, ROOT=str(root))
+    assert (done.returncode, done.stdout) == (8, "")
+    assert "2 of 5 entries would be dropped at once" in done.stderr
+
+
+def test_the_line_for_cron_on_the_page_is_silent(root: Path, path: str) -> None:
+    page = (JOBS.parent / "retention.md").read_text().split("**A line for cron**")[1]
+    line = page.split("```sh\n")[1].split("\n```")[0].replace("/ckpt/run7", '"$ROOT"')
+    for _ in range(2):  # there is something to drop, and there is nothing
+        done = run(["sh", "-c", line], path, ROOT=str(root))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len([p for p in root.iterdir() if p.name.startswith("step")]) == 3
 
 
 def test_the_units_of_systemd(root: Path, path: str) -> None:

@@ -46,7 +46,6 @@ HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
         (quantities.failure_rate, "50000h", 1 / (50_000 * HOUR)),
         (quantities.failure_rate, "180d", 1 / (180 * DAY)),
         (quantities.failure_rate, "9%/y", 0.09 / YEAR),
-        (quantities.failure_rate, "9%", 0.09 / YEAR),
         (quantities.failure_rate, "2300FIT", 2300 / (1e9 * HOUR)),
         (quantities.failure_rate, "0.0065/node-day", 0.0065 / 8 / DAY),
         (quantities.failure_rate, "1%/day", 0.01 / DAY),
@@ -94,7 +93,10 @@ def test_a_bare_number_is_told_its_units(
         *((quantities.count, t) for t in ("0", "-1", "1.5", "nan", "1e30", "")),
         *((quantities.money, t) for t in ("", "-1", "$1EUR", "nan", "1 dollar")),
         *((quantities.observed, t) for t in ("419", "419/54", "-1/5d", "1.5/5d", "5/0s", "/5d")),
-        *((quantities.failure_rate, t) for t in ("0h", "0%", "-5%", "nan", "5/week", "1e-999FIT")),
+        *(
+            (quantities.failure_rate, t)
+            for t in ("0h", "0%/y", "9%", "-5%", "nan", "5/week", "1e-999FIT")
+        ),
         *((quantities.component, t) for t in ("nic", "nic=5", "nic@5h", "=5@5h", "nic=0@5h")),
     ],
 )

@@ -70,5 +70,5 @@ def test_what_is_not_read_stops_the_search(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unpacked", ["dcp_fsdp2_nested"], indirect=True)
 def test_an_older_step_on_request(unpacked: Path) -> None:
-    found = ftckpt.latest(str(unpacked), rules=Rules(not_newer_than=3))
+    found = ftckpt.latest(str(unpacked), rules=Rules(step_at_most=3))
     assert (found.path, found.step) == (f"{unpacked}/step-3", 3)

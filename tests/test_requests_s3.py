@@ -66,8 +66,8 @@ def test_every_piece_is_no_request_of_its_own(
         report = pack_checkpoint(target, base, out, options=PackOptions(), store_options=stores)
         assert report.proof is not None
 
-    assert passes(reshard) <= 7
-    assert passes(to_safetensors) <= 8
+    assert passes(reshard) <= 8  # one of them, here and below, rehearses the result
+    assert passes(to_safetensors) <= 9
     assert passes(compare) <= 8  # two steps
     assert passes(values) <= 6
     assert passes(pack) <= 9  # two steps

@@ -34,6 +34,25 @@ OPTIONS = StoreOptions()
         ("step=2.ckpt", 2),
         ("step-10.safetensors", 10),
         ("0012", 12),
+        ("epoch=0-step=100-val_loss=0.25", 100),
+        ("epoch=0-step=100-val_loss=0.25.ckpt", 100),
+        ("epoch=0-step=100-val_loss=-1.5e-05-acc=nan-v2.ckpt", 100),
+        ("val_loss=0.25-global_step=7", 7),
+        ("best-step-250", 250),
+        ("best_step_250.pt", 250),
+        ("last-epoch=1-step=8.ckpt", 8),
+        ("final-checkpoint-12", 12),
+        ("epoch_3_step_500", 500),
+        ("epoch3-step500.pt", 500),
+        ("best-250", None),
+        ("best", None),
+        ("old-best-step-10", None),
+        ("old-epoch=0-step=10", None),
+        ("best-step-10.tmp", None),
+        ("epoch=0-val_loss=0.25", None),
+        ("step=5-step=10", None),
+        ("step=10-val_loss=", None),
+        ("step=10-old", None),
         ("last.ckpt", None),
         ("old-step-10", None),
         ("step-10-copy", None),
@@ -56,6 +75,15 @@ def test_text_around_a_step_is_never_that_step(before: str, step: int, after: st
     # What follows is no digit and no suffix, so the whole name cannot be a known pattern.
     name = f"{before}step-{step}@{after}"
     assert step_in_name(name) is None
+
+
+@pytest.mark.parametrize("name", [".ftckpt-tmp-0123456789abcdef", ".tmp", "-tmp", ".part"])
+def test_a_temporary_file_in_a_root_is_a_foreign_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "step-10", 10)
+    (tmp_path / name).touch()
+    root = read(tmp_path)
+    assert [c.path for c in root.candidates] == ["step-10"]
+    assert root.foreign == (name,)
 
 
 def test_children_are_recognised_and_other_names_reported(tmp_path: Path) -> None:

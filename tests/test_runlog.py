@@ -32,6 +32,8 @@ def test_a_log_is_summed_up() -> None:
         failures=3,
         classes={"gpu": 2, "": 1},
         span_s=10000.0,
+        exposed_s=10000.0 - (90 + 110 + 100) - 3 * 300,
+        exposed_failures=3,
         save_s=70.0,
         nbytes=7.5,
         detect_s=100.0,

@@ -146,10 +146,11 @@ def test_a_missing_file_is_not_sealed(path: Path) -> None:
 def test_a_read_only_place_says_where_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ftckpt.stores.local import LocalStore
 
-    def denied(self: LocalStore, key: str, data: bytes) -> None:
-        raise DeniedError(f"cannot write {key}: Read-only file system")
+    def denied(path: str, data: bytes, **more: bool) -> None:
+        raise DeniedError(f"cannot write {path}: Read-only file system")
 
-    monkeypatch.setattr(LocalStore, "create", denied)
+    monkeypatch.setattr("ftckpt.sealing.write_new", denied)
+    monkeypatch.setattr("ftckpt.stores.local.write_new", denied)
     with pytest.raises(DeniedError) as caught:
         seal(open_checkpoint(path))
     assert "--manifest" in caught.value.hint

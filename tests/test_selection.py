@@ -135,7 +135,7 @@ def test_walks_over_what_is_allowed(tmp_path: Path, code: str, rules: Rules) -> 
 @pytest.mark.parametrize(
     ("states", "code"),
     [
-        ([], ExitCode.NOT_FOUND),
+        ([], ExitCode.MISSING),
         (["damaged", "CORRUPT"], ExitCode.CORRUPT),
         (["torn", "INCOMPLETE"], ExitCode.INCOMPLETE),
         (["torn", "damaged", "torn"], ExitCode.CORRUPT),
@@ -188,15 +188,15 @@ def test_names_order_where_content_is_silent(tmp_path: Path) -> None:
     assert name_of(chosen(tmp_path)) == "step-20"
 
 
-def test_not_newer_than(tmp_path: Path) -> None:
+def test_step_at_most(tmp_path: Path) -> None:
     write(tmp_path, "step-10", 10)
     write(tmp_path, "step-20", 20)
     write(tmp_path, "wrong", 15)
     write(tmp_path, "silent", None)
-    assert name_of(chosen(tmp_path, Rules(not_newer_than=19))) == "wrong"
-    assert name_of(chosen(tmp_path, Rules(not_newer_than=10))) == "step-10"
-    # One that shows no step may be newer.
-    assert chosen(tmp_path, Rules(not_newer_than=9)).code is ExitCode.NOT_FOUND
+    assert name_of(chosen(tmp_path, Rules(step_at_most=19))) == "wrong"
+    assert name_of(chosen(tmp_path, Rules(step_at_most=10))) == "step-10"
+    # One that shows no step may be newer. A fresh start beside newer saves is never 9.
+    assert chosen(tmp_path, Rules(step_at_most=9)).code is ExitCode.REFUSED
 
 
 def test_max_fallback(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_the_choice_follows_from_the_states(
     code = (
         ExitCode.CORRUPT
         if {"damaged", "CORRUPT"} & set(states.values())
-        else (ExitCode.INCOMPLETE if states else ExitCode.NOT_FOUND)
+        else (ExitCode.INCOMPLETE if states else ExitCode.MISSING)
     )
     for step in sorted(states, reverse=True):
         if states[step] == "good":

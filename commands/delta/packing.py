@@ -141,11 +141,12 @@ def pack_out(
 def _say_what_keeps(invocation: Invocation, base: Checkpoint, out: str) -> None:
     """Say how the base stays where gc of its root does not look among what stands upon it."""
     from ftckpt.stores import open_store
+    from ftckpt.stores.remotes import split
     from ftckpt.transfer.places import absolute, place_of
 
     store = open_store(out, invocation.stores)
     delta = absolute(store) if store.traits.local else store.url.rstrip("/")
-    root, _, name = place_of(base.source).rpartition("/")
-    if root != delta.rpartition("/")[0]:
+    root, name = split(place_of(base.source))
+    if root != split(delta)[0]:
         pin = shlex.join(["ftckpt", "pin", root, name, "--reason", "base of a delta"])
         invocation.say(f"gc of {root} alone does not see what stands upon {name}: {pin} keeps it")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.parameters import OneOf
 from ftckpt.commands.target import open_checkpoint
 from ftckpt.commands.transfers import (
     CODES as TRANSFER_CODES,
@@ -20,6 +21,7 @@ from ftckpt.commands.transfers import (
     carry_out,
 )
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.formats.support import WRITTEN
 
 EXAMPLES = (
     ("ftckpt delta unpack deltas/step-1010 restored/step-1010", "in the format it was packed from"),
@@ -48,7 +50,11 @@ def command(
         typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
     ] = None,
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="The format to write; else what it was.")
+        str,
+        typer.Option(
+            "--to", metavar="FORMAT", help=f"{', '.join(WRITTEN)}; without it what it was."
+        ),
+        OneOf(WRITTEN),
     ] = "",
 ) -> Result:
     """Write what was packed as a full checkpoint, every tensor proven by its digest.

@@ -30,11 +30,12 @@ EXAMPLES = (
     ("ftckpt diff s3://run7/ckpt@900 s3://run7/ckpt@1000 --component model", "the weights alone"),
     ("ftckpt diff hf/ iter_0001000 --rename names.toml --rtol 1e-2 --atol 1e-5", "by tolerances"),
     ("ftckpt diff A B --tensor '*.q_proj.*' --plot change.svg", "some tensors, with a heat map"),
+    ("ftckpt diff A B --trust-recorded", "quickly, by what the files say about themselves"),
 )
 CODES = {
     ExitCode.OK: "equal: every tensor and field that was asked for, or within the tolerances",
     ExitCode.DIFFERENT: "different; or one has what the other lacks",
-    ExitCode.CORRUPT: "a tensor or field of one cannot be read; the others were compared",
+    ExitCode.CORRUPT: "damage in what was compared, or what cannot be read; the rest was compared",
     ExitCode.INCOMPLETE: "not committed, or changed while it was being read",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
     ExitCode.REFUSED: "another file stands where the picture's numbers would go",
@@ -81,8 +82,15 @@ def command(
     true_vocab_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
     ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Read also what digests or CRC-32s show to be equal.")
+    layout_state: Annotated[
+        bool,
+        typer.Option("--layout-state", help="State that follows the grid of ranks counts too."),
+    ] = False,
+    trust_recorded: Annotated[
+        bool,
+        typer.Option(
+            "--trust-recorded", help="Do not read what recorded digests or CRC-32s call equal."
+        ),
     ] = False,
     plot: Annotated[
         str, typer.Option(metavar="FILE", help="A heat map, layer by component: .png, .svg, .html.")
@@ -94,11 +102,13 @@ def command(
     """Show what changed between two checkpoints, of any formats and topologies.
 
     Tensors are aligned by name and compared bit by bit: changed elements, largest difference,
-    relative L2, cosine, units in the last place, NaN. Other state is compared field by field. What
-    digests or recorded CRC-32s show to be equal is not read, and the answer says so.
+    relative L2, cosine, units in the last place, NaN. Other state is compared field by field. All
+    of both is read, and a record that does not match the CRC-32 in its file is damage (4).
+    State that says or follows the grid of ranks is shown apart, and is no difference.
     """
     from ftckpt.comparison import Choice, Reading, compare
     from ftckpt.comparison.affording import affordable_forks, affordable_jobs
+    from ftckpt.formats.layout_state import follows
     from ftckpt.formats.state_fields import state_fields
     from ftckpt.formats.vocabulary import vocabulary_of
     from ftckpt.transfer.content import Content
@@ -120,21 +130,25 @@ def command(
     _report_sides(invocation, first, second)
     threads = affordable_jobs(job_count(jobs), (first, second))
     copies = 0 if limiter is not None else affordable_forks(threads, (first, second))
-    reading = Reading(tolerance=tolerance, full=full, jobs=threads, forks=copies, limiter=limiter)
+    reading = Reading(
+        tolerance=tolerance, trust_recorded=trust_recorded, jobs=threads, forks=copies,
+        limiter=limiter,
+    )  # fmt: skip
     ours = Content.of(first)
     report = compare(
         renamed(ours, renames) if renames else ours,
         Content.of(second),
         reading,
         fields=state_fields,
+        hangs=follows,
         vocabulary=vocabulary_of(first, second, true_vocab_size),
-        choice=Choice(tuple(component or ()), tuple(tensor or ())),
+        choice=Choice(tuple(component or ()), tuple(tensor or ()), layout_state),
         counter=invocation.counter,
     )
     if component and not (report.total.tensors or report.state_fields or report.findings):
         both = f"neither {first.source.url} nor {second.source.url}"
         raise NotFoundError(f"{both} has anything of {listed(component)}")
-    _show(invocation, report, tolerance, top=top, stat=stat)
+    _show(invocation, report, tolerance, top=top, stat=stat, trusted=trust_recorded)
     if plot:
         from .picture import draw
 
@@ -184,8 +198,9 @@ def _report_sides(invocation: Invocation, first: Checkpoint, second: Checkpoint)
 
 
 def _show(
-    invocation: Invocation, report: DiffReport, tolerance: Tolerance | None, *, top: int, stat: bool
-) -> None:
+    invocation: Invocation, report: DiffReport, tolerance: Tolerance | None, *, top: int,
+    stat: bool, trusted: bool,
+) -> None:  # fmt: skip
     from .text import text, unread
 
     invocation.report(
@@ -198,7 +213,9 @@ def _show(
         tensors=() if stat else report.tensors,
         state=report.state,
         state_fields=report.state_fields,
+        layout_counts=report.layout_counts,
         evidence=report.evidence,
+        trust_recorded=trusted,
         true_vocab_rows=report.true_vocab_rows,
         bytes_read=report.bytes_read,
         seconds=report.seconds,

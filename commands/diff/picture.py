@@ -39,7 +39,7 @@ def draw(report: DiffReport, path: str, title: str) -> str:
     marks: list[tuple[int, int, str]] = []
     for cell in cells:
         row, column = layers.index(cell.layer), parts.index(cell.part)
-        if 0 < cell.relative_l2 < math.inf:
+        if cell.relative_l2 is not None and 0 < cell.relative_l2 < math.inf:
             grid[row, column] = cell.relative_l2
         else:  # equal; or integers alone, or from zero: of those there is no relative change
             marks.append((row, column, "\u2260" if cell.changed else "="))
@@ -68,6 +68,6 @@ def draw(report: DiffReport, path: str, title: str) -> str:
         bar = figure.colorbar(image, ax=axes, shrink=0.8)
         bar.set_label("relative L2 of the change")
         if marks:
-            said = "=  equal     \u2260  changed, of no norm"
+            said = "=  equal     \u2260  changed (no norm: integer data)"
             axes.set_xlabel(said, color=FAINT, fontsize=10)
         return save(figure, path, numbers, title)

@@ -31,12 +31,15 @@ _BAR = 20
 _FIELDS = 6  # fields of one part of the state that are shown
 # What a restart depends on first comes first.
 _PARTS = ("step", "learning-rate", "scheduler", "data", "rng-torch", "rng-cuda", "rng-python",
-          "rng-numpy", "scaler", "other", "settings")  # fmt: skip
+          "rng-numpy", "scaler", "other", "settings", "layout")  # fmt: skip
+_LAYOUT = "layout"
+_RECORDED = "recorded as equal"
+_DAMAGE = ("bad-crc", "bad-digest")  # of bytes that were read
 _EVIDENCE = {
     "read": "read",
-    "manifest": "not read: sealed with the same digests",
-    "digest": "not read: packed with the same digest",
-    "crc32": "not read: recorded with the same CRC-32s",
+    "manifest": "recorded as equal by the digests of both manifests, not read",
+    "digest": "recorded as equal by the digests of both deltas, not read",
+    "crc32": "recorded as equal by the CRC-32s in both, not read",
     "tied": "tied to one that was compared",
     "headers": "by name, shape and type alone",
 }
@@ -61,10 +64,11 @@ def text(report: DiffReport, tolerance: Tolerance | None, *, top: int) -> Iterat
         if changed:
             yield ""
             yield _summaries("layer", changed, bars=terminal_width() is not None)
-    if report.tensors and top:
+    differing = [one for one in report.tensors if one.status != _RECORDED]
+    if differing and top:
         yield ""
-        shown = report.tensors[:top]
-        yield f"{len(shown)} of {counted(len(report.tensors), 'tensor')} that differ"
+        shown = differing[:top]
+        yield f"{len(shown)} of {counted(len(differing), 'tensor')} that differ"
         yield table(
             ("tensor", "verdict", "changed>", "max abs>", "relative L2>", "cosine>", "ULP>",
              "NaN>"),
@@ -74,7 +78,7 @@ def text(report: DiffReport, tolerance: Tolerance | None, *, top: int) -> Iterat
         yield "tensors of two types are compared by value where --rtol or --atol is given"
     if report.state:
         yield ""
-        yield from _state(report.state)
+        yield from _state(report.state, layout_counts=report.layout_counts)
     yield ""
     rests = [f"{report.evidence[k]} {words}" for k, words in _EVIDENCE.items()
              if report.evidence.get(k)]  # fmt: skip
@@ -89,22 +93,40 @@ def text(report: DiffReport, tolerance: Tolerance | None, *, top: int) -> Iterat
 def verdict(report: DiffReport) -> str:
     """Return the verdict in one sentence."""
     total, fields = report.total, report.state_fields
+    layout = [] if report.layout_counts else [one for one in report.state if one.layout]
+    state = len(report.state) - len(layout)
+    end = ""
+    if layout:
+        number = len(layout)
+        verb = "follows" if number == 1 else "follow"
+        end = f"; {counted(number, 'field')} that {verb} the grid of ranks"
     counts = {str(status): number for status, number in total.counts.items()}
-    same = counts.pop("equal", 0)
-    if not counts and not report.state and not report.findings:
-        return f"equal: {_both(total.tensors, fields)}"
+    same, recorded = counts.pop("equal", 0), counts.pop(_RECORDED, 0)
+    if not counts and not state and not report.findings:
+        fields -= len({one.name for one in layout})
+        end = f"{end} {'differs' if len(layout) == 1 else 'differ'}" if layout else ""
+        if recorded:
+            read = f"; equal: {_both(same, fields)}" if same or fields else ""
+            return f"recorded as equal and not read: {counted(recorded, 'tensor')}{read}{end}"
+        return f"equal: {_both(total.tensors, fields)}{end}"
     words = [f"{counted(number, 'tensor')} {status}" for status, number in counts.items()]
-    words += [f"{counted(len(report.state), 'field')} of other state different"] * bool(
-        report.state
-    )
+    words += [f"{counted(state, 'field')} of other state different"] * bool(state)
     words += [f"{counted(len(report.findings), 'finding')}"] * bool(report.findings)
     if same:
         words.append(f"{same} equal")
-    if report.state or not set(counts) <= {"close", "unread"}:
-        return f"different: {', '.join(words)}"
+    if recorded:
+        words.append(f"{recorded} {_RECORDED}")
+    said = ", ".join(words) + end
+    damaged = next((one for one in report.findings if one.kind in _DAMAGE), None)
+    if damaged is not None:
+        where = damaged.file or ""
+        named = damaged.message if where in damaged.message else f"{damaged.message} ({where})"
+        return f"damaged: {named}; {said}"
+    if state or not set(counts) <= {"close", "unread"}:
+        return f"different: {said}"
     if report.findings or "unread" in counts:
-        return f"no difference in what could be read: {', '.join(words)}"
-    return f"equal within the tolerances: {', '.join(words)}"
+        return f"no difference in what could be read: {said}"
+    return f"equal within the tolerances: {said}"
 
 
 def unread(findings: Sequence[Finding]) -> Iterator[str]:
@@ -133,19 +155,21 @@ def _summaries(title: str, rows: Sequence[Summary], *, bars: bool = False) -> st
     room = max(map(len, plain.split("\n"))) + 2 + _BAR
     if not bars or room > (terminal_width() or room):
         return plain
-    most = max((row.relative_l2 for row in rows if math.isfinite(row.relative_l2)), default=0.0)
-    drawn = [(*line, _bar(row.relative_l2, most)) for line, row in zip(cells, rows, strict=True)]
+    lengths = [row.relative_l2 or 0.0 for row in rows]
+    most = max((length for length in lengths if math.isfinite(length)), default=0.0)
+    drawn = [(*line, _bar(length, most)) for line, length in zip(cells, lengths, strict=True)]
     return table([*headings, ""], drawn)
 
 
 def _sums(row: Summary, *, unread: bool) -> tuple[object, ...]:
-    lost = row.counts.get("unread", 0)
+    lost, recorded = row.counts.get("unread", 0), row.counts.get(_RECORDED, 0)
     # Of what was not read there is no number, and 0 would be one.
-    numbers = ("", "", "") if lost == row.tensors else (
+    numbers = ("", "", "") if lost + recorded == row.tensors else (
         _share(row.changed, row.elements), _number(row.max_abs), _number(row.relative_l2)
     )  # fmt: skip
     equal = row.counts.get("equal", 0)
-    return (row.name, row.tensors, *[lost] * unread, row.tensors - lost - equal, *numbers)
+    differ = row.tensors - lost - recorded - equal
+    return (row.name, row.tensors, *[lost] * unread, differ, *numbers)
 
 
 def _bar(value: float, most: float) -> str:
@@ -184,17 +208,18 @@ def _tensor(one: TensorDifference) -> tuple[object, ...]:
     )
 
 
-def _state(state: Sequence[StateDifference]) -> Iterator[str]:
+def _state(state: Sequence[StateDifference], *, layout_counts: bool) -> Iterator[str]:
     """Yield what differs in other state: a line for fields that changed alike."""
     parts: dict[str, list[StateDifference]] = {}
     for one in state:
-        parts.setdefault(one.about, []).append(one)
+        parts.setdefault(_LAYOUT if one.layout else one.about, []).append(one)
     for key in sorted(parts, key=lambda k: _PARTS.index(k) if k in _PARTS else len(_PARTS)):
         groups: dict[tuple[object, ...], list[StateDifference]] = {}
         for one in parts[key]:
             groups.setdefault((one.status, one.a, one.b), []).append(one)
         lines = [_alike(group) for group in groups.values()]
-        yield f"{parts[key][0].title}:"
+        layout = "follows the grid of ranks" + (":" if layout_counts else ", and is no difference:")
+        yield layout if key == _LAYOUT else f"{parts[key][0].title}:"
         yield from (f"  {line}" for line in lines[:_FIELDS])
         if len(lines) > _FIELDS:
             yield f"  and {len(lines) - _FIELDS} more, which --json lists"

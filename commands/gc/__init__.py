@@ -155,7 +155,6 @@ def _require_no_policy(invocation: Invocation) -> None:
 def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool) -> Plan:
     """Read the root and plan; where something is changed anyway, remember what was checked."""
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.delta_bases import bases
     from ftckpt.retention import prepare, remember
 
     exact = lasting or invocation.json or policy.reclaim is not None
@@ -164,7 +163,6 @@ def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool
         FORMATS,
         policy,
         time.time(),
-        bases=bases,
         most_files=None if exact else _MOST_FILES,
         counter=invocation.counter,
     )
@@ -179,7 +177,6 @@ def _carry_out(
     invocation: Invocation, place: Place, plan: Plan, ttl: float, *, purge_now: bool
 ) -> Result:
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.delta_bases import bases
     from ftckpt.retention import apply
 
     applied = apply(
@@ -190,7 +187,6 @@ def _carry_out(
         now=time.time,
         purge_now=purge_now,
         trash_ttl=ttl,
-        bases=bases,
         counter=invocation.counter,
     )
     invocation.close()

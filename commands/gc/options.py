@@ -136,7 +136,7 @@ def asked_policy(keep: KeepOptions, limits: LimitOptions, url: str) -> Policy:
                 f"{names} and --policy {keep.policy} contradict each other",
                 hint="keep the rules in one place",
             )
-        found = _from_file(keep.policy, url, keep.tier or None)
+        found = policy_of_file(keep.policy, url, keep.tier or None)
     else:
         found = Policy(**rules)
     if not found.rules:
@@ -145,9 +145,22 @@ def asked_policy(keep: KeepOptions, limits: LimitOptions, url: str) -> Policy:
     return replace(found, **limits.limits())
 
 
-def _from_file(path: str, url: str, tier: str | None) -> Policy:
+def policy_of_file(path: str, root: str, tier: str | None = None) -> Policy:
+    """Return the policy that a policy file has for a root.
+
+    A local root is matched by its absolute path, however it was typed; its links are not followed.
+
+    Args:
+        path: of the file.
+        root: as typed.
+        tier: the name of the tier; None for the one that matches the root.
+
+    Raises:
+        UsageError: the file cannot be read or understood, or no tier or several match.
+    """
     from ftckpt.commands.transfers import read_text
     from ftckpt.retention.policy_file import parse_policy_file, tier_of
 
-    absolute = url if "://" in url else os.path.abspath(url)
+    local = root.removeprefix("file://")
+    absolute = local if "://" in local else os.path.abspath(local)
     return tier_of(parse_policy_file(read_text(path).encode(), path), absolute, path, tier).policy

@@ -48,7 +48,6 @@ def command(
     has pinned or points to, stays; only what was dropped is removed, file by file.
     """
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.delta_bases import bases
     from ftckpt.retention import purge
     from ftckpt.retention.purging import TRASH_TTL
 
@@ -65,7 +64,6 @@ def command(
         actor=actor(),
         now=time.time,
         trash_ttl=ttl,
-        bases=bases,
         counter=invocation.counter,
     )
     invocation.close()

@@ -12,11 +12,11 @@ from ftckpt.retention.entries import EntryClass
 from ftckpt.retention.plan import Plan
 
 _NO_SAVES = (EntryClass.FOREIGN, EntryClass.TRASH)
-_HEAD = ["step>", "name", "age>", "size>", "class", "plan", "why"]
+_HEAD = ["step>", "name", "age>", "size>", "class", "looked at", "plan", "why"]
 
 
 def plan_text(plan: Plan) -> str:
-    """Return a table a run: each entry with its step, age, size, class, verdict and reasons.
+    """Return a table a run: each entry with step, age, size, class, depth, verdict and reasons.
 
     The newest of each run come first, and of several reasons the strongest: a protection before a
     rule of the policy. What lies in the trash is left to `gc undelete`, which lists it.
@@ -36,7 +36,7 @@ def plan_text(plan: Plan) -> str:
 def _cells(row: Row, skip: int) -> list[str]:
     size = "-" if row.nbytes is None else human_bytes(row.nbytes)
     name = row.name[skip:]
-    return [row.step, name, row.age, size, row.entry_class, row.verdict, row.reason]
+    return [row.step, name, row.age, size, row.entry_class, row.looked, row.verdict, row.reason]
 
 
 def kept_saves(plan: Plan) -> int:

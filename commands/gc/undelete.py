@@ -58,7 +58,6 @@ def command(
     so pin what is to stay.
     """
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.delta_bases import bases
     from ftckpt.retention import trashed, undelete
 
     invocation = invoked(ctx)
@@ -71,7 +70,7 @@ def command(
         invocation.report(trash=[trashed_record(t) for t in things])
         invocation.print(_listed(things) if things else f"nothing lies in the trash of {root}")
         return Result(ExitCode.OK, f"{counted(len(things), 'thing')} in the trash")
-    undeleted = undelete(place, FORMATS, wanted, actor=actor(), now=time.time, bases=bases)
+    undeleted = undelete(place, FORMATS, wanted, actor=actor(), now=time.time)
     invocation.report(
         restored=[trashed_record(t) for t in undeleted.restored], **rest_record(undeleted)
     )

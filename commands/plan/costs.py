@@ -39,6 +39,15 @@ def read_nbytes(costs: CostOptions, notes: Notes) -> float | None:
     return float(storage.state_bytes(params, each))
 
 
+def read_detect(costs: CostOptions, notes: Notes) -> float:
+    """Return the seconds from a failure until it is noticed, 0 where nothing says it.
+
+    Raises:
+        UsageError: the option cannot be understood.
+    """
+    return _duration(costs.detect, "--detect", notes.measured.detect)
+
+
 def read_model(
     costs: CostOptions,
     failures: Failures,
@@ -62,7 +71,7 @@ def read_model(
         UsageError: an option cannot be understood, contradicts another, or one is missing.
     """
     measured = notes.measured
-    detect = _duration(costs.detect, "--detect", measured.detect)
+    detect = read_detect(costs, notes)
     restart = _duration(costs.restart, "--restart", measured.restart)
     common: dict[str, Any] = {"mtbf": failures.mtbf, "detect": detect}
     notes.inputs |= {"detect_s": detect, "restart_s": restart}
@@ -76,14 +85,14 @@ def read_model(
         notes.inputs["tiers"] = tiers
         return Tiered(**common, tiers=tiers)
     save, flush = _save(costs, nbytes, ranks, notes)
-    slowdown = quantities.share(costs.slowdown, "--slowdown") if flush else 0.0
-    if slowdown == 1:
+    slowdown = quantities.share(costs.slowdown, "--slowdown")
+    if flush and slowdown == 1:
         raise UsageError(
             "--slowdown 100%: a flush for which training stands still is a blocking save",
             hint="give the whole time as --save",
         )
     common |= {"save": save, "restart": restart}
-    notes.inputs |= {"save_s": save, "flush_s": flush, "slowdown": slowdown}
+    notes.inputs |= {"save_s": save, "flush_s": flush, "slowdown": slowdown if flush else 0.0}
     if costs.silent_mtbf or costs.verify_cost:
         _alone("silent_mtbf", costs, "snapshot", "snapshot_bw", "flush", "preempt_mtbf")
         if not costs.silent_mtbf:
@@ -92,7 +101,7 @@ def read_model(
         verify = _duration(costs.verify_cost, "--verify-cost", None)
         notes.inputs |= {"silent_per_s": silent_rate, "verify_s": verify}
         return Silent(**common, verify=verify, silent_rate=silent_rate)
-    common |= {"flush": flush, "slowdown": slowdown}
+    common |= {"flush": flush, "slowdown": slowdown if flush else 0.0}
     if not costs.preempt_mtbf and not costs.notice:
         return Plain(**common)
     if not costs.preempt_mtbf:

@@ -31,8 +31,17 @@ def read_gpus(options: FailureOptions) -> int | None:
     return known
 
 
-def read_failures(options: FailureOptions, gpus: int | None, notes: Notes) -> Failures:
+def read_failures(
+    options: FailureOptions, gpus: int | None, notes: Notes, *, detect: float
+) -> Failures:
     """Return all that stops the job, added up.
+
+    Args:
+        options: as typed.
+        gpus: of the job, where known.
+        notes: told what was taken from where.
+        detect: seconds in which nothing else can fail, after each failure that was counted on the
+            wall clock.
 
     Raises:
         UsageError: an option cannot be understood, contradicts another, or nothing ever fails.
@@ -48,17 +57,24 @@ def read_failures(options: FailureOptions, gpus: int | None, notes: Notes) -> Fa
     if options.mtbf:
         known.append(rates.Cause("job", 1 / positive(options.mtbf, "--mtbf")))
     if options.failures:
-        counted.append(Counted("counted", *quantities.observed(options.failures, "--failures")))
+        told = quantities.observed(options.failures, "--failures")
+        counted.append(Counted("counted", *told, detect=detect))
     if options.preset and gpus is not None:
         cause = _preset(options.preset, gpus, notes)
         counted += [cause] if isinstance(cause, Counted) else []
         known += [cause] if isinstance(cause, rates.Cause) else []
     seen = notes.measured.failures
     if not known and not counted and seen is not None:
-        counted.append(Counted("counted", *seen))
+        wall = not notes.measured.exposed
+        counted.append(Counted("counted", *seen, detect=detect if wall else 0.0))
         notes.remarks.append(
-            f"{seen.failures} interruptions in {brief_duration(seen.seconds)}, counted in "
-            f"{notes.measured.source}"
+            f"{seen.failures} interruptions in {brief_duration(seen.seconds)}"
+            f"{'' if wall else ' in which the job could fail'}, counted in {notes.measured.source}"
+        )
+    if detect and any(cause.detect for cause in counted):
+        notes.remarks.append(
+            f"nothing else can fail in the {brief_duration(detect)} until a failure is noticed: "
+            "this time is taken off the time in which failures were counted"
         )
     burn_in = quantities.factor(options.burn_in, "--burn-in")
     notes.inputs |= {"gpus": gpus, "burn_in": burn_in, "counted": counted}

@@ -7,7 +7,7 @@ from ftckpt.errors import UsageError
 from ftckpt.interval.storage import staging_bytes
 from ftckpt.planning import Limits, Question
 
-from .costs import read_model, read_nbytes
+from .costs import read_detect, read_model, read_nbytes
 from .failures import read_failures, read_gpus
 from .notes import Notes, positive
 from .options import BoundOptions, CostOptions, FailureOptions
@@ -22,7 +22,7 @@ def read_question(
         UsageError: an option cannot be understood, contradicts another, or one is missing.
     """
     gpus = read_gpus(failing)
-    failures = read_failures(failing, gpus, notes)
+    failures = read_failures(failing, gpus, notes, detect=read_detect(costs, notes))
     nbytes = read_nbytes(costs, notes)
     ranks = quantities.count(costs.ranks, "--ranks", kilo=1024) if costs.ranks else gpus
     nodes = None if gpus is None else -(-gpus // failing.gpus_per_node)

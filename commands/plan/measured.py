@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftckpt import quantities
 from ftckpt.commands.invocation import Invocation
 from ftckpt.commands.render import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.quantities import Observed
 
 from .notes import Measured, Notes
+from .options import CostOptions
 from .text import decimal_bytes
 
 if TYPE_CHECKING:
@@ -102,9 +104,12 @@ def _log(invocation: Invocation, path: str) -> Notes:
     from ftckpt.runlog import read_log
     from ftckpt.stores.oserror import translate
 
+    costs = invocation.options(CostOptions)
+    detect = quantities.duration(costs.detect, "--detect") if costs.detect else None
+    restart = quantities.duration(costs.restart, "--restart") if costs.restart else None
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
-            log = read_log(lines, path)
+            log = read_log(lines, path, detect=detect, restart=restart)
     except OSError as error:
         raise translate(error, path, "read") from error
     invocation.report(measured=log)
@@ -113,8 +118,8 @@ def _log(invocation: Invocation, path: str) -> Notes:
 
 def _of_log(log: RunLog, path: str) -> Measured:
     failures = None
-    if log.span_s is not None:
-        failures = Observed(log.failures, log.span_s)
+    if log.exposed_s is not None:
+        failures = Observed(log.exposed_failures, log.exposed_s)
     return Measured(
         source=path,
         save=log.save_s,
@@ -125,6 +130,7 @@ def _of_log(log: RunLog, path: str) -> Measured:
         restart=log.restart_s,
         step=log.step_s,
         failures=failures,
+        exposed=True,
     )
 
 
@@ -133,6 +139,13 @@ def _log_said(log: RunLog, path: str) -> list[str]:
     classes = ", ".join(f"{number} {name}" for name, number in log.classes.items() if name)
     if classes:
         said.append(f"failures by class: {classes}")
+    if log.span_s is not None and log.failures and log.exposed_s is None:
+        said.append("in none of its time could the job fail: it was down from the first failure on")
+    if log.exposed_s is not None and log.exposed_failures < log.failures:
+        said.append(
+            f"{log.failures - log.exposed_failures} of the failures do not count towards the rate: "
+            "the job was down already, or the log begins there"
+        )
     if log.ignored:
         said.append(f"{log.ignored} lines of other events were not used")
     return said

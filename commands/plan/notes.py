@@ -23,6 +23,7 @@ class Measured:
         restart: seconds until training went on.
         step: seconds of a training step.
         failures: that were counted.
+        exposed: whether their time is only that in which the job could fail, not the wall clock's.
         interval: seconds of work between two saves, as it is now.
     """
 
@@ -35,6 +36,7 @@ class Measured:
     restart: float | None = None
     step: float | None = None
     failures: quantities.Observed | None = None
+    exposed: bool = False
     interval: float | None = None
 
 

@@ -43,7 +43,7 @@ def command(
     """
     invocation = invoked(ctx)
     number = quantities.count(gpus, "--gpus", kilo=1024)
-    rate = number * quantities.failure_rate(afr, "--afr")
+    rate = number * quantities.failure_rate(afr, "--afr", annual=True)
     if not 0 < days < math.inf:
         raise UsageError(f"--days {days:g}: a run takes more than no time", hint="write 30")
     seconds, again = days * quantities.DAY, quantities.duration(restart, "--restart")

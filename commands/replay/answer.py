@@ -12,7 +12,8 @@ from ftckpt.replay.events import BY_KEY
 from ftckpt.replay.judging import Judgement, Verdict
 
 if TYPE_CHECKING:
-    from ftckpt.replay.comparing import Comparison, Difference
+    from ftckpt.replay.comparing import Comparison
+    from ftckpt.replay.differences import Difference
 
 # How many differences an answer lists: the first ones are the causes.
 _SHOWN = 12

@@ -52,8 +52,9 @@ def command(
     """Say what a restart from a checkpoint would lack, without running it.
 
     Presence of each component, random streams against ranks, optimizer and schedule against the
-    step, the environment of this shell, and with --against whether the next save was stale. Absence
-    is told by names alone, so it is a warning; `ftckpt replay run` is the proof.
+    step, the environment of this shell, and with --against whether the next save was stale.
+    Presence is judged by names and by content; "cannot tell" names what is not understood.
+    `ftckpt replay run` is the proof.
     """
     from ftckpt.formats.state_fields import state_fields
 

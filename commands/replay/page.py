@@ -17,7 +17,8 @@ from ftckpt.replay.judging import Verdict
 from .answer import remarks
 
 if TYPE_CHECKING:
-    from ftckpt.replay.comparing import Comparison, Difference
+    from ftckpt.replay.comparing import Comparison
+    from ftckpt.replay.differences import Difference
     from ftckpt.replay.judging import Judgement
 
 # More steps than fit side by side are put together where they are alike.

@@ -13,11 +13,12 @@ import typer
 
 from ftckpt.commands.files import require_folder
 from ftckpt.commands.invocation import Invocation, Result, invoked
+from ftckpt.commands.render import human_bytes
 from ftckpt.commands.target import open_checkpoint
 from ftckpt.commands.units import parse_duration
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.replay.running import PINNED
-from ftckpt.replay.trial import Trial, carry_out
+from ftckpt.replay.trial import Trial, Tried, carry_out, remove_left_copies
 
 from .answer import record, result, text
 from .page import write_page
@@ -47,7 +48,8 @@ CODES = {
     ExitCode.REFUSED: "--dir holds something else, or another run is at work there",
     ExitCode.NOT_FOUND: "the command, the checkpoint or the log is not there",
     ExitCode.DENIED: "--dir cannot be made or written",
-    ExitCode.NO_RESOURCE: "",
+    ExitCode.UNSAFE: "the checkpoint holds a device, a fifo or a circle of links",
+    ExitCode.NO_RESOURCE: "no room for a restart's own copy of --checkpoint, or for logs",
     ExitCode.UNSUPPORTED: "the filesystem of --dir has no locks",
 }
 
@@ -67,14 +69,16 @@ def command(
     at: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, help="Steps that the checkpoint has; else after the first save."
+            metavar="N",
+            min=0,
+            help="Kill it after step N, not its first save; with --checkpoint, its step.",
         ),
     ] = 0,
     runs: Annotated[
         int, typer.Option(metavar="N", min=1, help="How often each is run; 1 proves less.")
     ] = 2,
     checkpoint: Annotated[
-        str, typer.Option(metavar="DIR", help="Restart from this one instead of making one.")
+        str, typer.Option(metavar="DIR", help="Restart from copies of this one, never from it.")
     ] = "",
     baseline: Annotated[
         str, typer.Option(metavar="COMMAND", help="With --checkpoint: the uninterrupted training.")
@@ -125,6 +129,9 @@ def command(
         every=every,
         timeout=parse_duration(timeout, "--timeout"),
     )
+    if not directory:
+        for place in remove_left_copies(Path()):
+            invocation.say(f"removed the copy of a checkpoint that a killed run left in {place}")
     tried = carry_out(trial, invocation.say)
     judgement = tried.judgement
     invocation.report(
@@ -133,14 +140,30 @@ def command(
         at=tried.at,
         pinned={name: os.environ.get(name, value) for name, value in PINNED.items()},
         runs=[{"name": name, **asdict(outcome)} for name, outcome in tried.outcomes.items()],
+        copies=[asdict(copy) for copy in tried.copies],
+        read_only=tried.read_only,
         **record(judgement),
     )
     invocation.print(text(judgement))
+    if tried.copies:
+        invocation.print(_copies_text(checkpoint, tried))
     invocation.print(f"\nlogs and output: {folder}")
     if html:
         write_page(html, judgement)
         invocation.report(html=html)
     return result(judgement)
+
+
+def _copies_text(checkpoint: str, tried: Tried) -> str:
+    """Say how the restarts got their copies, what these cost, and how the original was kept."""
+    copies = tried.copies
+    method = {"reflink": "cloned (its blocks are shared)", "copy": "copied", "mixed": "copied"}
+    kept = "was read-only to every run" if tried.read_only else "was checked after every run"
+    return (
+        f"\n{checkpoint} {kept}; each restart had its own copy, {method[copies[0].method]}: "
+        f"{human_bytes(sum(copy.written for copy in copies))} written in "
+        f"{sum(copy.seconds for copy in copies):.1f} s, removed since"
+    )
 
 
 def _step_of(invocation: Invocation, checkpoint: str) -> int:

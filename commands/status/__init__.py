@@ -110,7 +110,7 @@ def command(
     found = status(root, surveys, now, Thresholds(expected, late, slower), second)
     if prometheus:  # before anything else can fail, or nobody reads the answer
         _write(prometheus, metrics(found))
-    kept = _kept(invocation, place, surveys, policy, now) if policy else None
+    kept = _kept(invocation, root, place, surveys, policy, now) if policy else None
     _report(invocation, found, kept)
     show(invocation, found, kept)
     if plot:
@@ -134,25 +134,23 @@ def _surveys(invocation: Invocation, root: str, now: float) -> tuple[Place, list
         UsageError: it is one checkpoint, or one step of a root.
     """
     from ftckpt import opening
-    from ftckpt.errors import NotFoundError
+    from ftckpt.candidates import nothing_known
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention import EntryClass
-    from ftckpt.retention.found import Reading
+    from ftckpt.retention.found import Reading, no_bases
     from ftckpt.status.survey import survey
 
     place = opening.locate(root, invocation.stores)
     if place.which:
         raise UsageError(f"status wants the root, not one step of it: {root}")
-    how = Reading(FORMATS, now)
+    # Nothing is dropped by what is read here, so that a delta need not be opened for its base.
+    how = Reading(FORMATS, now, bases=no_bases)
     runs = opening.open_runs(place, FORMATS)
     found = [survey(one, how, counter=invocation.counter) for one in runs]
     invocation.close()
     others = (EntryClass.FOREIGN, EntryClass.TRASH)
     if all(held.entry.entry_class in others for one in found for held in one.held):
-        raise NotFoundError(
-            f"{root} holds no checkpoint of any known format",
-            hint="name the directory whose children are the checkpoints",
-        )
+        raise nothing_known(runs[0], "name the directory whose children are the checkpoints")
     return place, found
 
 
@@ -182,21 +180,21 @@ def _second(invocation: Invocation, tier: str, urls: list[str], now: float) -> M
 
 
 def _kept(
-    invocation: Invocation, place: Place, surveys: list[Survey], policy: str, now: float
+    invocation: Invocation,
+    root: str,
+    place: Place,
+    surveys: list[Survey],
+    policy: str,
+    now: float,
 ) -> Mapping[str, bool]:
     """Return by name which entries a policy keeps, as `ftckpt gc` would plan it now."""
-    from ftckpt.commands.transfers import read_text
+    from ftckpt.commands.gc.options import policy_of_file
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.delta_bases import bases
     from ftckpt.retention import prepare
-    from ftckpt.retention.policy_file import parse_policy_file, tier_of
 
-    tiers = parse_policy_file(read_text(policy).encode(), policy)
-    chosen = tier_of(tiers, place.url, policy).policy
+    chosen = policy_of_file(policy, root)
     runs = [one.run for one in surveys if one.run is not None]
-    prepared = prepare(
-        place, FORMATS, chosen, now, bases=bases, runs=runs, counter=invocation.counter
-    )
+    prepared = prepare(place, FORMATS, chosen, now, runs=runs, counter=invocation.counter)
     invocation.close()
     return {d.entry.name: d.keep for d in prepared.plan.decisions}
 

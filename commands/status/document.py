@@ -37,6 +37,7 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
         "growth_bytes_per_day": run.growth,
         "bytes": run.nbytes,
         "counts": run.counts,
+        "leftovers": [held.entry.name for held in run.survey.leftovers],
         "free": run.survey.free,
         "tier": None
         if durable is None

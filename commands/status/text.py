@@ -51,6 +51,9 @@ def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, o
         yield "growth", f"{human_bytes(int(run.growth))} a day, where nothing is dropped"
     for entry_class, count in run.counts.items():
         yield entry_class.lower(), _amount(entry_class, count, run)
+    if run.survey.leftovers:
+        files = counted(len(run.survey.leftovers), "temporary file")
+        yield "left behind", f"{files} of killed runs of ftckpt"
     if run.survey.free is not None:
         yield "free", human_bytes(run.survey.free)
     if kept is not None:

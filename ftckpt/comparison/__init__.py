@@ -24,14 +24,27 @@ from ftckpt.transfer.gathering import Gatherer
 from .alignment import Status, Vocabulary, align
 from .arithmetic import Tolerance
 from .choice import Choice
-from .evidence import Evidence
+from .damage import Damage
+from .evidence import Evidence, RecordedEqual
+from .record_sums import ReadSums, RecordIndex, Run
 from .report import Cell, DiffReport, Summary, TensorDifference, ordered
-from .state import Field, Fields, StateDifference, compare_fields, field_of, state_tensors
+from .state import (
+    Field,
+    Fields,
+    Follows,
+    Hangs,
+    StateDifference,
+    compare_fields,
+    field_of,
+    mark_layout,
+    state_tensors,
+)
 from .tensors import Reading, compare_tensors
 
 __all__ = [
-    "Cell", "Choice", "DiffReport", "Evidence", "Field", "Fields", "Reading", "StateDifference",
-    "Status", "Summary", "TensorDifference", "Tolerance", "Vocabulary", "compare",
+    "Cell", "Choice", "DiffReport", "Evidence", "Field", "Fields", "Follows", "Hangs", "Reading",
+    "StateDifference", "Status", "Summary", "TensorDifference", "Tolerance", "Vocabulary",
+    "compare",
 ]  # fmt: skip
 
 _ALL = Choice()
@@ -44,6 +57,7 @@ def compare(
     *,
     fields: Fields,
     vocabulary: Vocabulary,
+    hangs: Hangs = lambda _: None,
     choice: Choice = _ALL,
     counter: Counter = NULL,
 ) -> DiffReport:
@@ -55,8 +69,12 @@ def compare(
         reading: how.
         fields: reads the non-tensor state of a checkpoint.
         vocabulary: what is known of padding rows.
+        hangs: says which fields of the non-tensor state follow the grid of ranks.
         choice: which part.
         counter: is told of the bytes of one side.
+
+    Records whose CRC-32 is another than their writer recorded are findings (4), also where both
+    checkpoints are damaged alike.
 
     Raises:
         NotFoundError: neither has anything of a component or a name that was asked for.
@@ -67,11 +85,15 @@ def compare(
     small = [state_tensors(content) for content in (ours, theirs)]
     aside = keys & frozenset(_small_on_both(ours, theirs, small))
     pairs = align(ours, theirs, keys - aside, vocabulary, by_value=reading.tolerance is not None)
-    done = compare_tensors(ours, theirs, list(pairs), reading, counter)
+    both = ours.checkpoint, theirs.checkpoint
+    indexes = RecordIndex(both[0]), RecordIndex(both[1])
+    sums = ReadSums(indexes[0]), ReadSums(indexes[1])
+    recorded = RecordedEqual(*both, indexes)
+    done = compare_tensors(ours, theirs, list(pairs), reading, recorded, sums, counter)
     findings = list(done.findings)
     held: list[list[Field]] = [[], []]
     whole = not any(_wrong(side.checkpoint) for side in (ours, theirs))
-    for content, names, into in zip((ours, theirs), small, held, strict=True):
+    for content, names, into, read_of in zip((ours, theirs), small, held, sums, strict=True):
         wanted = {key: name for key, name in names.items() if key in aside}
         more = fields(content.checkpoint) if choice.state else ()
         read = {*wanted, *(content.objects if choice.state else ())}
@@ -79,7 +101,7 @@ def compare(
         with reading_ahead(
             content.checkpoint, places, reading.limiter, upon=False, jobs=reading.jobs
         ):
-            for found in chain(_small_tensors(content, wanted, reading), more):
+            for found in chain(_small_tensors(content, wanted, reading, read_of), more):
                 if isinstance(found, Field):
                     into.append(found)
                 else:
@@ -89,6 +111,7 @@ def compare(
     # What one side could not read is not missing there.
     state = [d for d in differences if whole or d.status is Status.DIFFERENT]
     passed = len(state) < len(differences)
+    state = mark_layout(state, hangs, other_grid=_other_grid(*both))
     lost: list[Finding] = []
     for side in (ours, theirs):
         if passed or _lacks(side, keys):
@@ -98,6 +121,10 @@ def compare(
             held_in = {extent.file for extent, *_ in side.checkpoint.holdings()}
             lost += _lost(side, held_in)
     findings = [*lost, *findings]
+    damage = Damage(both, indexes, sums, reading)
+    changed = any(one.status is Status.DIFFERENT for one in state)
+    sealed = list(recorded.sealed_objects()) if changed else []
+    findings += damage.find(findings, done.contradicted, sealed, state=choice.state)
     findings += _changed_meanwhile(ours.checkpoint)
     findings += _changed_meanwhile(theirs.checkpoint)
     return DiffReport(
@@ -108,12 +135,22 @@ def compare(
         cells=done.summaries.cells,
         state=state,
         state_fields=len({field.name for side in held for field in side}),
+        layout_counts=choice.layout,
         evidence=dict(done.evidence),
         true_vocab_rows=vocabulary.true_rows,
-        bytes_read=done.bytes_read,
+        bytes_read=done.bytes_read + damage.bytes_read,
         findings=findings,
         seconds=time.monotonic() - began,
     )
+
+
+def _other_grid(one: Checkpoint, other: Checkpoint) -> bool:
+    """Say whether two checkpoints are known to be of other grids of ranks."""
+    pairs = (
+        (getattr(one.topology, name), getattr(other.topology, name))
+        for name in ("world_size", "tp", "pp", "dp", "ep")
+    )
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def _lacks(content: Content, keys: Collection[str]) -> bool:
@@ -152,23 +189,26 @@ def _small_on_both(
 
 
 def _small_tensors(
-    content: Content, names: Mapping[str, str], reading: Reading
+    content: Content, names: Mapping[str, str], reading: Reading, sums: ReadSums
 ) -> Iterator[Field | FtckptError]:
     """Yield the tensors that are compared as fields, in order."""
-    gatherer = Gatherer(content.checkpoint, reading.limiter)
+    gatherer = Gatherer(content.checkpoint, reading.limiter, sums)
 
-    def read(key: str) -> tuple[str, Field | FtckptError]:
+    def read(key: str) -> tuple[str, Field | FtckptError, Sequence[Run]]:
         shard = content.whole(key)
         data = bytearray(shard.nbytes)
         try:
             gatherer.fill(shard, 0, shard.numel, memoryview(data))
         except FtckptError as error:
             error.tensor = error.tensor or key
-            return key, error
-        return key, field_of(names[key], content.tensors[key], bytes(data))
+            return key, error, sums.drain()
+        return key, field_of(names[key], content.tensors[key], bytes(data)), sums.drain()
 
+    found: dict[str, Field | FtckptError] = {}
     try:
-        found = dict(run(names, read, jobs=reading.jobs, executor=reading.executor))
+        for key, one, runs in run(names, read, jobs=reading.jobs, executor=reading.executor):
+            found[key] = one
+            sums.take(runs)
     finally:
         gatherer.close()
     yield from (found[key] for key in names)

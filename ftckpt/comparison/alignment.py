@@ -15,6 +15,7 @@ class Status(StrEnum):
     """How one tensor, or one field of other state, of two checkpoints compares."""
 
     EQUAL = "equal"
+    RECORDED = "recorded as equal"  # what is recorded of both says so; not read
     CLOSE = "close"  # other bits, within the tolerances
     DIFFERENT = "different"
     MISSING = "missing"  # only the first has it

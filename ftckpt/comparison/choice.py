@@ -22,10 +22,12 @@ class Choice(NamedTuple):
         components: names of components or of parts of the optimizer (`exp_avg`), or `state` for
             what is no tensor.
         tensors: patterns of keys, `*` for any text. With patterns the other state is left out.
+        layout: whether state that follows the grid of ranks counts as a difference.
     """
 
     components: Sequence[str] = ()
     tensors: Sequence[str] = ()
+    layout: bool = False
 
     @property
     def state(self) -> bool:

@@ -1,4 +1,7 @@
-"""Which tensors are known to be equal without reading them, and by what.
+"""Which tensors are recorded as equal, and by what.
+
+What is recorded is what was written, and not what the disk holds now: it saves reading only where
+the user says so, and contradicts what was read where that is damaged.
 
 A digest of a tensor says so whatever the layout. Else only pieces that lie in the same files at the
 same places are asked about: what a manifest or a CRC-32 covers is bytes of a file, and says nothing
@@ -8,16 +11,18 @@ of a tensor that is divided otherwise.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 
 from ftckpt import manifest
-from ftckpt.checkpoint import Checkpoint, Piece, Record
+from ftckpt.checkpoint import Checkpoint, Piece
 from ftckpt.digest import BLOCK
 from ftckpt.errors import FtckptError
+from ftckpt.extents import Extent
 from ftckpt.manifest import FileDigest, Manifest
+
+from .record_sums import RecordIndex
 
 
 class Evidence(StrEnum):
@@ -31,16 +36,20 @@ class Evidence(StrEnum):
     HEADERS = "headers"  # names, shapes and types alone
 
 
-class KnownEqual:
+class RecordedEqual:
     """Asks the recorded digests, the manifests and the recorded CRC-32s of two checkpoints.
 
     Args:
         ours: the first, opened.
         theirs: the second.
+        records: of both, by place.
     """
 
-    def __init__(self, ours: Checkpoint, theirs: Checkpoint) -> None:
+    def __init__(
+        self, ours: Checkpoint, theirs: Checkpoint, records: tuple[RecordIndex, RecordIndex]
+    ) -> None:
         self._ours, self._theirs = ours, theirs
+        self._records = records
 
     def evidence(self, key: str, other: str) -> Evidence | None:
         """Return what says that a tensor of the first is one of the second; None where nothing.
@@ -60,16 +69,25 @@ class KnownEqual:
         )
         if not one or [_geometry(p) for p in one] != [_geometry(p) for p in two]:
             return None
-        if [p.extent for p in one] == [p.extent for p in two] and self._sealed_equal(one):
+        places = [piece.extent for piece in one]
+        if places == [piece.extent for piece in two] and self._sealed_equal(places):
             return Evidence.MANIFEST
         if self._ours.format == self._theirs.format and self._sums_equal(one, two):
             return Evidence.CRC32
         return None
 
-    def _sealed_equal(self, pieces: list[Piece]) -> bool:
+    def sealed_objects(self) -> Iterator[str]:
+        """Yield the names of objects whose bytes are the same by both manifests."""
+        for name, info in self._ours.objects.items():
+            other = self._theirs.objects.get(name)
+            same = other is not None and info.extent == other.extent
+            if same and self._sealed_equal([info.extent]):
+                yield name
+
+    def _sealed_equal(self, extents: list[Extent]) -> bool:
         if None in self._manifests:
             return False
-        for extent in (piece.extent for piece in pieces):
+        for extent in extents:
             files = [self._files[side].get(extent.file) for side in (0, 1)]
             if files[0] is None or files[1] is None or files[0].size != files[1].size:
                 return False
@@ -79,10 +97,10 @@ class KnownEqual:
         return True
 
     def _sums_equal(self, ours: list[Piece], theirs: list[Piece]) -> bool:
-        one, two = self._sums
+        one, two = self._records
         for mine, other in zip(ours, theirs, strict=True):
-            recorded = list(one.within(mine))
-            if not recorded or recorded != list(two.within(other)):
+            recorded = list(_within(one, mine))
+            if not recorded or recorded != list(_within(two, other)):
                 return False
             if any(crc is None for *_, crc in recorded):
                 return False
@@ -106,10 +124,6 @@ class KnownEqual:
         assert second is not None
         return _as_listed(self._ours, first), _as_listed(self._theirs, second)
 
-    @cached_property
-    def _sums(self) -> tuple[_Sums, _Sums]:
-        return _Sums(self._ours), _Sums(self._theirs)
-
 
 def _geometry(piece: Piece) -> tuple[object, ...]:
     return piece.box, piece.flat, piece.strides, piece.packed, piece.first, piece.extent.length
@@ -128,33 +142,20 @@ def _as_listed(checkpoint: Checkpoint, sealed: Manifest) -> Mapping[str, FileDig
     return {f.path: f for f in sealed.files if f.path in entries and entries[f.path].size == f.size}
 
 
-class _Sums:
-    """The CRC-32s that a checkpoint's writer recorded, by place."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        held: dict[str, list[Record]] = defaultdict(list)
-        try:
-            for record in checkpoint.records():
-                held[record.extent.file].append(record)
-        except FtckptError:
-            held.clear()  # damaged around the records: reading will say where
-        self._records = {file: sorted(rs, key=lambda r: r.extent) for file, rs in held.items()}
-        self._starts = {f: [r.extent.offset for r in rs] for f, rs in self._records.items()}
-
-    def within(self, piece: Piece) -> Iterator[tuple[object, int, object, int | None]]:
-        """Yield place, length and CRC-32 of every record in a piece's bytes, or around them."""
-        _, offset, _ = piece.extent
-        records = self._records.get(piece.extent.file, [])
-        first = bisect_left(self._starts.get(piece.extent.file, []), offset)
-        # A storage that several tensors share begins before the later ones.
-        while first and records[first - 1].extent.end > offset:
-            first -= 1
-        for record in records[first:]:
-            if record.extent.offset >= piece.extent.end:
-                return
-            yield (
-                (record.extent.offset - offset, record.inner),
-                record.extent.length,
-                record.transforms,
-                record.crc32,
-            )
+def _within(index: RecordIndex, piece: Piece) -> Iterator[tuple[object, int, object, int | None]]:
+    """Yield place, length and CRC-32 of every record in a piece's bytes, or around them."""
+    _, offset, _ = piece.extent
+    records = index.records.get(piece.extent.file, ())
+    first = bisect_left(index.starts.get(piece.extent.file, ()), offset)
+    # A storage that several tensors share begins before the later ones.
+    while first and records[first - 1].extent.end > offset:
+        first -= 1
+    for record in records[first:]:
+        if record.extent.offset >= piece.extent.end:
+            return
+        yield (
+            (record.extent.offset - offset, record.inner),
+            record.extent.length,
+            record.transforms,
+            record.crc32,
+        )

@@ -24,6 +24,7 @@ from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.gathering import Gatherer
 
 from .arithmetic import Tally, Tolerance, measure, unchanged
+from .record_sums import ReadSums, Run
 
 _TASK = 32 << 20  # bytes of a tensor compared by one task
 _BATCH, _TOGETHER = 2 << 20, 256  # bytes and number of small tensors compared by one task
@@ -76,6 +77,7 @@ class _Done(NamedTuple):
     nbytes: int
     equal: list[tuple[int, int]]
     error: FtckptError | None = None
+    runs: Sequence[Sequence[Run]] = ()  # what was read of each checkpoint
 
 
 class Readers:
@@ -84,12 +86,23 @@ class Readers:
     Args:
         ours: the first.
         theirs: the second.
+        sums: sum up what is read of the two.
         limiter: bounds the rate of reading, of both together.
     """
 
-    def __init__(self, ours: Content, theirs: Content, limiter: RateLimit | None = None) -> None:
+    def __init__(
+        self,
+        ours: Content,
+        theirs: Content,
+        sums: Sequence[ReadSums],
+        limiter: RateLimit | None = None,
+    ) -> None:
         checkpoints = ours.checkpoint, theirs.checkpoint
-        self._sides = tuple(Gatherer(one, limiter) for one in checkpoints)
+        self._sums = sums
+        self._sides = tuple(
+            Gatherer(one, limiter, observer)
+            for one, observer in zip(checkpoints, sums, strict=True)
+        )
         self._block = max(size_for(one.source.store) for one in checkpoints)
         self._checkpoints = checkpoints
 
@@ -133,6 +146,8 @@ class Readers:
                     result.tally.add(done.tally)
                     result.equal += done.equal
                     result.error = result.error or done.error
+                    for sums, runs in zip(self._sums, done.runs, strict=False):
+                        sums.take(runs)
                     counter.add(done.nbytes)
 
         def wanted() -> Iterator[Sequence[_Part]]:
@@ -180,9 +195,11 @@ class Readers:
 
     def _try(self, part: _Part, tolerance: Tolerance | None) -> _Done:
         try:
-            return self._norm(part) if part.equal else self._compare(part, tolerance)
+            done = self._norm(part) if part.equal else self._compare(part, tolerance)
         except FtckptError as error:
-            return _Done(part.work.name, Tally(), 0, [], error)
+            done = _Done(part.work.name, Tally(), 0, [], error)
+        runs = [sums.drain() for sums in self._sums]
+        return done if part.equal else done._replace(runs=runs)  # else it was summed up before
 
     def _compare(self, part: _Part, tolerance: Tolerance | None) -> _Done:
         (one, ours), (two, theirs) = part.work.ours, part.work.theirs

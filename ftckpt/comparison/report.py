@@ -79,8 +79,10 @@ class Summary:
         counts: of them, by `Status`.
         elements: of those compared.
         changed: elements with other bits.
-        max_abs: largest absolute difference of floating-point elements.
-        relative_l2: of all the floating-point tensors that changed, taken as one.
+        max_abs: largest absolute difference, of integers too; None where elements changed and none
+            of them has a value (raw bits).
+        relative_l2: of all the floating-point tensors that changed, taken as one; None where
+            elements changed and all of them are integers or raw bits.
     """
 
     name: str
@@ -88,8 +90,8 @@ class Summary:
     counts: Mapping[str, int]
     elements: int
     changed: int
-    max_abs: float
-    relative_l2: float
+    max_abs: float | None
+    relative_l2: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Cell:
 
     layer: str
     part: str
-    relative_l2: float
+    relative_l2: float | None
     changed: float
 
 
@@ -115,12 +117,14 @@ class DiffReport:
 
     Attributes:
         total: all tensors.
-        tensors: those that are not equal, by relative change, the largest first.
+        tensors: those that are not equal, by relative change, the largest first; those that are
+            only recorded as equal come last.
         components: in the order of the first checkpoint.
         layers: in natural order.
         cells: layer by component, where anything was compared.
-        state: fields of other state that differ.
+        state: fields of other state that differ, those too that follow the grid of ranks.
         state_fields: how many fields were compared.
+        layout_counts: whether those that follow the grid count as differences.
         evidence: number of tensors by what the verdict about them rests on.
         true_vocab_rows: rows of a vocabulary that are no padding, where known.
         bytes_read: of both checkpoints.
@@ -135,6 +139,7 @@ class DiffReport:
     cells: Sequence[Cell]
     state: Sequence[StateDifference]
     state_fields: int
+    layout_counts: bool
     evidence: Mapping[str, int]
     true_vocab_rows: int | None
     bytes_read: int
@@ -143,9 +148,14 @@ class DiffReport:
 
     @property
     def code(self) -> ExitCode:
-        """OK where all that was compared is equal or close, else the worst of what was found."""
-        close = (Status.EQUAL, Status.CLOSE)
-        differs = any(status not in close for status in self.total.counts) or bool(self.state)
+        """OK where all that was compared is equal or close, else the worst of what was found.
+
+        What is recorded as equal and was not read counts as equal: the caller said so.
+        """
+        same = (Status.EQUAL, Status.CLOSE, Status.RECORDED)
+        counted = self.layout_counts or not all(one.layout for one in self.state)
+        differs = any(status not in same for status in self.total.counts)
+        differs = differs or (bool(self.state) and counted)
         codes = [finding.code for finding in self.findings]
         return worst([*codes, ExitCode.DIFFERENT if differs else ExitCode.OK])
 
@@ -274,31 +284,38 @@ class _Sum:
         self.counts: Counter[str] = Counter()
         self.elements = 0
         self.changed = 0
+        self.max_abs: float | None = None
         self.tally = Tally()
 
     def add(self, tensor: TensorDifference, tally: Tally | None) -> None:
         self.counts[tensor.status] += 1
         self.elements += tensor.elements
         self.changed += tensor.changed or 0
-        # A counter among the buffers would be larger than all weights together.
+        if tensor.max_abs is not None:
+            self.max_abs = max(self.max_abs or 0, tensor.max_abs)
+        # A counter among the buffers would have a larger norm than all weights together.
         floats = DTYPES[tensor.dtype_a or ""].family in ("float", "complex") if tally else False
         if tally is not None and tally.changed and floats:
             self.tally.add(tally)
 
     def summary(self) -> Summary:
-        tally = self.tally
+        nothing = None if self.changed else 0.0
+        relative = self.tally.relative if self.tally.elements else nothing
         return Summary(
             self.name, self.counts.total(), dict(self.counts), self.elements, self.changed,
-            tally.max_abs, tally.relative or 0.0,
+            nothing if self.max_abs is None else self.max_abs, relative,
         )  # fmt: skip
 
 
 def ordered(tensors: Iterable[TensorDifference]) -> list[TensorDifference]:
-    """Return tensors by relative change, what has none first: it is another tensor altogether."""
+    """Return tensors by relative change, what has none first: it is another tensor altogether.
+
+    Tensors that are recorded as equal come last.
+    """
     infinite = float("inf")
 
-    def rank(tensor: TensorDifference) -> tuple[float, str]:
-        relative = tensor.relative_l2
-        return (-(infinite if relative is None else relative), tensor.key)
+    def rank(tensor: TensorDifference) -> tuple[bool, float, str]:
+        relative, recorded = tensor.relative_l2, tensor.status is Status.RECORDED
+        return (recorded, -(infinite if relative is None else relative), tensor.key)
 
     return sorted(tensors, key=rank)

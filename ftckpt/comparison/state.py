@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
@@ -25,12 +26,15 @@ class Field(NamedTuple):
         rank: whose it is, where each rank has its own.
         shown: the value in a few words.
         digest: the same for equal values, and for no others.
+        form: what its value plainly is: `integer`, `number`, `text` (also True and None), or a
+            generator's state: `rng-python`, `rng-numpy`, `rng-torch`; "" for anything else.
     """
 
     name: str
     rank: int | None
     shown: str
     digest: bytes
+    form: str = ""
 
 
 Fields = Callable[[Checkpoint], Iterable[Field | FtckptError]]
@@ -38,6 +42,14 @@ Fields = Callable[[Checkpoint], Iterable[Field | FtckptError]]
 
 How state is stored is the formats' knowledge.
 """
+
+
+class Follows(StrEnum):
+    """How a field of other state hangs on the grid of ranks."""
+
+    GRID = "grid"  # it says what the grid is, or which rank of it
+    STORAGE = "storage"  # it says how the state is cut and stored, on any grid
+    ACROSS = "across"  # it is another where the grid is another, and there alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,8 @@ class StateDifference:
         status: different, missing or added.
         a: the first value in a few words, None where there is none.
         b: the second.
+        layout: whether it must differ, because the two lie on other grids of ranks, or are stored
+            in another way.
     """
 
     name: str
@@ -62,6 +76,31 @@ class StateDifference:
     status: Status
     a: str | None
     b: str | None
+    layout: bool = False
+
+
+Hangs = Callable[[StateDifference], "Follows | None"]
+"""Says how a field that differs hangs on the grid; names are the formats' knowledge."""
+
+
+def mark_layout(
+    differences: Iterable[StateDifference], hangs: Hangs, *, other_grid: bool
+) -> list[StateDifference]:
+    """Return the differences, with those marked that must differ between the two layouts.
+
+    Args:
+        differences: of `compare_fields`.
+        hangs: how each hangs on the grid.
+        other_grid: whether the two are known to lie on other grids; a field that says what the
+            grid is shows it too.
+    """
+    known = [(one, hangs(one)) for one in differences]
+    other_grid = other_grid or any(follows is Follows.GRID for _, follows in known)
+    always = (Follows.GRID, Follows.STORAGE)
+    return [
+        replace(one, layout=follows in always or (other_grid and follows is Follows.ACROSS))
+        for one, follows in known
+    ]
 
 
 _RATES = re.compile(
@@ -153,7 +192,7 @@ def _difference(name: str, rank: int | None, a: Field | None, b: Field | None) -
         # What is alike in a few words is told apart by what it is compared by.
         shown = [f"{field.shown} #{field.digest.hex()[:8]}" for field in (a, b)]
     key, title = about(name)
-    return StateDifference(name, key, title, rank, status, *shown)
+    return StateDifference(name, key, title, rank, status, shown[0], shown[1])
 
 
 def _by_name(fields: Iterable[Field]) -> dict[str, dict[int | None, Field]]:

@@ -1,4 +1,4 @@
-"""The tensors of two checkpoints: what is known of each without reading, and what reading shows."""
+"""The tensors of two checkpoints: what headers and records say of each, and what reading shows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from ftckpt.transfer.content import Content
 
 from .alignment import Pair, Side, Status, shards
 from .arithmetic import Tally, Tolerance
-from .evidence import Evidence, KnownEqual
+from .evidence import Evidence, RecordedEqual
 from .reading import Found, Readers, Work
+from .record_sums import ReadSums
 from .report import Summaries, TensorDifference, difference
 
 # So many tensors that cannot be reached mean that the storage is gone.
@@ -33,7 +34,7 @@ class Reading:
 
     Attributes:
         tolerance: which differences are none; None compares bits.
-        full: read what digests or CRC-32s show to be equal, too.
+        trust_recorded: do not read what recorded digests or CRC-32s say to be equal.
         jobs: number of threads.
         forks: number of copies of this process instead (`affording.affordable_forks`).
         executor: where to run instead of either.
@@ -41,7 +42,7 @@ class Reading:
     """
 
     tolerance: Tolerance | None = None
-    full: bool = False
+    trust_recorded: bool = False
     jobs: int = 1
     forks: int = 0
     executor: Executor | None = None
@@ -58,6 +59,8 @@ class Compared:
         evidence: number of tensors by what their verdict rests on.
         bytes_read: of both checkpoints.
         findings: what could not be read.
+        contradicted: keys of the source tensors that differ although what is recorded of both says
+            that they are equal: one of the two is damaged.
     """
 
     tensors: list[TensorDifference] = field(default_factory=list)
@@ -65,6 +68,7 @@ class Compared:
     evidence: Count[str] = field(default_factory=Count)
     bytes_read: int = 0
     findings: list[Finding] = field(default_factory=list)
+    contradicted: list[tuple[str, str]] = field(default_factory=list)
 
 
 class _Verdict(NamedTuple):
@@ -79,6 +83,8 @@ def compare_tensors(
     theirs: Content,
     pairs: Collection[Pair],
     reading: Reading,
+    recorded: RecordedEqual,
+    sums: tuple[ReadSums, ReadSums],
     counter: Counter = NULL,
 ) -> Compared:
     """Compare every pair.
@@ -88,16 +94,18 @@ def compare_tensors(
         theirs: the second.
         pairs: of `alignment.align`.
         reading: how.
+        recorded: knows what is recorded as equal.
+        sums: sum up what is read of the two.
         counter: is told of the bytes of one side.
 
     Raises:
         UnavailableError: the storage does not answer.
     """
-    plan = _Plan(ours, theirs, KnownEqual(ours.checkpoint, theirs.checkpoint), reading)
+    plan = _Plan(ours, theirs, recorded, reading)
     for pair in pairs:
         plan.add(pair)
     counter.start("comparing", sum(work.ours[1].nbytes for work in plan.works.values()))
-    readers = Readers(ours, theirs, reading.limiter)
+    readers = Readers(ours, theirs, sums, reading.limiter)
     with ExitStack() as stack:
         stack.callback(readers.close)
         for second, content in enumerate((ours, theirs) if plan.works else ()):
@@ -126,6 +134,8 @@ def compare_tensors(
             done.tensors.append(tensor)
         if verdict.error is not None:
             done.findings.append(from_error(verdict.error, tensor=pair.key))
+        if verdict.tally is not None and verdict.tally.changed:
+            done.contradicted += plan.contradicted(pair)
     done.bytes_read = sum(
         plan.works[name].ours[1].nbytes + plan.works[name].theirs[1].nbytes
         for name, result in found.items()
@@ -146,10 +156,12 @@ def _keys(works: Iterable[Work], second: bool) -> Iterator[str]:
 class _Plan:
     """What must be read, and what is known of the rest."""
 
-    def __init__(self, ours: Content, theirs: Content, known: KnownEqual, reading: Reading) -> None:
+    def __init__(
+        self, ours: Content, theirs: Content, recorded: RecordedEqual, reading: Reading
+    ) -> None:
         self.works: dict[str, Work] = {}
         self._contents = ours, theirs
-        self._known = known
+        self._recorded = recorded
         self._reading = reading
         self._verdicts: dict[str, _Verdict] = {}
         self._first: dict[tuple[str, str, int | None], str] = {}  # of tensors with two names
@@ -178,11 +190,21 @@ class _Plan:
             if gap is not None:
                 self._verdicts[pair.key] = _Verdict(Status.UNREAD, Evidence.HEADERS, error=gap)
                 return
-        known = self._without_reading(pair, owners)
-        if known is not None:
-            self._verdicts[pair.key] = _Verdict(Status.EQUAL, known)
+        if 0 in pair.either.shape:
+            self._verdicts[pair.key] = _Verdict(Status.EQUAL, Evidence.HEADERS)
+            return
+        recorded = self._as_recorded(pair)[0] if self._reading.trust_recorded else None
+        if recorded is not None:
+            self._verdicts[pair.key] = _Verdict(Status.RECORDED, recorded)
         else:
             self._plan(pair.key, pair.ours, pair.theirs, pair.rows)
+
+    def contradicted(self, pair: Pair) -> Iterator[tuple[str, str]]:
+        """Yield the source's tensors of a pair that differs although it is recorded as equal."""
+        if pair.key in self.works:
+            recorded, keys = self._as_recorded(pair)
+            if recorded is not None:
+                yield keys
 
     def verdict(self, pair: Pair, found: dict[str, Found]) -> _Verdict:
         """Return what became of a pair."""
@@ -229,18 +251,18 @@ class _Plan:
                 message = f"{copy.key} in {content.checkpoint.source.url}: {gap.message}"
                 yield CorruptError(message, kind=gap.kind, tensor=side.key)
 
-    def _without_reading(self, pair: Pair, owners: tuple[str, str]) -> Evidence | None:
-        one, two = pair.either, pair.theirs and pair.theirs.wanted
-        assert two is not None
-        if 0 in one.shape:
-            return Evidence.HEADERS
-        if self._reading.full or (one.dtype, one.shape) != (two.dtype, two.shape):
-            return None
-        sources = [
-            content.tensors[owner].copies[0].key
-            for content, owner in zip(self._contents, owners, strict=True)
-        ]
-        return self._known.evidence(sources[0], sources[1])
+    def _as_recorded(self, pair: Pair) -> tuple[Evidence | None, tuple[str, str]]:
+        """Return what records a pair as equal, if anything, and its keys in the two sources."""
+        assert pair.ours is not None
+        assert pair.theirs is not None
+        one, two = (
+            self._contents[side.second].tensors[self._owner(side)]
+            for side in (pair.ours, pair.theirs)
+        )
+        keys = one.copies[0].key, two.copies[0].key
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            return None, keys
+        return self._recorded.evidence(*keys), keys
 
 
 def _require_storage(found: dict[str, Found]) -> None:

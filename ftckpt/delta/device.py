@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftckpt.errors import UsageError
+from ftckpt.transfer.device import torch_device
 
 from .blocks import Form
 
@@ -23,26 +23,14 @@ class Device:
     """A device that cuts blocks; may be used from many threads.
 
     Args:
-        name: as torch spells it.
+        name: `cpu`, `cuda` or `cuda:N`.
 
     Raises:
-        UsageError: torch is not installed, or has no such device.
+        UsageError, NoResourceError: see `ftckpt.transfer.device.torch_device`.
     """
 
     def __init__(self, name: str) -> None:
-        try:
-            import torch
-        except ModuleNotFoundError:
-            raise UsageError(
-                f"the device {name} needs torch, which is not installed",
-                hint="leave the device out, or install torch",
-            ) from None
-        try:
-            self._device = torch.device(name)
-            torch.empty(1, device=self._device)
-        except (RuntimeError, AssertionError) as error:  # the latter without CUDA support
-            why = str(error).partition("\n")[0]
-            raise UsageError(f"torch cannot use the device {name}: {why}") from None
+        self._device = torch_device(name)
 
     def cutter(
         self, values: Array, reference: Array | None, form: Form, joined: int
@@ -103,11 +91,10 @@ def device_named(name: str) -> Device | None:
     """Return the device of a name; None for `cpu`, which needs no torch.
 
     Args:
-        name: `cpu`; `cuda`, `cuda:1` or whatever torch knows; or `auto` for CUDA where there is
-            some, else the processor.
+        name: `cpu`, `cuda` or `cuda:N`; or `auto` for CUDA where there is some, else the processor.
 
     Raises:
-        UsageError: torch is not installed, or has no such device.
+        UsageError, NoResourceError: see `ftckpt.transfer.device.torch_device`.
     """
     if name == "auto":
         try:

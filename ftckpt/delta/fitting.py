@@ -16,6 +16,7 @@ from .predictions import (
     ADAMW,
     CASTS,
     DRIFT,
+    MOMENTUM,
     SCALED,
     SECOND_MOMENT,
     Need,
@@ -34,6 +35,7 @@ class Settings(NamedTuple):
         beta1, beta2, eps: AdamW's.
         lr, weight_decay: at the target's step; None where not known.
         step: the optimizer's own count at the target; None where not known.
+        momentum: SGD's; None where not known.
         distance: steps from the base to the target; None where not known.
     """
 
@@ -43,6 +45,7 @@ class Settings(NamedTuple):
     lr: float | None = None
     weight_decay: float | None = None
     step: int | None = None
+    momentum: float | None = None
     distance: int | None = None
 
 
@@ -84,6 +87,8 @@ def _fits(kind: Kind, values: Array, sampled: Sampled, settings: Settings) -> It
         yield from _first_moment(settings)
     elif kind is Kind.EXP_AVG_SQ:
         yield from _second_moment(values, own, sampled, settings)
+    elif kind is Kind.OTHER and settings.momentum:
+        yield Fit(SCALED, (settings.momentum,))
     elif kind in (Kind.PARAM, Kind.MASTER):
         yield from _weights(values, own, sampled, settings)
 
@@ -123,6 +128,9 @@ def _weights(values: Array, own: Array, sampled: Sampled, settings: Settings) ->
     held = {need: array.view("<f4").astype("f8") for need, array in sampled.items()}
     m0, v0 = (held.get(Need(kind, Side.BASE)) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
     m1, v1 = (held.get(Need(kind, Side.TARGET)) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
+    b0, b1 = (held.get(need) for need in MOMENTUM.needs[1:])
+    if b0 is not None and b1 is not None:
+        yield from _momentum(now, before, b0, b1, settings)
     if m1 is None or v1 is None:
         return
     eps, step = settings.eps, settings.step
@@ -141,6 +149,20 @@ def _weights(values: Array, own: Array, sampled: Sampled, settings: Settings) ->
         found = _least_squares(now - before, m1 / (np.sqrt(v1) + eps), m0 / (np.sqrt(v0) + eps))
         if found is not None:
             yield Fit(DRIFT, (*found, eps))
+
+
+def _momentum(now: Array, before: Array, b0: Array, b1: Array, settings: Settings) -> Iterator[Fit]:
+    """Yield fits of SGD: by the learning rate, plain and Nesterov's, and by both buffers."""
+    if settings.lr is not None and settings.distance in (None, 1):
+        yield Fit(MOMENTUM, (1.0, -settings.lr, 0.0))
+        if settings.momentum is not None:
+            # The gradient is b1 - momentum * b0, and the step goes along it and the buffer.
+            ahead = 1 + settings.momentum
+            kept = settings.lr * settings.momentum
+            yield Fit(MOMENTUM, (1.0, -settings.lr * ahead, kept))
+    found = _least_squares(now - before, b1, b0)
+    if found is not None:
+        yield Fit(MOMENTUM, (1.0, *found))
 
 
 def _least_squares(wanted: Array, one: Array, other: Array) -> tuple[float, float] | None:

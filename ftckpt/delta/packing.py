@@ -18,7 +18,7 @@ from ftckpt.registry import Format
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer import changes
 from ftckpt.transfer.building import build, commit_bytes, digest_of_bytes
-from ftckpt.transfer.carrying import manifest_of, require_sound
+from ftckpt.transfer.carrying import forgetting_failures, manifest_of, require_sound
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.local_staging import LocalStaging
@@ -122,7 +122,7 @@ def pack(
         opened = result.open(staging.source(commit))
         proof: Proof | None = None
         if options.proof:
-            with _blaming(sources):
+            with _blaming(sources), forgetting_failures(staging):
                 proof = prove(
                     Content.of(target.checkpoint),
                     opened,

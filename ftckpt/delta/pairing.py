@@ -11,10 +11,11 @@ from .blocks import BLOCK
 from .words import word_count, words_of
 
 _HELPERS = {
-    Kind.PARAM: (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ),
-    Kind.MASTER: (Kind.EXP_AVG, Kind.EXP_AVG_SQ),
+    Kind.PARAM: (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.OTHER),
+    Kind.MASTER: (Kind.EXP_AVG, Kind.EXP_AVG_SQ, Kind.OTHER),
     Kind.EXP_AVG_SQ: (Kind.EXP_AVG,),
 }
+_BUFFER = ".momentum_buffer"  # torch's SGD keeps it under the parameter's name
 _TRAINED = ("model", "optimizer")  # components that one optimizer's rule ties together
 
 
@@ -64,7 +65,7 @@ def pair(
     places = {
         (family(info), info.kind): number
         for number, info in enumerate(tensors)
-        if info.dtype.name == "float32"
+        if info.dtype.name == "float32" and (info.kind is not Kind.OTHER or is_momentum(info))
     }
     pairs = []
     for info in tensors:
@@ -82,4 +83,10 @@ def pair(
 
 def family(info: TensorInfo) -> tuple[str, str]:
     """Return what the tensors of one parameter have in common, and no others."""
-    return ("" if info.component in _TRAINED else info.component, info.name)
+    name = info.name.removesuffix(_BUFFER) if is_momentum(info) else info.name
+    return ("" if info.component in _TRAINED else info.component, name)
+
+
+def is_momentum(info: TensorInfo) -> bool:
+    """Say whether a tensor is the momentum buffer of a parameter."""
+    return info.component == "optimizer" and info.name.endswith(_BUFFER)

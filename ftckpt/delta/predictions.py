@@ -9,11 +9,12 @@ the processor's choice), so that a prediction that holds one is not used.
     second-moment  g = (m1 - m0) / s + m0;  p = x0 * c + (g * g) * k
     adamw          p = x0 * d + (m1 * a) / (sqrt(v1) / r + e)
     drift          p = x0 + (m1 * a) / (sqrt(v1) + e) + (m0 * b) / (sqrt(v0) + e)
+    momentum       p = x0 * d + (b1 * a) + (b0 * b)
     cast-T         p = the master, rounded to nearest even, for T of bfloat16, float16, float32
 
 x0 is the tensor itself in the base; m and v are the first and second moment, 0 in the base and 1 in
-the target. second-moment and adamw are torch's AdamW one step on (`torch/optim/adamw.py`); drift is
-what is left of it after several.
+the target; b is the momentum buffer of torch's SGD (`torch/optim/sgd.py`). second-moment and adamw
+are torch's AdamW one step on (`torch/optim/adamw.py`); drift is what is left of it after several.
 """
 
 from __future__ import annotations
@@ -170,6 +171,19 @@ def _drift(arrays: Sequence[Array], numbers: Sequence[float], out: Array) -> Non
         np.add(result, step, out=result)
 
 
+def _momentum(arrays: Sequence[Array], numbers: Sequence[float], out: Array) -> None:
+    import numpy as np
+
+    before, b0, b1 = arrays
+    d, a, b = (np.float32(number) for number in numbers)
+    step = _scratch(out.size, LEFT)
+    result = out.view("<f4")
+    np.multiply(before, d, out=result)
+    for buffer, factor in ((b1, a), (b0, b)):
+        np.multiply(buffer, factor, out=step)
+        np.add(result, step, out=result)
+
+
 def _cast_bfloat16(arrays: Sequence[Array], numbers: Sequence[float], out: Array) -> None:
     import numpy as np
 
@@ -202,11 +216,14 @@ def _is_float32(dtype: DType) -> bool:
 _OWN, _M0, _V0 = (Need(kind, Side.BASE) for kind in (None, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
 _M1, _V1 = (Need(kind, Side.TARGET) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
 _MASTER = Need(Kind.MASTER, Side.TARGET)
+# A momentum buffer has no kind of its own; `pairing` knows it by its name.
+_B0, _B1 = (Need(Kind.OTHER, side) for side in (Side.BASE, Side.TARGET))
 
 SCALED = Rule("scaled", 0, (_OWN,), 1, _scaled, _is_float32)
 SECOND_MOMENT = Rule("second-moment", 1, (_OWN, _M0, _M1), 3, _second_moment, _is_float32)
 ADAMW = Rule("adamw", 2, (_OWN, _M1, _V1), 4, _adamw, _is_float32)
 DRIFT = Rule("drift", 2, (_OWN, _M0, _V0, _M1, _V1), 3, _drift, _is_float32)
+MOMENTUM = Rule("momentum", 2, (_OWN, _B0, _B1), 3, _momentum, _is_float32)
 CASTS = (
     Rule("cast-bfloat16", 3, (_MASTER,), 0, _cast_bfloat16, lambda dtype: dtype.name == "bfloat16"),
     Rule("cast-float16", 3, (_MASTER,), 0, _cast_float16, lambda dtype: dtype.name == "float16"),
@@ -219,4 +236,6 @@ def rule_named(name: str) -> Rule:
     return RULES[name]
 
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (SCALED, SECOND_MOMENT, ADAMW, DRIFT, *CASTS)}
+RULES: dict[str, Rule] = {
+    rule.name: rule for rule in (SCALED, SECOND_MOMENT, ADAMW, DRIFT, MOMENTUM, *CASTS)
+}

@@ -11,7 +11,8 @@ import re
 
 # A delta and its base are under one root where it is the delta's parent, or the one around that.
 _CLIMBS = 2
-_AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
+# Of a URL, or of a place on a named remote; a path that is recorded relative begins with "..".
+_AUTHORITY = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*|[A-Za-z0-9][A-Za-z0-9_.-]*:(?!//)")
 
 
 def recorded_path(base: str, delta: str) -> str:

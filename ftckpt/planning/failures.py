@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ftckpt.errors import UsageError
 from ftckpt.interval import rates
+from ftckpt.quantities import shown_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,29 @@ class Counted:
         name: of the cause.
         failures: how many.
         seconds: over how long, of a job of the size that is planned for.
+        detect: seconds after each of them in which nothing else could fail.
     """
 
     name: str
     failures: int
     seconds: float
+    detect: float = 0.0
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which the job could fail.
+
+        Raises:
+            UsageError: there are none left.
+        """
+        exposed = self.seconds - self.failures * self.detect
+        if exposed > 0:
+            return exposed
+        raise UsageError(
+            f"the detection of {self.failures:,} failures, {shown_duration(self.detect)} each, "
+            f"takes all of the {shown_duration(self.seconds)} in which they were counted",
+            hint="check the units; --detect is the mean from a failure until it is noticed",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +92,7 @@ def combine(
     Raises:
         UsageError: there is no cause, none of them ever failed, or a number is out of range.
     """
-    seen = [rates.observed(c.failures, c.seconds, confidence) for c in counted]
+    seen = [rates.observed(c.failures, c.exposed, confidence) for c in counted]
     found = [rates.Cause(c.name, o.per_second) for c, o in zip(counted, seen, strict=True)]
     causes = sorted([*known, *found], key=lambda cause: -cause.per_second)
     hint = "--gpus 16384 --gpu-mtbf 50000h, --mtbf 3.1h, --failures 419/54d, or --preset llama3"

@@ -12,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .comparing import Comparison, Difference, ItemDifference
+from .comparing import Comparison
+from .differences import Difference, ItemDifference
 from .events import BY_KEY, RANDOM, STATE, component_of
 from .records import Items, Log
 
 TITLES: dict[str, str] = {
     "weights": "model weights",
     "buffers": "buffers (BatchNorm statistics and the like)",
+    "masters": "master weights",
     "moments": "optimizer state",
+    "accumulated": "accumulated gradients",
     "ema": "averaged weights",
     "scheduler": "learning-rate schedule",
     "scaler": "loss scaler",
     "data": "dataloader position",
+    "step": "step counter",
     "rng-python": "Python RNG",
     "rng-numpy": "NumPy RNG",
     "rng-torch": "torch RNG",
@@ -47,6 +51,8 @@ class Cause:
         event: the event that shows it.
         ranks: those that show it, ascending.
         reason: how it differs, as words that follow the component's title.
+        held: the step whose beginning the checkpoint holds, where it is another one's.
+        seen: False where only numbers and random streams show that, and no tensor was read there.
     """
 
     component: str
@@ -54,6 +60,8 @@ class Cause:
     event: str
     ranks: tuple[int, ...]
     reason: str
+    held: int | None = None
+    seen: bool = True
 
     @property
     def title(self) -> str:
@@ -83,10 +91,45 @@ def causes(comparison: Comparison, reference: Log) -> tuple[Cause, ...]:
         whole = _whole_checkpoint(comparison, reference, state)
         if whole is not None:
             return (whole,)
-    return tuple(_restored(state, reference, loading=here[0].step == comparison.first))
+    loading = here[0].step == comparison.first
+    found = tuple(_restored(state, here, reference, loading=loading))
+    data = _position(here, found, reference)
+    if data is None:
+        return found
+    # A position explains how many draws were made before it; no draw explains a batch seen before.
+    return (data, *found) if "batch of step" in data.reason else (*found, data)
 
 
-def _restored(state: Sequence[Difference], reference: Log, *, loading: bool) -> Iterator[Cause]:
+def _position(here: Sequence[Difference], found: Sequence[Cause], reference: Log) -> Cause | None:
+    """Return the position in the data as a cause beside random streams that differ.
+
+    The batch shows it where it is another step's, or where the uninterrupted run drew nothing for
+    it from the streams that differ.
+    """
+    batch = next((d for d in here if d.event in ("batch", "input")), None)
+    if batch is None:
+        return None
+    # The input of a module may be what another module made of weights that differ.
+    if batch.event == "input" and any(cause.event not in RANDOM for cause in found):
+        return None
+    cause = _computed([batch], reference)
+    drawn = any(
+        _was_drawn_from(item.name, d, reference)
+        for d in here if d.event in RANDOM for item in d.items
+    )  # fmt: skip
+    return cause if "batch of step" in cause.reason or not drawn else None
+
+
+def _was_drawn_from(stream: str, difference: Difference, reference: Log) -> bool:
+    """Say whether the uninterrupted run drew from a stream for the batch of a step."""
+    events = reference.steps[difference.rank][difference.step].events
+    before, after = (events.get(event, {}).get(stream) for event in ("rng_start", "rng"))
+    return before is None or after is None or _digest(before) != _digest(after)
+
+
+def _restored(
+    state: Sequence[Difference], here: Sequence[Difference], reference: Log, *, loading: bool
+) -> Iterator[Cause]:
     """Yield one cause a component that differs as the step begins."""
     seen: dict[str, list[tuple[Difference, ItemDifference]]] = {}
     for difference in state:
@@ -103,6 +146,12 @@ def _restored(state: Sequence[Difference], reference: Log, *, loading: bool) -> 
         name = component
         if difference.event in RANDOM:
             name, reason = _random(component, item.words)
+            later = next((i for d in here if (d.rank, d.event) == (difference.rank, "rng")
+                          for i in d.items if i.name == item.name), None)  # fmt: skip
+            if later is not None and name == component:
+                # Some trainers restore it after the batch is drawn: what differs then counts.
+                drawn, words = _random(component, later.words)
+                name, reason = (drawn, words) if drawn == "rng-draw" else (name, reason)
         elif loading:
             reason = _found_elsewhere(difference, reference) or difference.detail
         else:
@@ -148,10 +197,12 @@ def _whole_checkpoint(
     comparison: Comparison, reference: Log, state: Sequence[Difference]
 ) -> Cause | None:
     """Return the cause where the checkpoint holds another step than it should, all or in part."""
-    heavy = [d for d in state if BY_KEY[d.event].heavy and d.event != "ema"]
+    heavy = [d for d in state if BY_KEY[d.event].heavy and d.event not in ("ema", "grad_start")]
     steps = {d.event: _same_state(d, reference) for d in heavy}
     start = min(reference.steps[state[0].rank])
     other = {step for step in steps.values() if step is not None and step != start}
+    if heavy and set(steps.values()) == {None}:
+        return _held_by_numbers(comparison, reference, state, heavy)
     if not other or None in steps.values():
         return None
     ranks = tuple(sorted({d.rank for d in state}))
@@ -162,8 +213,43 @@ def _whole_checkpoint(
         parts = [f"{BY_KEY[e].title} of step {s - 1}" for e, s in steps.items() if s is not None]
         parts += [f"{BY_KEY[e].title} of step {first - 1}" for e in right]
         return Cause("checkpoint", first, state[0].event, ranks, f"torn: {', '.join(parts)}")
-    reason = f"stale: it holds the state after step {other.pop() - 1} instead of {first - 1}"
-    return Cause("checkpoint", first, state[0].event, ranks, reason)
+    held = other.pop()
+    reason = f"stale: it holds the state after step {held - 1} instead of {first - 1}"
+    return Cause("checkpoint", first, state[0].event, ranks, reason, held)
+
+
+def _held_by_numbers(
+    comparison: Comparison,
+    reference: Log,
+    state: Sequence[Difference],
+    heavy: Sequence[Difference],
+) -> Cause | None:
+    """Return a stale checkpoint's cause where only numbers and random streams show its step.
+
+    Those that are of another step must be of the same one, earlier, of which no tensor was read.
+    """
+    first, start = comparison.first, min(reference.steps[state[0].rank])
+    light: dict[str, int] = {}
+    for difference in state:
+        step = None if BY_KEY[difference.event].heavy else _same_state(difference, reference)
+        # A stream as at the start is not restored yet: that says nothing of the checkpoint.
+        not_yet = difference.event in RANDOM and step == start
+        if step is not None and difference.event != "lr" and not not_yet:
+            light.setdefault(BY_KEY[difference.event].title, step)
+    if len(set(light.values())) != 1:
+        return None
+    held = next(iter(light.values()))
+    ranks = tuple(sorted({d.rank for d in state}))
+    there = [reference.steps[rank].get(held) for rank in ranks]
+    if held >= first or held == start or any(
+        record is None or d.event in record.events for record in there for d in heavy
+    ):  # fmt: skip
+        return None
+    reason = (
+        f"stale: it holds the state after step {held - 1} instead of {first - 1}, by its "
+        f"{' and '.join(light)}"
+    )
+    return Cause("checkpoint", first, state[0].event, ranks, reason, held, seen=False)
 
 
 def _computed(here: Sequence[Difference], reference: Log) -> Cause:

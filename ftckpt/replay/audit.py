@@ -1,11 +1,11 @@
 """What can be said of a restart without running it: presence, ranks, counters, a stale neighbour.
 
-Presence is the resume check's (`ftckpt.resume`), which matches names against one table. The rest
-compares what the checkpoint itself holds: how many ranks kept random streams, whether two ranks
-kept the same one, whether optimizer and schedule count the steps that the checkpoint counts,
-whether the loss scaler's counters are possible, which of the trainer's settings let a training not
-repeat itself, and whether the next checkpoint is any different. All of it is circumstantial; a
-replay is the proof.
+Presence is the resume check's (`ftckpt.resume`), which matches names against one table, and where
+no name shows a component, the content's (`state_content`). The rest compares what the checkpoint
+itself holds: how many ranks kept random streams, whether two ranks kept the same one, whether
+optimizer and schedule count the steps that the checkpoint counts, whether the loss scaler's
+counters are possible, which of the trainer's settings let a training not repeat itself, and whether
+the next checkpoint is any different. All of it is circumstantial; a replay is the proof.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from ftckpt.resume import ResumeItem, resume_check
 from ftckpt.steps import SCALARS_A_FILE
 from ftckpt.tensor_digest import digest_tensor
 from ftckpt.verification.values import check_rng
+
+from .state_content import judge_by_content
 
 
 class Weight(StrEnum):
@@ -56,7 +58,7 @@ class Audit:
     """The audit of one checkpoint.
 
     Attributes:
-        resume: one verdict a component, as `ftckpt inspect` shows them.
+        resume: one verdict a component: by names, as `ftckpt inspect` shows them, and by content.
         remarks: in the order of their weight.
     """
 
@@ -105,7 +107,8 @@ def audit(
     Raises:
         CorruptError, UnsafeError, UnavailableError: something cannot be read.
     """
-    resume = resume_check(checkpoint)
+    fields = list(fields)
+    resume = judge_by_content(resume_check(checkpoint), checkpoint, fields)
     remarks = [*_ranks(resume), *_clocks(checkpoint)]
     remarks += [Remark("equal-rng", Weight.RISK, f.message) for f in check_rng(checkpoint)]
     remarks += _state(fields, checkpoint.step)

@@ -20,22 +20,25 @@ from .settings import Settings
 _TENSORS = 4
 
 
-def look_closer(runs: Runs, judgement: Judgement, at: int) -> Judgement:
+def look_closer(runs: Runs, judgement: Judgement, at: int, passes: int = 0) -> Judgement:
     """Return the judgement of a restart that differs, with what a closer look adds to it.
 
     Args:
         runs: of the trial.
         judgement: that state is missing.
         at: number of steps that the checkpoint has.
+        passes: backward passes of the next step that it has too.
     """
     across = judgement.comparisons[-1]
+    if across.equal:  # a counter alone is wrong
+        return judgement
     if runs.trial.every > 1:
-        judgement, across = _each_step(runs, judgement, across, at)
-    return _each_element(runs, judgement, across, at)
+        judgement, across = _each_step(runs, judgement, across, at, passes)
+    return _each_element(runs, judgement, across, at, passes)
 
 
 def _each_step(
-    runs: Runs, judgement: Judgement, across: Comparison, at: int
+    runs: Runs, judgement: Judgement, across: Comparison, at: int, passes: int
 ) -> tuple[Judgement, Comparison]:
     """Read every step's tensors from the last equal step to the first that differs."""
     step = across.differences[0].step
@@ -44,7 +47,8 @@ def _each_step(
         return judgement, across
     since = max(equal, default=at + 1)
     try:
-        logs = runs.closer("closer", at, Settings(last=step, every=1, dense_from=since))
+        logs = runs.closer("closer", at, Settings(last=step, every=1, dense_from=since),
+                           passes)  # fmt: skip
     except FailedRunError as failure:
         return _noted(judgement, f"not looked at closer: {failure}"), across
     closer = judge(logs[:1], logs[1:], at + 1, step, idle=judgement.idle)
@@ -58,7 +62,9 @@ def _each_step(
     return seen, closer.comparisons[-1]
 
 
-def _each_element(runs: Runs, judgement: Judgement, across: Comparison, at: int) -> Judgement:
+def _each_element(
+    runs: Runs, judgement: Judgement, across: Comparison, at: int, passes: int
+) -> Judgement:
     """Find the first element that differs, where the first thing that differs is a tensor."""
     first = across.differences[0]
     items = tuple(
@@ -71,7 +77,7 @@ def _each_element(runs: Runs, judgement: Judgement, across: Comparison, at: int)
         look_step=first.step, look_event=first.event, look_items="\n".join(items),
     )  # fmt: skip
     try:
-        runs.closer("closeup", at, settings)
+        runs.closer("closeup", at, settings, passes)
     except FailedRunError as failure:
         return _noted(judgement, f"no element was looked at: {failure}")
     logs = [runs.folder(f"{name}-closeup") / "log" for name in ("baseline", "restart")]

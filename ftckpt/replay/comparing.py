@@ -5,65 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from .differences import Difference, ItemDifference
 from .events import BY_KEY, EVENTS, RANDOM
-from .floats import ulps, value_of
+from .floats import value_of
+from .passing import split
 from .records import Items, Log, Record, Value, losses
-from .streams import difference_in_words, read_stream
-
-
-class ItemDifference(NamedTuple):
-    """One item of an event that differs.
-
-    Attributes:
-        name: of the tensor, stream or place.
-        reference: its value in the uninterrupted run; None where it is not there.
-        other: its value in the other run; None where it is not there.
-    """
-
-    name: str
-    reference: Value
-    other: Value
-
-    @property
-    def words(self) -> str:
-        """How they differ, as far as the log can tell; of random streams this takes a while."""
-        return _words(self.reference, self.other)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One event of one step and rank that differs.
-
-    Attributes:
-        step: of the training.
-        rank: whose record differs.
-        event: key of `events.EVENTS`.
-        items: what differs in it, in the order of the log.
-        of: number of items that the event has in the two runs together.
-    """
-
-    step: int
-    rank: int
-    event: str
-    items: tuple[ItemDifference, ...]
-    of: int
-
-    @property
-    def words(self) -> str:
-        """What differs, in words: `loss (3 ULP)`, `gradients (4 of 12, first w)`."""
-        return f"{BY_KEY[self.event].title} ({self.detail})"
-
-    @property
-    def detail(self) -> str:
-        """How it differs, in words: `3 ULP`, `4 of 12, first w`."""
-        if self.event in RANDOM:
-            return ", ".join(f"{i.name}: {i.words}" for i in self.items)
-        if len(self.items) == 1:
-            item = self.items[0]
-            return item.words if self.of == 1 else f"{item.name}: {item.words}"
-        return f"{len(self.items)} of {self.of}, first {self.items[0].name}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +26,7 @@ class Comparison:
         ranks: those that both runs have.
         grid: for each (step, event, rank) that both could show, whether it is equal; in order.
         differences: all of them, in causal order.
+        passing: those that never mattered (`passing.split`): no part of `differences`.
         problems: why equality would show nothing: steps or ranks missing, losses that are no
             numbers, no event in common.
     """
@@ -92,6 +40,7 @@ class Comparison:
     grid: Mapping[tuple[int, str, int], bool]
     differences: tuple[Difference, ...]
     problems: tuple[str, ...] = ()
+    passing: tuple[Difference, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -119,7 +68,7 @@ def compare(
     grid: dict[tuple[int, str, int], bool] = {}
     found: list[Difference] = []
     for step in range(first, last + 2):
-        for event in EVENTS:
+        for event in (event for event in EVENTS if event.compared):
             for rank in ranks:
                 pair = reference.steps[rank].get(step), other.steps[rank].get(step)
                 difference = _compare_event(*pair, event.key, idle)
@@ -129,8 +78,9 @@ def compare(
                 if isinstance(difference, Difference):
                     found.append(difference)
     problems = tuple(_problems(reference, other, range(first, last + 1), steps, bool(grid)))
+    lasting, passing = split(found, reference, other, grid)
     return Comparison(
-        reference.name, other.name, first, last, steps, ranks, grid, tuple(found), problems
+        reference.name, other.name, first, last, steps, ranks, grid, lasting, problems, passing
     )
 
 
@@ -153,6 +103,8 @@ def _compare_event(
         names = [name for name in names if name not in idle]
         if not names:
             return None
+    if event == "masters":  # a module that is called only later in a step has its weights here
+        names = [name for name in names if name in ours and name in theirs]
     items = tuple(_differing(event, names, ours, theirs))
     if not items:
         return False
@@ -175,24 +127,6 @@ def _bits(event: str, value: Value) -> object:
         number = value_of(value)
         return value if number is None or math.isnan(number) else number
     return value
-
-
-def _words(ours: Value, theirs: Value) -> str:
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        return difference_in_words(read_stream(ours), read_stream(theirs))
-    if ours is None or theirs is None:
-        return "not there" if theirs is None else "only there"
-    if not isinstance(ours, str) or not isinstance(theirs, str):
-        return "differs"
-    apart = ulps(ours, theirs)
-    if apart is not None:
-        return f"{apart:,} ULP"
-    a, b = value_of(ours), value_of(theirs)
-    if a is not None and b is not None:
-        return f"{theirs.rpartition(' ')[2]} instead of {ours.rpartition(' ')[2]}"
-    if ours.rpartition(":")[0] != theirs.rpartition(":")[0]:
-        return f"{theirs.rpartition(':')[0]} instead of {ours.rpartition(':')[0]}"
-    return "bits differ"
 
 
 def _problems(

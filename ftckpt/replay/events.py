@@ -32,6 +32,7 @@ class Event(NamedTuple):
         component: the component of the training state that it shows, a key of
             `training_state.TABLE` where there is one; "" for what follows from the state.
         heavy: whether it reads whole tensors, so that it may be recorded every n steps only.
+        compared: whether a difference of it is one of the training; else `counters` weighs it.
     """
 
     key: str
@@ -39,13 +40,16 @@ class Event(NamedTuple):
     phase: Phase
     component: str = ""
     heavy: bool = False
+    compared: bool = True
 
 
 EVENTS: tuple[Event, ...] = (
+    Event("masters", "master weights", Phase.START, "masters", heavy=True),
     Event("params", "model weights", Phase.START, "weights", heavy=True),
     Event("buffers", "buffers", Phase.START, "buffers", heavy=True),
     Event("optimizer", "optimizer state", Phase.START, "moments", heavy=True),
     Event("ema", "averaged weights", Phase.START, "ema", heavy=True),
+    Event("grad_start", "accumulated gradients", Phase.START, "accumulated", heavy=True),
     Event("scheduler", "learning-rate schedule", Phase.START, "scheduler"),
     Event("lr", "learning rate", Phase.START, "scheduler"),
     Event("scaler", "loss scaler", Phase.START, "scaler"),
@@ -58,6 +62,7 @@ EVENTS: tuple[Event, ...] = (
     Event("grad", "gradients", Phase.BACKWARD, heavy=True),
     Event("told", "state that the training tells", Phase.TOLD),
     Event("metric", "logged numbers", Phase.LOGGED),
+    Event("counter", "step counters", Phase.LOGGED, "step", compared=False),
 )
 ORDER: dict[str, int] = {event.key: place for place, event in enumerate(EVENTS)}
 BY_KEY: dict[str, Event] = {event.key: event for event in EVENTS}

@@ -28,6 +28,10 @@ def install(recorder: Recorder) -> None:
         "torch.distributed.checkpoint": lambda module: _saving(
             module, ("save", "async_save", "save_state_dict"), recorder
         ),
+        "torch.distributed.checkpoint.state_dict": lambda module: _making_state(module, recorder),
+        "safetensors.torch": lambda module: _saving(
+            module, ("save_file", "save_model", "save"), recorder
+        ),
         "numpy.random": lambda module: _seeding(module, "seed", "numpy", recorder),
     }
     _seeding(random, "seed", "python", recorder)
@@ -75,11 +79,10 @@ def instrument(torch: Any, recorder: Recorder) -> None:
     _constructor(optim.lr_scheduler.LRScheduler, "schedulers", recorder)
     _constructor(torch.amp.GradScaler, "scalers", recorder)
     _constructor(optim.swa_utils.AveragedModel, "averaged", recorder)
-    hooks = import_module("torch.optim.optimizer")
-    hooks.register_optimizer_step_pre_hook(lambda optimizer, *_: recorder.gradients(optimizer))
-    hooks.register_optimizer_step_post_hook(lambda *_: recorder.updated())
+    _stepping(import_module("torch.optim.optimizer"), recorder)
     _forward(torch, recorder)
     _backward(torch.autograd, recorder)
+    _differentiating(torch.autograd, recorder)
     _scaling(torch.amp.GradScaler, recorder)
     _loader(torch.utils.data.dataloader._BaseDataLoaderIter, recorder)
     _saving(torch, ("save",), recorder)
@@ -95,6 +98,24 @@ def _constructor(of: Any, kind: str, recorder: Recorder) -> None:
         recorder.made(kind, self)
 
     of.__init__ = __init__
+
+
+def _stepping(hooks: Any, recorder: Recorder) -> None:
+    def has_closure(arguments: Any, named: Any) -> bool:
+        return callable(named.get("closure", arguments[0] if arguments else None))
+
+    def before(optimizer: Any, arguments: Any, named: Any) -> None:
+        # A closure computes the gradients within the step; before it they are another step's.
+        if not has_closure(arguments, named):
+            recorder.gradients(optimizer)
+
+    def after(optimizer: Any, arguments: Any, named: Any) -> None:
+        if has_closure(arguments, named):
+            recorder.gradients(optimizer)
+        recorder.updated()
+
+    hooks.register_optimizer_step_pre_hook(before)
+    hooks.register_optimizer_step_post_hook(after)
 
 
 def _forward(torch: Any, recorder: Recorder) -> None:
@@ -124,6 +145,31 @@ def _backward(autograd: Any, recorder: Recorder) -> None:
 
     # torch.Tensor.backward looks it up here at each call.
     autograd.backward = backward
+
+
+def _differentiating(autograd: Any, recorder: Recorder) -> None:
+    run = autograd.grad
+
+    @wraps(run)
+    def grad(*arguments: Any, **named: Any) -> Any:
+        recorder.differentiated()
+        return run(*arguments, **named)
+
+    autograd.grad = grad
+
+
+def _making_state(module: Any, recorder: Recorder) -> None:
+    """Tell the step that torch makes in `get_state_dict` to have an optimizer's state."""
+    run = getattr(module, "_init_optim_state", None)
+    if run is None:
+        return
+
+    @wraps(run)
+    def init_optim_state(*arguments: Any, **named: Any) -> Any:
+        with recorder.making_state():
+            return run(*arguments, **named)
+
+    module._init_optim_state = init_optim_state
 
 
 def _scaling(scaler: Any, recorder: Recorder) -> None:
@@ -162,8 +208,10 @@ def _saved(run: Any, recorder: Recorder) -> Any:
     @wraps(run)
     def save(*arguments: Any, **named: Any) -> Any:
         done = run(*arguments, **named)
-        where = [a for a in (*arguments, *named.values()) if isinstance(a, str) or _is_path(a)]
-        recorder.saved(str(where[0]) if where else "")
+        given = (*arguments, *named.values())
+        where = [a for a in given if isinstance(a, str) or _is_path(a)]
+        state = named.get("obj", named.get("state_dict", arguments[0] if arguments else None))
+        recorder.saved(str(where[0]) if where else "", state)
         return done
 
     return save

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from .records import SCHEMA, Record, line
-from .settings import Settings, done_marker, stopped_marker, values_file
+from .settings import Settings, done_marker, saves_file, stopped_marker, values_file
 from .tensors import plain, raw_bytes
 
 if TYPE_CHECKING:
@@ -84,6 +84,11 @@ class Journal:
     def done(self) -> None:
         """Say that all that was to be recorded is."""
         done_marker(self._folder, self.rank).touch()
+
+    def saved(self, step: int, passes: int) -> None:
+        """Note a save: how many steps were made before it, and backward passes of the next."""
+        with saves_file(self._folder, self.rank).open("a", encoding="utf-8") as out:
+            out.write(f"{step} {passes}\n")
 
     def stopped(self, step: int) -> None:
         """Say that the process is where it was to be ended."""

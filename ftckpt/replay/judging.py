@@ -21,7 +21,8 @@ from ftckpt.findings import counted
 from .attribution import TITLES, Cause, causes
 from .closeup import Closeup
 from .comparing import Comparison, compare
-from .events import BY_KEY, STATE, component_of
+from .counters import miscounted
+from .events import BY_KEY, RANDOM, STATE, component_of
 from .records import Log
 
 # Conditions of a run under which it need not repeat itself.
@@ -79,6 +80,8 @@ def judge(
     last: int,
     before: Sequence[Comparison] = (),
     idle: Sequence[str] = (),
+    *,
+    ends: bool = False,
 ) -> Judgement:
     """Weigh runs against each other.
 
@@ -89,6 +92,8 @@ def judge(
         last: the last step that every run was to log.
         before: comparisons of uninterrupted runs over the steps before the restart.
         idle: random streams that are left out (`idle.idle_streams`).
+        ends: whether the uninterrupted run and the restarts were to end after the same step: they
+            ran one command.
     """
     u, a = baselines[0], restarts[0]
     repeats = [*before, *(compare(u, other, first, last, idle) for other in baselines[1:])]
@@ -96,7 +101,8 @@ def judge(
     across = compare(u, a, first, last, idle)
     comparisons = (*repeats, *siblings, across)
     problems = tuple(dict.fromkeys(p for c in comparisons for p in c.problems))
-    notes = tuple(_notes(len(baselines), len(restarts), (*baselines, *restarts), idle))
+    notes = (*_notes(len(baselines), len(restarts), (*baselines, *restarts), idle),
+             *_passing_notes(across))  # fmt: skip
 
     def said(
         verdict: Verdict, sentence: str, found: tuple[Cause, ...] = (), more: Sequence[str] = ()
@@ -120,8 +126,10 @@ def judge(
             Verdict.UNSEEDED,
             f"two restarts from the same checkpoint differ: {_first_words(unlike)}",
         )
-    if not across.equal:
-        found = causes(across, u)
+    found = causes(across, u)
+    if not found or found[0].component != "checkpoint":  # whose counters are of its own step
+        found += _miscounts(u, restarts, last, ends=ends)
+    if found:
         return said(Verdict.STATE, _state_sentence(across, found, bool(siblings)), found)
     if problems:
         return said(Verdict.NOT_COMPARED, problems[0])
@@ -133,14 +141,40 @@ def judge(
     )
 
 
+def _miscounts(u: Log, restarts: Sequence[Log], last: int, *, ends: bool) -> tuple[Cause, ...]:
+    """Return the step counter as a cause, where every restart shows it wrong alike."""
+    shown = [miscounted(u, restart, last if ends else None) for restart in restarts]
+    first = shown[0]
+    if first is None or any(other != first for other in shown):
+        return ()
+    return (Cause("step", first[0], "counter", restarts[0].ranks, first[1]),)
+
+
+def _passing_notes(across: Comparison) -> Iterator[str]:
+    """Say which differences never mattered."""
+    streams: dict[str, int] = {}
+    state: dict[str, int] = {}
+    for difference in across.passing:
+        if difference.event not in RANDOM:
+            state.setdefault(BY_KEY[difference.event].title, difference.step)
+            continue
+        for item in difference.items:
+            streams.setdefault(TITLES[component_of(difference.event, item.name)], difference.step)
+    for title, step in streams.items():
+        yield (f"{title}: differs as step {step} begins and never matters: it is as it should be "
+               "before anything is drawn from it")  # fmt: skip
+    for title, step in state.items():
+        yield f"{title}: differs as step {step} begins and never matters: it is written over unused"
+
+
 def _state_sentence(across: Comparison, found: Sequence[Cause], siblings: bool) -> str:
     cause = found[0]
     start = "restart is deterministic but not exact" if siblings else "restart is not exact"
-    when = BY_KEY[cause.event].phase.value
+    when = f" {BY_KEY[cause.event].phase.value}" if BY_KEY[cause.event].compared else ""
     ranks = "" if len(across.ranks) == 1 else f" on rank {', '.join(map(str, cause.ranks))}"
     more = "" if len(found) == 1 else f" (and {', '.join(c.title for c in found[1:])})"
     return (
-        f"{start}: {cause.title} {_joined(cause)}{more}, first seen at step {cause.step} {when}"
+        f"{start}: {cause.title} {_joined(cause)}{more}, first seen at step {cause.step}{when}"
         f"{ranks}{_consequences(across)}"
     )
 
@@ -152,6 +186,8 @@ def _joined(cause: Cause) -> str:
 def _consequences(across: Comparison) -> str:
     """Say what became of the batch, or else of the model's input, and of the loss."""
     words = []
+    if across.equal:
+        return "; all that was compared is equal"
     step = across.differences[0].step
     drawn = any((s, e) == (step, "batch") for s, e, _ in across.grid)
     for event in ("batch" if drawn else "input", "loss"):

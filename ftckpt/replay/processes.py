@@ -26,25 +26,72 @@ _LETTING_GO = 5.0
 # that ends. The parent may have been gone before; and Python has ignored two signals for itself.
 _BOUND = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+libc = ctypes.CDLL(None, use_errno=True)
 for number in (signal.SIGPIPE, signal.SIGXFSZ):
     signal.signal(number, signal.SIG_DFL)
+
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments):
+        raise OSError(ctypes.get_errno(), name)
+
+def make_read_only(place):
+    # CLONE_NEWNS takes a privilege; with CLONE_NEWUSER, in which we are who we were, none.
+    user, group = os.geteuid(), os.getegid()
+    try:
+        call("unshare", 0x20000)
+    except OSError:
+        call("unshare", 0x10020000)
+        for file, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"),
+                           ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{file}", "w") as out:
+                out.write(line)
+    call("mount", None, b"/", None, 0x84000, None)  # MS_REC | MS_SLAVE: nothing leads back
+    call("mount", place, place, None, 0x5000, None)  # MS_BIND | MS_REC
+    # MS_BIND | MS_REMOUNT | MS_RDONLY, with the flags that the mount has (ST_* to MS_*).
+    has = os.statvfs(place).f_flag
+    flags = has & 14 | has & 0xc00 | (1 << 21 if has & 0x1000 else 0)
+    call("mount", None, place, None, 0x1021 | flags, None)
+    if not os.statvfs(place).f_flag & os.ST_RDONLY:
+        raise OSError("the mount is not read-only")
+
 try:
+    if sys.argv[2]:
+        make_read_only(os.fsencode(sys.argv[2]))
+    libc.prctl(1, int(signal.SIGKILL))  # a namespace of one's own forgets what was set before
     if os.getppid() == int(sys.argv[1]):
-        os.execvp(sys.argv[2], sys.argv[2:])
+        if sys.argv[3:]:
+            os.execvp(sys.argv[3], sys.argv[3:])
 except OSError as error:
-    sys.exit(f"cannot run {sys.argv[2]}: {error.strerror}")
+    sys.exit(f"cannot run {' '.join(sys.argv[3:4])}: {error.strerror or error}")
 """
 
 
-def bound(command: Sequence[str]) -> list[str]:
+def bound(command: Sequence[str], read_only: str = "") -> list[str]:
     """Return the command that runs `command`, and no longer than the thread that starts it lives.
 
     Only Linux can do that; elsewhere it is the command itself.
+
+    Args:
+        command: program and arguments.
+        read_only: a file or directory into which `command` cannot write, where
+            `can_make_read_only` says so; "" for none.
     """
     if sys.platform != "linux":
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), read_only, *command]
+
+
+def can_make_read_only(place: str) -> bool:
+    """Say whether a run can be kept from writing into a place: it gets mounts of its own.
+
+    The kernel must allow that to this user: with a privilege, or by user namespaces.
+    """
+    if sys.platform != "linux":
+        return False
+    tried = subprocess.run(
+        bound([], place), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    return tried.returncode == 0
 
 
 def end_run(process: subprocess.Popen[bytes], log: str) -> None:

@@ -1,8 +1,10 @@
 """The recorder: turns what a training process does into one record a step.
 
-A step ends with an optimizer's step; whatever follows it (scaler, schedule, averaged weights, a
-save) still belongs to it, until the next batch, forward or backward pass begins. State is read
-then, as that step begins: so what a restart loads is seen before anything is computed from it.
+A step ends with an optimizer's step that had something to work on: a forward or backward pass
+since the step before. (Torch makes the state of an optimizer by a step with zero gradients, and so
+do scripts: that is no step of the training.) Whatever follows it (scaler, schedule, averaged
+weights, a save) still belongs to it, until the next batch, forward or backward pass begins. State
+is read then, as that step begins: so what a restart loads is seen before anything is computed.
 
 The recorder never raises into the training, draws no random number and changes no tensor. Processes
 that make no step (a launcher, the workers of a data loader) write nothing.
@@ -14,14 +16,15 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-from . import readings
+from . import counters, readings
 from .events import TOLD
 from .journal import Journal
-from .records import Record
+from .records import ENDED, Record
 from .settings import Settings
 from .training import Training
 
@@ -73,6 +76,13 @@ class Recorder:
         self._unscaled: tuple[Any, Any] = (None, None)
         self._more = 0
         self._backward = False
+        self._worked = False
+        self._making_state = 0
+        # Backward passes of this step. A restart within a window of accumulation has some already;
+        # the uninterrupted run records that step as the restart will, from the same pass on.
+        within = settings.passes and settings.at + 1 == settings.pass_step
+        self._passes = settings.passes if within else 0
+        self._since_pass = self._passes
         self._updated = False
         self._told_ends = False
         self._saved = False
@@ -93,10 +103,33 @@ class Recorder:
         if os.getpid() == self.pid and len(self._notes) < 100:
             self._notes.append(text)
 
-    def saved(self, what: str) -> None:
-        """Remember that something was saved; the process may have to end after this step."""
+    @_guarded
+    def saved(self, what: str, state: Any = None) -> None:
+        """Remember that state was saved; the process may have to end after this step.
+
+        What holds no tensor (metrics, settings) is not state that a restart begins from.
+        """
         self.note(f"saved {what}")
-        self._saved |= self.step > self.settings.at + 1 or self._updated
+        if state is not None and not counters.holds_tensors(state):
+            return
+        done = self.step if self._updated else self.step - 1
+        passes = 0 if self._updated else self._passes
+        self._saved |= done > self.settings.at or passes > 0
+        if self.settings.stop_at or self.settings.stop_after_save:
+            self._journal.saved(done, passes)
+        shown = counters.step_counters(state)
+        if shown:
+            of = self._events.setdefault("counter", {})
+            of |= {name: f"{value} {done}" for name, value in shown.items()}
+
+    @contextmanager
+    def making_state(self) -> Iterator[None]:
+        """Count no step of an optimizer meanwhile: torch makes it only to have its state."""
+        self._making_state += 1
+        try:
+            yield
+        finally:
+            self._making_state -= 1
 
     @_guarded
     def fetching(self) -> None:
@@ -111,6 +144,7 @@ class Recorder:
         Batches that are drawn before the first backward pass of a step replace each other: skipped
         ones of a restart that runs forward to its place, and those of an evaluation.
         """
+        self._worked = True
         if not self._backward:
             self._events["rng_start"] = self._before
             self._events["batch"] = self._training.items("batch", batch)
@@ -131,6 +165,7 @@ class Recorder:
         if place is None:
             return
         self._begin()
+        self._worked = True
         if not self._captured:
             self._state("rng" if "rng_start" in self._events else "rng_start")
         if place not in self._captured:
@@ -151,8 +186,11 @@ class Recorder:
         self._input(place, named)
 
     def _input(self, place: int, arguments: Any) -> None:
-        if arguments and not self._backward:
-            items = self._training.items("input", arguments, prefix=self._roots.named(place, ""))
+        if arguments:
+            pass_ = self._passes - self._since_pass
+            prefix = f"+{pass_}." if pass_ else ""
+            prefix += self._roots.named(place, "")
+            items = self._training.items("input", arguments, prefix=prefix)
             self._events.setdefault("input", {}).update(items)
 
     def scaled(self, loss: Any, result: Any) -> None:
@@ -171,13 +209,14 @@ class Recorder:
             self._state("rng" if "rng_start" in self._events else "rng_start")
             self._stop_where_asked()
         self._backward = True
+        self._passes += 1
         of = self._events.setdefault("loss", {})
         of |= readings.value_items(readings.scalar(loss), str(len(of)))
 
     @_guarded
     def gradients(self, optimizer: Any) -> None:
         """Record the gradients that an optimizer is about to use."""
-        if not self.dense:
+        if not self.dense or not self._is_step():
             return
         names = self._roots.parameter_names()
         grads = self._events.setdefault("grad", {})
@@ -187,10 +226,21 @@ class Recorder:
                 if parameter.grad is not None:
                     grads[name] = self._training.digest("grad", name, parameter.grad)
 
+    def differentiated(self) -> None:
+        """Remember that gradients were computed without `backward`."""
+        self._worked = True
+
     def updated(self) -> None:
         """An optimizer has made its step."""
-        if os.getpid() == self.pid:
+        if os.getpid() != self.pid:
+            return
+        if self._is_step():
             self._updated = True
+        else:
+            self.note("an optimizer made a step of nothing, such as makes its state: not counted")
+
+    def _is_step(self) -> bool:
+        return not self._making_state and (self._updated or self._worked or self._backward)
 
     @_guarded
     def told(self, step: int | None, events: Mapping[str, Any]) -> None:
@@ -208,7 +258,12 @@ class Recorder:
         if not self._updated and not self._backward:  # nothing else shows where a step ends
             self._events.setdefault("rng", readings.random_streams(whole=self.dense))
             self._told_ends = self._updated = True
-        if step is not None and step != self.step:
+        if step is None:
+            return
+        if self.settings.last or self.settings.at or self.settings.stop_at:
+            # Steps are counted here: what the training counts is part of its state.
+            self._events.setdefault("counter", {})["told"] = f"{int(step)} {self.step}"
+        elif step != self.step:
             if not self._journal.begun:
                 self.step = step
             else:
@@ -232,6 +287,7 @@ class Recorder:
         self._state("rng_start")
         for place in range(len(self._roots)):
             self._model(place)
+        self.note(ENDED)
         self._write(partial=True)
         if self.settings.last and self.step > self.settings.last:  # else it may end in a crash
             self._journal.done()
@@ -239,18 +295,28 @@ class Recorder:
     def _begin(self) -> None:
         """Finish the step that an optimizer has ended, if one has."""
         if not self._updated:
+            if self._passes and (self.step, self._passes, self._since_pass) == (
+                self.settings.pass_step, self.settings.passes, 0
+            ):  # fmt: skip
+                self._since_pass = self._passes
+                self._forget()
             return
         if not self.settings.last or self.step <= self.settings.last:
             self._write()
         self.step += 1
-        self._events, self._notes, self._captured = {}, [], set()
-        self._training.forget_moments()
-        self._backward = self._updated = False
-        self._more = 0
+        self._notes, self._passes, self._since_pass = [], 0, 0
+        self._forget()
         done = self.step - 1
         if done == self.settings.stop_at or (self.settings.stop_after_save and self._saved):
             self._journal.stopped(done)
             self._wait()
+
+    def _forget(self) -> None:
+        """Begin to record anew: a step, or the rest of one from where the checkpoint is."""
+        self._events, self._captured = {}, set()
+        self._training.forget_moments()
+        self._backward = self._updated = self._worked = False
+        self._more = 0
 
     def _stop_where_asked(self) -> None:
         last = self.settings.last
@@ -296,9 +362,15 @@ class Recorder:
         if self.dense:
             for event, items in self._training.weights(place).items():
                 self._events.setdefault(event, {}).update(items)
+            if self._since_pass:
+                of = self._events.setdefault("grad_start", {})
+                of |= self._training.accumulated(place)
 
     def _write(self, *, partial: bool = False) -> None:
         if self.dense and self._captured:
             self._events["optimizer"] = self._training.moments()
+            masters = self._training.masters()
+            if masters:
+                self._events["masters"] = masters
         record = Record(self.step, self._journal.rank, self._events, tuple(self._notes), partial)
         self._journal.write(record)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ SCHEMA = "ftckpt.replay/1"
 CONDITIONS = ("torch", "python", "threads", "deterministic", "cudnn_benchmark", "tf32")
 # A line holds one digest a tensor: a hundred thousand tensors are some ten megabytes.
 LONGEST_LINE = 256 << 20
+
+# A note of the record that a process writes as it ends by itself, not because it was stopped.
+ENDED = "the training ended"
 
 Value = str | Mapping[str, Any] | None
 Items = Mapping[str, Value]
@@ -72,6 +75,34 @@ class Log:
     def ranks(self) -> tuple[int, ...]:
         """The ranks that logged anything, ascending."""
         return tuple(sorted(self.steps))
+
+    def ended_after(self) -> int | None:
+        """Return the step after which the training ended by itself; None where that is not said."""
+        ends = [r.step - 1 for of in self.steps.values() for r in of.values() if ENDED in r.notes]
+        return min(ends, default=None)
+
+    def until(self, last: int) -> Log:
+        """Return it without the steps after `last`."""
+        steps = {
+            rank: {s: r for s, r in of.items() if s <= last} for rank, of in self.steps.items()
+        }
+        return replace(self, steps=steps)
+
+    def renumbered(self, by: int) -> Log:
+        """Return it with each step's number changed by so many."""
+        steps = {
+            rank: {s + by: replace(r, step=s + by) for s, r in of.items() if s + by >= 0}
+            for rank, of in self.steps.items()
+        }
+        return replace(self, steps=steps)
+
+    def with_steps_of(self, other: Log, last: int) -> Log:
+        """Return it with the steps of a repetition up to `last`, which recorded more of them."""
+        steps = {
+            rank: {**of, **{s: r for s, r in other.steps.get(rank, {}).items() if s <= last}}
+            for rank, of in self.steps.items()
+        }
+        return replace(self, steps=steps)
 
     def finished(self) -> tuple[int, ...]:
         """Return the steps that every rank has finished, ascending."""

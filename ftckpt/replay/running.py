@@ -83,7 +83,13 @@ def require_program(command: Sequence[str]) -> None:
 
 
 def run(
-    command: Sequence[str], settings: Settings, *, cwd: Path, output: Path, timeout: float
+    command: Sequence[str],
+    settings: Settings,
+    *,
+    cwd: Path,
+    output: Path,
+    timeout: float,
+    read_only: str = "",
 ) -> Outcome:
     """Run a command to the end that `settings` asks for, and leave no process of it behind.
 
@@ -93,6 +99,7 @@ def run(
         cwd: where it runs.
         output: file that receives what it prints, both streams.
         timeout: seconds after which it is ended.
+        read_only: a file or directory into which it cannot write (`can_make_read_only`).
 
     Raises:
         NotFoundError: the program is not there.
@@ -110,7 +117,7 @@ def run(
         def start() -> None:
             begun.append(
                 subprocess.Popen(
-                    bound(command),
+                    bound(command, read_only),
                     cwd=cwd,
                     env=variables,
                     stdin=subprocess.DEVNULL,

@@ -22,6 +22,9 @@ class Settings:
         every: from there on, whole tensors are read every so many steps; 0: never.
         stop_at: end the process after this step, as a failure would; 0: never.
         stop_after_save: end it after the step in which it first saves.
+        passes: backward passes of step `pass_step` that the checkpoint holds, where it was saved
+            within a window of gradient accumulation; that step is recorded from there on.
+        pass_step: the first step after the checkpoint, where `passes` is not 0.
         look_step: step at which the values of tensors are kept; 0: none.
         look_event: the event that they belong to.
         look_items: their names, a line each.
@@ -34,6 +37,8 @@ class Settings:
     every: int = 1
     stop_at: int = 0
     stop_after_save: bool = False
+    passes: int = 0
+    pass_step: int = 0
     look_step: int = 0
     look_event: str = ""
     look_items: str = ""
@@ -75,6 +80,11 @@ def done_marker(folder: Path, rank: int) -> Path:
 def stopped_marker(folder: Path) -> Path:
     """Return the file by which a process says that it is where it was to be ended."""
     return folder / "stopped"
+
+
+def saves_file(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank notes its saves: a line each, steps and backward passes."""
+    return folder / f"rank-{rank}.saves"
 
 
 def values_file(folder: Path, rank: int, number: int) -> Path:

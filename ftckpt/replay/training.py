@@ -6,8 +6,9 @@ it makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from . import readings
@@ -37,6 +38,7 @@ class Training:
             kind: [] for kind in ("optimizers", "schedulers", "scalers", "averaged")
         }
         self._moments: list[readings.ParameterState] = []
+        self._masters: list[tuple[int, str, str]] = []
 
     def made(self, kind: str, thing: Any) -> None:
         """Remember `optimizers`, `schedulers`, `scalers` or `averaged` models that were made."""
@@ -65,6 +67,35 @@ class Training:
         names = self.modules.parameter_names()
         see = partial(self._see, "optimizer")
         self._moments = list(readings.parameter_states(self._made["optimizers"], names, see))
+        self._masters = [
+            (id(parameter), place, self.digest("masters", place, parameter))
+            for place, parameter in self._parameters()
+            if id(parameter) not in names
+        ]
+
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        """Yield what the optimizers update, by its place: `0.12`."""
+        for number, optimizer in enumerate(self._made["optimizers"]):
+            ordered = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            yield from ((f"{number}.{place}", one) for place, one in enumerate(ordered))
+
+    def masters(self) -> dict[str, str]:
+        """Return what an optimizer updates and no module that was called by now has."""
+        names = self.modules.parameter_names()
+        return {place: digest for parameter, place, digest in self._masters
+                if parameter not in names}  # fmt: skip
+
+    def accumulated(self, place: int) -> dict[str, str]:
+        """Return the gradients that the parameters of an outermost module have now."""
+        named = (
+            (self.modules.named(place, name), parameter.grad)
+            for name, parameter in self.modules[place].named_parameters()
+        )
+        return {
+            name: self.digest("grad_start", name, gradient)
+            for name, gradient in named
+            if gradient is not None
+        }
 
     def moments(self) -> dict[str, str]:
         """Return what `read_moments` has read, by the names that parameters have by now.
@@ -80,7 +111,7 @@ class Training:
 
     def forget_moments(self) -> None:
         """Forget what was read: a step begins of which it may not be read."""
-        self._moments = []
+        self._moments, self._masters = [], []
 
     def weights(self, place: int) -> dict[str, dict[str, str]]:
         """Return the events of parameters and buffers of an outermost module."""

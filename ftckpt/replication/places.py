@@ -31,7 +31,7 @@ def destination_of(source: Source, destination: str) -> str:
     """
     if not destination.endswith("/"):
         return destination
-    return destination + place_of(source).rpartition("/")[2]
+    return destination + name_of(place_of(source))
 
 
 def staging_at(source: Source, destination: str, stores: StoreOptions) -> Staging:

@@ -209,7 +209,7 @@ def settle(source: Source) -> None:
         RefusedError: another run is at it.
     """
     linked = source.single and next(iter(source.entries.values())).link is not None
-    if source.store.traits.local and not linked:
+    if source.store.traits.local and not linked and not source.named:
         exchange_staging(source).settle()
 
 

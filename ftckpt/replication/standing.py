@@ -17,7 +17,7 @@ from ftckpt.manifest import Manifest, find
 from ftckpt.progress import Counter
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions
-from ftckpt.transfer.places import place_of
+from ftckpt.transfer.places import identity_of
 from ftckpt.verification.blocks import check_manifest
 
 from .options import ReplicationOptions
@@ -36,7 +36,7 @@ def require_other(source: Source, destination: str, stores: StoreOptions) -> Non
         ExistsError: what stands at the destination is the source.
     """
     with suppress(NotFoundError):
-        if place_of(standing_at(destination, stores)) == place_of(source):
+        if identity_of(standing_at(destination, stores)) == identity_of(source):
             raise ExistsError(
                 f"{destination} is the source itself", hint="choose another destination"
             )
@@ -82,9 +82,19 @@ def require_same(
 
     if manifest is None:
         theirs = standing if not source.single else renamed(standing, next(iter(source.entries)))
-        check_manifest(source, theirs, emit=differs, jobs=options.jobs, counter=counter)
+        check_manifest(
+            source,
+            theirs,
+            emit=differs,
+            jobs=options.jobs,
+            limiter=options.limiter,
+            counter=counter,
+        )
     if options.proof:
-        check_manifest(there, standing, emit=_raise_damage, jobs=options.jobs, counter=counter)
+        check_manifest(
+            there, standing, emit=_raise_damage, jobs=options.jobs, limiter=options.limiter,
+            counter=counter,
+        )  # fmt: skip
 
 
 def _raise_damage(found: Finding) -> None:

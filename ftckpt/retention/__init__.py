@@ -10,6 +10,7 @@ from __future__ import annotations
 from .carrying_out import apply
 from .deciding import decide
 from .entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
+from .found import no_bases, recorded_bases
 from .outcome import Applied, Purged, Undeleted
 from .plan import BrokenFloor, Decision, Plan, Reason
 from .policy import DeleteLimit, Metric, Policy
@@ -40,8 +41,10 @@ __all__ = [
     "Undeleted",
     "apply",
     "decide",
+    "no_bases",
     "prepare",
     "purge",
+    "recorded_bases",
     "remember",
     "trashed",
     "undelete",

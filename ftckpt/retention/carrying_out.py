@@ -12,12 +12,13 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
 from ftckpt.roots import Root
 
-from . import log
+from . import leases, log, pins, tags
 from .checking import surveyed
 from .document import plan_id
 from .entries import EntryClass
-from .found import Bases, Found, Reading, no_bases
+from .found import Bases, Found, Reading, recorded_bases
 from .holding import hold, require_clock
+from .leftovers import leftovers
 from .outcome import Applied
 from .plan import Decision, Plan
 from .purging import purge_held, require_all
@@ -35,7 +36,7 @@ def apply(
     now: Callable[[], float],
     purge_now: bool = False,
     trash_ttl: float | None = None,
-    bases: Bases = no_bases,
+    bases: Bases = recorded_bases,
     counter: Counter = NULL,
 ) -> Applied:
     """Drop what a plan drops, in its order, and nothing else.
@@ -55,7 +56,8 @@ def apply(
         purge_now: reclaim at once what would go into the trash.
         trash_ttl: reclaim first what has lain in the trash for so many seconds (see
             `purging.purge`); None leaves the trash alone.
-        bases: returns what a checkpoint is a delta upon (see `Reading`).
+        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
     Raises:
@@ -69,8 +71,10 @@ def apply(
     plan.require()
     roots = open_runs(place, formats)
     concerned = {d.entry.group for d in plan.drop}
-    purging = trash_ttl is not None
-    wanted = [r for r in roots if r.base in concerned or (purging and open_trash(r).listed())]
+    wanted = [r for r in roots if r.base in concerned]
+    if trash_ttl is not None:
+        others = (r for r in roots if r.base not in concerned)
+        wanted += [r for r in others if open_trash(r).listed() or leftovers(r, now())]
     identity = plan_id(plan)
     with hold(wanted, actor, now()) as trashes:
         require_clock(wanted, now())
@@ -164,6 +168,8 @@ class _Dropping:
         thing = trash.discard(
             found, decision, actor=self.actor, now=self._last, final=self.purge_now
         )
+        if not thing.erasing:
+            self._require_unclaimed(found, trash, thing)
         self._is_gone(decision.entry.name)
         self.dropped.append(decision)
         if not self.purge_now and not thing.erasing:
@@ -176,6 +182,26 @@ class _Dropping:
             nbytes = decision.frees or 0  # most of it had gone before
         self.freed += nbytes
         require_all(errors)
+
+    def _require_unclaimed(self, found: Found, trash: Trash, thing: Trashed) -> None:
+        """Have an entry back that somebody has claimed between the last look and its dropping.
+
+        Who claims an entry looks afterwards whether it is there (`records.write`): one of the two
+        finds the other.
+
+        Raises:
+            RefusedError: it was claimed, and is back.
+        """
+        root, name = found.root, thing.name
+        try:
+            tagged = set(tags.tags(root, name).get(name, ())) & set(self.plan.policy.keep_tags)
+            claimed = pins.pins(root, name) or leases.live(root, self.now(), name) or tagged
+        except FtckptError:
+            trash.restore(thing)  # nothing is concluded
+            raise
+        if claimed:
+            trash.restore(thing)
+            raise RefusedError(f"{thing.entry} stays: somebody has claimed it in this moment")
 
     def _looked_at_again(self, decision: Decision) -> Found:
         """Return the entry as it is at this moment, if it may still go.

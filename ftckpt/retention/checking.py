@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ftckpt.candidates import BATCH, gone
 from ftckpt.checkpoint import Checkpoint, CommitState
@@ -23,10 +23,11 @@ from ftckpt.store import Entry, EntryKind
 from ftckpt.verification import check_structure
 
 from .contents import list_entry, sum_up
-from .entries import EntryClass
+from .entries import EntryClass, Looked
 from .found import Found
 from .passed import Passed
 from .policy import GRACE
+from .protections import newest_first, reckon
 
 _HEAD = 4096
 _CONTENT = frozenset({"content", "values"})
@@ -56,8 +57,8 @@ def checked(found: Found, now: float, passed: Passed | None) -> Found | None:
         and contents is not None
         and contents.fingerprint == passed.fingerprint
     ):
-        return listed.now(checked=True, step=passed.step)
-    return _opened(listed, now)
+        return listed.now(checked=True, step=passed.step, looked=Looked.UNCHANGED)
+    return _opened(listed.now(looked=Looked.STRUCTURE), now)
 
 
 def _opened(found: Found, now: float) -> Found | None:
@@ -89,24 +90,46 @@ def step_by_content(found: Found) -> Found:
         step = open_child(found.root, found.child)[0].step
     except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
         return found  # whoever keeps it checks it, and finds out
-    return found if step is None else found.now(step=step)
+    known = found.now(looked=Looked.HEADERS)
+    return known if step is None else known.now(step=step)
 
 
-def newest_verified(members: Sequence[Found]) -> Found | None:
+def newest_verified(members: Sequence[Found], now: float) -> Found | None:
     """Return the newest committed checkpoint of a run whose content was checked when it was sealed.
+
+    What is dated in the future, and what has no step, is not asked about.
 
     Raises:
         UnavailableError, DeniedError: a manifest could not be read.
     """
-    sealed = [f for f in members if f.entry.entry_class is EntryClass.COMMITTED and f.sealed]
-    sealed.sort(key=lambda f: f.entry.age_order, reverse=True)
+    by_name = {f.entry.name: f for f in members}
+    for stretch in reversed(reckon([f.entry for f in members], now).stretches):
+        by_step, _ = newest_first(stretch)
+        found = first_verified([by_name[entry.name] for entry in by_step], {})
+        if found is not None:
+            return found.now(verified=True)
+    return None
+
+
+def first_verified(members: Iterable[Found], known: dict[str, bool]) -> Found | None:
+    """Return the first of some checkpoints whose content was checked when it was sealed.
+
+    Args:
+        members: in asking order.
+        known: what was found out before, by name; added to.
+
+    Raises:
+        UnavailableError, DeniedError: a manifest could not be read.
+    """
+    sealed = [f for f in members if f.sealed and known.get(f.entry.name, True)]
     for first in range(0, len(sealed), BATCH):
         batch = sealed[first : first + BATCH]
-        for found, passed in zip(
-            batch, concurrently(batch[0].root.store, _is_verified, batch), strict=True
-        ):
-            if passed:
-                return found.now(verified=True)
+        asked = [f for f in batch if f.entry.name not in known]
+        passed = concurrently(batch[0].root.store, _is_verified, asked)
+        known |= zip((f.entry.name for f in asked), passed, strict=True)
+        for found in batch:
+            if known[found.entry.name]:
+                return found
     return None
 
 
@@ -121,8 +144,12 @@ def surveyed(found: Found) -> Found | None:
 
 
 def _errors(checkpoint: Checkpoint) -> list[tuple[ExitCode, str]]:
-    found = check_structure(checkpoint, NULL)
-    return [(f.code, f.message) for f in found if f.severity is Severity.ERROR]
+    errors = [f for f in check_structure(checkpoint, NULL) if f.severity is Severity.ERROR]
+    # A rank that is missing where nothing marks the end of a save may have been lost since: that
+    # is evidence to keep, and no proof that the save was given up.
+    lost = any(f.kind == "missing-rank" for f in errors)
+    as_damage = {ExitCode.INCOMPLETE: ExitCode.CORRUPT} if lost else {}
+    return [(as_damage.get(f.code, f.code), f.message) for f in errors]
 
 
 def _judged(found: Found, errors: Sequence[tuple[ExitCode, str]], now: float) -> Found:

@@ -17,7 +17,7 @@ from ftckpt.store import Entry, EntryKind
 from ftckpt.stores.listed import ListedStore
 
 from .contents import list_entry, sum_up
-from .entries import Contents, EntryClass, RootEntry
+from .entries import Contents, EntryClass, Looked, RootEntry
 from .found import Found, Reading
 from .metrics import metric_of
 from .policy import GRACE
@@ -77,6 +77,7 @@ class _Candidate:
         self.how = how
         self.files: list[Entry] | None = None
         self.contents: Contents | None = None
+        self.looked = Looked.NAMES
 
     def classify(self) -> Found:
         """Return the entry (see `classify`)."""
@@ -97,6 +98,9 @@ class _Candidate:
         odd = next((p for p in child.parts if not p.recognition.supported), None)
         if odd is not None:
             return self._found(EntryClass.FOREIGN, odd.recognition.reason, child)
+        if any(part.recognition.shares for part in child.parts):
+            why = "its files share a directory with other steps: gc drops whole directories"
+            return self._found(EntryClass.FOREIGN, why, child)
         torn = [p for p in child.parts if p.recognition.commit is CommitState.UNCOMMITTED]
         if torn:
             return self._torn(child, torn[0].recognition.reason, listing)
@@ -108,7 +112,8 @@ class _Candidate:
         """A finished save, as its names say; its headers only for a step that they do not say."""
         step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
         why = child.parts[0].recognition.reason
-        if step is None and not named:
+        if step is None:
+            self.looked = Looked.HEADERS
             try:
                 step = open_child(self.root, child)[0].step
             except (CorruptError, UnsafeError) as error:
@@ -131,12 +136,13 @@ class _Candidate:
             return self._found(EntryClass.CORRUPT, why, child)
         try:
             # That a listing does not show a marker is no proof: opening asks for it.
+            self.looked = Looked.HEADERS
             open_child(self.root, child)
         except (CorruptError, UnsafeError) as error:
             return self._found(EntryClass.CORRUPT, error.message, child)
         except (IncompleteError, UnsupportedError):
             return self._unfinished(f"it {reason}", child)
-        return self._committed(child, listing)
+        return self._committed(child, listing).now(commit=CommitState.COMMITTED)
 
     def _unfinished(self, why: str, child: Child | None) -> Found:
         self._list()
@@ -154,6 +160,8 @@ class _Candidate:
             time=self.place.mtime,
             format=child.parts[0].format.name if child else "",
             why=why,
+            commit=_commit_of(child),
+            looked=self.looked,
             contents=self.contents,
         )
         return Found(entry, self.root, self.place, child)
@@ -195,6 +203,13 @@ class _Candidate:
         if known is not None:
             return Child(self.candidate, (Part(self.place, *known),))
         return self._seen().recognise(self.candidate)  # perhaps one checkpoint a model
+
+
+def _commit_of(child: Child | None) -> CommitState | None:
+    """The commit state of a checkpoint: of several parts the least that is said."""
+    states = {part.recognition.commit for part in child.parts} if child else set()
+    order = (CommitState.UNCOMMITTED, CommitState.NO_MARKER, CommitState.COMMITTED)
+    return next((state for state in order if state in states), None)
 
 
 def _in_transfer(listing: Listing) -> bool:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ftckpt.checkpoint import CommitState
 from ftckpt.errors import UsageError
 from ftckpt.quantities import shown_duration
 
-from .entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
+from .entries import Contents, EntryClass, Lease, Looked, Pin, RootEntry, SharedFile
 from .plan import BrokenFloor, Decision, Plan, Reason
 from .policy import DeleteLimit, Metric, Policy
 
@@ -32,7 +33,9 @@ class Row(NamedTuple):
         name: its name.
         age: time since it was saved, or "-".
         nbytes: its size in bytes; None where its files were not listed.
-        entry_class: its class.
+        entry_class: its class; `NO MARKER` for what is COMMITTED and whose format has no marker
+            that says so.
+        looked: how far it was looked into.
         verdict: `keep` or `drop`.
         reason: the rules that say so.
     """
@@ -42,6 +45,7 @@ class Row(NamedTuple):
     age: str
     nbytes: int | None
     entry_class: str
+    looked: str
     verdict: str
     reason: str
 
@@ -154,7 +158,9 @@ def _policy(policy: Policy) -> dict[str, Any]:
 def _decision(decision: Decision) -> dict[str, Any]:
     entry = decision.entry
     values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-    values["entry_class"] = str(entry.entry_class)
+    for name in ("entry_class", "looked"):
+        values[name] = str(values[name])
+    values["commit"] = None if entry.commit is None else str(entry.commit)
     values["pins"] = [p._asdict() for p in entry.pins]
     values["leases"] = [lease._asdict() for lease in entry.leases]
     for name in ("pointers", "tags", "bases"):
@@ -195,6 +201,9 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
     keep, frees = values.pop("keep"), values.pop("frees")
     reasons = tuple(Reason(**r) for r in values.pop("reasons"))
     values["entry_class"] = EntryClass(values["entry_class"])
+    values["looked"] = Looked(values["looked"])
+    if values["commit"] is not None:
+        values["commit"] = CommitState(values["commit"])
     values["pins"] = tuple(Pin(**p) for p in values["pins"])
     values["leases"] = tuple(Lease(**lease) for lease in values["leases"])
     for name in ("pointers", "tags", "bases"):
@@ -203,6 +212,12 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
         shared = tuple(SharedFile(**s) for s in values["contents"]["shared"])
         values["contents"] = Contents(**{**values["contents"], "shared": shared})
     return Decision(RootEntry(**values), keep, reasons, frees)
+
+
+def _shown_class(entry: RootEntry) -> str:
+    """Nobody is told that something is committed where nothing says so."""
+    unsaid = entry.commit is CommitState.NO_MARKER and entry.entry_class is EntryClass.COMMITTED
+    return "NO MARKER" if unsaid else str(entry.entry_class)
 
 
 def _row(decision: Decision, now: float) -> Row:
@@ -216,7 +231,8 @@ def _row(decision: Decision, now: float) -> Row:
         name=entry.name,
         age=age,
         nbytes=None if entry.contents is None else entry.contents.nbytes,
-        entry_class=str(entry.entry_class),
+        entry_class=_shown_class(entry),
+        looked=str(entry.looked),
         verdict="keep" if decision.keep else "drop",
         reason="; ".join(map(str, decision.reasons)),
     )

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ftckpt.checkpoint import CommitState
+
 
 class EntryClass(StrEnum):
     """What a name in a root is.
 
-    COMMITTED: a format says that the save was finished, and nothing showed damage.
+    COMMITTED: a format says that the save was finished, and nothing showed damage. Where a format
+        has no commit marker, nothing shows that it is unfinished (`RootEntry.commit`).
     STAGING: a save that is not finished; its newest file is younger than the grace.
     ABANDONED: a save that is not finished and has not been written to since.
     CORRUPT: proven damage; kept as evidence.
@@ -27,6 +30,21 @@ class EntryClass(StrEnum):
     CORRUPT = "CORRUPT"
     TRASH = "TRASH"
     FOREIGN = "FOREIGN"
+
+
+class Looked(StrEnum):
+    """How far an entry was looked into.
+
+    NAMES: the names, sizes and times of its files.
+    HEADERS: it was opened, for its step or for a commit marker that no listing shows.
+    STRUCTURE: its structure was checked.
+    UNCHANGED: no file has changed since its structure was checked by an earlier run.
+    """
+
+    NAMES = "names"
+    HEADERS = "headers"
+    STRUCTURE = "structure"
+    UNCHANGED = "unchanged"
 
 
 class SharedFile(NamedTuple):
@@ -110,9 +128,12 @@ class RootEntry:
         time: when it was saved, in seconds since the epoch; None where the store does not say.
         format: who recognised it; "" where no format did.
         why: why it is of this class, in words.
+        commit: whether its format says that the save was finished; None where no format knows it.
+        looked: how far it was looked into.
         contents: its files; None where they were not listed.
         checked: whether its structure was checked and passed.
-        verified: whether it is sealed and its content passed a check then.
+        verified: whether it is sealed and its content passed a check then; looked up only as far as
+            it takes to find the newest.
         named: whether its name gives it a part to play (`last`, `best`, `final`).
         pointers: names of the pointers of the root that mean it.
         pins: who wants it kept.
@@ -129,6 +150,8 @@ class RootEntry:
     time: float | None = None
     format: str = ""
     why: str = ""
+    commit: CommitState | None = None
+    looked: Looked = Looked.NAMES
     contents: Contents | None = None
     checked: bool = False
     verified: bool = False

@@ -64,7 +64,10 @@ class Evidence:
 
 
 def _pointed(root: Root) -> dict[str, list[str]]:
-    """Return the pointers that mean each candidate; a step means every candidate of that step.
+    """Return the pointers that mean each candidate.
+
+    A name means the one that has it. A step means every candidate of that step but those whose
+    names say that they are not finished.
 
     Raises:
         UnavailableError: one names a checkpoint that is there, and no listing shows it.
@@ -72,8 +75,11 @@ def _pointed(root: Root) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for pointer in root.pointers:
         for candidate in root.candidates:
-            same = candidate.step is not None and candidate.step == pointer.step
-            if candidate.path == pointer.target or same:
+            if pointer.means_step:
+                meant = candidate.step == pointer.step and not candidate.staging
+            else:
+                meant = candidate.path == pointer.target
+            if meant:
                 found[candidate.path].append(pointer.name)
         if pointer.target is None:
             _require_listed(root, pointer.says.rstrip("/").rpartition("/")[2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from ftckpt.registry import Format
 from ftckpt.roots import Child, Root
@@ -15,8 +16,29 @@ from .policy import Metric
 Bases = Callable[[Root, Child], Sequence[str]]
 
 
+@runtime_checkable
+class BuildsUpon(Protocol):
+    """A format whose checkpoints can need others to be read (`ftckpt.formats.delta`)."""
+
+    def built_upon(self, root: Root, child: Child) -> Sequence[str]:
+        """Return the places of what a checkpoint of a root is built upon (see `Reading.bases`)."""
+
+
+def recorded_bases(root: Root, child: Child) -> Sequence[str]:
+    """Return the places of what a checkpoint is built upon, as its format records them.
+
+    Raises:
+        CorruptError: the record is damaged.
+        UnsupportedError: it is of another version: what it is built upon cannot be known.
+        UnavailableError, DeniedError: it could not be read.
+    """
+    formats = {part.format.name: part.format for part in child.parts}.values()
+    asked = [each.built_upon(root, child) for each in formats if isinstance(each, BuildsUpon)]
+    return tuple(dict.fromkeys(place for places in asked for place in places))
+
+
 def no_bases(root: Root, child: Child) -> Sequence[str]:
-    """Say that a checkpoint is whole by itself."""
+    """Take every checkpoint for whole by itself: a base of a kept delta may be dropped then."""
     return ()
 
 
@@ -73,4 +95,4 @@ class Reading:
     formats: Sequence[Format]
     now: float
     metric: Metric | None = None
-    bases: Bases = no_bases
+    bases: Bases = recorded_bases

@@ -7,26 +7,28 @@ that the plan can say what it frees and recognise it again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ftckpt.errors import NotFoundError
+from ftckpt.candidates import nothing_known
 from ftckpt.opening import Place, open_runs
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
 from ftckpt.roots import Root, concurrently, join
 
 from . import log
-from .checking import checked, newest_verified, step_by_content, surveyed
+from .checking import checked, first_verified, step_by_content, surveyed
 from .classifying import judged_by
 from .contents import count_names
 from .deciding import decide
-from .entries import EntryClass
-from .found import Bases, Found, Reading, Run, no_bases
+from .entries import EntryClass, RootEntry
+from .found import Bases, Found, Reading, Run, recorded_bases
 from .passed import Passed, read_passed, write_passed
 from .plan import Decision, Plan
 from .policy import Policy
+from .protections import newest_first, reckon
 from .reading import read_entries
 from .uploads import upload_notes
 
@@ -57,7 +59,7 @@ def prepare(
     policy: Policy,
     now: float,
     *,
-    bases: Bases = no_bases,
+    bases: Bases = recorded_bases,
     sizes: bool = False,
     known: Plan | None = None,
     most_files: int | None = None,
@@ -71,7 +73,8 @@ def prepare(
         formats: in asking order.
         policy: what to keep.
         now: seconds since the epoch.
-        bases: returns what a checkpoint is a delta upon (see `Reading`).
+        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
         sizes: list the files of everything; of what goes and of what is checked they always are.
         known: an earlier plan: what it checked and has not changed since is not opened again.
         most_files: where what goes has more files, do not list them: such a plan can be looked at,
@@ -124,18 +127,16 @@ class _Work:
         self.notes: list[str] = []
         self.last_run: dict[str, float] = {}
         self.passed: dict[str, Passed] = {}
+        self.verified: dict[str, bool] = {}
         for run in runs:
             self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
-            raise NotFoundError(f"{place.url} holds no checkpoint of any known format")
+            raise nothing_known(self.roots[0])
 
     def _take(self, run: Run) -> None:
-        """Take the entries of a run, its newest verified one, and what is known from before."""
+        """Take the entries of a run, and what is known from before."""
         root = run.root
         self.found |= {f.entry.name: f for f in run.members}
-        verified = newest_verified(run.members)
-        if verified is not None:
-            self.found[verified.entry.name] = verified
         for name, passed in read_passed(root).items():
             self.passed[join(root.base, name)] = passed
         time = log.last_applied(root)
@@ -174,6 +175,7 @@ class _Work:
         policy = replace(self.policy, reclaim=None)
         by_content: set[str] = set()
         while True:
+            self._find_verified()
             plan = self.decide(policy)
             waiting = [d.entry.name for d in plan.decisions if self.policy.rules and _unchecked(d)]
             if not waiting:
@@ -189,6 +191,22 @@ class _Work:
             for group in groups - by_content:
                 self._read_steps(group)
             by_content |= groups
+
+    def _find_verified(self) -> None:
+        """Mark those that are kept as the newest whose content was checked when they were sealed.
+
+        Done again after each look: what was found damaged is none, and the one before it counts.
+        """
+        groups: dict[str, list[RootEntry]] = defaultdict(list)
+        for found in self.found.values():
+            groups[found.entry.group].append(found.entry)
+        for entries in groups.values():
+            for stretch in reckon(entries, self.now).stretches:
+                for order in newest_first(stretch):
+                    sealed = (self.found[entry.name] for entry in order)
+                    first = first_verified(sealed, self.verified)
+                    if first is not None:
+                        self.found[first.entry.name] = first.now(verified=True)
 
     def survey(self, names: Sequence[str], most_files: int | None) -> None:
         """List the files of entries, where they are not more than that (None for any number)."""

@@ -100,19 +100,45 @@ _BY_TIME = frozenset(
 
 
 def _newest(stretch: Sequence[RootEntry]) -> Iterator[tuple[RootEntry, Reason]]:
-    """The newest by step and by time, which differ after a restart; the newest verified one."""
-    top = stretch[-1].step
+    """The newest by step and by time, which differ after a restart; of the verified ones too."""
+    top, latest = _top(stretch).step, _latest(stretch)
     for entry in stretch:
         if entry.step == top:
             yield entry, Reason("newest", "the highest step")
-    timed = [e for e in stretch if e.time is not None]
-    if timed:
-        latest = max(timed, key=lambda e: (e.time or 0.0, e.age_order))
-        if latest.step != top:
-            yield latest, Reason("newest", "the latest save, of a lower step")
+        elif latest is not None and entry.step == latest.step:
+            yield entry, Reason("newest", "the latest save, of a lower step")
     verified = [e for e in stretch if e.verified]
     if verified:
-        yield verified[-1], Reason("newest-verified", "the newest whose content was checked")
+        best, last = _top(verified), _latest(verified)
+        yield best, Reason("newest-verified", "the highest step whose content was checked")
+        if last is not None and last.step != best.step:
+            detail = "the latest save whose content was checked, of a lower step"
+            yield last, Reason("newest-verified", detail)
+
+
+def newest_first(stretch: Sequence[RootEntry]) -> tuple[list[RootEntry], list[RootEntry]]:
+    """Return the entries of a stretch by step and by time, the newest first.
+
+    The first of each that is verified is kept as `newest-verified`.
+    """
+    timed = [e for e in stretch if e.time is not None]
+    return sorted(stretch, key=_step_order)[::-1], sorted(timed, key=_time_order)[::-1]
+
+
+def _top(entries: Sequence[RootEntry]) -> RootEntry:
+    return max(entries, key=_step_order)
+
+
+def _latest(entries: Sequence[RootEntry]) -> RootEntry | None:
+    return max((e for e in entries if e.time is not None), key=_time_order, default=None)
+
+
+def _step_order(entry: RootEntry) -> tuple[float, float, str]:
+    return entry.age_order
+
+
+def _time_order(entry: RootEntry) -> tuple[float, tuple[float, float, str]]:
+    return -1.0 if entry.time is None else entry.time, entry.age_order
 
 
 def _in_use(entry: RootEntry) -> Iterator[tuple[RootEntry, Reason]]:

@@ -11,8 +11,9 @@ from ftckpt.registry import Format
 from ftckpt.roots import Root
 
 from . import leases, log, pins
-from .found import Bases, Reading, no_bases
+from .found import Bases, Reading, recorded_bases
 from .holding import SKEW, hold, require_clock
+from .leftovers import leftovers, remove_leftovers
 from .outcome import Purged
 from .plan import Reason
 from .policy import DAY
@@ -32,7 +33,7 @@ def purge(
     actor: str,
     now: Callable[[], float],
     trash_ttl: float = TRASH_TTL,
-    bases: Bases = no_bases,
+    bases: Bases = recorded_bases,
     counter: Counter = NULL,
 ) -> Purged:
     """Reclaim what was dropped at least `trash_ttl` ago in the roots of a place.
@@ -47,7 +48,8 @@ def purge(
         actor: who, for the log.
         now: returns seconds since the epoch.
         trash_ttl: seconds.
-        bases: returns what a checkpoint is a delta upon (see `Reading`).
+        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
     Raises:
@@ -57,7 +59,7 @@ def purge(
         UnsafeError: a link stands where a root's own files belong.
     """
     roots = open_runs(place, formats)
-    filled = [root for root in roots if open_trash(root).listed()]
+    filled = [root for root in roots if open_trash(root).listed() or leftovers(root, now())]
     with hold(filled, actor, now()) as trashes:
         require_clock(filled, now())
         how = Reading(formats, now(), bases=bases)
@@ -104,7 +106,12 @@ def purge_held(
         except FtckptError as error:
             failed[thing.path] = error
         counter.add(1)
-    notes = [note for root in roots if root.base in trashes for note in abort_own(root, now())]
+    notes = [
+        note
+        for root in roots
+        if root.base in trashes
+        for note in (*abort_own(root, now()), *remove_leftovers(root, now()))
+    ]
     purged = Purged(erased=tuple(erased), held=held, freed=freed, failed=failed, notes=tuple(notes))
     for root in roots:
         _log(root, purged, actor, now())

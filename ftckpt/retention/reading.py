@@ -15,11 +15,13 @@ from ftckpt.manifest import FOLDER, SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.roots import Candidate, Root, concurrently, join, step_in_name
 from ftckpt.store import Entry
+from ftckpt.stores import is_leftover
 
 from .classifying import classify
 from .entries import EntryClass, RootEntry
 from .evidence import Evidence
 from .found import Found, Reading
+from .leftovers import WHY as LEFT
 from .records import own_folder
 from .trash import BESIDE, parse_trash_name
 from .trash import FOLDER as TRASH
@@ -58,9 +60,8 @@ def _foreign(root: Root) -> Iterator[Found]:
     for name in root.foreign:
         if not is_own(name) and not name.startswith(BESIDE):
             place = Entry(join(root.base, name), 0)
-            entry = RootEntry(
-                place.path, root.base, EntryClass.FOREIGN, why="its name is no checkpoint's"
-            )
+            why = LEFT if is_leftover(name) else "its name is no checkpoint's"
+            entry = RootEntry(place.path, root.base, EntryClass.FOREIGN, why=why)
             yield Found(entry, root, place)
 
 

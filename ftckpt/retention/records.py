@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.manifest import FOLDER
-from ftckpt.roots import Root, join
+from ftckpt.roots import Root, join, read_again
 from ftckpt.store import EntryKind
 
 _MAX_BYTES = 64 << 10
@@ -92,8 +92,11 @@ def _folder(root: Root, kind: str, entry: str | None = None) -> str:
 def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, object]) -> None:
     """Write one record, replacing the one of the same entry and label.
 
+    A gc that drops the entry at this moment finds the record, and takes that back, or had dropped
+    it before; that shows in a look afterwards, and is said.
+
     Raises:
-        NotFoundError: the root has no such entry.
+        NotFoundError: the root has no such entry, or it was dropped meanwhile.
         UnsafeError: the root's `.ftckpt`, or a directory in it, is a link.
     """
     if all(entry != candidate.path for candidate in root.candidates):
@@ -103,6 +106,24 @@ def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, ob
         )
     text = json.dumps({"schema": f"ftckpt.{kind}/1", "entry": entry, **fields}, sort_keys=True)
     root.store.put(_path(root, kind, entry, label), text.encode() + b"\n")
+    if not _stands(root, entry):
+        erase(root, [(kind, entry, label)])
+        raise NotFoundError(
+            f"{entry} of {root.url} was dropped",
+            hint=f"ftckpt gc undelete {shlex.quote(root.url)} {shlex.quote(entry)} has it back",
+        )
+
+
+def _stands(root: Root, entry: str) -> bool:
+    """Say whether an entry is there and not dropped, at this moment."""
+    again = read_again(root)
+    now = next((c for c in again.candidates if c.path == entry), None)
+    if now is None or again.is_dropped(now):
+        return False
+    # Where things are dropped where they stand, it may have been reclaimed, tombstone and all,
+    # between the look at the names and the look at the tombstones.
+    local = root.store.traits.local
+    return local or any(c.path == entry for c in read_again(root).candidates)
 
 
 def erase(root: Root, records: list[tuple[str, str, str]]) -> None:

@@ -59,6 +59,8 @@ class RemoteLock:
     Args:
         root: which.
         actor: who; whoever finds it taken is told.
+        folder: below the root's `.ftckpt`; each kind of work has its own.
+        work: the word for that work in messages.
         seconds: for how long it is taken at a time, at most half an hour.
         clock: seconds that never run backwards.
     """
@@ -68,12 +70,15 @@ class RemoteLock:
         root: Root,
         actor: str,
         *,
+        folder: str = FOLDER,
+        work: str = "gc",
         seconds: float = LEASE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root = root
         self._store = root.store
-        self._folder = f"{own_folder(root)}/{FOLDER}"
+        self._folder = f"{own_folder(root)}/{folder}"
+        self._work = work
         self._seconds = seconds
         self._clock = clock
         self._number = 0
@@ -139,7 +144,8 @@ class RemoteLock:
 
     def _probe(self) -> float:
         """Return the store's time; find out whether it keeps a second writer away."""
-        probe = f"{self._folder}/{TEMPORARY}probe-{secrets.token_hex(8)}"
+        # Of a name that the store's own probes (`stores.s3write`) do not sweep away meanwhile.
+        probe = f"{self._folder}/{TEMPORARY}clock-{secrets.token_hex(8)}"
         self._store.create(probe, b"")
         try:
             now = self._store.stat(probe).mtime
@@ -197,7 +203,7 @@ class RemoteLock:
         numbers = (int(m[1]) for m in map(_NUMBERED.fullmatch, names) if m is not None)
         if not self._is_mine(self._number) or any(n > self._number for n in numbers):
             raise RefusedError(
-                f"the lock of {self._root.url} was lost: another gc has taken it",
+                f"the lock of {self._root.url} was lost: another {self._work} has taken it",
                 hint="what was done is done, and nothing half: run it again",
             )
 
@@ -213,5 +219,6 @@ class RemoteLock:
     def _taken(self, who: str, left: float = 0.0) -> RefusedError:
         waiting = f"; should that one have been killed, it ends in {left:.0f} s" if left else ""
         return RefusedError(
-            f"another gc is at work on {self._root.url}{who}", hint=f"wait for it{waiting}"
+            f"another {self._work} is at work on {self._root.url}{who}",
+            hint=f"wait for it{waiting}",
         )

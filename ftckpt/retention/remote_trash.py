@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ftckpt.dropped import TRASH, Tomb
+from ftckpt.dropped import TRASH, Tomb, is_record
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
@@ -149,7 +149,8 @@ class RemoteTrash:
         errors: dict[str, FtckptError] = {}
         freed = 0
         there = {file.path for file in standing}
-        doomed = tombstone.versions or tombstone.files
+        late = self._late_records(tombstone, standing)
+        doomed = (*(tombstone.versions or tombstone.files), *(self._store.history(late) or late))
         for first in range(0, len(doomed), _BATCH):
             self._check()
             batch = doomed[first : first + _BATCH]
@@ -242,11 +243,8 @@ class RemoteTrash:
         Where it is whole, somebody has saved there again: its tombstone goes, and it stays. Where
         what commits it is missing, the tombstone alone has that.
         """
-        known = {file.path: file for file in tombstone.files}
         written = self._store.stat(trashed.path).mtime
-        other = [
-            f.path for f in standing if f.path not in known or not f.same_object(known[f.path])
-        ]
+        other = [f.path for f in _unknown(tombstone, standing) if not is_record(f.path)]
         if not other and written is not None and Tomb(trashed.path, written).holds(standing):
             return
         what = other[0] if other else trashed.name
@@ -256,6 +254,10 @@ class RemoteTrash:
             self._delete(trashed.path)
             raise RefusedError(message, hint="it is no trash any more")
         raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
+
+    def _late_records(self, tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
+        """Return the manifests that were written in the moment in which an entry was dropped."""
+        return [file for file in _unknown(tombstone, standing) if is_record(file.path)]
 
     def _is_same(self, there: Entry, file: Entry, tombstone: Tombstone) -> bool:
         """Say whether a key holds what it held; what was put back may have another ETag."""
@@ -289,3 +291,9 @@ class RemoteTrash:
     def _parsed(self, path: str) -> Trashed | None:
         parsed = parse_trash_name(path[len(self._folder) + 1 :])
         return parsed and Trashed(parsed[0], parsed[1], self._root.base, path, parsed[2])
+
+
+def _unknown(tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
+    """Return what stands there now and is not what the tombstone names."""
+    known = {file.path: file for file in tombstone.files}
+    return [f for f in standing if f.path not in known or not f.same_object(known[f.path])]

@@ -2,8 +2,8 @@
 
 A rule looks at steps and times, never at positions in a list, and its choice does not change when
 an entry that it did not choose is gone. Therefore a second plan keeps what the first one kept, and
-one more rule never lets go of more. Checkpoints of one step are chosen together: `last.ckpt` beside
-`step=100.ckpt` is not a second-last save.
+one more rule never lets go of more. Checkpoints of one step are kept together, whichever of them a
+rule chose: `last.ckpt` beside `step=100.ckpt` is not a second-last save.
 """
 
 from __future__ import annotations
@@ -30,37 +30,58 @@ def keep(policy: Policy, counted: Sequence[RootEntry]) -> Chosen:
         policy: which rules.
         counted: the committed checkpoints of one run, or of one stretch of it, each with a step.
     """
+    by_step = dict(_by_step(counted))
+    for rule in _rules(policy, counted):
+        chosen = list(rule)
+        yield from chosen
+        names = {entry.name for entry, _ in chosen}
+        for entry, reason in chosen:
+            assert entry.step is not None
+            for other in by_step[entry.step]:
+                if other.name not in names:
+                    names.add(other.name)
+                    yield other, Reason(reason.rule, f"of the same step as {entry.name}")
+
+
+def _rules(policy: Policy, counted: Sequence[RootEntry]) -> Iterator[Chosen]:
+    """Yield the choice of each rule of a policy."""
     if policy.keep_last is not None:
-        yield from _last(policy.keep_last, counted)
+        yield _last(policy.keep_last, counted)
     if policy.keep_every is not None:
-        yield from _every(policy.keep_every, counted)
+        yield _every(policy.keep_every, counted)
     for unit, name in _PERIODS.items():
         number = getattr(policy, f"keep_{unit}")
         if number is not None:
-            yield from _periods(unit, name, number, counted)
+            yield _periods(unit, name, number, counted)
     if policy.keep_within is not None:
-        yield from _within(policy.keep_within, counted)
+        yield _within(policy.keep_within, counted)
     if policy.keep_best is not None and policy.metric is not None:
-        yield from _best(policy.keep_best, policy.metric, counted)
-    for entry in counted:
-        for tag in entry.tags:
-            if tag in policy.keep_tags:
-                yield entry, Reason("keep-tag", f"tagged {tag}")
+        yield _best(policy.keep_best, policy.metric, counted)
+    yield (
+        (entry, Reason("keep-tag", f"tagged {tag}"))
+        for entry in counted
+        for tag in entry.tags
+        if tag in policy.keep_tags
+    )
 
 
 def _last(number: int, counted: Sequence[RootEntry]) -> Chosen:
-    """The N highest steps; and the N latest saves.
+    """The N highest steps; and the N steps that were saved last.
 
     They are the same until a run is restarted from an earlier step: its fresh saves have lower
-    steps than what it left behind, and are the ones to restart from.
+    steps than what it left behind, and are the ones to restart from. A step was saved when the
+    latest of its checkpoints was.
     """
     highest = _by_step(counted)[::-1][:number]
     for rank, (_, entries) in enumerate(highest):
         for entry in entries:
             yield entry, Reason("keep-last", f"{_ordinal(rank)} of the last {number}")
     steps = {step for step, _ in highest}
-    timed = sorted((e for e in counted if e.time is not None), key=_time_order, reverse=True)
-    for rank, entry in enumerate(timed[:number]):
+    latest: dict[int | None, RootEntry] = {}
+    for entry in sorted((e for e in counted if e.time is not None), key=_time_order):
+        latest[entry.step] = entry
+    saves = sorted(latest.values(), key=_time_order, reverse=True)
+    for rank, entry in enumerate(saves[:number]):
         if entry.step not in steps:
             yield (
                 entry,
@@ -126,11 +147,12 @@ def _within(seconds: float, counted: Sequence[RootEntry]) -> Chosen:
 
 
 def _best(number: int, metric: Metric, counted: Sequence[RootEntry]) -> Chosen:
-    """The N best steps by a metric; and what was saved after the last that shows the metric.
+    """The N best steps by a metric; and what is newer, by step or by time, than all that show it.
 
-    The latter are not evaluated yet: that their value is absent says nothing about them.
+    The latter are not evaluated yet: that their value is absent says nothing about them. After a
+    restart from an earlier step they have lower steps, and later times, than those that show it.
     """
-    known = [e for e in counted if e.metric is not None and not math.isnan(e.metric)]
+    known = [e for e in counted if _shows(e)]
     sign = -1.0 if metric.largest else 1.0
     best: dict[int, float] = {}
     for entry in known:
@@ -148,9 +170,17 @@ def _best(number: int, metric: Metric, counted: Sequence[RootEntry]) -> Chosen:
                 Reason("keep-best", f"{place} by {metric.name}: {sign * best[entry.step]:g}"),
             )
     last = max(best, default=-1)
+    ended = max((e.time for e in known if e.time is not None), default=-math.inf)
     for entry in counted:
-        if entry.step is not None and entry.step > last:
+        assert entry.step is not None
+        later = entry.step > last or (entry.time is not None and entry.time > ended)
+        if later and not _shows(entry):
             yield entry, Reason("keep-best", f"{metric.name} is not known yet")
+
+
+def _shows(entry: RootEntry) -> bool:
+    """Whether the value of the metric is known."""
+    return entry.metric is not None and not math.isnan(entry.metric)
 
 
 def _by_step(counted: Iterable[RootEntry]) -> list[tuple[int, list[RootEntry]]]:

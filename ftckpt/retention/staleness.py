@@ -16,7 +16,7 @@ from . import log
 from .checking import surveyed
 from .entries import RootEntry
 from .floors import broken_floors
-from .found import Bases, Found, no_bases
+from .found import Bases, Found, recorded_bases
 from .plan import Decision, Plan
 from .preparing import Prepared, prepare
 from .protections import reckon
@@ -43,7 +43,7 @@ def still_right(
     now: float,
     held: Container[str],
     *,
-    bases: Bases = no_bases,
+    bases: Bases = recorded_bases,
     counter: Counter = NULL,
 ) -> Current:
     """Read everything again and say what is to go, if it may still go and is as the plan saw it.
@@ -54,7 +54,8 @@ def still_right(
         formats: in asking order.
         now: seconds since the epoch.
         held: groups of the runs that are held.
-        bases: returns what a checkpoint is a delta upon (see `Reading`).
+        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
     Raises:

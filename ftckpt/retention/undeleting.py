@@ -11,7 +11,7 @@ from ftckpt.registry import Format
 from ftckpt.roots import Root, read_again
 
 from . import log
-from .found import Bases, no_bases
+from .found import Bases, recorded_bases
 from .holding import hold
 from .outcome import Undeleted
 from .trash import Trashed, open_trash, parse_trash_name
@@ -35,7 +35,7 @@ def undelete(
     *,
     actor: str,
     now: Callable[[], float],
-    bases: Bases = no_bases,
+    bases: Bases = recorded_bases,
 ) -> Undeleted:
     """Give things of the trash their old names again.
 

@@ -17,6 +17,7 @@ from ftckpt.retention.found import Found, Reading, Run
 from ftckpt.retention.reading import read_entries
 from ftckpt.roots import Root, concurrently
 from ftckpt.store import Entry
+from ftckpt.stores import is_leftover
 from ftckpt.stores.oserror import translate
 
 # What nobody here wrote may be a data set of any size: it is counted and not listed.
@@ -69,6 +70,11 @@ class Survey:
     free: int | None
     run: Run | None = None
 
+    @property
+    def leftovers(self) -> tuple[Held, ...]:
+        """Temporary files that killed runs of ftckpt have left."""
+        return tuple(one for one in self.held if is_leftover(one.entry.name))
+
     def of(self, *classes: EntryClass) -> tuple[Held, ...]:
         """Return the entries of some classes."""
         return tuple(one for one in self.held if one.entry.entry_class in classes)
@@ -106,7 +112,7 @@ def survey(root: Root, how: Reading, *, counter: Counter = NULL) -> Survey:
     listed = [each for each in concurrently(root.store, one, found) if each is not None]
     run = Run(root, [each for each, _ in listed])
     held = sorted((each for _, each in listed), key=lambda each: each.entry.age_order)
-    newest = newest_verified(run.members)
+    newest = newest_verified(run.members, how.now)
     verified = next((h for h in held if newest and h.entry.name == newest.entry.name), None)
     dangling = tuple((p.name, p.says) for p in root.pointers if p.dangling)
     return Survey(root.url, tuple(held), verified, dangling, _free(root), run)

@@ -9,6 +9,7 @@ from ftckpt.errors import UsageError
 
 from .atomic import is_leftover
 from .options import StoreOptions
+from .remotes import named
 
 if TYPE_CHECKING:
     from ftckpt.store import Store
@@ -26,14 +27,23 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
 
     Args:
         url: a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL;
-            `S3://` is `s3://` (RFC 3986, 3.1).
+            `S3://` is `s3://` (RFC 3986, 3.1). `cold:name` is a place on the remote `cold`, which
+            brings its own settings (`remotes`).
         options: settings for object stores.
 
     Raises:
-        UsageError: the URL names no place, or chains filesystems.
+        UsageError: the URL names no place, chains filesystems, or names an unknown remote.
         UnsupportedError: the package for this kind of URL is not installed.
     """
-    store = _opened(url, options)
+    found = named(url)
+    if found is None:
+        store = _opened(url, options)
+    else:
+        remote, rest = found
+        store = _opened(remote.place(rest), remote.options(options))
+        if not store.traits.local:
+            # The name says which service is meant; the URL alone may be another one's bucket.
+            store.url = f"{remote.name}:{rest.lstrip('/')}"
     store.options = options
     return store
 

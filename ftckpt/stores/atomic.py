@@ -23,33 +23,46 @@ def is_leftover(name: str) -> bool:
     return name.rpartition("/")[2].startswith(TEMPORARY)
 
 
-def write_over(path: str, data: bytes) -> None:
+def write_over(path: str, data: bytes, *, parents: bool = True) -> None:
     """Put `data` under `path`, replacing a file or link that was there.
 
+    Args:
+        path: of the file.
+        data: all of it.
+        parents: make directories that are missing.
+
     Raises:
+        NotFoundError: the directory is missing, and was not to be made.
         DeniedError, NoResourceError, UnavailableError: the system refused.
     """
-    _write(path, data, os.rename)
+    _write(path, data, os.rename, parents)
 
 
-def write_new(path: str, data: bytes) -> None:
+def write_new(path: str, data: bytes, *, parents: bool = True) -> None:
     """Put `data` under `path`, which must not exist, not even as a dangling link.
+
+    Args:
+        path: of the file.
+        data: all of it.
+        parents: make directories that are missing.
 
     Raises:
         ExistsError: the name is taken.
+        NotFoundError: the directory is missing, and was not to be made.
         UnsupportedError: the filesystem has no hard links, so two writers cannot be told apart.
         DeniedError, NoResourceError, UnavailableError: the system refused.
     """
-    _write(path, data, _link)
+    _write(path, data, _link, parents)
 
 
-def _write(path: str, data: bytes, publish: Callable[[str, str], None]) -> None:
+def _write(path: str, data: bytes, publish: Callable[[str, str], None], parents: bool) -> None:
     import secrets  # it takes longer to import than a small checkpoint to read
 
     directory = os.path.dirname(path) or "."
     temporary = os.path.join(directory, TEMPORARY + secrets.token_hex(8))
     try:
-        make_directories(directory)
+        if parents:
+            make_directories(directory)
         _write_durably(temporary, data)
         try:
             publish(temporary, path)

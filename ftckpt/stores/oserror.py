@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 # What one failed call may be over with: a disk or a network filesystem recovers.
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
+# What storage that is away says, whatever was to be done there.
+AWAY = PASSING | {errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EHOSTDOWN}
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_HANDLES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})

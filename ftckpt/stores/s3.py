@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from .s3errors import archived
 from .s3hidden import abort_uploads, list_unfinished, list_versions
 from .s3read import S3Object, S3Reader, Version, head_object, read_bytes
 from .s3upload import S3Upload
-from .s3write import create_object, put_object, supports_conditions
+from .s3write import create_object, put_object, replace_object, supports_conditions
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -41,7 +42,7 @@ class S3Store(Store):
     """
 
     def __init__(self, url: str, options: StoreOptions) -> None:
-        self.url = url
+        self.url = self._opened_at = url
         bucket, _, prefix = url.partition("://")[2].partition("/")
         if not bucket:
             raise UsageError(f"{url} names no bucket")
@@ -53,9 +54,18 @@ class S3Store(Store):
         self._seen: dict[str, bool] = {}
         self._conditional_delete: bool | None = None
 
-    def __reduce__(self) -> tuple[type[S3Store], tuple[str, StoreOptions]]:
+    def __reduce__(self) -> tuple[type[S3Store], tuple[str, StoreOptions], dict[str, Any]]:
         """Travel to another process as URL and options; connections stay here."""
-        return S3Store, (self.url, self.client.options)
+        kept = {"url": self.url, "options": self.options}
+        return S3Store, (self._opened_at, self.client.options), kept
+
+    def identity(self, path: str = "") -> str:
+        """Return the key behind its service's address: two services may have one bucket's name."""
+        endpoint = self.client.options.endpoint or os.environ.get(
+            "AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")
+        )
+        at = self.at(path)
+        return f"{endpoint.rstrip('/').lower()} s3://{at.bucket}/{at.key}".rstrip("/")
 
     def usage(self) -> Usage:
         """Return the requests sent, retries included, and the bytes of content received."""
@@ -122,6 +132,13 @@ class S3Store(Store):
             self.traits = self.traits._replace(conditional_put=honoured)
         conditional = bool(self.traits.conditional_put)
         self.client.run(create_object(self.client, self.at(path), data, conditional))
+
+    def replace(self, entry: Entry, data: bytes) -> None:
+        """Store `data` in place of what was listed, by one conditional PUT."""
+        if not entry.etag:
+            super().replace(entry, data)
+            return
+        self.client.run(replace_object(self.client, self.at(entry.path), data, _quoted(entry)))
 
     def upload(self, path: str, size: int) -> S3Upload:
         """Begin an object in parts; nothing is seen of it before it is finished."""

@@ -6,10 +6,13 @@ import asyncio
 import base64
 import hashlib
 import secrets
+from contextlib import suppress
 from typing import Any
 
 from ftckpt.errors import (
     ExistsError,
+    FtckptError,
+    IncompleteError,
     NotFoundError,
     UnavailableError,
     UnsupportedError,
@@ -23,6 +26,8 @@ from .s3errors import is_transient, status_of, translate
 from .s3read import S3Object, head_object
 
 _TOKEN = "ftckpt-token"
+_PROBE = f"{TEMPORARY}probe-"
+_PROBES = 3
 _LARGEST = 5 << 30
 
 
@@ -64,10 +69,37 @@ def differs(head: dict[str, Any], md5: str) -> bool:
 
 
 async def supports_conditions(client: S3Client, beside: S3Object) -> bool:
-    """Write a probe key twice and say whether the second PUT was refused."""
+    """Write a probe key twice and say whether the second PUT was refused.
+
+    Probes that killed runs have left beside it are removed. One of a run that is at work may be
+    among them, whose second PUT is accepted then: that nothing is refused is believed only of
+    several probes.
+    """
     directory = beside.key.rpartition("/")[0]
-    name = f"{TEMPORARY}probe-{secrets.token_hex(8)}"
-    at = beside._replace(key=f"{directory}/{name}" if directory else name)
+    stem = f"{directory}/{_PROBE}" if directory else _PROBE
+    honoured = False
+    for _ in range(_PROBES):
+        at = beside._replace(key=stem + secrets.token_hex(8))
+        honoured = await _refuses_second(client, at)
+        if honoured:
+            break
+    with suppress(FtckptError):  # who may not list or delete leaves them
+        await _remove_probes(client, beside, stem)
+    return honoured
+
+
+async def _remove_probes(client: S3Client, beside: S3Object, stem: str) -> None:
+    """Remove the empty keys that begin so, a thousand at most."""
+    page = await client.call(
+        "list_objects_v2", url=beside.url, file=beside.path, doing="list",
+        Bucket=beside.bucket, Prefix=stem,
+    )  # fmt: skip
+    left = [item["Key"] for item in page.get("Contents", ()) if not item["Size"]]
+    if left:
+        await delete_objects(client, [Doomed(beside._replace(key=key)) for key in left])
+
+
+async def _refuses_second(client: S3Client, at: S3Object) -> bool:
     try:
         await create_object(client, at, b"", conditional=True)
         try:
@@ -121,6 +153,52 @@ async def create_object(client: S3Client, at: S3Object, data: bytes, conditional
                 f"cannot create {at.url}: {failure} ({backoff.attempts} attempts)", file=at.path
             ) from failure
         await asyncio.sleep(wait)
+
+
+async def replace_object(client: S3Client, at: S3Object, data: bytes, etag: str) -> None:
+    """Store `data` under a key that must still show an ETag; one request decides of several.
+
+    A service that knows no such condition is asked for the ETag just before.
+
+    Raises:
+        NotFoundError: the key is gone.
+        IncompleteError: it was replaced.
+        UnavailableError: after retries.
+    """
+    token = secrets.token_hex(16)
+    asked, _ = _request(at, data)
+    asked |= {"Metadata": {_TOKEN: token}, "IfMatch": etag}
+    backoff = Backoff(client.options.retry_seconds)
+    while True:
+        if (await head_object(client, at)).get("ETag", "").strip('"') != etag.strip('"'):
+            raise _replaced(at)
+        try:
+            await client.once("put_object", client.payer(asked))
+        except Exception as error:
+            if status_of(error) == 501 and asked.pop("IfMatch", None):
+                continue
+            if status_of(error) != 412 and not is_transient(error):
+                raise translate(error, at.url, at.path, "write") from error
+            failure: Exception | None = error
+        else:
+            failure = None
+        # The answer of our first attempt may have been lost, and another may have come since.
+        if await _stored_token(client, at) == token:
+            return
+        wait = backoff.pause()
+        if failure is None or status_of(failure) == 412:
+            raise _replaced(at) from failure
+        if wait is None:
+            raise UnavailableError(
+                f"cannot write {at.url}: {failure} ({backoff.attempts} attempts)", file=at.path
+            ) from failure
+        await asyncio.sleep(wait)
+
+
+def _replaced(at: S3Object) -> IncompleteError:
+    return IncompleteError(
+        f"{at.url} was replaced since it was looked at", kind="changed-file", file=at.path
+    )
 
 
 def _taken(at: S3Object) -> ExistsError:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from posixpath import basename
 
 from ftckpt import __version__
 from ftckpt.ahead import reading_ahead
 from ftckpt.checkpoint import Checkpoint, Topology
-from ftckpt.errors import ExitCode, FtckptError, UnsupportedError
+from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck
@@ -33,6 +33,7 @@ from .local_staging import LocalStaging
 from .places import absolute, around, name_of, require_apart_from_all, require_names, staging_name
 from .proof import Proof, Prover, SameObjects, prove
 from .reading_order import of_layout
+from .rehearsal import rehearse
 from .remote_staging import RemoteStaging
 from .staged_object import StagedObject
 from .staging import Staging
@@ -128,7 +129,8 @@ def transfer(
         RefusedError: another run is writing there, or it lies inside the source, or what that
             stands upon.
         UnsafeError: the layout has a name that cannot be a file's.
-        UnsupportedError: the format has no place for something (see `require_place`).
+        UnsupportedError: the format has no place for something (see `require_place`), or its
+            reader would give it back otherwise (see `rehearse`).
         UsageError: one file would take the name of a bucket.
         CorruptError: the source is damaged, or the proof failed.
         NotFoundError: what the source's tensors are decoded upon is missing.
@@ -162,6 +164,8 @@ def transfer(
         with blaming_changes(source):
             if check is not None:
                 require_sound(check())
+            if options.proof and prover is prove:
+                rehearse(content, layout, target, same_objects, single=single)
             depths = depths_of(source)
             ordered = in_order(layout, depths)
             places = of_layout(ordered, source)
@@ -186,16 +190,17 @@ def transfer(
             result = target.open(staging.source(commit))
             proof = None
             if options.proof:
-                proof = prover(
-                    held,
-                    result,
-                    same_objects,
-                    jobs=options.jobs,
-                    forks=options.forks,
-                    executor=options.executor,
-                    limiter=options.limiter,
-                    counter=counter,
-                )
+                with forgetting_failures(staging):
+                    proof = prover(
+                        held,
+                        result,
+                        same_objects,
+                        jobs=options.jobs,
+                        forks=options.forks,
+                        executor=options.executor,
+                        limiter=options.limiter,
+                        counter=counter,
+                    )
         changes.require_unchanged(source.source, source.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)
@@ -225,6 +230,17 @@ def _staging_at(
     name, beside = name_of(destination), around(destination.rstrip("/"))
     staged = open_store(beside + staging_name(name), store_options)
     return StagedObject(open_store(beside, store_options), name, staged)
+
+
+@contextmanager
+def forgetting_failures(staging: Staging) -> Iterator[None]:
+    """Remove what was built where its proof fails: no run can go on from it."""
+    try:
+        yield
+    except CorruptError as error:
+        if error.kind == "failed-proof":
+            staging.forget()
+        raise
 
 
 def require_sound(report: VerifyReport) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.dtypes import DType
-from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.errors import NoResourceError, UsageError
+from ftckpt.findings import counted
 
 from .casting import require_cast
 from .gathering import Gatherer, Region
@@ -29,6 +30,36 @@ _SAMPLE = 128 << 20
 _RAW = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
 
 
+def torch_device(name: str) -> torch.device:
+    """Return a device by its name.
+
+    Args:
+        name: `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        UsageError: no name of a device.
+        NoResourceError: this machine has no such device, or torch is not installed.
+    """
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not (number.isascii() and number.isdecimal())):
+        raise UsageError(f"{name!r} is no device: cpu, cuda or cuda:N")
+    hint = "--device cpu does the same"
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise NoResourceError(
+            f"the device {name} needs torch, which is not installed", hint=hint
+        ) from None
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise NoResourceError(
+                f"there is no {name} here: torch sees {counted(count, 'CUDA device')}", hint=hint
+            )
+    return device
+
+
 class DeviceGatherer(Gatherer):
     """Places and casts elements on a torch device.
 
@@ -38,8 +69,7 @@ class DeviceGatherer(Gatherer):
         limiter: bounds the rate of reading.
 
     Raises:
-        UsageError: no name of a device.
-        UnsupportedError: there is no such device here, or torch cannot use it.
+        UsageError, NoResourceError: see `torch_device`.
     """
 
     # A transfer costs some ten microseconds however small it is.
@@ -49,21 +79,7 @@ class DeviceGatherer(Gatherer):
         self, checkpoint: Checkpoint, device: str, limiter: RateLimit | None = None
     ) -> None:
         super().__init__(checkpoint, limiter)
-        import torch
-
-        try:
-            self._device = torch.device(device)
-        except RuntimeError as error:
-            raise UsageError(f"{device!r} is no device: cpu, cuda or cuda:N") from error
-        if self._device.type not in ("cpu", "cuda"):
-            raise UsageError(f"{device!r} is no device: cpu, cuda or cuda:N")
-        if self._device.type == "cuda":
-            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            if (self._device.index or 0) >= count:
-                raise UnsupportedError(
-                    f"there is no {device} here: torch sees {count} CUDA devices",
-                    hint="--device cpu does the same",
-                )
+        self._device = torch_device(device)
 
     def place(self, region: Region, start: int, stop: int, out: memoryview) -> None:
         """Put elements `start` to `stop` of a region into `out`; see `Gatherer.place`."""
@@ -131,7 +147,7 @@ def gatherer(
     up to 128 MiB of the layout both ways, where there is a CUDA device at all.
 
     Raises:
-        UsageError, UnsupportedError: see `DeviceGatherer`.
+        UsageError, NoResourceError: see `torch_device`.
     """
     plain = Gatherer(checkpoint, limiter)
     if device == "cpu":

@@ -24,10 +24,12 @@ from .casting import cast
 from .content import Fill, Shard
 from .moves import Move, Reading, meeting, readings
 from .regions import Held, boxes_of_range, is_run, whole_rows
-from .source_bytes import Places, SourceBytes
+from .source_bytes import Places, ReadObserver, SourceBytes
 
 if TYPE_CHECKING:
     from ftckpt.limits import RateLimit
+
+    from .casting import Array
 
 SPAN = 4 << 20  # bytes read at once where elements must be picked out of a wider span
 REMOTE = 8 << 20  # and made at once, where a request has a latency to hide
@@ -59,6 +61,7 @@ class Gatherer:
     Args:
         checkpoint: the source, opened.
         limiter: bounds the rate of reading.
+        observer: is told of what is read.
 
     Attributes:
         chunk: bytes that are best asked for at once: what is made stays in the processor's cache
@@ -67,8 +70,13 @@ class Gatherer:
 
     chunk = 2 << 20
 
-    def __init__(self, checkpoint: Checkpoint, limiter: RateLimit | None = None) -> None:
-        self.bytes = SourceBytes(checkpoint, limiter)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        limiter: RateLimit | None = None,
+        observer: ReadObserver | None = None,
+    ) -> None:
+        self.bytes = SourceBytes(checkpoint, limiter, observer)
         self._span = SPAN
         if not checkpoint.source.store.traits.local:
             self.chunk, self._span = max(self.chunk, REMOTE), REMOTE
@@ -177,9 +185,14 @@ class Gatherer:
                 items = np.ndarray(move.sizes, found, raw, skip, move.strides)
                 at, steps = (move.start - start) * size, tuple(s * size for s in move.steps)
                 target = np.ndarray(move.sizes, raw_type, out, at, steps)
-                target[...] = (
-                    items if same else cast(np.ascontiguousarray(items), move.dtype, dtype)
-                )
+                if same:
+                    target[...] = items
+                else:
+                    target[...] = self.cast(np.ascontiguousarray(items), move.dtype, dtype)
+
+    def cast(self, items: Array, source: DType, target: DType) -> Array:
+        """Return elements in another type; see `casting.cast`."""
+        return cast(items, source, target)
 
     def readings(self, region: Region, start: int, stop: int) -> Iterator[Reading]:
         """Yield what to read for elements `start` to `stop` of a region, a bounded span each."""

@@ -10,6 +10,7 @@ from ftckpt.manifest import FOLDER, NAME
 from ftckpt.roots import step_in_name
 from ftckpt.source import Source, safe_name
 from ftckpt.store import Store
+from ftckpt.stores.remotes import split
 
 from .layout import Layout
 
@@ -25,7 +26,7 @@ def staging_name(name: str) -> str:
 
 def name_of(destination: str) -> str:
     """Return the last element of a path or URL."""
-    return destination.rstrip("/").rpartition("/")[2]
+    return split(destination.rstrip("/"))[1]
 
 
 def around(destination: str) -> str:
@@ -34,6 +35,9 @@ def around(destination: str) -> str:
     Raises:
         UsageError: it is a bucket, and lies in none.
     """
+    if "/" not in destination:
+        parent, _ = split(destination)
+        return "" if parent == "." else parent
     scheme, colon, path = destination.rpartition("://")
     parent, slash, name = path.rpartition("/")
     if scheme and not parent:
@@ -58,10 +62,17 @@ def absolute(store: Store) -> str:
 
 
 def place_of(source: Source) -> str:
-    """Return what tells the place of a checkpoint from others, however it was spelled."""
+    """Return the place of a checkpoint as it can be opened again, with no link in it."""
     where = source.path(next(iter(source.entries), "")) if source.single else source.base
     path = source.store.local_path(where)
     return source.store.describe(where).rstrip("/") if path is None else os.path.realpath(path)
+
+
+def identity_of(source: Source) -> str:
+    """Return what tells the place of a checkpoint from all others, whatever names the service."""
+    if source.store.traits.local:
+        return place_of(source)
+    return source.store.identity(next(iter(source.entries), "") if source.single else source.base)
 
 
 def require_apart(source: Source, destination: Store, what: str = "source") -> None:
@@ -75,9 +86,9 @@ def require_apart(source: Source, destination: Store, what: str = "source") -> N
     Raises:
         RefusedError: one of them.
     """
-    read = place_of(source)
+    read = identity_of(source)
     if not destination.traits.local:
-        written = staged = destination.url.rstrip("/")
+        written = staged = destination.identity()
     else:
         written = absolute(destination)
         parent, name = os.path.split(written)

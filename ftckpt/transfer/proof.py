@@ -26,6 +26,7 @@ from ftckpt.errors import CorruptError
 from ftckpt.forks import run as spread
 from ftckpt.progress import NULL, Counter
 
+from .casting import Changes, changes
 from .content import Content, Shard
 from .forms import (
     Pair,
@@ -41,7 +42,10 @@ from .reading_order import of_content, of_result
 from .regions import whole_rows
 
 if TYPE_CHECKING:
+    from ftckpt.dtypes import DType
     from ftckpt.limits import RateLimit
+
+    from .casting import Array
 
 _TASK = 32 << 20  # bytes compared by one task
 _MOST = 256  # tensors compared by one task: handing over a task costs more than comparing a few
@@ -59,14 +63,35 @@ class Proof:
     """What was compared.
 
     Attributes:
-        tensors: logical tensors that are equal bit for bit.
+        tensors: logical tensors that are what was to be written, bit for bit.
         nbytes: bytes of the result that were compared, those of every replica included.
         objects: objects that are equal; those that the format names otherwise are not counted.
+        cast: what was cast on the way; None where nothing was.
     """
 
     tensors: int
     nbytes: int
     objects: int
+    cast: Cast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Tensors that are equal to the source cast to another type.
+
+    Attributes:
+        tensors: how many.
+        dtypes: the types that they became.
+        values: their elements.
+        changed: of these, those that are another number than in the source.
+        infinite: of these, those that were finite and are no longer.
+    """
+
+    tensors: int
+    dtypes: Sequence[str]
+    values: int
+    changed: int
+    infinite: int
 
 
 class _Range(NamedTuple):
@@ -124,13 +149,20 @@ def prove(
     known = [Pair(key, result.tensors[key]) for key in content.known]
     nbytes = nbytes_in(pairs(content, result)) + nbytes_in(known)
     counter.start("proving", nbytes)
-    source, target = Gatherer(content.checkpoint, limiter), Gatherer(result, limiter)
+    source, target = _CountingGatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
-    def compared(tasks: Iterator[Sequence[_Range]], counter: Counter, jobs: int) -> Iterator[None]:
-        def compare(task: Sequence[_Range]) -> None:
+    def compared(
+        tasks: Iterator[Sequence[_Range]], counter: Counter, jobs: int
+    ) -> Iterator[Changes]:
+        def compare(task: Sequence[_Range]) -> Changes:
+            found = Changes()
             for one in task:
+                source.begin()
                 _compare_bits(one, source, target)
                 counter.add(one.nbytes)
+                if one.info.key in content.tensors:  # a tied weight is counted once
+                    found = found.plus(source.changes)
+            return found
 
         return run(tasks, compare, jobs=jobs, executor=executor)
 
@@ -151,10 +183,11 @@ def prove(
                 ranges = _tasks(_by_parameter(content, result))
             else:
                 ranges = _tasks((one,) for one in _ranges(content, result))
-            for _ in spread(
+            found = Changes()
+            for one_task in spread(
                 ranges, compared, jobs=jobs, forks=forks, executor=executor, counter=counter
             ):
-                pass
+                found = found.plus(one_task)
             for _ in run(known, compare_known, jobs=jobs, executor=executor):
                 pass
             compare_replicas(known, target, jobs=jobs, executor=executor, counter=counter)
@@ -162,7 +195,36 @@ def prove(
             source.close()
             target.close()
         objects = compare_objects(content, result, same_objects)
-    return Proof(len(content.tensors) + len(known), nbytes, objects)
+    return Proof(len(content.tensors) + len(known), nbytes, objects, _cast(content, found))
+
+
+class _CountingGatherer(Gatherer):
+    """Counts, thread by thread, what casts do to values."""
+
+    @property
+    def changes(self) -> Changes:
+        """What was cast by this thread since `begin`."""
+        found: Changes = self._thread.changes
+        return found
+
+    def begin(self) -> None:
+        """Count anew, in this thread."""
+        self._thread.changes = Changes()
+
+    def cast(self, items: Array, source: DType, target: DType) -> Array:
+        """Return elements in another type, and count those that are another number there."""
+        done = super().cast(items, source, target)
+        self._thread.changes = self._thread.changes.plus(changes(items, source, done, target))
+        return done
+
+
+def _cast(content: Content, found: Changes) -> Cast | None:
+    types = [
+        wanted.dtype.name
+        for wanted in content.tensors.values()
+        if any(content.checkpoint.tensors[c.key].dtype != wanted.dtype for c in wanted.copies)
+    ]
+    return Cast(len(types), sorted(set(types)), *found) if types else None
 
 
 class Prover(Protocol):

@@ -18,6 +18,7 @@ from ftckpt.errors import ExistsError, NotFoundError, RefusedError
 from ftckpt.manifest import FOLDER, NAME, TRANSFER, Manifest, read
 from ftckpt.source import Source
 from ftckpt.store import Entry, EntryKind, Store
+from ftckpt.stores.atomic import is_leftover
 from ftckpt.stores.overlay import OverlayStore
 
 from .blocks import BlockMade
@@ -51,7 +52,8 @@ class RemoteStaging(Staging):
         except NotFoundError:
             self._entries = {}
         if TRANSFER not in self._entries:
-            if self._entries:
+            # A run that was killed before it put the marker has left a probe at most.
+            if not all(map(is_leftover, self._entries)):
                 raise self._exists()
             self._require_absent([NAME, *files])
             self._store.create(TRANSFER, marker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ftckpt.checkpoint import Box, Checkpoint, Piece, TensorInfo
 from ftckpt.errors import CorruptError
@@ -14,6 +14,7 @@ from .regions import Boxes, Held, held_by, reach
 from .undone import UndoneStreams
 
 if TYPE_CHECKING:
+    from ftckpt.extents import Extent
     from ftckpt.limits import RateLimit
     from ftckpt.store import Reader
     from ftckpt.window_reads import Ahead
@@ -50,17 +51,34 @@ class Places:
         return [self._held[n] for n in self._boxes.near(box)]
 
 
+class ReadObserver(Protocol):
+    """Is told, by the thread that reads, of the bytes of files that were read."""
+
+    def saw(self, file: str, offset: int, data: memoryview) -> None:
+        """Look at bytes of a file as they are."""
+
+    def undid(self, extent: Extent) -> None:
+        """Hear that a compressed record was undone, now or before."""
+
+
 class SourceBytes:
     """Reads the files of one checkpoint; may be used from many threads.
 
     Args:
         checkpoint: opened.
         limiter: bounds the rate of reading.
+        observer: is told of what is read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, limiter: RateLimit | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        limiter: RateLimit | None = None,
+        observer: ReadObserver | None = None,
+    ) -> None:
         self.checkpoint = checkpoint
         self._limiter = limiter
+        self._observer = observer
         self._lock = threading.Lock()
         self._most = most_open_files()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
@@ -102,6 +120,8 @@ class SourceBytes:
             self.read(held.file, offset, out)
         else:
             out[:] = self._undone.get(held.undone)[offset : offset + len(out)]
+            if self._observer is not None:
+                self._observer.undid(held.undone.extent)
 
     def read(self, file: str, offset: int, out: memoryview) -> None:
         """Fill `out` with bytes of a file as they are."""
@@ -110,6 +130,8 @@ class SourceBytes:
             if limiter is not None:
                 limiter.take(len(out))
         self._reader(file).readinto(offset, out)
+        if self._observer is not None:
+            self._observer.saw(file, offset, out)
 
     def close(self) -> None:
         """Close every file, and let go of what was undone."""

@@ -12,14 +12,15 @@ everything that the evidence allows was checked and passed; the report says what
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter as Count
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
-from ftckpt.findings import Finding, Severity, counted, finding, from_error
+from ftckpt.findings import KINDS, Finding, Severity, Strictness, counted, finding, from_error
 from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest, find, is_own
 from ftckpt.progress import NULL, Counter
@@ -50,7 +51,7 @@ class VerifyOptions:
     Attributes:
         level: how deep; CONTENT demands evidence, AUTO takes what there is.
         require_content: exit 6 unless every tensor and object is covered by evidence.
-        strict: weigh warnings as damage.
+        strict: the classes of warnings and notes that are treated as errors.
         fail_fast: stop at the first error.
         sample: share of blocks or records to read, in (0, 1]; None for all.
         jobs: threads.
@@ -63,7 +64,7 @@ class VerifyOptions:
 
     level: Level = Level.AUTO
     require_content: bool = False
-    strict: bool = False
+    strict: Collection[Strictness] = ()
     fail_fast: bool = False
     sample: float | None = None
     jobs: int = 1
@@ -122,8 +123,7 @@ class _Collector:
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def add(self, found: Finding) -> None:
-        if self.options.strict:
-            found = found.strict()
+        found = found.strict(self.options.strict)
         key = (found.kind, found.file, found.tensor, found.offset)
         if key in self._seen:
             return
@@ -319,8 +319,15 @@ def _verdict(
     if errors:
         first = min(errors, key=lambda f: 0 if f.code is code else 1)
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        return code, f"{first.message}{more}", _HINTS.get(code, "")
-    return ExitCode.OK, _praise(checkpoint, options, content, level), ""
+        return code, f"{first.message}{more}", _hint(code, level)
+    warned = _warned(findings)
+    sentence = _praise(checkpoint, options, content, level, sound=not warned)
+    if not warned:
+        return ExitCode.OK, sentence, ""
+    classes = sorted({str(KINDS[kind].of) for kind in warned})
+    hint = f"--strict={','.join(classes)} makes that an error"
+    said = ", ".join(_WARNINGS[kind][number > 1].format(number) for kind, number in warned.items())
+    return ExitCode.OK, f"{sentence}; {said}", hint
 
 
 def _lacking(checkpoint: Checkpoint, findings: list[Finding], content: ContentResult) -> str:
@@ -340,7 +347,12 @@ def _lacking(checkpoint: Checkpoint, findings: list[Finding], content: ContentRe
 
 
 def _praise(
-    checkpoint: Checkpoint, options: VerifyOptions, content: ContentResult, level: Level
+    checkpoint: Checkpoint,
+    options: VerifyOptions,
+    content: ContentResult,
+    level: Level,
+    *,
+    sound: bool,
 ) -> str:
     files = sum(not is_own(name) for name in checkpoint.source.entries)
     tensors = f"{counted(len(checkpoint.tensors), 'tensor')} in {counted(files, 'file')}"
@@ -356,9 +368,45 @@ def _praise(
         how += " and decodes to what was written"
     if options.level is Level.STRUCTURE:
         how = "the structure is whole; the content was not read"
-    if level is Level.VALUES:
+    if level is Level.VALUES and sound:
         how += "; the values are sound"
     return f"{tensors}: {how}"
+
+
+def _warned(findings: Iterable[Finding]) -> Count[str]:
+    """Count the warnings by kind, in the order of the reference."""
+    counts = Count(found.kind for found in findings if found.severity is Severity.WARNING)
+    return Count({kind: counts[kind] for kind in KINDS if counts[kind]})
+
+
+# What a warning says of a checkpoint that passes: of one, and of several.
+_WARNINGS = {
+    "replica-differs": ("1 replica differs", "{} replicas differ"),
+    "master-differs": (
+        "1 master does not cast to its weight", "{} masters do not cast to their weights",
+    ),
+    "nonfinite-unknown": (
+        "1 tensor that may be a parameter is not finite",
+        "{} tensors that may be parameters are not finite",
+    ),
+    "stale-shard": ("1 shard of an earlier save", "{} shards of an earlier save"),
+    "pointer-disagrees": ("1 pointer to another step", "{} pointers to another step"),
+    "count-unknown": ("1 number of files is not recorded", "{} numbers of files are not recorded"),
+    "step-name": ("its name says another step", "{} names say another step"),
+    "odd-zip": (
+        "1 archive has header fields that torch never writes",
+        "{} archives have header fields that torch never writes",
+    ),
+    "total-size": ("its index says another total size", "{} indexes say another total size"),
+}  # fmt: skip
+
+
+def _hint(code: ExitCode, level: Level) -> str:
+    """Return what to do next; `latest` has to look as deep as the check that failed did."""
+    hint = _HINTS.get(code, "")
+    if level is Level.VALUES:
+        hint = hint.replace("--verify content", "--verify values").replace("whole", "sound")
+    return hint
 
 
 _HINTS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 
 from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length
@@ -65,14 +65,63 @@ def check_manifest(
         tasks, source.store, nbytes, jobs=jobs, executor=executor, limiter=limiter
     ):
         counter.add(done.length)
-        if isinstance(done, BlockFailure):
-            report.fail(done.file, done.error)
-            continue
-        read += done.length
-        expected = manifest.by_path[done.file].block(done.number)
-        if done.digest != expected and not report.changed(done.file):
-            _report_block(source, done, expected, report, owners)
+        read += _compare_block(source, manifest, done, report, owners)
     return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
+
+
+def check_blocks(
+    source: Source,
+    manifest: Manifest,
+    blocks: Mapping[str, Collection[int]],
+    *,
+    emit: Emit,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    limiter: RateLimit | None = None,
+    owners: Owners | None = None,
+) -> int:
+    """Compare some blocks of some files with `manifest`; return the bytes read.
+
+    Args:
+        source: the files, listed; those in `blocks` are of the size that was sealed.
+        manifest: what they were when sealed.
+        blocks: numbers of the blocks, by file.
+        emit: receives the findings as they are found, as in `check_manifest`.
+        jobs: number of threads.
+        executor: where to run instead.
+        limiter: bounds the rate of reading.
+        owners: finds what lies in a range of a file.
+
+    Raises:
+        UnavailableError: the storage does not answer.
+    """
+    report = Report(source, emit)
+    tasks = [
+        Block(source.store, source.path(file), file, number,
+              block_length(manifest.by_path[file].size, number), limiter)
+        for file, numbers in blocks.items() for number in sorted(numbers)
+    ]  # fmt: skip
+    nbytes = sum(task.length for task in tasks)
+    return sum(
+        _compare_block(source, manifest, done, report, owners)
+        for done in hash_blocks(
+            iter(tasks), source.store, nbytes, jobs=jobs, executor=executor, limiter=limiter
+        )
+    )
+
+
+def _compare_block(
+    source: Source, manifest: Manifest, done: BlockDigest | BlockFailure, report: Report,
+    owners: Owners | None,
+) -> int:  # fmt: skip
+    """Report a block of other content, or one that could not be read; return the bytes read."""
+    if isinstance(done, BlockFailure):
+        report.fail(done.file, done.error)
+        return 0
+    expected = manifest.by_path[done.file].block(done.number)
+    if done.digest != expected and not report.changed(done.file):
+        _report_block(source, done, expected, report, owners)
+    return done.length
 
 
 def _compare_listing(source: Source, manifest: Manifest, members: set[str], report: Report) -> int:

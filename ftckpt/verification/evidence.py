@@ -125,10 +125,11 @@ class Report:
         """Report `file` as changed if it is no longer what was listed; say whether it is so."""
         if file in self._failed:
             return True
-        entry = self._source.entry(file)
+        stored = self._source.stored(file)
+        entry = self._source.entry(stored)
         did = "changed"
         try:
-            now = self._source.store.stat(self._source.path(file))
+            now = self._source.store.stat(self._source.path(stored))
             if (now.size, now.mtime, now.etag) == (entry.size, entry.mtime, entry.etag):
                 return False
         except NotFoundError:

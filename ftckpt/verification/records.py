@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import count, groupby
 
@@ -57,7 +57,8 @@ def check_records(
     check = _Check(checkpoint, report, chosen, limiter)
     counter.start("checking CRC-32", None)
     read = 0
-    for sums in run(check.tasks(), sum_or_fail, jobs=jobs, executor=executor):
+    tasks = check.tasks(checkpoint.records())
+    for sums in run(tasks, sum_or_fail, jobs=jobs, executor=executor):
         counter.add(sums.nbytes)
         read += sums.nbytes
         check.take(sums)
@@ -65,6 +66,37 @@ def check_records(
     uncovered, bare = check.summarise()
     evidence = "crc32" if check.records else "none"
     return ContentResult(evidence, read, covered, uncovered, sample, report.ok, bare)
+
+
+def check_these(
+    checkpoint: Checkpoint,
+    records: Iterable[Record],
+    *,
+    emit: Emit,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    limiter: RateLimit | None = None,
+) -> int:
+    """Compare some records with the CRC-32 that their writer recorded; return the bytes read.
+
+    Args:
+        checkpoint: opened.
+        records: of it, in the order of their places.
+        emit: receives the findings as they are found, as in `check_records`.
+        jobs: number of threads.
+        executor: where to run instead.
+        limiter: bounds the rate of reading.
+
+    Raises:
+        UnavailableError: the storage does not answer.
+    """
+    check = _Check(checkpoint, Report(checkpoint.source, emit), Sample(), limiter)
+    read = 0
+    tasks = check.tasks(iter(records))
+    for sums in run(tasks, sum_or_fail, jobs=jobs, executor=executor):
+        read += sums.nbytes
+        check.take(sums)
+    return read
 
 
 class _Coverage:
@@ -118,18 +150,18 @@ class _Check:
         self._without: dict[str, tuple[int, int]] = {}
         self._opaque: dict[str, tuple[int, int]] = {}
 
-    def tasks(self) -> Iterator[Spans | Stream]:
+    def tasks(self, records: Iterator[Record]) -> Iterator[Spans | Stream]:
         """Yield the reads to do; small records that lie together are read together."""
         waiting: list[Range] = []
         place = ""
         wanted = groupby(
-            self._wanted(), key=lambda record: record.extent if record.transforms else None
+            self._wanted(records), key=lambda record: record.extent if record.transforms else None
         )
-        for extent, records in wanted:
+        for extent, together in wanted:
             if extent is not None:
-                yield self._stream(extent, list(records))
+                yield self._stream(extent, list(together))
                 continue
-            for record in records:
+            for record in together:
                 key = self._begin(record)
                 file, offset, length = record.extent
                 if waiting and (file != place or not self._joins(waiting, offset, length)):
@@ -183,8 +215,9 @@ class _Check:
                 message = f"{number} records of {file} ({nbytes} bytes) {why}"
                 self._report.add(finding("no-crc", message, file=file, length=nbytes))
         members = [f for f in self._checkpoint.members() if f in self._source.entries]
-        left = {f: self._source.size(f) - self.covered.of(f) for f in members if not is_own(f)}
-        bare = [f for f, n in left.items() if n and not self.covered.of(f)]
+        read = {f: self._source.shown(f) for f in members if not is_own(f)}
+        left = {f: self._source.size(n) - self.covered.of(n) for f, n in read.items()}
+        bare = [f for f, n in left.items() if n and not self.covered.of(read[f])]
         total = sum(left.values())
         if total:
             around = total - sum(left[f] for f in bare)
@@ -195,9 +228,8 @@ class _Check:
             self._report.add(finding("not-covered", message, length=total))
         return total, tuple(bare)
 
-    def _wanted(self) -> Iterator[Record]:
+    def _wanted(self, records: Iterator[Record]) -> Iterator[Record]:
         """Yield the records to check."""
-        records = self._checkpoint.records()
         while True:
             try:
                 record = next(records, None)
@@ -244,8 +276,7 @@ class _Check:
         return 0 <= offset - end <= gap and offset + length - waiting[0].offset <= SPAN
 
     def _spans(self, file: str, ranges: Sequence[Range]) -> Spans:
-        store = self._source.store
-        return Spans(store, self._source.path(file), file, tuple(ranges), self._limiter)
+        return Spans(*self._source.opener(file), file, tuple(ranges), self._limiter)
 
     def _stream(self, extent: Extent, records: Sequence[Record]) -> Stream:
         ranges = tuple(Range(self._begin(r), *_inner(r)) for r in records)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
+from ftckpt.checkpoint import Checkpoint, CommitState, Piece, TensorInfo
 from ftckpt.coverage import check_coverage
-from ftckpt.errors import FtckptError
+from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.links import followed_links
-from ftckpt.manifest import is_own
+from ftckpt.manifest import NAME, is_own
 from ftckpt.progress import Counter
 from ftckpt.roots import step_in_name
 from ftckpt.steps import SCALARS_A_FILE, mixed_steps
@@ -32,6 +33,26 @@ def check_structure(checkpoint: Checkpoint, counter: Counter) -> Iterator[Findin
     Raises:
         UnavailableError, DeniedError: the storage does not answer.
     """
+    lost: set[str] = set()
+    for found in _check(checkpoint, counter):
+        lost.add(found.kind)
+        yield _weighed(checkpoint, found, lost)
+
+
+def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding:
+    """Return a finding as the commit state weighs it.
+
+    A rank's file that is missing is damage where the save is known to have finished. Elsewhere it
+    may still be written, and so may the elements that nothing holds without it.
+    """
+    marked = checkpoint.commit.state is CommitState.COMMITTED or NAME in checkpoint.source.entries
+    if marked or found.code is not ExitCode.CORRUPT:
+        return found
+    absent = found.kind == "missing-rank" or (found.kind == "hole" and "missing-rank" in kinds)
+    return replace(found, code=ExitCode.INCOMPLETE) if absent else found
+
+
+def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
     yield from checkpoint.notes
     members = set(checkpoint.members())
     yield from _check_members(checkpoint, members)
@@ -86,7 +107,7 @@ def _check_tensors(
 ) -> Iterator[Finding]:
     """Coverage of every tensor, and every extent against its file."""
     counter.start("tensors", len(checkpoint.tensors), "tensors")
-    sizes = {name: entry.size for name, entry in checkpoint.source.entries.items()}
+    entries = checkpoint.source.entries
     beyond: dict[str, list[tuple[str, Piece]]] = defaultdict(list)
     for key, info in checkpoint.tensors.items():
         counter.add(1)
@@ -94,15 +115,17 @@ def _check_tensors(
             pieces = list(info.pieces)
             yield from _check_coverage(key, info, pieces)
             for piece in pieces:
-                if piece.extent.end > sizes.get(piece.extent.file, -1):
+                entry = entries.get(piece.extent.file)
+                if entry is None or piece.extent.end > entry.size:
                     beyond[piece.extent.file].append((key, piece))
                 yield from _check_length(key, info, piece)
         except FtckptError as error:
             yield from_error(error, tensor=key)
     for file, held in beyond.items():
-        kind = "truncated-file" if file in sizes else "missing-file"
+        entry = entries.get(file)
+        kind = "missing-file" if entry is None else "truncated-file"
         if (kind, file) not in reported:
-            yield _cut_short(file, sizes.get(file), held)
+            yield _cut_short(file, None if entry is None else entry.size, held)
 
 
 def _check_coverage(key: str, info: TensorInfo, pieces: list[Piece]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from ftckpt.checkpoint import Extent
 from ftckpt.crc import checksum
 from ftckpt.errors import FtckptError
 from ftckpt.limits import RateLimit
-from ftckpt.store import Store
+from ftckpt.store import Opens
 from ftckpt.transforms import open_stream, short
 
 PART = 64 << 20  # larger records are summed in parts, by several threads
@@ -34,14 +34,14 @@ class Spans(NamedTuple):
     """Ranges of one file: a task of the engine.
 
     Attributes:
-        store: where the file lies.
-        path: its key in the store.
+        store: what opens the file.
+        path: the path to ask it for.
         file: its name in the checkpoint.
         ranges: sorted; either one of up to `PART` bytes, or several within `SPAN` bytes.
         limiter: bounds the rate of reading.
     """
 
-    store: Store
+    store: Opens
     path: str
     file: str
     ranges: tuple[Range, ...]
@@ -52,15 +52,15 @@ class Stream(NamedTuple):
     """A transformed record: a task of the engine.
 
     Attributes:
-        store: where the file lies.
-        path: its key in the store.
+        store: what opens the file.
+        path: the path to ask it for.
         extent: the stored bytes; its file is the name in the checkpoint.
         transforms: what to undo.
         ranges: in the undone stream.
         limiter: bounds the rate of reading.
     """
 
-    store: Store
+    store: Opens
     path: str
     extent: Extent
     transforms: tuple[str, ...]

@@ -1,5 +1,9 @@
 """Do the numbers make sense? NaN, infinity, impossible moments, copies that differ.
 
+NaN or infinity is damage in a parameter, a master or a moment, and a note in a buffer, which is
+often a mask. Files hardly ever say which tensor of a model is a buffer: the optimizer's state and
+the name do, and what neither tells is a warning.
+
 Everything is read once more, in blocks; what is compared (replicas, masters) in slabs of both.
 Element bits are looked at as unsigned integers, so that bfloat16 and float8 need no cast.
 """
@@ -8,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.ahead import reading_ahead
@@ -110,12 +114,14 @@ def check_values(
     """
     total = sum(i.nbytes for k, i in checkpoint.tensors.items() if k not in checkpoint.aliases)
     counter.start("values", total)
+    trained = _Trained(checkpoint.tensors.values())
     with reading_ahead(checkpoint, limiter=limiter):
         for key, info in checkpoint.tensors.items():
             if key in checkpoint.aliases:
                 continue
             try:
-                yield from _check_numbers(checkpoint, key, info, counter, limiter)
+                kind = trained.kind(info)
+                yield from _check_numbers(checkpoint, key, info, kind, counter, limiter)
                 yield from _check_replicas(checkpoint, key, info, limiter)
                 if info.kind is Kind.MASTER:
                     yield from _check_master(checkpoint, key, info, limiter)
@@ -124,12 +130,57 @@ def check_values(
         yield from check_rng(checkpoint)
 
 
+class _Trained:
+    """Tells parameters from buffers, as far as anything does.
+
+    Args:
+        tensors: all of a checkpoint.
+    """
+
+    def __init__(self, tensors: Iterable[TensorInfo]) -> None:
+        state, weights = set(), set()
+        for info in tensors:
+            if info.kind in _OF_A_PARAMETER:
+                state.add(info.name)
+            elif info.component == "optimizer":
+                state.add(info.name.rpartition(".")[0])  # `<parameter>.momentum_buffer`
+            elif info.kind is Kind.PARAM:
+                weights.add(info.name)
+        # State that is kept by numbers, or under other names, tells nothing of a name.
+        self._with_state = state & weights
+
+    def kind(self, info: TensorInfo) -> str | None:
+        """Return the kind of finding for what is not finite; None where it is damage."""
+        if info.kind in _OF_A_PARAMETER:
+            return None
+        if info.kind is not Kind.PARAM:
+            return "nonfinite-buffer"
+        if info.name in self._with_state:
+            return None
+        named = info.name.rpartition(".")[2] in ("weight", "bias")
+        if not self._with_state:
+            return None if named else "nonfinite-unknown"
+        # Without state among parameters that have it: a buffer, or frozen if the name says so.
+        return "nonfinite-unknown" if named else "nonfinite-buffer"
+
+
+_OF_A_PARAMETER = (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
+
+
 def _check_numbers(
-    checkpoint: Checkpoint, key: str, info: TensorInfo, counter: Counter, limiter: RateLimit | None
+    checkpoint: Checkpoint,
+    key: str,
+    info: TensorInfo,
+    lesser: str | None,
+    counter: Counter,
+    limiter: RateLimit | None,
 ) -> Iterator[Finding]:
+    """Yield what is wrong with the numbers of one tensor.
+
+    NaN and infinity are a finding of the kind `lesser`; where that is None, they are damage.
+    """
     nonzero = False
     counted = False
-    trained = info.kind in (Kind.PARAM, Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
     for piece in info.pieces:
         total, offset = Count(0, 0, 0, False, -1), 0
         place = None
@@ -153,11 +204,11 @@ def _check_numbers(
         where = {"file": piece.extent.file, "tensor": key, "rank": piece.rank}
         at = "" if place is None else f", the first at element {place} of the piece"
         for kind, count, word in (("nan", total.nan, "NaN"), ("inf", total.inf, "infinite")):
-            if count and trained:
+            if count and lesser is None:
                 yield finding(kind, f"{key} holds {count} {word} values{at}", **where)  # type: ignore[arg-type]
-        if (total.nan or total.inf) and not trained:
+        if (total.nan or total.inf) and lesser is not None:
             message = f"{key} holds {total.nan + total.inf} values that are not finite{at}"
-            yield finding("nonfinite-buffer", message, **where)  # type: ignore[arg-type]
+            yield finding(lesser, message, **where)  # type: ignore[arg-type]
         if info.kind is Kind.EXP_AVG_SQ and total.negative:
             message = f"{key} holds {total.negative} negative values"
             yield finding("negative-exp-avg-sq", message, **where)  # type: ignore[arg-type]

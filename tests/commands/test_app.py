@@ -156,8 +156,8 @@ def test_usage_errors_say_what_was_meant() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean latest?" in done.stderr
     assert "--verify" in ftckpt("latest", "x", "--verfy", "content").stderr
-    assert "more arguments than latest takes: of a path" in (
-        ftckpt("latest", "first", "of a path").stderr
+    assert "more arguments than seal takes: of a path" in (
+        ftckpt("seal", "first", "of a path").stderr
     )
     assert "delta is several verbs: delta pack, delta unpack," in ftckpt("delta", "--help").stderr
     assert "did you mean replay run or replay compare" in ftckpt("repaly").stderr
@@ -170,7 +170,7 @@ def test_usage_errors_say_what_was_meant() -> None:
 
 def test_json_after_a_double_dash_is_a_path() -> None:
     done = ftckpt("latest", "--", "--json")
-    assert (done.returncode, done.stdout) == (9, "")
+    assert (done.returncode, done.stdout) == (15, "")
 
 
 def test_version_and_help_topics() -> None:
@@ -209,7 +209,7 @@ def test_flags_from_the_environment_are_used_and_shown(tmp_path: Path) -> None:
     }
     assert ftckpt("latest", path, FTCKPT_LATEST_VERIFY="nonsense").returncode == 2
     done = ftckpt("latest", path, FTCKPT_LATEST_JSON="0")
-    assert (done.returncode, done.stdout) == (9, "")
+    assert (done.returncode, done.stdout) == (15, "")
     done = ftckpt("latest", FTCKPT_LATEST_JSON="yes")  # a usage error, in JSON all the same
     assert result_of(done)["code"] == 2
 
@@ -218,7 +218,7 @@ def test_no_environment_may_skip_a_check() -> None:
     command = verbs.load("latest")
     from_environment = {p.name: p.envvar for p in command.params if p.envvar}
     assert from_environment["verify"] == "FTCKPT_LATEST_VERIFY"
-    assert from_environment["not_newer_than"] == "FTCKPT_LATEST_NOT_NEWER_THAN"
+    assert from_environment["step_at_most"] == "FTCKPT_LATEST_STEP_AT_MOST"
     assert not from_environment.keys() & verbs.NO_ENVIRONMENT
     assert {"skip_unsafe", "skip_unverified"} <= {p.name for p in command.params}
     names = {p.envvar for verb in verbs.VERBS for p in verbs.load(verb).params}
@@ -260,6 +260,106 @@ def test_signals_end_it_even_where_threads_hang(
     assert process.returncode == code
     assert json.loads(stdout)["result"]["code"] == code
     assert "Traceback" not in stderr
+
+
+# Each keeps the interpreter for ever inside C code: no handler and no thread of Python runs.
+_IN_C = {
+    "here": "hash(endless)",
+    "in a thread": "threading.Thread(target=hash, args=(endless,)).start()\n"
+    "threading.Event().wait()",
+    "after the handler": "time.sleep = lambda n: None\n"
+    "try: threading.Event().wait()\n"
+    "finally: hash(endless)",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", _IN_C)
+def test_signals_end_it_where_c_code_keeps_the_interpreter(
+    number: signal.Signals, where: str
+) -> None:
+    body = (
+        "import threading, time\n"
+        "endless = ()\n"
+        "for _ in range(80): endless = (endless, endless)\n"
+        "print('ready', file=sys.stderr, flush=True)\n" + _IN_C[where]
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", fake_script(body), "fake", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    time.sleep(0.2)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    # A shell sees 128 and the number, as it does where Python could end it.
+    assert process.returncode == -number
+    assert json.loads(stdout)["result"]["code"] == 128 + number
+    assert "Traceback" not in stderr
+
+
+def test_what_watches_a_process_ends_with_it() -> None:
+    """It would hold the output open: whoever reads that would wait for ever."""
+    body = "import os, signal\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    done = fake(body)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "ready\n")
+
+
+_AWAY = (
+    "class Away:\n"
+    "    def find_spec(self, name, *_):\n"
+    "        if name == '{name}':\n"
+    "            raise OSError(5, 'Input/output error', '/opt/ftckpt/x.py')\n"
+    "sys.meta_path.insert(0, Away())\n"
+)
+
+
+def test_modules_that_cannot_be_read_are_storage_and_no_bug() -> None:
+    done = fake(_AWAY.format(name="ftckpt.opening") + "import ftckpt.opening", "--json")
+    assert result_of(done)["code"] == 10
+    assert "/opt/ftckpt/x.py" in done.stderr
+    body = "from ftckpt.commands import nothing_of_that_name"
+    assert result_of(fake(body, "--json"))["code"] == 1  # a name that never was is a bug
+    body = "raise ModuleNotFoundError('No module named x', name='ftckpt.opening')"
+    assert result_of(fake(body, "--json"))["code"] == 10
+
+
+def test_modules_that_cannot_be_read_at_the_start_are_storage_and_no_bug() -> None:
+    script = (
+        "import sys\nfrom ftckpt.__main__ import main\n"
+        + _AWAY.format(name="ftckpt.commands.app")
+        + "sys.argv[1:] = ['verify', 'x', '--json']\n"
+        + "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result_of(done)["code"] == 10
+    assert "Traceback" not in done.stderr
+
+
+def test_a_thread_that_cannot_be_started_is_a_lack_of_resources() -> None:
+    body = (
+        "import threading\n"
+        'def refuse(*_, **__): raise RuntimeError("can\'t start new thread")\n'
+        "threading._start_new_thread = threading._start_joinable_thread = refuse\n"
+        "threading.Thread(target=print).start()"
+    )
+    assert result_of(fake(body, "--json"))["code"] == 12
+
+
+def test_without_room_for_another_process_it_works_as_well() -> None:
+    body = (
+        "import os\n"
+        "from ftckpt.commands import watchdog\n"
+        "def refuse(): raise BlockingIOError(11, 'no more processes')\n"
+        "os.fork = refuse\n"
+        "watchdog.start(print)\n"
+    )
+    assert fake(body).returncode == 0
 
 
 def test_a_signal_in_a_callback_is_not_lost() -> None:
@@ -357,7 +457,7 @@ def test_any_name_can_be_printed_in_any_locale(tmp_path: Path) -> None:
             timeout=60,
             check=False,
         )
-        assert done.returncode == 9
+        assert done.returncode == 15
         assert b"\x1b" not in done.stderr
         assert b"\\xff" in done.stderr
         done = subprocess.run(

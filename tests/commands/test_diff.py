@@ -7,8 +7,11 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from safetensors.numpy import save_file
 from ftckpt.commands.app import run
 from ftckpt.commands.invocation import Invocation
 from ftckpt.errors import ExitCode
-from tests.checkpoints import flip
+from tests.checkpoints import flip, open_checkpoint
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.test_verify import DAMAGE
 from tests.json_run import ftckpt_json
@@ -40,10 +43,79 @@ def test_two_steps(here: Path) -> None:
     check_golden("diff.txt", ftckpt("diff", "run/step-1", "run/step-2", cwd=here))
 
 
-def test_a_copy_is_known_by_its_crcs_and_full_reads_it(here: Path) -> None:
+def test_a_copy_is_read_and_its_crcs_are_trusted_on_request_alone(here: Path) -> None:
     shutil.copytree(here / "run/step-2", here / "copy")
     check_golden("diff-equal.txt", ftckpt("diff", "run/step-2", "copy", cwd=here))
-    check_golden("diff-full.txt", ftckpt("diff", "run/step-2", "copy", "--full", cwd=here))
+    trusting = ("diff", "run/step-2", "copy", "--trust-recorded")
+    check_golden("diff-recorded.txt", ftckpt(*trusting, cwd=here))
+    document = diff(here / "run/step-2", here / "copy", "--trust-recorded", code=0)
+    assert document["trust_recorded"]
+    assert document["total"]["counts"] == {"recorded as equal": 9}
+    assert {one["status"] for one in document["tensors"]} == {"recorded as equal"}
+    assert document["result"]["message"].startswith("recorded as equal and not read: 9 tensors")
+    # A variable of the environment never skips a check; who sets one believes that it does.
+    done = ftckpt("diff", "run/step-2", "copy", cwd=here, FTCKPT_DIFF_TRUST_RECORDED="1")
+    assert done.returncode == 2
+    assert "--trust-recorded has no variable" in done.stderr
+
+
+def test_a_damaged_record_is_named_also_where_both_are_damaged_alike(here: Path) -> None:
+    shutil.copytree(here / "run/step-2", here / "copy")
+    flip(here / "copy/__0_1.distcp", DAMAGE)
+    for order in (("run/step-2", "copy"), ("copy", "run/step-2")):
+        document = diff(*(here / one for one in order), code=4)
+        (found,) = document["findings"]
+        assert (found["kind"], found["tensor"]) == ("bad-crc", "exp_avg:0.weight")
+        assert found["file"] == str(here / "copy/__0_1.distcp")
+        assert document["total"]["counts"] == {"equal": 8, "different": 1}
+        assert document["result"]["message"].startswith("damaged: exp_avg:0.weight")
+    shutil.copytree(here / "copy", here / "other")
+    document = diff(here / "other", here / "copy", code=4)
+    assert document["total"]["counts"] == {"equal": 9}
+    assert [Path(f["file"]).parent.name for f in document["findings"]] == ["other", "copy"]
+    # Who trusts what is recorded is told so, and sees nothing of it.
+    document = diff(here / "run/step-2", here / "copy", "--trust-recorded", code=0)
+    assert document["total"]["counts"] == {"recorded as equal": 9}
+    # What was not asked for is not checked.
+    diff(here / "other", here / "copy", "--component", "model", code=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("accelerate_fsdp1", "checkpoint_3/pytorch_model_fsdp_0"),
+        ("accelerate_fsdp2", "checkpoint_3/optimizer_0"),
+        ("dcp_2d_tpfsdp", "step-3"),
+        ("ds_z2_w2_bf16", "global_step3"),
+        ("ds_z3_w2_fp32", "global_step3"),
+        ("hf4_llama_bin", ""),
+        ("lightning_ddp", "last.ckpt"),
+        ("mcore0161_tp2dp2_dpreshard", "iter_0000003"),
+        ("mcore_torch_tp2pp2", "iter_0000003"),
+        ("mcore_torchdist_tp2pp2", "iter_0000003"),
+        ("verl_fsdp", "global_step_3"),
+    ],
+)
+def test_damage_in_any_format_is_named(
+    name: str, inside: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = real_set(name, inside, tmp_path_factory)
+    one, two = tmp_path / f"one{source.suffix}", tmp_path / f"two{source.suffix}"
+    for path in (one, two):
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, path)
+    diff(one, two, code=0)
+    checkpoint = open_checkpoint(two)
+    # The last byte of the largest record that a tensor lies in: in some formats it is padding.
+    owned = {key for key in checkpoint.tensors if key not in checkpoint.aliases.values()}
+    record = max(
+        (r for r in checkpoint.records() if r.owner in owned and not r.transforms),
+        key=lambda r: (r.extent.length, r.extent),
+    )
+    file = two / record.extent.file if two.is_dir() else two
+    flip(file, record.extent.end - 1)
+    document = diff(one, two, code=4)
+    (found,) = [f for f in document["findings"] if f["severity"] == "error"]
+    assert (found["kind"], found["file"]) == ("bad-crc", str(file))
 
 
 def test_sums_alone(here: Path) -> None:
@@ -56,19 +128,77 @@ def test_sums_alone(here: Path) -> None:
     assert document["total"]["counts"] == {"different": 9}
 
 
-def test_what_sealing_shows_is_not_read(here: Path) -> None:
+def test_what_sealing_records_is_trusted_on_request(here: Path) -> None:
     shutil.copytree(here / "run/step-2", here / "copy")
     for path in ("run/step-2", "copy"):
         assert ftckpt("seal", path, cwd=here).returncode == 0
-    document = diff(here / "run/step-2", here / "copy", code=0)
-    assert document["evidence"] == {"manifest": 9}
-    assert document["bytes_read"] == 0
-    # Damage after sealing has been done to what is not read; --full reads.
+
+    def recorded() -> dict[str, Any]:
+        return diff(here / "run/step-2", here / "copy", "--trust-recorded", code=0)
+
+    assert recorded()["evidence"] == {"manifest": 9}
+    # Damage after sealing has been done to what is not read then.
     flip(here / "copy/__0_1.distcp", DAMAGE)
-    assert diff(here / "run/step-2", here / "copy", code=0)["evidence"] == {"manifest": 9}
-    document = diff(here / "run/step-2", here / "copy", "--full", code=3)
+    assert recorded()["evidence"] == {"manifest": 9}
+    document = diff(here / "run/step-2", here / "copy", code=4)
     (tensor,) = document["tensors"]
     assert (tensor["key"], tensor["changed"]) == ("exp_avg:0.weight", 1)
+    assert {f["kind"] for f in document["findings"]} == {"bad-crc", "bad-digest"}
+
+
+def test_a_seal_names_the_damaged_one_where_there_is_no_crc(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    save_file({"a": np.zeros(9, "f4"), "b": np.ones(9, "f4")}, whole / "model.safetensors")
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    for path in (whole, copy):
+        assert ftckpt("seal", path).returncode == 0
+    flip(copy / "model.safetensors", (copy / "model.safetensors").stat().st_size - 1)
+    document = diff(whole, copy, code=4)
+    (found,) = document["findings"]
+    assert (found["kind"], found["file"]) == ("bad-digest", str(copy / "model.safetensors"))
+    assert document["total"]["counts"] == {"equal": 1, "different": 1}
+    # Without the seals nothing says that it is damage.
+    for path in (whole, copy):
+        (path / "ftckpt.manifest.json").unlink()
+    diff(whole, copy, code=3)
+
+
+def test_a_seal_names_damaged_state_where_there_is_no_crc(tmp_path: Path, here: Path) -> None:
+    whole = tmp_path / "whole"
+    done = ftckpt("convert", here / "run/step-2", whole, "--to", "safetensors")
+    assert done.returncode == 0, done.stderr
+    copy = shutil.copytree(whole, tmp_path / "copy")
+    diff(whole, copy, code=0)
+    for path in sorted(copy.rglob("*")):
+        data = path.read_bytes() if path.is_file() else b""
+        if b"G?" in data:  # a float of a pickle
+            flip(path, data.index(b"G?") + 5)
+            break
+    else:
+        pytest.fail("no object with a float")
+    document = diff(whole, copy, code=4)
+    assert {f["kind"] for f in document["findings"]} <= {"bad-digest", "bad-crc"}
+    assert not any(f["file"].startswith(str(whole)) for f in document["findings"])
+
+
+def test_damage_in_deltas_is_named(tmp_path: Path, here: Path) -> None:
+    one = tmp_path / "one"
+    done = ftckpt("delta", "pack", here / "run/step-1", here / "run/step-2", one)
+    assert done.returncode == 0, done.stderr
+    document = diff(one, here / "run/step-2", code=0)
+    assert document["evidence"] == {"read": 9}
+    assert diff(one, one, "--trust-recorded", code=0)["evidence"] == {"digest": 9}
+    for name in ("00000.blocks", "objects.records"):
+        two = shutil.copytree(one, tmp_path / name)
+        # Anywhere in it: what the bytes decode to may be the same all the same.
+        for share in (0.1, 0.5, 0.9):
+            place = int((two / name).stat().st_size * share)
+            flip(two / name, place)
+            document = diff(one, two, code=4)
+            assert {f["kind"] for f in document["findings"]} <= {"bad-digest", "bad-delta"}
+            flip(two / name, place)
+        diff(one, two, code=0)
 
 
 def test_a_missing_file_is_4_and_the_rest_is_compared(here: Path) -> None:
@@ -199,7 +329,7 @@ def test_two_steps_of_a_real_run(tmp_path_factory: pytest.TempPathFactory) -> No
     from safetensors.torch import load_file
 
     folder = real_set(NESTED, "", tmp_path_factory)
-    document = diff(folder / "step-3", folder / "step-4", "--full", code=3)
+    document = diff(folder / "step-3", folder / "step-4", code=3)
     truth = folder.parent / "truth"
     before, after = (load_file(truth / f"{n}.safetensors") for n in ("state", "state_next"))
     found = {one["key"]: one for one in document["tensors"]}
@@ -245,6 +375,101 @@ def test_the_same_state_in_other_files_is_equal(
     document = diff(source, tmp_path / "out.pt", code=0)
     assert document["total"]["counts"] == {"equal": 113}
     assert document["state_fields"] == 116
+
+
+MEGATRON = [
+    ("mcore_torch_tp2pp2", ["--tp", "1", "--pp", "1"]),
+    ("mcore_torch_tp2pp2", ["--tp", "4", "--pp", "1"]),
+    ("mcore_torch_tp2pp2", ["--tp", "1", "--pp", "2"]),
+    ("mcore_torch_tp2dp2_distopt_bf16", ["--tp", "1", "--dp", "1"]),
+    ("mcore_torch_tp2dp2_distopt_bf16", ["--tp", "4", "--dp", "1"]),
+    ("mcore_torch_tp2dp2_distopt_bf16", ["--tp", "2", "--dp", "4"]),
+    ("mcore_torchdist_tp2pp2", ["--tp", "1", "--pp", "1"]),
+    ("mcore_torchdist_tp2pp2", ["--tp", "4", "--pp", "1"]),
+    ("mcore_torchdist_tp2dp2_fullyreshard_bf16", ["--tp", "1", "--dp", "1"]),
+    ("mcore0161_tp2dp2_dpreshard", ["--tp", "4", "--dp", "1"]),
+    ("mcore0161_tp2dp2_dpreshard", ["--tp", "1", "--dp", "1"]),
+]
+OTHERS = [
+    ("ds_z1_w4_bf16", "global_step3", ["--dp", "2"]),
+    ("ds_z2_w2_bf16", "global_step3", ["--dp", "4"]),
+    ("ds_z2_w2_bf16", "global_step3", ["--dp", "1"]),
+    ("ds_z3_w2_fp32", "global_step3", ["--dp", "4"]),
+    ("ds_pp2dp2_z1_bf16", "global_step2", ["--pp", "2", "--dp", "1"]),
+    ("verl_fsdp", "global_step_3", ["--dp", "2", "--only", "model"]),
+    ("dcp_fsdp2_nested", "step-3", ["--dp", "3"]),
+    ("dcp_2d_tpfsdp", "step-3", ["--dp", "2"]),
+    ("dcp_fsdp2_titan", "step-3", ["--dp", "2"]),
+    ("accelerate_fsdp1", "checkpoint_3/pytorch_model_fsdp_0", ["--dp", "4"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "grid"),
+    [*((name, "iter_0000003", grid) for name, grid in MEGATRON), *OTHERS],
+    ids=str,
+)
+def test_a_resharded_copy_is_equal(
+    name: str,
+    inside: str,
+    grid: list[str],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    source = real_set(name, inside, tmp_path_factory)
+    done = ftckpt("reshard", source, tmp_path / "copy", *grid)
+    assert done.returncode == 0, done.stderr
+    choice = ["--component", "model"] if "--only" in grid else []
+    document = diff(source, tmp_path / "copy", *choice, code=0)
+    assert set(document["total"]["counts"]) == {"equal"}
+    assert all(field["layout"] for field in document["state"])
+    if name.startswith("mcore"):
+        sizes = {field["name"] for field in document["state"]}
+        assert sizes & {"args.tensor_model_parallel_size", "args.data_parallel_size"}
+        assert "follow the grid of ranks differ" in document["result"]["message"]
+        document = diff(source, tmp_path / "copy", "--layout-state", code=3)
+        assert document["layout_counts"]
+
+
+def test_a_true_change_beside_another_grid_is_a_difference(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    name = "mcore_torch_tp2pp2"
+    source = real_set(name, "iter_0000003", tmp_path_factory)
+    done = ftckpt("reshard", source, tmp_path / "copy", "--tp", "1", "--pp", "1")
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "copy").rglob("model_optim_rng.pt")
+    replace_floats(file, 0.001, 0.002)
+    for path in (tmp_path / "copy").glob("ftckpt.manifest.json"):
+        path.unlink()
+    document = diff(source, tmp_path / "copy", code=3)
+    changed = {field["name"]: field for field in document["state"] if not field["layout"]}
+    assert {field["about"] for field in changed.values()} >= {"learning-rate"}
+    assert "args.lr" in changed
+    assert not {name for name in changed if "parallel" in name or "rng" in name}
+
+
+def replace_floats(path: Path, old: float, new: float) -> None:
+    """Put another float into every place of the pickle of a torch.save file."""
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        (member,) = (m for m in archive.infolist() if m.filename.endswith("/data.pkl"))
+        directory = archive.start_dir
+    head = member.header_offset
+    start = head + 30 + sum(int.from_bytes(data[head + n : head + n + 2], "little")
+                            for n in (26, 28))  # fmt: skip
+    end = start + member.file_size
+    was, now = (b"G" + struct.pack(">d", value) for value in (old, new))
+    tree = bytes(data[start:end]).replace(was, now)
+    assert tree != data[start:end]
+    data[start:end] = tree
+    before, after = (x.to_bytes(4, "little") for x in (member.CRC, zlib.crc32(tree)))
+    at = data.index(before, directory)
+    data[at : at + 4] = after
+    for place in (head + 14, end + 4):  # the local header, or the descriptor behind the bytes
+        if data[place : place + 4] == before:
+            data[place : place + 4] = after
+    path.write_bytes(data)
 
 
 def test_one_state_as_both_of_megatron_s_formats_wrote_it(

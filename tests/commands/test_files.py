@@ -64,7 +64,7 @@ def test_a_manifest_goes_where_its_directory_is(
 
 
 @pytest.mark.parametrize(
-    "words", [["nosuchprogram"], ["--baseline", "nosuchprogram", "--", "true"]]
+    "words", [["nosuchprogram"], ["--baseline", "nosuchprogram", "--", "true", "{checkpoint}"]]
 )
 def test_a_program_that_is_not_there_leaves_no_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]

@@ -156,6 +156,14 @@ def test_a_policy_file_holds_the_rules_alone(root: Path) -> None:
     result = answer("gc", str(root), *policy, "--keep-last", "1")["result"]
     assert (result["code"], "contradict" in result["message"]) == (2, True)
     assert ended("gc", str(root), *policy, "--tier", "idle") == 2
+    # However the root is typed: `status` and `gc` match its absolute path.
+    relative = os.path.relpath(root)
+    for typed in (relative, f"{relative}/../{root.name}/", f"file://{root}"):
+        assert answer("gc", typed, *policy)["plan"]["policy"]["keep_last"] == 2
+        (run,) = answer("status", typed, *policy)["runs"]
+        kept = {s["name"]: s["keep"] for s in run["saves"]}
+        drop = {d["name"] for d in by_file["plan"]["decisions"] if not d["keep"]}
+        assert {name for name, keep in kept.items() if not keep} == drop
     # Limits are of one run, and may be given beside it.
     limited = answer("gc", str(root), *policy, "--max-delete", "1")
     assert (limited["result"]["code"], limited["plan"]["policy"]["max_delete"]) == (8, "1")
@@ -198,9 +206,12 @@ def test_no_environment_deletes(root: Path) -> None:
     known = {p.name: p.envvar for p in verbs.load("gc").params}
     assert never <= known.keys()
     assert not any(known[name] for name in never)
-    document = ftckpt_json("gc", str(root), FTCKPT_GC_KEEP_LAST="2", FTCKPT_GC_APPLY="1")
+    document = ftckpt_json("gc", str(root), FTCKPT_GC_KEEP_LAST="2")
     assert document["environment"] == {"FTCKPT_GC_KEEP_LAST": "2"}
     assert "applied" not in document
+    refused = ftckpt("gc", root, FTCKPT_GC_KEEP_LAST="2", FTCKPT_GC_APPLY="1")
+    assert refused.returncode == 2
+    assert "--apply has no variable" in refused.stderr
 
 
 @pytest.mark.parametrize("columns", [50, 200])

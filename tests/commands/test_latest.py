@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -147,10 +148,14 @@ def test_nothing_to_restart_from(saved: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.splitlines()[-1].startswith("ftckpt: ") or "hint: " in done.stderr
     shutil.rmtree(root)
-    assert job(str(root)).returncode == 9
+    assert job(str(root)).returncode == 15
     root.mkdir()
     done = job(str(root))
-    assert (done.returncode, done.stdout) == (9, "")
+    assert (done.returncode, done.stdout) == (15, "")
+    assert "--create-root" in done.stderr
+    for flags in (["--create-root"], ["--create-root"], []):
+        done = job(str(root), *flags)
+        assert (done.returncode, done.stdout) == (9, "")
 
 
 def test_structure_sees_no_flipped_bit(saved: Path, tmp_path: Path) -> None:
@@ -275,6 +280,26 @@ def test_wrong_credentials_are_no_empty_root(saved: Path, s3_url: str) -> None:
 
 
 @pytest.mark.s3
-def test_an_empty_prefix_is_9(s3_url: str) -> None:
+def test_an_empty_prefix_is_a_first_start_only_if_it_is_marked(s3_url: str) -> None:
     done = job(s3_url)
-    assert (done.returncode, done.stdout) == (9, "")
+    assert (done.returncode, done.stdout) == (15, "")
+    assert job(s3_url, "--create-root").returncode == 9
+    assert job(s3_url).returncode == 9
+
+
+@pytest.mark.s3
+def test_a_bucket_that_does_not_exist_is_never_a_first_start(s3_url: str) -> None:
+    for flags in ([], ["--create-root"]):
+        done = job("s3://no-such-bucket-here/run7", *flags)
+        assert (done.returncode, done.stdout) == (15, "")
+
+
+def test_a_checkpoint_that_is_called_pkl_is_one_of_its_root(tmp_path: Path) -> None:
+    """`latest.pkl` is no pointer and no stray file: its step is in its content."""
+    import torch
+
+    torch.save({"model": {"w": torch.ones(2)}, "step": 4}, tmp_path / "emergency.pt")
+    torch.save({"model": {"w": torch.ones(2)}, "step": 5}, tmp_path / "latest.pkl")
+    (tmp_path / "vocabulary.pkl").write_bytes(pickle.dumps({"a": 1}))  # no checkpoint
+    done = run(["latest", str(tmp_path)], os.environ)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "latest.pkl"))

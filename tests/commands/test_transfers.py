@@ -49,6 +49,48 @@ def test_convert_says_what_it_wrote_and_proved(here: Path) -> None:
     assert sorted(os.listdir(here)) == ["back", "out", "run"]
 
 
+def test_convert_says_what_a_cast_changed(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    values = np.array([1.0, -0.0, np.inf, np.nan, 1 / 3, 1e30, 65504.0, 1e-9], np.float32)
+    save_file({"w": values, "ids": np.arange(3)}, tmp_path / "one.safetensors")
+    lines = {}
+    for dtype in ("bf16", "fp16", "fp32"):
+        to = ("--to", "safetensors", "--dtype", dtype)
+        done = ftckpt("convert", "one.safetensors", dtype, *to, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        (lines[dtype],) = [one for one in done.stdout.splitlines() if one.startswith("proven")]
+    rest = "; 1 tensor and 0 objects equal the source bit for bit; 40 B compared"
+    assert lines["bf16"].startswith(
+        f"proven: 1 tensor equal the source cast to bfloat16 (4 of 8 values changed){rest}"
+    )
+    assert "cast to float16 (3 of 8 values changed, 1 from finite to infinite);" in lines["fp16"]
+    assert "2 tensors, 56 B, and 0 objects equal the source bit for bit" in lines["fp32"]
+    more = ("--to", "safetensors", "--dtype", "bf16", "--json")
+    done = ftckpt("convert", "one.safetensors", "json", *more, cwd=tmp_path)
+    cast = json.loads(done.stdout)["proof"]["cast"]
+    assert cast == {
+        "tensors": 1, "dtypes": ["bfloat16"], "values": 8, "changed": 4, "infinite": 0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("to", "code", "message"),
+    [
+        ("safetensor", 2, "did you mean safetensors?"),
+        ("nothing", 2, "--to takes one of dcp, safetensors, torchsave"),
+        ("bundle", 13, "--to takes one of dcp, safetensors, torchsave"),
+    ],
+)
+def test_a_format_that_is_mistyped_or_not_written(
+    here: Path, to: str, code: int, message: str
+) -> None:
+    done = ftckpt("convert", STEP, "out", "--to", to, cwd=here)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "safetensors, torchsave, ranks" in ftckpt("convert", "--help", cwd=here).stdout
+
+
 def test_reshard_for_more_ranks(here: Path) -> None:
     check_golden("reshard.txt", ftckpt("reshard", STEP, "four", "--dp", "4", cwd=here))
     assert sum(p.suffix == ".distcp" for p in (here / "four").iterdir()) == 4
@@ -98,7 +140,7 @@ def test_one_file_of_weights(here: Path) -> None:
         (f"convert {STEP} no/out --to safetensors", 9, "mkdir -p"),
         ("convert run/step-9 out --to safetensors", 9, "does not exist"),
         ("convert run out --to safetensors", 2, "run/step-1"),
-        (f"convert {STEP} out --to tar", 13, "one of:"),
+        (f"convert {STEP} out --to tar", 2, "one of dcp"),
         (f"convert {STEP} out", 2, "--to"),
         (f"convert {STEP} out --to safetensors --drop nothing.*", 2, "nothing.*"),
         (f"convert {STEP} out --to safetensors --rename absent.toml", 2, "cannot read"),
@@ -109,7 +151,7 @@ def test_one_file_of_weights(here: Path) -> None:
         (f"convert {STEP} out --like run/step-9", 9, "does not exist"),
         (f"reshard {STEP} out --dp 0", 2, "dp"),
         (f"reshard {STEP} out --device tpu", 2, "no device"),
-        (f"reshard {STEP} out --device cuda:99", 13, "--device cpu"),
+        (f"reshard {STEP} out --device cuda:99", 12, "--device cpu"),
         (f"reshard {STEP} out --rules run/step-1/.metadata", 2, "is no text"),
     ],
 )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.commands.golden import check_golden, ftckpt
+from tests.checkpoints import open_checkpoint
+from tests.commands.golden import DATA, check_golden, ftckpt
+from tests.json_run import ftckpt_json
+from tests.real_sets import real_set
+from tests.test_docs import validate
 
 # A byte of exp_avg:0.weight in __0_1.distcp.
 DAMAGE = 15000
@@ -61,6 +66,133 @@ def test_a_file_of_another_step(here: Path) -> None:
     assert both.returncode == 0
     assert "step-name" in both.stdout
     assert ftckpt("verify", "run/step-2", "--strict", cwd=here).returncode == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ([], 0),
+        (["--strict"], 4),
+        (["--strict=steps"], 4),
+        (["--strict=replicas,masters"], 0),
+        (["--strict=replicas", "--strict=steps"], 4),
+        (["--strict=all"], 4),
+        (["--strict=step"], 2),
+    ],
+    ids=str,
+)
+def test_strictness_is_chosen_by_class(here: Path, flags: list[str], code: int) -> None:
+    for name in ("__0_0.distcp", "__0_1.distcp"):
+        shutil.copy(here / "run/step-1" / name, here / "run/step-2" / name)
+    for words in (["run/step-2", *flags], [*flags, "run/step-2"], [*flags, "--", "run/step-2"]):
+        done = ftckpt("verify", *words, cwd=here)
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            assert "; its name says another step" in done.stdout
+            assert "--strict=steps makes that an error" in done.stderr
+        if code == 2:
+            assert "did you mean steps?" in done.stderr
+
+
+@pytest.mark.parametrize(("value", "code"), [("1", 4), ("steps", 4), ("links", 0), ("0", 0)])
+def test_strictness_from_the_environment(here: Path, value: str, code: int) -> None:
+    for name in ("__0_0.distcp", "__0_1.distcp"):
+        shutil.copy(here / "run/step-1" / name, here / "run/step-2" / name)
+    done = ftckpt("verify", "run/step-2", "--json", cwd=here, FTCKPT_VERIFY_STRICT=value)
+    assert done.returncode == code
+    document = json.loads(done.stdout)
+    validate(document)
+    assert ("steps" in document["strict"]) == (code == 4)
+
+
+def test_what_trainers_pickle_of_their_own_is_known() -> None:
+    done = ftckpt("verify", DATA / "pickles/training_args.bin", "--strict=opaque")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("accelerate_fsdp1", "checkpoint_3"),
+        ("accelerate_fsdp2", "checkpoint_3"),
+        ("dcp_2d_tpfsdp", "step-3"),
+        ("dcp_fsdp2_nested", "step-3"),
+        ("dcp_fsdp2_titan", "step-3"),
+        ("dcp_torch26_fsdp2_async", "step-3"),
+        ("ds_pp2dp2_z1_bf16", "global_step2"),
+        ("ds_z1_w4_bf16", "global_step3"),
+        ("ds_z2_w2_bf16", "global_step3"),
+        ("ds_z3_w2_fp32", "global_step3"),
+        ("hf4_llama_bin", ""),
+        ("hf_llama", ""),
+        ("hf_mixtral", ""),
+        ("lightning_ddp", "last.ckpt"),
+        ("mcore0161_tp2dp2_dpreshard", "iter_0000003"),
+        ("mcore_torch_tp2dp2_distopt_bf16", "iter_0000003"),
+        ("mcore_torch_tp2pp2", "iter_0000003"),
+        ("mcore_torchdist_tp2dp2_fullyreshard_bf16", "iter_0000003"),
+        ("mcore_torchdist_tp2pp2", "iter_0000003"),
+        ("verl_fsdp", "global_step_3"),
+    ],
+)
+def test_untouched_real_sets_pass_strictly(
+    name: str, inside: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = real_set(name, inside, tmp_path_factory)
+    done = ftckpt_json("verify", str(path), "--level", "values", "--strict")
+    assert done["result"]["code"] == 0, done["result"]
+    assert done["result"]["message"].endswith("the values are sound")
+
+
+def test_a_format_that_records_no_ranks_is_unverified_strictly(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """DCP's Hugging Face shards: a lost last rank would only make every tensor smaller."""
+    path = str(real_set("dcp_hf", "sharded_index", tmp_path_factory))
+    assert ftckpt_json("verify", path, "--level", "values")["result"]["code"] == 0
+    assert ftckpt_json("verify", path, "--strict")["result"]["code"] == 6
+    assert ftckpt_json("verify", path, "--strict=replicas,links")["result"]["code"] == 0
+
+
+def test_replicas_that_differ_are_in_the_sentence(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = real_set("mcore_torch_tp2pp2", "iter_0000003", tmp_path_factory)
+    path = shutil.copytree(source, tmp_path / source.name)
+    checkpoint = open_checkpoint(path)
+    piece = next(
+        piece
+        for info in checkpoint.tensors.values() if info.kind == "param"
+        for piece in info.pieces if piece.replica
+    )  # fmt: skip
+    flip(path / piece.extent.file, checkpoint.payload(piece).extent.offset)
+    drop_crcs(path / piece.extent.file)
+    document = ftckpt_json("verify", str(path), "--level", "values")
+    assert document["result"]["code"] == 0, document["result"]
+    assert document["result"]["message"].endswith("; 1 replica differs")
+    for flag, code in (("--strict=replicas", 4), ("--strict=masters,opaque", 0)):
+        assert ftckpt("verify", path, "--level", "values", flag).returncode == code
+
+
+def drop_crcs(path: Path) -> None:
+    """Set the CRC-32s of a zip to "not computed", as torch writes them where it is told so."""
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        members, at = archive.infolist(), archive.start_dir
+    for member in members:
+        assert data[at : at + 4] == b"PK\1\2"
+        for place in (at + 16, member.header_offset + 14):
+            data[place : place + 4] = bytes(4)
+        name, extra, comment = (int.from_bytes(data[at + n : at + n + 2], "little")
+                                for n in (28, 30, 32))  # fmt: skip
+        size = int.from_bytes(data[at + 20 : at + 24], "little")
+        head = member.header_offset
+        length = sum(int.from_bytes(data[head + n : head + n + 2], "little") for n in (26, 28))
+        end = head + 30 + length + size
+        if data[end : end + 4] == b"PK\7\10":
+            data[end + 4 : end + 8] = bytes(4)
+        at += 46 + name + extra + comment
+    path.write_bytes(data)
 
 
 def test_uncommitted(here: Path) -> None:

@@ -268,8 +268,13 @@ def test_summaries_are_by_component_and_layer() -> None:
     report = diff(ours, theirs)
     assert [one.name for one in report.layers] == ["count", "head", "layers.9", "layers.10"]
     assert {one.name: one.relative_l2 for one in report.layers} == {
-        "count": 0, "head": 0, "layers.9": 0, "layers.10": 1,
+        "count": None, "head": 0, "layers.9": 0, "layers.10": 1,
     }  # fmt: skip
+    assert {one.name: one.max_abs for one in report.layers} == {
+        "count": 2, "head": 0, "layers.9": 0, "layers.10": 1,
+    }  # fmt: skip
+    assert {one.name: one.max_abs for one in report.components} == {"model": 2, "exp_avg": 0}
+    assert {cell.layer: cell.relative_l2 for cell in report.cells}["count"] is None
     assert {one.name: (one.tensors, one.changed) for one in report.components} == {
         "model": (5, 9), "exp_avg": (1, 0),
     }  # fmt: skip

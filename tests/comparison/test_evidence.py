@@ -1,4 +1,4 @@
-"""What is known to be equal without reading: only where the recorded evidence says all of it."""
+"""What is recorded as equal: only where the recorded evidence says all of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.checkpoint import Box, Extent, Kind, Piece, Record, TensorInfo
-from ftckpt.comparison.evidence import Evidence, KnownEqual
+from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Record, TensorInfo
+from ftckpt.comparison.evidence import Evidence, RecordedEqual
+from ftckpt.comparison.record_sums import RecordIndex
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import CorruptError
 from ftckpt.manifest import NAME
@@ -45,8 +46,9 @@ def held(*records: Record, pieces: Sequence[Piece] = (PIECE,), damaged: bool = F
                     recorded=records, damaged=damaged)  # fmt: skip
 
 
-def evidence(ours: Recorded, theirs: Recorded) -> Evidence | None:
-    return KnownEqual(ours, theirs).evidence("w", "w")
+def evidence(ours: Checkpoint, theirs: Checkpoint, key: str = "w") -> Evidence | None:
+    indexes = RecordIndex(ours), RecordIndex(theirs)
+    return RecordedEqual(ours, theirs, indexes).evidence(key, key)
 
 
 def test_the_same_sums_of_the_same_layout_are_evidence() -> None:
@@ -106,7 +108,7 @@ def test_sealed_digests_are_asked_block_by_block(tmp_path: Path) -> None:
     two = copy(one, tmp_path / "two")
 
     def known(key: str = "layers.0.weight") -> Evidence | None:
-        return KnownEqual(open_checkpoint(one), open_checkpoint(two)).evidence(key, key)
+        return evidence(open_checkpoint(one), open_checkpoint(two), key)
 
     seal(open_checkpoint(one))
     assert known() is Evidence.CRC32  # one manifest says nothing of two checkpoints
@@ -124,5 +126,5 @@ def test_sealed_digests_are_asked_block_by_block(tmp_path: Path) -> None:
     changed = replace(shorter, source=replace(shorter.source, entries=entries))
     (two / NAME).unlink()
     seal(open_checkpoint(two), force=True)
-    found = KnownEqual(open_checkpoint(one), changed).evidence("layers.0.weight", "layers.0.weight")
+    found = evidence(open_checkpoint(one), changed, "layers.0.weight")
     assert found is not Evidence.MANIFEST

@@ -10,14 +10,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftckpt.manifest import Manifest
-from ftckpt.stores import is_leftover
+from ftckpt.errors import NotFoundError
+from ftckpt.manifest import SUFFIX, Manifest
+from ftckpt.stores import is_leftover, open_store
+from tests import campaign
 from tests.commands.golden import RUN
 from tests.faults.cli import command, held, here
 from tests.faults.conftest import SAVED, Answer
@@ -28,9 +31,9 @@ from tests.servers.s3 import upload_tree
 Install = Callable[[Answer], None]
 REPOSITORY = Path(__file__).parents[2]
 
-# Imports once, then forks a sealer for each place, which dies at its own write operation.
+# Imports once, then forks a run for each command line, which dies at its own write operation.
 KILLER = """
-import os, signal, sys
+import json, os, signal, sys
 import ftckpt.commands.seal, ftckpt.stores.atomic as atomic, ftckpt.stores.s3client as s3client
 import ftckpt.stores.s3, ftckpt.opening, ftckpt.verification, ftckpt.formats.catalog
 from tests.faults.cli import here
@@ -62,7 +65,7 @@ async def stepping_once(self, operation, given):
     step()
     return got
 async def stepping_call(self, operation, **given):
-    if not operation.startswith(("put", "delete")):
+    if not operation.startswith(("put", "delete", "create", "upload", "complete", "copy")):
         return await ask(self, operation, **given)
     step()
     got = await ask(self, operation, **given)
@@ -71,12 +74,12 @@ async def stepping_call(self, operation, **given):
 
 atomic.os = System()
 s3client.S3Client.once, s3client.S3Client.call = stepping_once, stepping_call
-for number, url in enumerate(sys.argv[1:], 1):
+for number, line in json.loads(sys.argv[1]):
     child = os.fork()
     if child == 0:
         code = 99
         try:
-            code = here("seal", url).code
+            code = here(*line).code
         finally:
             os._exit(code)
     status = os.waitpid(child, 0)[1]
@@ -84,14 +87,20 @@ for number, url in enumerate(sys.argv[1:], 1):
 """
 
 
-def killed(urls: list[str]) -> list[int]:
-    """Seal each place, killed at its first, second, … write operation; return how each ended."""
+def killed(lines: list[list[str]], points: Iterable[int] = range(1, 100)) -> list[int]:
+    """Run each command line, killed before or after one of its writes; return how each ended.
+
+    Args:
+        lines: one for each run.
+        points: at which step each is killed; there is one before each write and one after it.
+    """
+    numbered = list(zip(points, lines, strict=False))
     done = subprocess.run(
-        [sys.executable, "-c", KILLER, *urls],
+        [sys.executable, "-c", KILLER, json.dumps(numbered)],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -114,6 +123,8 @@ def check_after_kill(place: Place, data: dict[str, bytes]) -> None:
     # Run again it ends well, with no hand lent, and what it wrote holds.
     assert here("seal", place.newest).code == 0
     assert here("verify", place.newest, "--require", "content").document["evidence"] == "manifest"
+    if place.service is not None:  # a probe that the killed run has left is swept up
+        assert not any(map(is_leftover, place.names()))
     assert {name: place.read(f"step-2/{name}") for name in data} == data
 
 
@@ -125,7 +136,7 @@ def test_f6_seal_is_killed_at_every_write_on_disk(tmp_path: Path) -> None:
     places = [Place(str(tmp_path / f"run{number}")) for number in range(24)]
     for place in places:
         shutil.copytree(RUN, place.root)
-    ended = killed([place.newest for place in places])
+    ended = killed([["seal", place.newest] for place in places])
     kills = ended.index(0)
     assert ended == [-signal.SIGKILL] * kills + [0] * (len(places) - kills)
     assert kills >= 12  # before and after open, write, fsync, link, unlink and more
@@ -140,13 +151,41 @@ def test_f6_seal_is_killed_at_every_write_on_s3(s3: Place) -> None:
     places = [Place(f"{s3.root}-{number}", s3.service) for number in range(10)]
     for place in places:
         upload_tree(RUN / "step-2", place.newest)
-    ended = killed([place.newest for place in places])
+    ended = killed([["seal", place.newest] for place in places])
     kills = ended.index(0)
     assert ended == [-signal.SIGKILL] * kills + [0] * (len(places) - kills)
     assert kills >= 6  # before and after each PUT of the probe, its removal, and the manifest's PUT
     data = data_of(s3)
     for place in places:
         check_after_kill(place, data)
+
+
+@pytest.mark.s3
+def test_f6_a_conversion_to_one_object_is_killed_at_writes_on_s3(s3: Place) -> None:
+    source = str(RUN / "step-2")
+
+    def line(folder: str) -> list[str]:
+        return ["convert", source, f"{folder}/out.pt", "--to", "torchsave"]
+
+    points = range(1, 30, campaign.examples(2, 1))
+    folders = [f"{s3.root}-one/{point}" for point in points]
+    ended = killed([line(folder) for folder in folders], points)
+    kills = ended.index(0)
+    assert ended == [-signal.SIGKILL] * kills + [0] * (len(folders) - kills)
+    assert points[kills] > 20
+    probes = 0
+    for folder in folders[: kills + 1]:
+        store = open_store(folder)
+        left: set[str] = set()
+        with suppress(NotFoundError):
+            left = {entry.path for entry in store.walk()}
+        probes += any(map(is_leftover, left))
+        # The object is not there, or is whole; and the next run leaves nothing else.
+        assert "out.pt" not in left or here("verify", line(folder)[2]).code == 0
+        assert here(*line(folder)).code in ((0, 8) if "out.pt" in left else (0,))
+        assert {e.path for e in store.walk()} == {"out.pt", "out.pt" + SUFFIX}
+        assert here("verify", line(folder)[2], "--require", "content").code == 0
+    assert probes >= 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -195,9 +195,8 @@ def test_no_flipped_byte_of_the_directory_goes_wrong_silently(seed: int) -> None
         flipped[at] ^= 1 << (2 * seed)
         other, found = outcome(bytes(flipped))
         if other is None:
-            assert found <= {"bad-zip", "unsafe-zip"}
+            assert found <= {"bad-zip", "unsafe-zip", "odd-zip"}
             continue
-        # What may differ without a trace: fields that no reader uses (versions, times, attributes).
         assert found or contents(other, bytes(flipped)) == contents(archive, data)
 
 
@@ -217,7 +216,7 @@ def test_mutated_archives_end_in_a_named_error_or_parse(edits: list[tuple[int, i
         data[-1 - back % len(data)] = value
     raw = bytes(data)
     archive, found = outcome(raw)
-    assert found <= {"bad-zip", "unsafe-zip"}
+    assert found <= {"bad-zip", "unsafe-zip", "odd-zip"}
     if archive is not None:
         assert all(0 <= m.offset <= m.offset + m.size <= len(raw) for m in archive.members.values())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import pickle
 import pickletools
@@ -47,7 +46,7 @@ def bulk(data: bytes) -> DcpMetadata | None:
 
 
 def general(data: bytes) -> DcpMetadata:
-    return parse_metadata(io.BufferedReader(io.BytesIO(data)), len(data), ".metadata")
+    return parse_metadata(data, ".metadata")
 
 
 def item_of(item: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ftckpt.errors import ExitCode, IncompleteError
-from ftckpt.findings import Finding, Severity
+from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.format_suite import open_path
@@ -27,6 +27,9 @@ FILES = [f"__{rank}_0.distcp" for rank in range(4)]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DATA / "fsdp2" / "step-3", tmp_path / "step-3"))
+
+
+STRICT = VerifyOptions(strict=frozenset(Strictness))
 
 
 def report(path: Path, level: Level = Level.STRUCTURE) -> VerifyReport:
@@ -114,7 +117,7 @@ def test_shards_of_an_earlier_save_with_more_ranks_are_noticed(path: Path) -> No
     assert answer.code is ExitCode.OK
     stale = next(f for f in answer.findings if f.kind == "stale-shard")
     assert (stale.file, stale.severity) == ("__7_0.distcp", Severity.WARNING)
-    assert verify(open_path(Dcp(), path), VerifyOptions(strict=True)).code is ExitCode.CORRUPT
+    assert verify(open_path(Dcp(), path), STRICT).code is ExitCode.CORRUPT
 
 
 def test_a_checkpoint_below_is_no_stale_shard(path: Path) -> None:
@@ -180,7 +183,7 @@ def test_a_leftover_of_another_commit_is_a_note(path: Path) -> None:
 
 def test_data_newer_than_the_commit_is_a_note_and_never_a_verdict(path: Path) -> None:
     os.utime(path / ".metadata", (1_000_000, 1_000_000))
-    answer = verify(open_path(Dcp(), path), VerifyOptions(strict=True))
+    answer = verify(open_path(Dcp(), path), STRICT)
     assert answer.code is ExitCode.OK
     (found,) = [f for f in answer.findings if f.kind == "write-order"]
     assert found.severity is Severity.NOTE
@@ -353,7 +356,7 @@ def test_classes_outside_the_list_share_one_note(tmp_path: Path) -> None:
     (note,) = [f for f in answer.findings if f.kind == "opaque-object"]
     assert "2 classes" in note.message
     assert "trainer.config.Config" in note.message
-    assert verify(open_path(Dcp(), path), VerifyOptions(strict=True)).code is ExitCode.UNSAFE
+    assert verify(open_path(Dcp(), path), STRICT).code is ExitCode.UNSAFE
 
 
 # --- steps --------------------------------------------------------------------------------------

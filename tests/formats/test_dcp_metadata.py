@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ OLD = "torch.distributed._shard.checkpoint"
 
 
 def parse(data: bytes) -> DcpMetadata:
-    return parse_metadata(io.BufferedReader(io.BytesIO(data)), len(data), ".metadata")
+    return parse_metadata(data, ".metadata")
 
 
 def plain(**more: Any) -> Thing:

@@ -20,8 +20,7 @@ from ftckpt.delta.index_head import _member, read_base
 from ftckpt.delta.whereabouts import recorded_path, resolved
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.delta_bases import bases
-from ftckpt.retention import purge
+from ftckpt.retention import no_bases, purge
 from ftckpt.retention.entries import EntryClass
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.preparing import Prepared, prepare, remember
@@ -35,7 +34,7 @@ HOUR = 3600.0
 
 def plan_of(root: Path | str, policy: Policy) -> Prepared:
     place = opening.locate(str(root), StoreOptions())
-    return prepare(place, FORMATS, policy, time.time() + HOUR, bases=bases)
+    return prepare(place, FORMATS, policy, time.time() + HOUR)
 
 
 def dropped(prepared: Prepared) -> list[str]:
@@ -60,12 +59,31 @@ def test_a_kept_delta_keeps_all_that_it_stands_upon(tmp_path: Path) -> None:
     assert dropped(plan_of(root, Policy(keep_last=1))) == ["step-2", "step-4"]
 
 
-def test_without_their_names_the_bases_would_go(tmp_path: Path) -> None:
+def test_the_bases_go_where_that_is_spelled_out(tmp_path: Path) -> None:
     root = tmp_path / "run"
     mixed_run(root)
     place = opening.locate(str(root), StoreOptions())
-    blind = prepare(place, FORMATS, Policy(keep_last=1), time.time() + HOUR)
+    blind = prepare(place, FORMATS, Policy(keep_last=1), time.time() + HOUR, bases=no_bases)
     assert set(dropped(blind)) >= {"step-0", "step-1", "step-2"}
+
+
+def test_the_recipe_of_the_page_leaves_every_delta_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    mixed_run(root)
+    page = (Path(__file__).parents[2] / "docs/retention.md").read_text()
+    recipe = page.split("## From Python")[1].split("```python\n")[1].split("```")[0]
+    assert "bases" not in recipe
+    recipe = recipe.replace("/ckpt/run7", str(root)).replace("keep_last=3", "keep_last=1")
+    # A second time two days later, so that the trash is reclaimed too.
+    for later in (0.0, 48 * HOUR):
+        moment = time.time() + later
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        exec(recipe, {})
+    assert sorted(p.name for p in root.glob("step-*")) == ["step-0", "step-1", "step-3", "step-5"]
+    assert not list((root / ".ftckpt/trash").iterdir())
+    assert capsys.readouterr().out.count("0 0\n") == 2
 
 
 def test_a_base_in_the_trash_is_not_reclaimed(tmp_path: Path) -> None:
@@ -76,7 +94,7 @@ def test_a_base_in_the_trash_is_not_reclaimed(tmp_path: Path) -> None:
     for step in (1, 4):
         (root / f"step-{step}").rename(trash / f"20200101T000000.000000Z~step-{step}")
     place = opening.locate(str(root), StoreOptions())
-    purged = purge(place, FORMATS, actor="me", now=time.time, bases=bases)
+    purged = purge(place, FORMATS, actor="me", now=time.time)
     assert [t.name for t in purged.erased] == ["step-4"]
     assert [str(r) for r in purged.held.values()] == ["base: step-3 is a delta upon it"]
 

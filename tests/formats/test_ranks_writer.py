@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import UnsupportedError
 from ftckpt.formats.ranks_writer import RanksWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
@@ -231,8 +232,12 @@ def test_files_that_nothing_can_divide_stay_as_they_are(tmp_path: Path) -> None:
         assert back["n"] == rank
         assert torch.equal(back["model"]["w"], parts[rank]["model"]["w"])
         assert back["lists"] == [{"t": torch.ones(1)}]
-    layout = WRITER.layout(Content.of(source), Wishes(dp=1))
-    assert set(layout.unplaced) == {"extra:rank1:w", "extra:rank1:rank1.lists.0.t", "rank_1.n"}
+    with pytest.raises(UnsupportedError, match="nothing says how w is divided") as caught:
+        WRITER.layout(Content.of(source), Wishes(dp=1))
+    assert caught.value.kind == "unknown-rule"
+    content = without(Content.of(source), "*:w")
+    layout = WRITER.layout(content, Wishes(dp=1))
+    assert set(layout.unplaced) == {"extra:rank1:rank1.lists.0.t", "rank_1.n"}
 
 
 def test_tied_weights_share_a_storage_in_every_rank(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_namespaces_and_pickles_inside_are_taken_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x80.", b"\x80\4cos\nsystem\n(S'true'\ntR.", b"\x80\4N.N.", b"\x80\4]."],
-    ids=["no pickle", "hostile", "more after it", "empty"],
+    [b"\x80.", b"\x80\4N.N.", b"\x80\4]."],
+    ids=["no pickle", "more after it", "empty"],
 )
 def test_bytes_that_are_not_taken_apart_are_one_field(tmp_path: Path, data: bytes) -> None:
     (one,) = read(saved(tmp_path / "a.pt", loader={"x": data})).values()

@@ -43,7 +43,7 @@ GRANTED = {
     "deepspeed-universal": {"rules", "true_vocab_size"},
     "megatron": _MEGATRON,
     "megatron-dist": _MEGATRON,
-    "ranks": {"dp"},
+    "ranks": {"tp", "dp"},
     "safetensors": {"max_shard_size"},
     "torchsave": set(),
 }
@@ -136,7 +136,7 @@ def test_a_layout_is_held_to_it(tmp_path: Path) -> None:
 
 def test_the_formats_that_are_read_by_rules() -> None:
     names = {name for name in GRANTED if reads_by_rules(name)}
-    assert names == {"deepspeed", "deepspeed-universal", "megatron"}
+    assert names == {"deepspeed", "deepspeed-universal", "megatron", "ranks"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,3 +127,54 @@ def test_an_environment_that_lets_a_training_drift(tmp_path: Path) -> None:
     found = audit(checkpoint, environment={"NVIDIA_TF32_OVERRIDE": "1"}).remarks
     assert {r.topic for r in found} == {"environment"}
     assert [r.message.split(" is ")[0] for r in found] == [*ENVIRONMENT, "NVIDIA_TF32_OVERRIDE"]
+
+
+def presence(file: Path, content: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return what is said of each component of a save: present, absent or cannot tell, and why."""
+    now = saved(file, content)
+    items = audit(now, fields=state_fields(now)).resume
+    return {item.key: (item.presence.value, item.reason) for item in items}
+
+
+def test_what_names_do_not_say_the_content_shows(tmp_path: Path) -> None:
+    whole = state()
+    found = presence(tmp_path / "now.pt", {
+        "model": whole["model"], "optimizer": whole["optimizer"], "sch": whole["scheduler"],
+        "py": random.getstate(), "np": np.random.get_state(), "torch": torch.get_rng_state(),
+        "cu": [torch.zeros(16, dtype=torch.uint8)], "sca": whole["scaler"],
+        "it": {"_iterator_finished": False, "_sampler_iter_yielded": 3},
+    })  # fmt: skip
+    shown = {key: said.partition(" holds it")[0] for key, (is_, said) in found.items()
+             if is_ == "present" and "as its content shows" in said}  # fmt: skip
+    assert shown == {
+        "scheduler": "sch", "rng-python": "py", "rng-numpy": "np", "rng-torch": "extra:torch:torch",
+        "rng-cuda": "extra:cu:0", "data": "it", "scaler": "sca",
+    }  # fmt: skip
+
+
+def test_what_is_not_understood_is_never_called_absent(tmp_path: Path) -> None:
+    whole = {"model": state()["model"], "optimizer": state()["optimizer"]}
+    assert presence(tmp_path / "none.pt", whole)["rng-python"][0] == "absent"
+    found = presence(tmp_path / "odd.pt", whole | {"odd": (1, 2), "n": 4, "best": 0.5, "x": "a"})
+    why = "nothing shows it, and what is not understood may hold it: odd"
+    assert found["rng-python"] == found["scheduler"] == ("cannot tell", why)
+    assert found["data"] == ("cannot tell", f"{why}, n")
+    # A number is no generator's state, and a text is nothing's.
+    plain = presence(tmp_path / "plain.pt", whole | {"n": 4, "best": 0.5, "x": "a"})
+    assert [plain[key][0] for key in ("rng-python", "scheduler", "data")] == [
+        "absent", "absent", "cannot tell",
+    ]  # fmt: skip
+    # What cannot be read may hold anything.
+    now = saved(tmp_path / "now.pt", whole)
+    fields: list[Field | FtckptError] = [CorruptError("the record is damaged", tensor="blob")]
+    items = {item.key: item for item in audit(now, fields=fields).resume}
+    assert (items["rng-python"].presence.value, items["rng-python"].where) == (
+        "cannot tell", ("blob",),
+    )  # fmt: skip
+
+
+def test_a_tensor_under_the_recommended_name_is_what_it_is(tmp_path: Path) -> None:
+    ranks = {f"rank_{rank}": torch.get_rng_state() for rank in range(2)}
+    found = presence(tmp_path / "now.pt", state() | {"rng": ranks})
+    assert found["rng-torch"][0] == "present"
+    assert [found[key][0] for key in ("rng-python", "rng-numpy", "rng-cuda")] == ["absent"] * 3

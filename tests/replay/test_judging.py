@@ -14,7 +14,7 @@ from ftckpt.replay.comparing import compare
 from ftckpt.replay.events import EVENTS, ORDER
 from ftckpt.replay.floats import written
 from ftckpt.replay.judging import Judgement, Verdict, judge
-from ftckpt.replay.records import Log, Record
+from ftckpt.replay.records import ENDED, Log, Record
 from tests.replay.made import Change, events, log, stream
 
 U = log(range(1, 9), "U")
@@ -194,3 +194,142 @@ def test_rounded_numbers_are_compared_by_value() -> None:
     c = Log("c", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.4"}})}})
     assert compare(a, b, 1, 1).equal
     assert compare(a, c, 1, 1).differences[0].words == "loss (2.4 instead of 2.50)"
+
+
+def test_a_stream_that_is_restored_before_anything_draws_from_it_is_a_note() -> None:
+    def change(late: bool) -> Change:
+        def restored_late(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+            of["rng"] = {"python": stream(2 * step)}
+            if late and step == 5:
+                of["rng_start"] = {"python": stream(0, seed=9)}
+
+        return restored_late
+
+    u = log(range(1, 9), "U", change=change(late=False))
+    a = [log(range(5, 9), name, change=change(late=True)) for name in "AB"]
+    found = judge([u, u], a, 5, 8)
+    assert found.verdict is Verdict.EXACT, found.sentence
+    assert found.notes[0].startswith("Python RNG: differs as step 5 begins and never matters")
+    assert [d.event for d in found.comparisons[-1].passing] == ["rng_start"]
+
+    # It hides nothing: the batch is another one, and no stream was drawn from for it.
+    def skips(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        change(late=True)(step, rank, of)
+        of["batch"] = events(step - 4, rank)["batch"]
+
+    found = judge([u, u], [log(range(5, 9), "A", change=skips)] * 2, 5, 8)
+    assert [(c.component, c.event) for c in found.causes] == [("data", "batch")]
+
+
+def test_a_stream_that_stays_different_counts_though_all_else_is_equal() -> None:
+    def change(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["rng_start"]["numpy"] = stream(0, seed=9)
+
+    def right(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["rng_start"]["numpy"] = stream(4)
+
+    u = log(range(1, 9), "U", change=right)
+    found = judge([u, u], [log(range(5, 9), "A", change=change)] * 2, 5, 8)
+    assert [c.component for c in found.causes] == ["rng-numpy"]
+
+
+def test_a_position_is_named_beside_a_stream_that_does_not_explain_it() -> None:
+    def lost(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["rng_start"] = {"python": stream(2 * step + 2)}
+        of["batch"] = events(step - 4, rank)["batch"]
+
+    assert [c.component for c in judged(lost).causes] == ["data", "rng-draw"]
+
+
+def test_state_that_is_written_over_before_it_is_used_is_a_note() -> None:
+    def wrong(steps: tuple[int, ...]) -> Change:
+        def change(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+            of["buffers"] = {"mean": f"float32[1]:{9 if step in steps else step}"}
+
+        return change
+
+    u = log(range(1, 9), "U", ranks=2, change=wrong(()))
+    once = log(range(5, 9), "A", ranks=2, change=wrong((5,)))
+    found = judge([u, u], [once, once], 5, 8)
+    assert found.verdict is Verdict.EXACT, found.sentence
+    assert "buffers: differs as step 5 begins and never matters" in found.notes[0]
+    lasting = log(range(5, 9), "A", ranks=2, change=wrong((5, 6, 7, 8)))
+    assert judge([u, u], [lasting, lasting], 5, 8).causes[0].component == "buffers"
+
+
+def test_a_checkpoint_of_a_step_whose_tensors_were_not_read_is_stale_by_its_numbers() -> None:
+    def sparse(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of["scheduler"] = {"last_epoch": str(step)}
+        if 1 < step < 5:
+            for event in ("params", "optimizer", "grad"):
+                of.pop(event)
+
+    def stale(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        of |= events(step - 2, rank) | {"scheduler": {"last_epoch": str(step - 2)}}
+
+    u = log(range(1, 9), "U", change=sparse)
+
+    def restored_later(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        stale(step, rank, of)
+        of["rng_start"] = events(1, rank)["rng_start"]
+
+    late = judge([u], [log(range(5, 9), "A", change=restored_later)], 5, 8).causes
+    assert late[-1].reason.endswith("by its learning-rate schedule"), late
+    [cause] = judge([u], [log(range(5, 9), "A", change=stale)], 5, 8).causes
+    assert (cause.component, cause.held, cause.seen) == ("checkpoint", 3, False)
+    assert cause.reason == (
+        "stale: it holds the state after step 2 instead of 4, by its learning-rate schedule and "
+        "random streams"
+    )
+
+
+def counting(shown: dict[int, int], name: str = "step") -> Change:
+    def change(step: int, rank: int, of: dict[str, dict[str, Any]]) -> None:
+        if step in shown:
+            of["counter"] = {name: f"{shown[step]} {step}"}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ({4: 4}, {7: 8}, "step is 8 after step 7 instead of 7"),  # one save, and it saves earlier
+        ({4: 4, 8: 8}, {8: 9}, "step is 9 after step 8 instead of 8"),
+        ({2: 80, 4: 160}, {6: 280}, "step is 280 after step 6 instead of 240"),  # counts batches
+        ({4: 4}, {8: 8}, ""),
+        ({4: 160}, {6: 280}, ""),  # one number says nothing of what it counts
+        ({2: 7, 4: 7}, {6: 7}, ""),
+        ({}, {6: 7}, ""),
+    ],
+)
+def test_a_step_counter_is_weighed_by_the_steps_that_were_made(
+    ours: dict[int, int], theirs: dict[int, int], said: str
+) -> None:
+    u = log(range(1, 9), "U", change=counting(ours))
+    a = log(range(5, 9), "A", change=counting(theirs))
+    found = judge([u, u], [a, a], 5, 8)
+    if not said:
+        assert found.verdict is Verdict.EXACT, found.sentence
+        return
+    assert found.verdict is Verdict.STATE
+    assert [(c.component, c.reason) for c in found.causes] == [("step", said)]
+
+
+def test_a_restart_that_ends_before_or_after_its_step_counts_wrong() -> None:
+    def ends(run: Log, after: int) -> Log:
+        last = Record(after + 1, 0, {}, (ENDED,), partial=True)
+        steps = {s: r for s, r in run.steps[0].items() if s <= after} | {after + 1: last}
+        return replace(run, steps={0: steps})
+
+    u = ends(log(range(1, 9), "U"), 8)
+    early, goes_on = ends(log(range(5, 9), "A"), 7), log(range(5, 10), "A")
+    found = judge([u, u], [early, early], 5, 8, ends=True)
+    assert (found.verdict, found.causes[0].component) == (Verdict.STATE, "step")
+    assert "ended by itself after step 7" in found.sentence
+    found = judge([u, u], [goes_on, goes_on], 5, 8, ends=True)
+    assert (found.verdict, found.causes[0].component) == (Verdict.STATE, "step")
+    assert "counts too few" in found.sentence
+    # Other commands may end where they like, and fewer steps are never a pass.
+    assert judge([u, u], [goes_on, goes_on], 5, 8).verdict is Verdict.EXACT
+    assert judge([u, u], [early, early], 5, 8).verdict is Verdict.NOT_COMPARED

@@ -9,6 +9,8 @@ from random import Random
 from ftckpt.retention.entries import EntryClass, Lease, Pin, RootEntry
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy
 
+from .oracle import Asked, Thing
+
 START = 1_700_000_000.0
 
 
@@ -64,6 +66,20 @@ class History:
             metric=metric,
             tags=tuple(t for t in ("milestone", "other") if self.choose.random() < 0.08),
         )
+
+    def twin(self) -> None:
+        """Save a step once more under another name: by another hook, or after a restart."""
+        for entry in self.choose.sample(self.committed(), min(1, len(self.committed()))):
+            self.now += 60
+            self._put(
+                f"{self.group}checkpoint-{entry.step}",
+                EntryClass.COMMITTED,
+                entry.step,
+                self.now,
+                checked=True,
+                verified=self.choose.random() < 0.2,
+                metric=self.choose.choice((None, entry.metric)),
+            )
 
     def crash(self) -> None:
         """Die while saving."""
@@ -163,7 +179,7 @@ class History:
 
 
 _EVENTS = {
-    "save": 20, "crash": 2, "restart": 1, "pause": 2, "jump": 0.5, "damage": 1, "pin": 1,
+    "save": 20, "twin": 1, "crash": 2, "restart": 1, "pause": 2, "jump": 0.5, "damage": 1, "pin": 1,
     "unpin": 1, "read": 1, "point": 1, "stranger": 0.5,
 }  # fmt: skip
 
@@ -185,6 +201,46 @@ def one_more_rule(choose: Random, policy: Policy) -> Policy:
     """Return a policy with a rule more than this one has."""
     free = [r for r in sorted(_RULES) if getattr(policy, r) in (None, ())]
     return replace(policy, **_RULES[choose.choice(free)](choose)) if free else policy  # type: ignore[arg-type]
+
+
+def thing_of(entry: RootEntry) -> Thing:
+    """Return an entry as the oracle takes it."""
+    return Thing(
+        name=entry.name,
+        run=entry.group,
+        kind=str(entry.entry_class),
+        step=entry.step,
+        time=entry.time,
+        verified=entry.verified,
+        named=entry.named,
+        pointed=bool(entry.pointers),
+        pinned=bool(entry.pins),
+        leased=bool(entry.leases),
+        tags=frozenset(entry.tags),
+        upon=entry.bases,
+        metric=entry.metric,
+        checked=entry.checked,
+    )
+
+
+def asked_by(policy: Policy) -> Asked:
+    """Return a policy as the oracle takes it."""
+    units = ("hourly", "daily", "weekly", "monthly")
+    numbers = {unit: getattr(policy, f"keep_{unit}") for unit in units}
+    limit = policy.max_delete
+    return Asked(
+        last=policy.keep_last,
+        every=policy.keep_every,
+        periods={unit: number for unit, number in numbers.items() if number is not None},
+        within=policy.keep_within,
+        best=policy.keep_best,
+        largest=policy.metric is not None and policy.metric.largest,
+        tags=frozenset(policy.keep_tags),
+        delete_corrupt=policy.delete_corrupt,
+        min_survivors=policy.min_survivors,
+        max_delete=None if limit is None else limit.amount,
+        percent=limit is not None and limit.percent,
+    )
 
 
 _RULES: dict[str, Callable[[Random], dict[str, object]]] = {

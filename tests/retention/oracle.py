@@ -1,18 +1,17 @@
-"""What must stay, said a second time and in another way: each entry is asked on its own.
+"""What must stay, by docs/retention.md alone: each thing is asked on its own, by definition.
 
-Nothing here is shared with `ftckpt.retention` but the records and the policy. Everything is counted
-over and over by definition, which is slow and easy to believe.
+Plain values go in and plain values come out. Nothing of `ftckpt.retention` is used, so that the
+page and the program can only agree because both say the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import lru_cache
 
-from ftckpt.retention.entries import RootEntry
-from ftckpt.retention.policy import Policy
+DAY = 86400.0
 
 PERIODS: dict[str, Callable[[float], int]] = {
     "hourly": lambda t: int(t // 3600),
@@ -23,202 +22,280 @@ PERIODS: dict[str, Callable[[float], int]] = {
 }
 
 
-def verdicts(entries: Sequence[RootEntry], policy: Policy, now: float) -> dict[str, set[str]]:
-    """Return for each entry the words of all that keeps it; none for those that may go."""
-    words = {e.name: _own_words(e, entries, policy, now) for e in entries}
-    if not policy.rules:
+@dataclass(frozen=True)
+class Thing:
+    """One name in a root, in the words of the page.
+
+    `damaged` is what would be found if it were opened: the class that it has then.
+    """
+
+    name: str
+    run: str
+    kind: str
+    step: int | None = None
+    time: float | None = None
+    verified: bool = False
+    named: bool = False
+    pointed: bool = False
+    pinned: bool = False
+    leased: bool = False
+    tags: frozenset[str] = frozenset()
+    upon: tuple[str, ...] = ()
+    metric: float | None = None
+    damaged: str = ""
+    checked: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The flags, each as it is typed."""
+
+    last: int | None = None
+    every: int | None = None
+    periods: Mapping[str, int] = field(default_factory=dict)
+    within: float | None = None
+    best: int | None = None
+    largest: bool = False
+    tags: frozenset[str] = frozenset()
+    delete_corrupt: bool = False
+    min_survivors: int = 2
+    max_delete: int | None = None
+    percent: bool = False
+
+    @property
+    def any_rule(self) -> bool:
+        """Whether there is at least one keep rule."""
+        numbers = (self.last, self.every, self.within, self.best)
+        return any(n is not None for n in numbers) or bool(self.periods or self.tags)
+
+
+def opened(
+    things: Sequence[Thing], asked: Asked, now: float
+) -> tuple[list[Thing], dict[str, set[str]]]:
+    """Return what things turn out to be when all that stays is opened; and what keeps each."""
+    while True:
+        words = verdicts(things, asked, now)
+        found = [t for t in things if words[t.name] and t.damaged] if asked.any_rule else []
+        if not found:
+            return list(things), words
+        known = {t.name: replace(t, kind=t.damaged, damaged="") for t in found}
+        things = [known.get(t.name, t) for t in things]
+
+
+def verdicts(things: Sequence[Thing], asked: Asked, now: float) -> dict[str, set[str]]:
+    """Return for each thing the words of all that keeps it; none for those that may go."""
+    words = {t.name: _protected(t, things, asked, now) for t in things}
+    for run in {t.run for t in things}:
+        counted = [t for t in things if t.run == run and counts(t, now)]
+        steps = {step_of(t) for t in counted}
+        leaps = {s for s in steps if leaps_to(s, steps)}
+        for thing in counted:
+            if thing.step in leaps:
+                words[thing.name].add("step-jump")
+        for first in {max((x for x in leaps if x <= s), default=-1) for s in steps}:
+            beyond = min((x for x in leaps if x > first), default=None)
+            part = [
+                t
+                for t in counted
+                if step_of(t) >= first and (beyond is None or step_of(t) < beyond)
+            ]
+            for word, names in {**_newest(part), **_ruled(part, asked)}.items():
+                for name in names:
+                    words[name].add(word)
+    if not asked.any_rule:
         for held in words.values():
             held.add("no-rule")
-    while True:
-        more = [
-            base
-            for e in entries
-            if words[e.name]
-            for base in e.bases
-            if base in words and "base" not in words[base]
-        ]
-        if not more:
-            return words
-        words[more[0]].add("base")
-
-
-def _own_words(
-    one: RootEntry, entries: Sequence[RootEntry], policy: Policy, now: float
-) -> set[str]:
-    words = set()
-    words |= {"pinned"} if one.pins else set()
-    words |= {"pointer"} if one.pointers else set()
-    words |= {"lease"} if one.leases else set()
-    run = [e for e in entries if e.group == one.group]
-    kind = str(one.entry_class)
-    if kind in ("STAGING", "FOREIGN", "TRASH"):
-        words.add(kind.lower())
-    if kind == "CORRUPT" and not policy.delete_corrupt:
-        words.add("corrupt")
-    if kind == "ABANDONED":
-        after = [e for e in run if counts(e, now) and later(e.time, one.time)]
-        words |= set() if after else {"unfinished"}
-    if kind != "COMMITTED":
-        return words
-    if one.named:
-        words.add("named")
-    if one.step is None:
-        words.add("no-step")
-    elif one.time is not None and one.time > now:
-        words.add("future")
-    by_time = (policy.keep_hourly, policy.keep_daily, policy.keep_weekly, policy.keep_monthly)
-    if one.time is None and any(v is not None for v in (*by_time, policy.keep_within)):
-        words.add("no-time")
-    if not counts(one, now):
-        return words
-    peers = [e for e in run if counts(e, now)]
-    steps = frozenset(_step(e) for e in peers)
-    if _step(one) in leaps(steps):
-        words.add("step-jump")
-    return words | _ruled(one, [e for e in peers if same_stretch(one, e, steps)], policy)
-
-
-def _ruled(one: RootEntry, peers: Sequence[RootEntry], policy: Policy) -> set[str]:
-    """Return the words of the rules, and of being newest, among the peers of one stretch."""
-    words = set()
-    steps = {_step(e) for e in peers}
-    step = _step(one)
-    timed = [e for e in peers if e.time is not None]
-    newer = [e for e in timed if one.time is not None and _moment(e) > _moment(one)]
-    if step == max(steps) or (one.time is not None and not newer):
-        words.add("newest")
-    if one.verified and not any(e.verified and e.age_order > one.age_order for e in peers):
-        words.add("newest-verified")
-    if policy.keep_last is not None:
-        above = len({s for s in steps if s > step})
-        if above < policy.keep_last or (one.time is not None and len(newer) < policy.keep_last):
-            words.add("keep-last")
-    if policy.keep_every is not None and any(
-        nearest(m, steps) == step for m in multiples(step, steps, policy.keep_every)
-    ):
-        words.add("keep-every")
-    for unit, period in PERIODS.items():
-        number = getattr(policy, f"keep_{unit}")
-        if number is None or one.time is None:
-            continue
-        own = period(one.time)
-        later_periods = {period(_time(e)) for e in timed if period(_time(e)) > own}
-        last = not any(period(_time(e)) == own for e in newer)
-        if last and len(later_periods) < number:
-            words.add(f"keep-{unit}")
-    latest = max((_time(e) for e in timed), default=0.0)
-    within = policy.keep_within
-    if within is not None and one.time is not None and one.time >= latest - within:
-        words.add("keep-within")
-    number, metric = policy.keep_best, policy.metric
-    if number and metric and is_best(step, peers, number, largest=metric.largest):
-        words.add("keep-best")
-    if set(one.tags) & set(policy.keep_tags):
-        words.add("keep-tag")
+    changed = True
+    while changed:
+        needed = {b for t in things if words[t.name] for b in t.upon if b in words}
+        changed = any("base" not in words[name] for name in needed)
+        for name in needed:
+            words[name].add("base")
     return words
 
 
-def is_best(step: int, peers: Sequence[RootEntry], number: int, *, largest: bool) -> bool:
-    """Whether a step is among the best, or later than all whose metric is known."""
-    values = {}
-    for s in {_step(e) for e in peers}:
-        own = [e.metric for e in peers if _step(e) == s and e.metric is not None]
-        if own:
-            values[s] = max(own) if largest else min(own)
-    if step not in values:
-        return all(step > s for s in values)
-    better = [
-        s
+def counts(thing: Thing, now: float) -> bool:
+    """Whether rules count it."""
+    in_future = thing.time is not None and thing.time > now
+    return thing.kind == "COMMITTED" and thing.step is not None and not in_future
+
+
+def step_of(thing: Thing) -> int:
+    assert thing.step is not None
+    return thing.step
+
+
+def leaps_to(step: int, steps: Collection[int]) -> bool:
+    """Whether the step is beyond any training after the one below it."""
+    below = max((s for s in steps if s < step), default=0)
+    return below > 1 and step > 100 * max(below, 1000)
+
+
+def _protected(one: Thing, things: Sequence[Thing], asked: Asked, now: float) -> set[str]:
+    words = {
+        word
+        for word, holds in (
+            ("pointer", one.pointed),
+            ("pinned", one.pinned),
+            ("lease", one.leased),
+            ("corrupt", one.kind == "CORRUPT" and not asked.delete_corrupt),
+        )
+        if holds
+    }
+    if one.kind in ("STAGING", "FOREIGN", "TRASH"):
+        words.add(one.kind.lower())
+    if one.kind == "ABANDONED":
+        finished = [t for t in things if t.run == one.run and counts(t, now)]
+        if one.time is None or not any(t.time is not None and t.time > one.time for t in finished):
+            words.add("unfinished")
+    if one.kind == "COMMITTED":
+        if one.named:
+            words.add("named")
+        if one.step is None:
+            words.add("no-step")
+        elif one.time is not None and one.time > now:
+            words.add("future")
+        if one.time is None and (asked.periods or asked.within is not None):
+            words.add("no-time")
+    return words
+
+
+def _newest(part: Sequence[Thing]) -> dict[str, set[str]]:
+    highest = {max(map(step_of, part))} if part else set()
+    saved = when_saved(part)
+    last = {max(saved, key=lambda s: (saved[s], s))} if saved else set()
+    verified = [t for t in part if t.verified]
+    best = max(verified, key=lambda t: (step_of(t), _or_never(t), t.name), default=None)
+    timed = [t for t in verified if t.time is not None]
+    late = max(timed, key=lambda t: (_or_never(t), step_of(t), t.name), default=None)
+    names = {best.name} if best else set()
+    if best and late and late.step != best.step:
+        names.add(late.name)
+    return {
+        "newest": {t.name for t in part if t.step in highest | last},
+        "newest-verified": names,
+    }
+
+
+def _ruled(part: Sequence[Thing], asked: Asked) -> dict[str, set[str]]:
+    """Return for each rule the names that it keeps, with all others of their steps."""
+    steps = {step_of(t) for t in part}
+    saved = when_saved(part)
+    chosen: dict[str, set[int]] = {}
+    if asked.last is not None:
+        chosen["keep-last"] = {
+            s
+            for s in steps
+            if len([x for x in steps if x > s]) < asked.last
+            or (s in saved and len([x for x in saved if _later(x, s, saved)]) < asked.last)
+        }
+    if asked.every is not None:
+        near = {nearest(m, steps) for m in multiples(steps, asked.every)}
+        chosen["keep-every"] = near | (steps & {0})
+    for unit, number in asked.periods.items():
+        period = PERIODS[unit]
+        held = {period(t.time) for t in part if t.time is not None}
+        among = [p for p in held if len([x for x in held if x > p]) < number]
+        chosen[f"keep-{unit}"] = set()
+        for one in among:
+            inside = [t for t in part if t.time is not None and period(t.time) == one]
+            last = max(inside, key=lambda t: (_or_never(t), step_of(t)))
+            chosen[f"keep-{unit}"].add(step_of(last))
+    if asked.within is not None:
+        newest = max(saved.values(), default=0.0)
+        chosen["keep-within"] = {
+            step_of(t) for t in part if t.time is not None and t.time >= newest - asked.within
+        }
+    if asked.best is not None:
+        chosen["keep-best"] = _best(part, asked.best, largest=asked.largest)
+    chosen["keep-tag"] = {step_of(t) for t in part if t.tags & asked.tags}
+    return {rule: {t.name for t in part if t.step in held} for rule, held in chosen.items()}
+
+
+def _best(part: Sequence[Thing], number: int, *, largest: bool) -> set[int]:
+    showing = [t for t in part if t.metric is not None]
+    values: dict[int, float] = {}
+    for thing in showing:
+        assert thing.metric is not None
+        value = -thing.metric if largest else thing.metric
+        values[step_of(thing)] = min(value, values.get(step_of(thing), value))
+    better = {
+        s: len([x for x in values if values[x] < v or (values[x] == v and x > s)])
         for s, v in values.items()
-        if (v > values[step] if largest else v < values[step]) or (v == values[step] and s > step)
-    ]
-    return len(better) < number
+    }
+    times = [t.time for t in showing if t.time is not None]
+    waiting = {
+        step_of(t)
+        for t in part
+        if t.metric is None
+        and (
+            all(step_of(t) > x for x in values)
+            or (t.time is not None and all(t.time > x for x in times))
+        )
+    }
+    return {s for s in values if better[s] < number} | waiting
 
 
-def counts(one: RootEntry, now: float) -> bool:
-    """Whether rules reckon by it."""
-    return (
-        str(one.entry_class) == "COMMITTED"
-        and one.step is not None
-        and not (one.time is not None and one.time > now)
-    )
+def when_saved(part: Sequence[Thing]) -> dict[int, float]:
+    """Return when each step was saved: when the latest of its checkpoints was."""
+    saved: dict[int, float] = {}
+    for thing in part:
+        if thing.time is not None:
+            saved[step_of(thing)] = max(thing.time, saved.get(step_of(thing), thing.time))
+    return saved
 
 
-@lru_cache(maxsize=256)
-def leaps(steps: frozenset[int]) -> set[int]:
-    """Return the steps that lie beyond any training after the one below them."""
-    found = set()
-    for step in steps:
-        below = [s for s in steps if s < step]
-        if below and max(below) > 1 and step > 100_000 and step > 100 * max(below):
-            found.add(step)
-    return found
+def _later(one: int, other: int, saved: Mapping[int, float]) -> bool:
+    return (saved[one], one) > (saved[other], other)
 
 
-def same_stretch(one: RootEntry, other: RootEntry, steps: frozenset[int]) -> bool:
-    """Whether no leap lies between two."""
-    low, high = sorted((_step(one), _step(other)))
-    return not any(low < leap <= high for leap in leaps(steps))
+def _or_never(thing: Thing) -> float:
+    return -1.0 if thing.time is None else thing.time
 
 
-def multiples(step: int, steps: Iterable[int], number: int) -> set[int]:
-    """Return multiples among which there is one that `step` is nearest to, if there is any."""
-    around = {step, *((step + other) // 2 for other in steps)}
+def multiples(steps: Collection[int], number: int) -> Collection[int]:
+    """Return all multiples that were reached; of very many those around steps and between them."""
+    highest = max(steps, default=0)
+    if highest < 5000 * number:
+        return range(number, highest + 1, number)
+    around = {(s + o) // 2 for s in steps for o in steps}
     near = {p // number * number + d * number for p in around for d in (-1, 0, 1)} | {number}
-    return {m for m in near if 0 < m <= max(steps)} | ({0} if step == 0 else set())
+    return {m for m in near if 0 < m <= highest}
 
 
-def nearest(multiple: int, steps: Iterable[int]) -> int:
-    """Return the step nearest to a multiple; of two at one distance the later."""
+def nearest(multiple: int, steps: Collection[int]) -> int:
+    """Return the step nearest to a multiple; of two at one distance the higher."""
     return min(steps, key=lambda s: (abs(s - multiple), -s))
 
 
-def later(a: float | None, b: float | None) -> bool:
-    """Whether both times are known and the first is the later."""
-    return a is not None and b is not None and a > b
-
-
 def broken(
-    entries: Sequence[RootEntry],
-    dropped: set[str],
-    policy: Policy,
-    now: float,
-    last_run: float | None,
+    things: Sequence[Thing], dropped: set[str], asked: Asked, now: float, last_run: float | None
 ) -> set[str]:
     """Return the flags of the floors that dropping these breaks."""
-    found = set() if policy.rules else {"--keep-last"}
-    counted = [e for e in entries if counts(e, now)]
-    for lost in counted:
-        if lost.name in dropped:
-            peers = [e for e in counted if e.group == lost.group]
-            steps = frozenset(_step(e) for e in peers)
-            left = [e for e in peers if e.name not in dropped and same_stretch(lost, e, steps)]
-            if sum(e.checked for e in left) < policy.min_survivors:
-                found.add("--min-survivors")
-    total = sum(str(e.entry_class) not in ("FOREIGN", "TRASH") for e in entries)
-    gone = [e for e in entries if e.name in dropped]
-    if policy.max_delete is None:
-        old = [e for e in gone if last_run is None or e.time is None or e.time <= last_run]
-        too_many = len(old) > 50 and len(old) > total // 2
-    elif policy.max_delete.percent:
-        too_many = len(gone) * 100 > total * policy.max_delete.amount
+    found = set() if asked.any_rule else {"--keep-last"}
+    for lost in things:
+        if lost.name not in dropped or not counts(lost, now):
+            continue
+        peers = [t for t in things if t.run == lost.run and counts(t, now)]
+        steps = {step_of(t) for t in peers}
+        low_high = [(min(lost.step, t.step), max(lost.step, t.step), t) for t in peers]  # type: ignore[type-var]
+        near = [
+            t
+            for low, high, t in low_high
+            if not any(low < s <= high and leaps_to(s, steps) for s in steps)  # type: ignore[operator]
+        ]
+        if len([t for t in near if t.name not in dropped and t.checked]) < asked.min_survivors:
+            found.add("--min-survivors")
+    total = [t for t in things if t.kind not in ("FOREIGN", "TRASH")]
+    gone = [t for t in things if t.name in dropped]
+    if asked.max_delete is None:
+        old = [t for t in gone if last_run is None or t.time is None or t.time <= last_run]
+        too_many = len(old) > max(50, len(total) // 2)
+    elif asked.percent:
+        too_many = len(gone) * 100 > len(total) * asked.max_delete
     else:
-        too_many = len(gone) > policy.max_delete.amount
+        too_many = len(gone) > asked.max_delete
     return found | ({"--max-delete"} if too_many else set())
-
-
-def _step(one: RootEntry) -> int:
-    assert one.step is not None
-    return one.step
-
-
-def _time(one: RootEntry) -> float:
-    assert one.time is not None
-    return one.time
-
-
-def _moment(one: RootEntry) -> tuple[float, int, str]:
-    return _time(one), _step(one), one.name
 
 
 def iso_week(t: float) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from ftckpt.checkpoint import CommitState
 from ftckpt.errors import RefusedError, UsageError
 from ftckpt.retention.deciding import decide
 from ftckpt.retention.document import dump_plan, load_plan, plan_id, rows
@@ -59,19 +60,24 @@ def test_what_is_no_plan_is_refused(data: bytes) -> None:
 def test_rows_say_what_a_table_shows() -> None:
     entries = [
         RootEntry("step-2", "", EntryClass.COMMITTED, 2, 100.0, checked=True),
-        RootEntry("step-1", "", EntryClass.COMMITTED, 1, 10.0, checked=True),
+        RootEntry(
+            "step-1", "", EntryClass.COMMITTED, 1, 10.0, commit=CommitState.NO_MARKER, checked=True
+        ),
         RootEntry("x", "", EntryClass.FOREIGN, why="no format knows it"),
         RootEntry("step-3", "", EntryClass.COMMITTED, 3, 7300.0, checked=True),
     ]
     plan = decide(entries, Policy(keep_last=1, min_survivors=1), 100.0)
     assert rows(plan) == [
-        ("-", "x", "-", None, "FOREIGN", "keep", "foreign: no format knows it"),
-        ("3", "step-3", "in 2 h", None, "COMMITTED", "keep", "future: its time lies in the future"),
+        ("-", "x", "-", None, "FOREIGN", "names", "keep", "foreign: no format knows it"),
         (
-            *("2", "step-2", "0 s", None, "COMMITTED", "keep"),
+            *("3", "step-3", "in 2 h", None, "COMMITTED", "names", "keep"),
+            "future: its time lies in the future",
+        ),
+        (
+            *("2", "step-2", "0 s", None, "COMMITTED", "names", "keep"),
             "newest: the highest step; keep-last: newest of the last 1",
         ),
-        ("1", "step-1", "90 s", None, "COMMITTED", "drop", "expired: no rule keeps it"),
+        ("1", "step-1", "90 s", None, "NO MARKER", "names", "drop", "expired: no rule keeps it"),
     ]
 
 

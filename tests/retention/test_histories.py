@@ -16,7 +16,7 @@ from ftckpt.retention.plan import Plan
 from ftckpt.retention.policy import Policy
 
 from . import oracle
-from .history import START, History, any_policy, one_more_rule
+from .history import START, History, any_policy, asked_by, one_more_rule, thing_of
 
 _SHORT, _FULL, _CHUNKS = 5_000, 100_000, 10
 
@@ -63,13 +63,14 @@ def check_plan(
     choose: Random,
 ) -> None:
     dropped = {d.entry.name for d in plan.drop}
-    words = oracle.verdicts(entries, policy, now)
+    things, asked = [thing_of(e) for e in entries], asked_by(policy)
+    words = oracle.verdicts(things, asked, now)
     assert {d.entry.name: {r.rule for r in d.reasons} for d in plan.keep} == {
         name: held for name, held in words.items() if held
     }
     assert dropped == {name for name, held in words.items() if not held}
     last = min(last_run.values(), default=None)
-    assert {b.floor for b in plan.broken} == oracle.broken(entries, dropped, policy, now, last)
+    assert {b.floor for b in plan.broken} == oracle.broken(things, dropped, asked, now, last)
     check_survivors(plan, policy, now)
     check_order(plan)
     shuffled = choose.sample(list(entries), len(entries))
@@ -96,7 +97,8 @@ def check_survivors(plan: Plan, policy: Policy, now: float) -> None:
         if entry.name in kept:
             assert not {b for b in entry.bases if b not in kept} & {e.name for e in everything}
     for group in {e.group for e in everything}:
-        counted = [e for e in everything if e.group == group and oracle.counts(e, now)]
+        run = [e for e in everything if e.group == group]
+        counted = [e for e in run if oracle.counts(thing_of(e), now)]
         newest = max(counted, key=lambda e: e.age_order, default=None)
         verified = [e for e in counted if e.verified]
         best = max(verified, key=lambda e: e.age_order, default=None)

@@ -12,6 +12,7 @@ from ftckpt.errors import (
     DeniedError,
     ExitCode,
     FtckptError,
+    NotFoundError,
     RefusedError,
     UnavailableError,
 )
@@ -272,7 +273,9 @@ class TestReclaiming:
         applied(store)
         root = planned(store).roots[""]
         store.put("latest", b"step-1")
-        pins.pin(root, "step-2", owner="alice", reason="figure 3", now=NOW)
+        with pytest.raises(NotFoundError, match="was dropped"):
+            pins.pin(root, "step-2", owner="alice", reason="figure 3", now=NOW)
+        store.put(".ftckpt/pins/step-2/alice.json", b'{"owner": "alice", "reason": "figure 3"}')
         store.now += 2 * DAY
         done = purged(store)
         assert [t.name for t in done.erased] == ["step-3"]

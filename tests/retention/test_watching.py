@@ -130,8 +130,8 @@ def exchanged(root: Path) -> None:
 
 
 def of_its_step(root: Path) -> None:
-    """Point to what is of the same step: they are kept together."""
-    (root / "latest").write_text("global_step3")
+    """Write a tracker: every checkpoint of its step is meant."""
+    (root / "latest_checkpointed_iteration.txt").write_text("3")
 
 
 @pytest.mark.parametrize("claim", [relinked, tracked, exchanged, of_its_step])

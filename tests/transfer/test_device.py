@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftckpt.assembly import raw_dtype
 from ftckpt.dtypes import DTYPES
-from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.errors import NoResourceError, UsageError
 from ftckpt.transfer import gathering
 from ftckpt.transfer.content import Content, Part, Shard
 from ftckpt.transfer.device import DeviceGatherer, gatherer
@@ -108,7 +108,7 @@ def test_a_device_that_is_not_there_is_said_so(tmp_path: Any) -> None:
     for name in ("tpu", "cuda:x", ""):
         with pytest.raises(UsageError, match="is no device"):
             DeviceGatherer(checkpoint, name)
-    with pytest.raises(UnsupportedError, match="there is no cuda:77 here"):
+    with pytest.raises(NoResourceError, match="there is no cuda:77 here"):
         DeviceGatherer(checkpoint, "cuda:77")
 
 

@@ -33,7 +33,7 @@ from ftckpt.formats.safetensors_writer import SafetensorsWriter
 from ftckpt.formats.same_object import SameObject
 from ftckpt.manifest import FOLDER, NAME, find
 from ftckpt.opening import open_target
-from ftckpt.progress import NULL
+from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 from ftckpt.stores import StoreOptions, open_store
 from ftckpt.transfer.carrying import TransferOptions, TransferReport, transfer
@@ -41,6 +41,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
 from ftckpt.verification import Level, VerifyOptions, verify
+from tests.counting import Added
 from tests.killing import kill_points
 
 SHARD = 700  # bytes of tensors in a file: several files from little data
@@ -86,6 +87,7 @@ def _move(
     *,
     shard: int = SHARD,
     change: Callable[[Layout], Layout] = lambda layout: layout,
+    counter: Counter = NULL,
     **options: Any,
 ) -> TransferReport:
     content = Content.of(_open(source))
@@ -99,7 +101,7 @@ def _move(
         same_objects=SameObject,
         options=TransferOptions(**{"jobs": 2, **options}),
         store_options=StoreOptions(retry_seconds=5),
-        counter=NULL,
+        counter=counter,
     )
 
 
@@ -250,10 +252,24 @@ def test_a_failed_proof_leaves_nothing_visible(source: Path, tmp_path: Path) -> 
     with pytest.raises(CorruptError, match="the proof failed: elements") as caught:
         _move(source, tmp_path / "out", change=spoil)
     assert caught.value.kind == "failed-proof"
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(RefusedError):
-        _move(source, tmp_path / "out")
-    assert _move(source, tmp_path / "out", restart=True).proof is not None
+    # Nothing is left that a later run could take over, or that would stand in its way.
+    assert list(tmp_path.iterdir()) == []
+    assert _move(source, tmp_path / "out").proof is not None
+
+
+def test_what_would_be_read_back_otherwise_is_refused_before_the_work(
+    source: Path, tmp_path: Path
+) -> None:
+    def lose(layout: Layout) -> Layout:
+        content = Content.of(_open(source))
+        kept = list(content.tensors.values())[:-1]
+        return SafetensorsWriter().layout(content.with_tensors(kept), Wishes())
+
+    made = Added()
+    with pytest.raises(UnsupportedError, match="cannot hold this as it is; read back, the result"):
+        _move(source, tmp_path / "out", change=lose, counter=made)
+    assert made.done == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_source_that_changes_meanwhile_is_no_result(

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._extension import ZStandard
 
 from ftckpt.dtypes import DTYPES
 from ftckpt.errors import ExitCode
-from ftckpt.findings import Finding, Severity
+from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.verification.values import count_values
@@ -33,7 +33,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def report(path: Path, *, strict: bool = False) -> VerifyReport:
-    return verify(open_path(Dcp(), path), VerifyOptions(level=Level.VALUES, strict=strict))
+    classes = frozenset(Strictness) if strict else frozenset[Strictness]()
+    return verify(open_path(Dcp(), path), VerifyOptions(level=Level.VALUES, strict=classes))
 
 
 def said(path: Path) -> dict[str, Finding]:
@@ -151,6 +152,54 @@ def test_buffers_may_hold_what_is_not_finite(tmp_path: Path, value: float) -> No
     assert (note.severity, note.tensor) == (Severity.NOTE, "bn.running_mean")
 
 
+MASK = torch.full((4, 4), -math.inf).triu(1)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_mask_is_told_from_a_parameter_by_the_optimizer(tmp_path: Path, flat: bool) -> None:
+    state = training(torch.float32)
+    state["model"]["layers.0.attn.mask"] = MASK
+    if flat:  # as torch flattens it: the names alone, and nothing that says what is a buffer
+        moments = {f"optimizer.state.w.{k}": v for k, v in state["optimizer"]["state"]["w"].items()}
+        state = {**state["model"], **moments}
+    answer = report(save(state, tmp_path / "c"), strict=True)
+    assert answer.code is ExitCode.OK
+    note = next(f for f in answer.findings if f.kind == "nonfinite-buffer")
+    assert (note.severity, note.tensor) == (Severity.NOTE, "layers.0.attn.mask")
+    assert answer.message.endswith("the values are sound")
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("name", ["layers.0.attn.mask", "layers.0.weight"])
+def test_what_cannot_be_told_is_a_warning(tmp_path: Path, name: str, state: bool) -> None:
+    tree = training(torch.float32)
+    tree["model"][name] = MASK
+    if not state:
+        del tree["optimizer"]
+    path = save(tree, tmp_path / "c")
+    answer = report(path)
+    (found,) = [f for f in answer.findings if f.tensor == name]
+    kinds = {
+        ("layers.0.attn.mask", True): "nonfinite-buffer",
+        ("layers.0.attn.mask", False): "nonfinite-unknown",
+        ("layers.0.weight", True): "nonfinite-unknown",  # frozen, or a strange name of a buffer
+        ("layers.0.weight", False): "inf",
+    }
+    assert found.kind == kinds[name, state]
+    if found.kind == "nonfinite-unknown":
+        assert (answer.code, found.severity) == (ExitCode.OK, Severity.WARNING)
+        assert answer.message.endswith("1 tensor that may be a parameter is not finite")
+        assert answer.hint == "--strict=values makes that an error"
+        assert report(path, strict=True).code is ExitCode.CORRUPT
+
+
+def test_state_that_is_kept_by_numbers_tells_nothing(tmp_path: Path) -> None:
+    tree = training(torch.float32)
+    tree["optimizer"]["state"] = {"0": tree["optimizer"]["state"]["w"]}
+    tree["model"]["layers.0.weight"] = with_value(torch.float32, math.nan)
+    assert report(save(tree, tmp_path / "c")).code is ExitCode.CORRUPT
+
+
 @pytest.mark.parametrize("part", ["exp_avg", "exp_avg_sq"])
 def test_a_moment_of_zeros_is_a_note(tmp_path: Path, part: str) -> None:
     path = save(training(torch.float32, **{part: torch.zeros(6)}), tmp_path / "c")
@@ -232,10 +281,10 @@ def test_compressed_items_are_looked_at_whole(tmp_path: Path) -> None:
     torch.manual_seed(2)
     large = torch.randn(700_001)
     large[700_000] = math.nan
-    path = save({"model": {"w": large, "b": torch.randn(3)}}, tmp_path / "c",
+    path = save({"model": {"w.weight": large, "b": torch.randn(3)}}, tmp_path / "c",
                 _extensions=[ZStandard()])  # fmt: skip
     found = said(path)["nan"]
-    assert found.tensor == "w"
+    assert found.tensor == "w.weight"
     assert "element 700000" in found.message
 
 

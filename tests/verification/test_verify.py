@@ -192,3 +192,16 @@ def test_each_finding_is_given_once(path: Path) -> None:
     keys = [(f.kind, f.file, f.tensor, f.offset) for f in answer.findings]
     assert len(keys) == len(set(keys))
     assert [f.kind for f in errors(answer)].count("missing-file") == 1
+
+
+def test_every_warning_has_a_class_and_words() -> None:
+    from ftckpt.findings import KINDS
+    from ftckpt.verification import _WARNINGS
+
+    for kind, info in KINDS.items():
+        if info.severity is Severity.WARNING:
+            assert info.of is not None, kind
+            assert kind in _WARNINGS, kind
+        if info.of is not None:
+            assert info.severity is not Severity.ERROR
+            assert info.strict is not ExitCode.OK

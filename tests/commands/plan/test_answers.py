@@ -96,9 +96,12 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan --mtbf 3h --flush 60s", "--flush needs the snapshot"),
         ("plan --mtbf 3h --snapshot 1s --flush 60s --slowdown 100%", "a blocking save"),
         ("plan --mtbf 3h --snapshot 1s --flush 60s --slowdown 101%", "--slowdown"),
+        ("plan --mtbf 3h --save 60s --slowdown 101%", "--slowdown 101%"),
+        ("plan --gpus 8 --gpu-mtbf 9% --save 60s", "%/y (AFR)"),
         ("plan --mtbf 3h --failures 4/5d --save 60s", "--mtbf and --failures"),
         ("plan --failures 0/54d --save 60s", "nothing ever fails"),
         ("plan --failures 419 --save 60s", "419/54d"),
+        ("plan --failures 48/1d --save 60s --detect 30m", "takes all of the 24 h"),
         ("plan --preset nope --save 60s", "llama3"),
         ("plan --preset rsc1 --save 60s", "--gpus"),
         ("plan --gpu-mtbf 5h --save 60s", "how many there are"),
@@ -256,13 +259,29 @@ def test_from_a_log(tmp_path: Path) -> None:
     events += [{"event": "failure", "detect": 60, "restart": 300, "class": "gpu"}] * 40
     log.write_text("\n".join(map(json.dumps, events)))
     answer = plan(f"--from-log {log}")
-    assert answer["rates"]["mtbf_s"] == pytest.approx(9000.0)
+    # Nothing fails in the 60 s until a failure is noticed.
+    assert answer["rates"]["mtbf_s"] == pytest.approx(9000.0 - 60)
     assert answer["inputs"]["save_s"] == 60.0
     assert (answer["inputs"]["detect_s"], answer["inputs"]["restart_s"]) == (60.0, 300.0)
     assert answer["interval"]["low_s"] < answer["interval"]["exact_s"]
     log.write_text('{"event": "save"}\nsoon\n')
     done = ftckpt("plan", "--from-log", str(log))
     assert (done.returncode, "line 2 of" in done.stderr) == (2, True)
+
+
+def test_detection_is_no_time_in_which_a_job_can_fail(tmp_path: Path) -> None:
+    answer = plan("--failures 80/240h --detect 30m --save 60s")
+    assert answer["rates"]["mtbf_s"] == pytest.approx(2.5 * 3600)
+    assert any("until a failure is noticed" in remark for remark in answer["remarks"])
+    log = tmp_path / "run.jsonl"
+    events: list[dict[str, object]] = [{"event": "start", "time": 0}]
+    events += [{"event": "failure", "time": 10800 * k} for k in range(1, 80)]
+    events += [{"event": "failure", "time": 10800 * 79 + 60}, {"event": "end", "time": 864_000}]
+    log.write_text("\n".join(map(json.dumps, events)))
+    answer = plan(f"--from-log {log} --save 60s --detect 30m")
+    assert answer["rates"]["mtbf_s"] == pytest.approx((864_000 - 79 * 1800 - 60) / 79)
+    assert answer["measured"]["exposed_failures"] == 79
+    assert any("1 of the failures" in remark for remark in answer["remarks"])
 
 
 @pytest.mark.parametrize("option", ["--from", "--from-log"])

@@ -518,6 +518,73 @@ def _exhaustion() -> dict[str, Case]:
 
 # What only a reader of whole checkpoints refuses: as pickles they are plain data.
 DATA_ONLY = frozenset({"deep-lists"})
+
+
+def _keys() -> dict[str, Case]:
+    """Return pickles of a few hundred bytes whose keys Python would hash or compare for ever."""
+    doubled = b")" + b"2\x86" * 60  # each level holds the one below twice
+    ordered = named("collections", "OrderedDict")
+    by_memo = b")q\0" + b"".join(b"0h" + bytes([n, 104, n, 0x86, 113, n + 1]) for n in range(60))
+    # tuple() of a list, which alone costs nothing, in place of each tuple opcode
+    called = b")q\0" + b"".join(
+        b"0" + named("builtins", "tuple") + b"](h" + bytes([n])
+        + b"h" + bytes([n]) + b"e\x85Rq" + bytes([n + 1])
+        for n in range(60)
+    )  # fmt: skip
+    late = b"r\0\1\0\0"
+    return {
+        "key-doubled": Case(whole(b"}" + doubled + b"Ns"), "a dict key of 2**60 empty tuples"),
+        "key-doubled-items": Case(whole(b"}(" + doubled + b"Nu"), "the same in SETITEMS"),
+        "key-doubled-dict": Case(whole(b"(" + doubled + b"Nd"), "the same in DICT"),
+        "key-doubled-set": Case(whole(b"\x8f(" + doubled + b"\x90", 4), "the same in a set"),
+        "key-doubled-frozenset": Case(whole(b"(" + doubled + b"\x91", 4), "in a frozenset"),
+        "key-doubled-memo": Case(whole(b"}" + by_memo + b"Ns"), "doubled by the memo"),
+        "key-doubled-late": Case(
+            whole(b"})" + (late + b"j\0\1\0\0\x86") * 60 + b"Ns"), "doubled by a late memo slot"
+        ),
+        "key-doubled-memoize": Case(
+            whole(b"}N0)\x94" + b"".join(b"h%c\x86\x94" % n for n in range(60)) + b"Ns", 4),
+            "doubled by MEMOIZE",
+        ),
+        "key-tripled": Case(whole(b"})" + b"22\x87" * 40 + b"Ns"), "3**40 empty tuples"),
+        "key-wide": Case(
+            whole(b"})" + b"".join(b"q" + bytes([n]) + b"0(" + (b"h" + bytes([n])) * 100 + b"t"
+                                   for n in range(8)) + b"Ns"),
+            "100**8 empty tuples, eight levels deep",
+        ),
+        "key-called": Case(whole(b"}" + called + b"Ns"), "doubled by calls of tuple()"),
+        "key-in-set-call": Case(
+            whole(named("builtins", "set") + b"](" + doubled + b"e\x85R"), "set() of such a list"
+        ),
+        "key-in-dict-call": Case(
+            whole(ordered + b"](" + b"(" + doubled + b"Nte\x85R"), "OrderedDict() of such pairs"
+        ),
+        "key-behind-a-list": Case(
+            whole(b"}" + doubled + b"]\x86Ns"), "such a tuple before what has no hash"
+        ),
+        "key-after-stop": Case(
+            whole(b"}") + b"}" + doubled + b"Ns.", "such a key in a second pickle after the first"
+        ),
+        "key-deep": Case(whole(b"})" + b"\x85" * 5000 + b"Ns"), "a key 5,000 tuples deep"),
+        "key-number": Case(
+            whole(b"}\x8b" + struct.pack("<i", 1 << 16) + b"\1" * (1 << 16) + b"Ns"),
+            "a key that is a number of 64 KiB",
+        ),
+        "value-doubled-list": Case(
+            whole(b"]" + b"".join(b"q%c0](h%ch%ce" % (n, n, n) for n in range(60))),
+            "a list that holds another one twice, sixty levels deep",
+        ),
+        "value-doubled-dict": Case(
+            whole(b"}" + b"".join(b"q%c0}(K\0h%cK\1h%cu" % (n, n, n) for n in range(60))),
+            "the same of dicts",
+        ),
+        "value-doubled-tuple": Case(whole(doubled), "the same of tuples, as a value"),
+        "key-two-memos": Case(
+            whole(b"})q\0\x94h\0\x86Ns", 4), "PUT and MEMOIZE mixed, so that a walk miscounts"
+        ),
+    }  # fmt: skip
+
+
 PICKLES: dict[str, Case] = {
     **{
         name: Case(
@@ -531,6 +598,7 @@ PICKLES: dict[str, Case] = {
     **_hiding(),
     **_torch(),
     **_exhaustion(),
+    **_keys(),
 }
 
 README = """# Hostile pickles

@@ -136,7 +136,7 @@ class Zip:
             end64 = {**truth, **self.end64}
             at = len(out)
             out += struct.pack(
-                "<4sQHHIIQQQQ", b"PK\6\6", end64.get("size", 44), 45, 45, end64["disk"],
+                "<4sQHHIIQQQQ", b"PK\6\6", end64.get("size", 44), 0x031E, 45, end64["disk"],
                 end64["first"], end64["here"], end64["count"], end64["length"], end64["start"],
             )  # fmt: skip
             where = {"disk": 0, "at": at, "disks": 1, **self.locator}

@@ -1,0 +1,284 @@
+"""`ftckpt restart`: one path that a job of so many ranks can load."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+)
+
+from .bounds import JobsOption, MemoryOption, RateOption
+from .invocation import Invocation, Result, invoked, write_bytes
+from .latest import Level, checks_of, read_root, report_receipts, warn_about
+from .render import printable
+from .target import open_checkpoint
+from .transfers import LayoutOptions, PartOptions, RunOptions, carry_out, read_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.selection import Selection
+
+EXAMPLES = (
+    (
+        'CKPT=$(ftckpt restart "$ROOT" --world 64 --scratch /nvme/restart) || exit $?',
+        "in a job script: the newest good checkpoint, resharded if it was written by others",
+    ),
+    (
+        "ftckpt restart /ckpt/run7 --world 16 --tp 4 --pp 1 --scratch /nvme/restart",
+        "on another grid",
+    ),
+    (
+        "ftckpt restart s3://run7/ckpt --gpus 64 --scratch /nvme/restart --reuse 24h",
+        "what was checked in the last day is not read again, unless a file has changed",
+    ),
+)
+CODES = {
+    ExitCode.OK: "one path on stdout: a checkpoint that N ranks load",
+    ExitCode.CORRUPT: "all checkpoints are damaged or gone, or the proof of the resharding failed",
+    ExitCode.INCOMPLETE: "there are checkpoints, and none is committed",
+    ExitCode.UNVERIFIED: "the newest has no evidence for its content, or each lacks a part",
+    ExitCode.UNSAFE: "the newest is hostile or ambiguous",
+    ExitCode.REFUSED: "another run is resharding it now, or it went meanwhile",
+    ExitCode.NOT_FOUND: "a root made by `latest --create-root` without a checkpoint: a first start",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "",
+    ExitCode.NO_RESOURCE: "the scratch place is full; run it again to go on",
+    ExitCode.UNSUPPORTED: "a format that is not read, or cannot be resharded",
+    ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first start",
+}
+OPTIONS = (LayoutOptions,)
+
+
+class _Job(NamedTuple):
+    """The job that is to load the checkpoint.
+
+    Attributes:
+        world_size: its ranks.
+        sizes: what the user chose of its `tp`, `pp` and `dp`.
+        layout: the flags about the layout.
+        scratch: where a resharded checkpoint goes; "" for nowhere.
+        rules: file of split rules; "" for none.
+        run: how it is carried out.
+    """
+
+    world_size: int
+    sizes: Mapping[str, int]
+    layout: LayoutOptions
+    scratch: str
+    rules: str
+    run: RunOptions
+
+
+def command(
+    ctx: typer.Context,
+    root: Annotated[
+        str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
+    ],
+    world: Annotated[
+        int,
+        typer.Option("--world", "--gpus", metavar="N", min=1, help="Ranks of the job to restart."),
+    ],
+    scratch: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Where a checkpoint is resharded to, if it must be."),
+    ] = "",
+    verify: Annotated[
+        Level, typer.Option(help="How deep each checkpoint is checked.")
+    ] = Level.CONTENT,
+    require: Annotated[
+        str,
+        typer.Option(metavar="PARTS", help="As latest --require: model,optimizer,scheduler,..."),
+    ] = "",
+    step_at_most: Annotated[
+        int | None, typer.Option(metavar="STEP", min=0, help="Take no step above this one.")
+    ] = None,
+    max_fallback: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Walk back over at most N checkpoints.")
+    ] = None,
+    reuse: Annotated[
+        str,
+        typer.Option(
+            metavar="T", help="Let a content check of the last T count if no file has changed."
+        ),
+    ] = "",
+    receipts: Annotated[
+        str, typer.Option(metavar="DIR", help="Where --reuse keeps its receipts.")
+    ] = "",
+    rules: Annotated[
+        str, typer.Option(metavar="FILE.toml", help="How tensors are divided over ranks.")
+    ] = "",
+    jobs: JobsOption = 0,
+    limit_rate: RateOption = "",
+    max_memory: MemoryOption = "1GiB",
+) -> Result:
+    """Print a checkpoint that a job of N ranks loads: find, check, reshard if needed.
+
+    The newest that passes is chosen as `latest` does it. If N ranks load it as it is, its path is
+    printed; DCP and safetensors load at any N. Otherwise it is resharded below --scratch, proven,
+    and the path of the result is printed. tp and pp stay unless flags say otherwise, dp changes.
+    Killed and run again, it goes on; what an earlier run has made of the same files is checked and
+    taken. The code is that of the step that failed; 9 is a first start and nothing else.
+    """
+    from functools import partial
+
+    from ftckpt.discovery.conditions import lacking, parse_parts
+    from ftckpt.selection import Rules, select
+
+    invocation = invoked(ctx)
+    invocation.aside = True  # stdout takes one path or nothing
+    layout = invocation.options(LayoutOptions)
+    invocation.report(target=root, path=None, step=None, source=None, level=verify, grid={})
+    invocation.report(world_size=world, skipped=[], pointers=[], findings=[])
+    sizes = {n: size for n in ("tp", "pp", "dp") if (size := getattr(layout, n)) is not None}
+    run = RunOptions(jobs=jobs, limit_rate=limit_rate, max_memory=max_memory)
+    job = _Job(world, sizes, layout, scratch, rules, run)
+    condition = partial(lacking, parts=parse_parts(require) if require else (), note=invocation.say)
+    checks = checks_of(invocation, verify, reuse, receipts)
+    found = select(
+        read_root(invocation, root),
+        checks,
+        Rules(step_at_most, max_fallback, condition=condition),
+        lambda line: invocation.warn(printable(line)),
+    )
+    _report(invocation, found)
+    report_receipts(invocation, checks, found)
+    warn_about(invocation, found)
+    if found.path is None:
+        return invocation.fail(found.code, printable(found.message), printable(found.hint))
+    try:
+        path = _made_loadable(invocation, found.path, job)
+    except NotFoundError as error:  # 9 would start the run from scratch
+        raise RefusedError(f"{found.path} went while it was read: {error.message}") from error
+    invocation.report(target=root, path=path, step=found.step, format=found.format)
+    invocation.close()
+    if not invocation.json:
+        write_bytes(sys.stdout, os.fsencode(path) + b"\n")
+    return Result(ExitCode.OK, f"{path} loads with {world} ranks")
+
+
+def _report(invocation: Invocation, found: Selection) -> None:
+    invocation.report(
+        format=found.format,
+        source=found.path,
+        step=found.step,
+        skipped=[s._asdict() | {"code": int(s.code), "name": s.code.name} for s in found.skipped],
+        pointers=found.pointers,
+        findings=found.findings,
+        foreign=found.foreign,
+    )
+
+
+def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
+    """Return the path of what the job loads: the checkpoint itself, or what is made of it.
+
+    Raises:
+        UsageError: the grid does not make up the world, or there is no scratch place.
+        FtckptError: the resharding failed.
+    """
+    from ftckpt.discovery.conditions import grid_of, not_at_grid
+    from ftckpt.transfer.content import Content
+
+    checkpoint = open_checkpoint(invocation, path, newest=False, rules=read_rules(job.rules))
+    reason = not_at_grid(checkpoint, job.world_size, job.sizes)
+    if not reason:
+        return path
+    grid = {} if job.layout.like else grid_of(checkpoint.topology, job.world_size, job.sizes)
+    shown = " ".join(f"--{name} {size}" for name, size in grid.items())
+    if not job.scratch:
+        raise UsageError(f"{path} {reason}", hint=f"--scratch DIR: it is resharded there ({shown})")
+    destination = _destination(invocation, checkpoint, job, grid)
+    invocation.report(grid=grid)
+    invocation.say(f"{path} {reason}: resharding to {destination} ({shown})")
+    if not _is_made(invocation, destination):
+        layout = replace(
+            job.layout,
+            tp=grid.get("tp", job.layout.tp),
+            pp=grid.get("pp", job.layout.pp),
+            dp=grid.get("dp", job.layout.dp),
+        )
+        wishes = layout.wishes(invocation, PartOptions(rules=job.rules))
+        name = checkpoint.source_format
+        content = Content.of(checkpoint)
+        result = carry_out(invocation, checkpoint, content, name, wishes, destination, job.run)
+        assert result.code is ExitCode.OK
+    return destination
+
+
+def _destination(
+    invocation: Invocation, checkpoint: Checkpoint, job: _Job, grid: Mapping[str, int]
+) -> str:
+    """Return where the resharded checkpoint goes: one folder for each source as it is, and grid.
+
+    The name of the checkpoint stays, because some trainers read the step from it. A local folder
+    around it is made.
+
+    Raises:
+        DeniedError, NoResourceError: the folder cannot be made.
+    """
+    import xxhash
+
+    from ftckpt.stores import open_store
+    from ftckpt.stores.oserror import translate
+    from ftckpt.verification.receipts import fingerprint
+
+    source = checkpoint.source
+    try:
+        identity = fingerprint(source)
+    except UnsupportedError:  # a store without ETags
+        identity = repr(sorted((n, e.size, e.mtime) for n, e in source.entries.items()))
+    layout = [identity, source.url, job.world_size, sorted(grid.items()), repr(job.layout)]
+    digest = xxhash.xxh3_64_hexdigest(repr(layout).encode("utf-8", "surrogateescape"))
+    folder = f"world{job.world_size}-{digest[:8]}"
+    place = f"{job.scratch.rstrip('/') or '/'}/{folder}"
+    store = open_store(place, invocation.stores)
+    local = store.local_path()
+    if local is not None:
+        try:
+            os.makedirs(local, exist_ok=True)
+        except OSError as error:
+            raise translate(error, local, "make", place) from error
+    return f"{place}/{source.name}"
+
+
+def _is_made(invocation: Invocation, destination: str) -> bool:
+    """Return whether an earlier run made the result; it is checked before it is taken.
+
+    Raises:
+        FtckptError: it is damaged.
+    """
+    from ftckpt import opening
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.manifest import NAME
+    from ftckpt.verification import Level as Depth
+    from ftckpt.verification import VerifyOptions, verify
+
+    try:
+        target = opening.open_target(destination, FORMATS, invocation.stores)
+    except FtckptError:
+        return False  # absent or unfinished: the transfer says what stands in its way
+    if target.part is None:
+        return False
+    made = target.open()
+    if NAME not in made.source.entries:
+        return False
+    report = verify(made, VerifyOptions(Depth.CONTENT), counter=invocation.counter)
+    if report.code is not ExitCode.OK:
+        raise RefusedError(
+            f"{destination} was made by an earlier run and does not pass: {report.message}",
+            hint=f"remove {destination} and run the same command again",
+        )
+    invocation.say(f"an earlier run has made {destination}: {report.message}")
+    return True

@@ -1,0 +1,117 @@
+"""End the process after a signal even where C code keeps the interpreter: from another process.
+
+A handler of Python runs between two instructions of the interpreter. Inside one long call of C code
+that holds the interpreter's lock neither a handler nor a thread ever runs. What does run is the
+system's: the C half of the handler writes the signal's number into a pipe. A small copy of this
+process, made before any file is opened, waits at the other end. Where the process has not ended in
+time, the copy says the last words and lets the signal do what it does by default.
+
+The default action needs a handler that takes itself away when it is called (SA_RESETHAND), which
+Python's `signal` cannot ask for: the C library's `sysv_signal` can. Where that is missing, the last
+resort is SIGKILL, with its own exit status.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+# After the process's own attempt (`ending.GRACE`), and before the two seconds are over.
+PATIENCE = 1.7
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_is_watched = False
+
+
+def start(last_words: Callable[[int], None]) -> None:
+    """Make the copy; where the system refuses one, signals work as far as Python lets them.
+
+    Call it from the main thread, before other threads begin and after the handlers are set.
+
+    Args:
+        last_words: called in the copy with the signal's number before it ends this process.
+    """
+    if not hasattr(os, "fork") or not hasattr(signal, "pthread_sigmask"):
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    parent = os.getpid()
+    # The terminal signals the whole group, and the copy must outlive what it watches.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGHUP, signal.SIGTSTP))
+    try:
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            _watch(reading, parent, last_words)
+    except OSError:  # no more processes: the work does not need this one
+        os.close(writing)
+        return
+    finally:
+        os.close(reading)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    global _is_watched  # one copy a process
+    _is_watched = True
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        once(number)
+
+
+def once(number: int) -> None:
+    """Let the handler of a signal be called once; the next signal ends the process by default."""
+    if not _is_watched or signal.getsignal(number) in (signal.SIG_IGN, signal.SIG_DFL, None):
+        return
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(None)
+        library.signal.restype = ctypes.c_void_p
+        library.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        handler = library.signal(number, None)
+        library.sysv_signal(number, handler)
+    except (AttributeError, OSError):  # another C library
+        return
+
+
+def _watch(reading: int, parent: int, last_words: Callable[[int], None]) -> NoReturn:
+    """Wait until the process at the other end of the pipe ends, or is told to."""
+    try:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        while True:
+            told = os.read(reading, 64)
+            if not told:
+                break
+            number = next((n for n in told if n in SIGNALS), 0)
+            if number and not _ended(reading, parent, PATIENCE):
+                last_words(number)
+                _end(parent, number, reading)
+                break
+    except OSError:
+        pass
+    finally:
+        os._exit(0)
+
+
+def _end(parent: int, number: int, reading: int) -> None:
+    """End the process: the first signal may still find a handler, the second does not."""
+    for kill in (number, number, signal.SIGKILL):
+        os.kill(parent, kill)
+        if _ended(reading, parent, 0.005 if kill == number else 0.1):
+            return
+
+
+def _ended(reading: int, parent: int, seconds: float) -> bool:
+    """Wait for the end of the process, so long at most."""
+    until = time.monotonic() + seconds
+    while os.getppid() == parent:
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        # Copies of the process hold the pipe open, too: its end alone does not tell.
+        if select.select([reading], [], [], min(left, 0.05))[0] and not os.read(reading, 64):
+            return True
+    return True

@@ -1,0 +1,171 @@
+"""How the file of one rank is named, and what its name says.
+
+- verl and its relatives: `model_world_size_8_rank_3.pt`, and `optim_`, `extra_state_` likewise.
+- by hand: `shard_00003.pt`, `shard_00003_of_00008.pt`, `shard_3_of_8.pt`, `rank_3.pt`,
+  `model_rank_3.pt` with `optimizer_rank_3.pt`, `checkpoint_step100_stage0.pt`: a word, perhaps a
+  step, then `shard`, `rank` or `stage` and its number, padded or not, counted from 0 or from 1.
+
+Sources: verl `utils/checkpoint/fsdp_checkpoint_manager.py`; accelerate `utils/fsdp_utils.py`
+(`pytorch_model_fsdp_0_rank0.bin`); the other names are a convention of many trainers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+# verl's folders inside a step, the trained one first.
+FOLDERS = ("actor", "critic")
+CONFIG = "fsdp_config.json"
+METADATA = "metadata.json"
+
+
+class Role(StrEnum):
+    """What the file of a rank holds."""
+
+    MODEL = "model"
+    OPTIMIZER = "optim"
+    EXTRA = "extra_state"
+    WHOLE = "shard"
+
+
+class Spelling(NamedTuple):
+    """How the name of a file is put together around its numbers.
+
+    Attributes:
+        before: up to the rank's digits.
+        width: of those digits, padded with zeros.
+        between: from them to the world size's digits; "" where the name has none.
+        of_width: of those.
+        after: the rest.
+        first: the number of the first rank, 0 or 1.
+    """
+
+    before: str
+    width: int
+    between: str
+    of_width: int
+    after: str
+    first: int = 0
+
+    def name(self, rank: int, world: int | None) -> str:
+        """Return the name for a rank of a world."""
+        of = f"{self.between}{world:0{self.of_width}d}" if self.between and world else ""
+        return f"{self.before}{rank + self.first:0{self.width}d}{of}{self.after}"
+
+
+class RankFile(NamedTuple):
+    """One file of one rank; `world_size` is None where the name does not say it.
+
+    Attributes:
+        path: relative to the checkpoint.
+        role: what it holds.
+        rank: the number of the rank, from 0; of the pipeline stage where `staged`.
+        world_size: what the name says.
+        spelling: how the name is spelled; None for verl's.
+        staged: whether the name counts pipeline stages.
+        step: the step in the name; None where there is none.
+        word: what the name calls the content (`model`, `ema`); "" where it does not say.
+    """
+
+    path: str
+    role: Role
+    rank: int
+    world_size: int | None
+    spelling: Spelling | None = None
+    staged: bool = False
+    step: int | None = None
+    word: str = ""
+
+    @property
+    def unit(self) -> str:
+        """What the name counts, as a noun."""
+        return "stage" if self.staged else "rank"
+
+    @property
+    def series(self) -> str:
+        """What the files of one series have alike: all but the numbers of the rank."""
+        folder = self.path.rpartition("/")[0]
+        return f"{folder}/{self.spelling.before if self.spelling else self.role}"
+
+    def of_rank(self, rank: int, world: int | None = None) -> str:
+        """Return the path that the same file has for another rank, and another world."""
+        folder, slash, _ = self.path.rpartition("/")
+        world = self.world_size if world is None else world
+        if self.spelling is None:
+            return f"{folder}{slash}{self.role}_world_size_{world}_rank_{rank}.pt"
+        return f"{folder}{slash}{self.spelling.name(rank, world)}"
+
+
+# More digits than any cluster has ranks would only be somebody's joke on int().
+_VERL = re.compile(r"(model|optim|extra_state)_world_size_(\d{1,7})_rank_(\d{1,7})\.pt")
+_BY_HAND = re.compile(
+    r"(?P<before>(?:(?P<word>[A-Za-z]+(?:_[A-Za-z]+)*?)[_-])??"
+    r"(?:(?:global_)?(?:step|iter)[_-]?(?P<step>\d{1,15})[_-]"
+    r"|(?<=ckpt[_-])(?P<bare>\d{1,15})[_-]|(?<=checkpoint[_-])(?P<number>\d{1,15})[_-]"
+    r"|(?<=pytorch_model_fsdp_)\d{1,3}_|(?<=optimizer_)\d{1,3}_)?"
+    r"(?:(?P<stage>(?:pp_?|pipeline_?)?stage)|shard|rank)[_-]?)"
+    r"(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
+    r"(?P<after>\.(?:pt|pth|bin))"
+)
+_OPTIMIZERS = re.compile(r"(?:optim|optimizer|opt)(?:_states?)?")
+_EXTRAS = re.compile(r"extra|(?:extra|rng|random|trainer|train|client|loader|dataloader)_states?")
+
+
+def rank_file(path: str) -> RankFile | None:
+    """Return what a path's last element says, or None where it is no rank's file."""
+    name = path.rpartition("/")[2]
+    if match := _VERL.fullmatch(name):
+        return RankFile(path, Role(match[1]), int(match[3]), int(match[2]))
+    match = _BY_HAND.fullmatch(name)
+    if match is None:
+        return None
+    spelling = Spelling(
+        match["before"], len(match["rank"]), match["between"] or "",
+        len(match["world"] or ""), match["after"],
+    )  # fmt: skip
+    word, step = match["word"] or "", match["step"] or match["bare"] or match["number"]
+    role = Role.WHOLE
+    if _OPTIMIZERS.fullmatch(word):
+        role = Role.OPTIMIZER
+    elif _EXTRAS.fullmatch(word):
+        role = Role.EXTRA
+    return RankFile(
+        path,
+        role,
+        int(match["rank"]),
+        int(match["world"]) if match["world"] else None,
+        spelling,
+        match["stage"] is not None,
+        int(step) if step else None,
+        word,
+    )
+
+
+def rank_files(names: Iterable[str]) -> list[RankFile]:
+    """Return the rank files among `names`, by role, world size and rank."""
+    found = _counted_from_one([file for file in map(rank_file, names) if file is not None])
+    order = list(Role)
+    return sorted(found, key=lambda f: (order.index(f.role), f.world_size or 0, f.rank, f.path))
+
+
+def _counted_from_one(files: list[RankFile]) -> list[RankFile]:
+    """Count ranks from 0 where the names do it from 1: `shard_1_of_2.pt`, `shard_2_of_2.pt`."""
+    seen: dict[tuple[str, int | None], set[int]] = {}
+    for file in files:
+        seen.setdefault((file.series, file.world_size), set()).add(file.rank)
+    shifted = []
+    for file in files:
+        numbers = seen[file.series, file.world_size]
+        if file.world_size in numbers and 0 not in numbers and file.spelling is not None:
+            own = file.spelling._replace(first=1)
+            file = file._replace(rank=file.rank - 1, spelling=own)
+        shifted.append(file)
+    return shifted
+
+
+def folder_order(folder: str) -> tuple[int, str]:
+    """Return the place of a folder among others: the trained model's first."""
+    return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)

@@ -1,0 +1,129 @@
+"""What is read, written and resharded, layout by layout: one table for help, pages and tests.
+
+`python -m ftckpt.formats.support FILE …` puts it between its markers in pages. It imports no
+format, so that help can name what is written; a test holds it to readers, writers and samples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+BEGIN, END = "<!-- formats -->", "<!-- end of formats -->"
+
+
+class Layout(NamedTuple):
+    """One layout of a format.
+
+    Attributes:
+        format: as an answer's `format` says it.
+        what: the layout.
+        written: whether `convert --to FORMAT` and `reshard` write this very layout.
+        resharded: what `reshard` changes of it, as its flags are called; nothing where it is not
+            written.
+        tried: what wrote the samples that the tests read.
+        samples: these samples: a set's name, with a place inside it, or a path in tests/data.
+    """
+
+    format: str
+    what: str
+    written: bool
+    resharded: tuple[str, ...]
+    tried: str
+    samples: tuple[str, ...]
+
+
+LAYOUTS = (
+    Layout("dcp", "PyTorch DCP: `.metadata` and `__R_N.distcp` (FSDP, HSDP, tensor parallel)",
+           True, ("dp",), "torch 2.6, 2.13",
+           ("dcp/fsdp2/step-3", "dcp/hsdp/step-3", "dcp/tp/step-3", "dcp_torch26_fsdp2_async:")),
+    Layout("dcp", "with compressed items (zstd)", False, (), "torch 2.13", ()),
+    Layout("dcp", "saved without collectives: `__R.metadata` a rank", False, (), "torch 2.13",
+           ("dcp/ranklocal/step-3",)),
+    Layout("safetensors", "Hugging Face folder: one file, or shards with an index",
+           True, ("max_shard_size",), "transformers 5.23", ("hf_llama:", "hf_mixtral:")),
+    Layout("safetensors", "one file (`--to safetensors`, to a name that ends in .safetensors)",
+           True, (), "safetensors 0.8", ("trainer_dirs/trainer/model.safetensors",)),
+    Layout("safetensors", "DCP's Hugging Face shards", False, (), "torch 2.13",
+           ("dcp_hf:sharded",)),
+    Layout("torchsave", "one torch.save file (zip)", True, (), "torch 2.13",
+           ("trainer_dirs/trainer/optimizer.pt",)),
+    Layout("torchsave", "one torch.save file before torch 1.6 (legacy stream)", False, (),
+           "torch 2.13 (the old form)", ()),
+    Layout("torchsave", "one torch.save file, compressed: `ckpt_100.pt.zst`, `.pt.lz4`, `.pt.gz`",
+           False, (), "torch 2.13, zstd, lz4, gzip",
+           ("by_hand/compressed/ckpt_100.pt.zst", "by_hand/compressed/ckpt_100.pt.lz4",
+            "by_hand/compressed/ckpt_100.pt.gz")),
+    Layout("torchsave", "`pytorch_model-*.bin` with an index", False, (), "transformers 4.57",
+           ("hf4_llama_bin:",)),
+    Layout("torchsave", "Lightning `.ckpt`", False, (), "Lightning 2.6", ("lightning_ddp:",)),
+    Layout("bundle", "Hugging Face Trainer's `checkpoint-N`, with and without PEFT", False, (),
+           "transformers 5.23, peft 0.21", ("trainer_dirs/trainer", "trainer_dirs/trainer_peft")),
+    Layout("bundle", "accelerate's directory, plain or with FSDP's DCP folders", False, (),
+           "accelerate 1.15",
+           ("trainer_dirs/accelerate", "accelerate_fsdp1:", "accelerate_fsdp2:")),
+    Layout("ranks", "one file a rank with DTensor inside: verl's names", True, ("dp",),
+           "torch 2.13", ("ranks/tp_fsdp2/actor", "ranks/hsdp/actor", "verl_fsdp:")),
+    Layout("ranks", "one file a rank with ShardedTensor inside", False, (), "torch 2.13",
+           ("ranks/fsdp1/actor",)),
+    Layout("ranks", "plain shards saved by hand: `shard_0_of_8.pt`, `rank_0.pt`, `model_rank_0.pt`",
+           True, ("tp", "dp"), "torch 2.13",
+           ("by_hand/recorded", "by_hand/offsets", "by_hand/specs")),
+    Layout("torchsave", "shards of several ranks in one file, with their specs", False,
+           (), "torch 2.13",
+           ("by_hand/one_file/by_rank.pt", "by_hand/one_file/listed.pt",
+            "by_hand/one_file/by_tensor.pt")),
+    Layout("ranks", "pipeline stages saved by hand: `checkpoint_step100_stage0.pt`", False, (),
+           "torch 2.13", ("by_hand/stages",)),
+    Layout("megatron", "Megatron-LM's legacy `mp_rank_*`", True, ("tp", "pp", "vp", "dp", "ep"),
+           "Megatron-LM, core 0.16",
+           ("mcore_torch_tp2pp2:", "mcore_torch_tp2dp2_distopt_bf16:")),
+    Layout("megatron-dist", "Megatron-Core's torch_dist", True, ("tp", "pp", "vp", "dp", "ep"),
+           "core 0.16",
+           ("mcore_torchdist_tp2pp2:", "mcore_torchdist_tp2dp2_fullyreshard_bf16:",
+            "mcore0161_tp2dp2_dpreshard:")),
+    Layout("deepspeed", "DeepSpeed's tags: ZeRO 1 to 3, pipelines, tensor slices",
+           True, ("tp", "pp", "dp", "zero_stage"), "DeepSpeed 0.19",
+           ("deepspeed/z1/global_step2", "deepspeed/z2/global_step2", "deepspeed/z3/global_step2",
+            "deepspeed/pipe/global_step2", "deepspeed/tp/global_step2", "ds_z2_w2_bf16:")),
+    Layout("deepspeed", "DeepSpeed without ZeRO", False, (), "DeepSpeed 0.19",
+           ("deepspeed/off/global_step2",)),
+    Layout("deepspeed-universal", "DeepSpeed's universal form", True, (), "DeepSpeed 0.19",
+           ("deepspeed/universal_z1/global_step2_universal",
+            "deepspeed/universal_tp/global_step2_universal")),
+    Layout("delta", "a delta upon a base, by `delta pack`", False, (), "ftckpt", ("delta",)),
+)  # fmt: skip
+# What `--to` takes.
+WRITTEN = tuple(dict.fromkeys(one.format for one in LAYOUTS if one.written))
+
+
+def table() -> str:
+    """Return the table as the pages show it."""
+    rows = ["| format | layout | read | written | resharded by | tried with |",
+            "|---|---|---|---|---|---|"]  # fmt: skip
+    for one in LAYOUTS:
+        written = "yes" if one.written else "by `delta pack`" if one.format == "delta" else "no"
+        flags = ", ".join(f"`--{flag.replace('_', '-')}`" for flag in one.resharded) or "no"
+        rows.append(f"| `{one.format}` | {one.what} | yes | {written} | {flags} | {one.tried} |")
+    return "\n".join(rows)
+
+
+def put(page: str) -> str:
+    """Return a page with the table between its markers.
+
+    Raises:
+        ValueError: it has no markers.
+    """
+    head, begin, rest = page.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no {BEGIN} and {END}")
+    return f"{head}{BEGIN}\n{table()}\n{END}{tail}"
+
+
+if __name__ == "__main__":
+    import sys
+    from pathlib import Path
+
+    for name in sys.argv[1:]:
+        file = Path(name)
+        file.write_text(put(file.read_text()))

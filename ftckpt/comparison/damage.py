@@ -1,0 +1,163 @@
+"""Damage that a comparison meets: compared bytes that are not what their writer recorded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from ftckpt import manifest
+from ftckpt.checkpoint import Checkpoint, Record
+from ftckpt.digest import BLOCK
+from ftckpt.errors import FtckptError, UnavailableError
+from ftckpt.extents import Extent
+from ftckpt.findings import Finding, Severity, finding, from_error, listed
+from ftckpt.verification.blocks import check_blocks
+from ftckpt.verification.owners import OwnerIndex
+from ftckpt.verification.records import check_these
+
+from .record_sums import ReadSums, RecordIndex
+from .tensors import Reading
+
+
+class Damage:
+    """Finds the damage of two checkpoints in what was compared of them.
+
+    Args:
+        checkpoints: the two.
+        indexes: their records.
+        sums: of what was read of them.
+        reading: how they were compared.
+
+    Attributes:
+        bytes_read: what the checks have read beside the comparison.
+    """
+
+    def __init__(
+        self,
+        checkpoints: tuple[Checkpoint, Checkpoint],
+        indexes: tuple[RecordIndex, RecordIndex],
+        sums: tuple[ReadSums, ReadSums],
+        reading: Reading,
+    ) -> None:
+        self.bytes_read = 0
+        self._checkpoints = checkpoints
+        self._indexes = indexes
+        self._sums = sums
+        self._reading = reading
+
+    def find(
+        self,
+        known: Sequence[Finding],
+        contradicted: Collection[tuple[str, str]],
+        objects: Collection[str] = (),
+        *,
+        state: bool,
+    ) -> list[Finding]:
+        """Return what is damaged, with files named in full.
+
+        Args:
+            known: what is known to be wrong already.
+            contradicted: keys in the two of tensors that are recorded as equal and differ.
+            objects: names of objects that are sealed as equal, where fields of some differ.
+            state: whether the non-tensor state was compared.
+
+        Raises:
+            UnavailableError: the storage does not answer.
+        """
+        found: list[Finding] = []
+        lost = {one.file for one in known}
+        for side, checkpoint in enumerate(self._checkpoints):
+            source, here = checkpoint.source, list[Finding]()
+            error = self._indexes[side].error
+            if error is not None:
+                here.append(from_error(error))
+            here += self._check_records(side, state=state)
+            extents = [checkpoint.objects[name].extent for name in objects]
+            for keys in contradicted:
+                pieces = checkpoint.tensors[keys[side]].pieces
+                extents += [piece.extent for piece in pieces if not piece.replica]
+            here += self._check_blocks(checkpoint, extents)
+            if state:
+                here += _check_objects(checkpoint)
+            for one in here:
+                if one.severity is not Severity.ERROR or one.file in lost:
+                    continue
+                named = None if one.file is None else source.store.describe(source.path(one.file))
+                if named not in lost:
+                    found.append(replace(one, file=named))
+        if contradicted and not found and not known:
+            names = listed([key for key, _ in contradicted], 3)
+            message = f"recorded as equal in both and read as different: {names}"
+            found.append(finding("corrupt", message, tensor=next(iter(contradicted))[0]))
+        return found
+
+    def _check_records(self, side: int, *, state: bool) -> Iterator[Finding]:
+        """Check the records that were read in part, and name those of other content."""
+        checkpoint = self._checkpoints[side]
+        doubtful = dict(self._sums[side].doubtful())
+        misread = [record for record, wrong in doubtful.items() if wrong]
+        wanted = set(doubtful)
+        if state:
+            wanted |= {
+                record
+                for records in self._indexes[side].records.values()
+                for record in records
+                if record.owner not in checkpoint.tensors
+            }
+        found: list[Finding] = []
+        self.bytes_read += check_these(
+            checkpoint, sorted(wanted, key=_place), emit=found.append,
+            jobs=self._reading.jobs, executor=self._reading.executor, limiter=self._reading.limiter,
+        )  # fmt: skip
+        yield from found
+        named = {(one.file, one.offset) for one in found if one.severity is Severity.ERROR}
+        changed = {one.file for one in found if one.kind == "changed-file"}
+        for record in misread:
+            file, offset, length = record.extent
+            if (file, offset) not in named and file not in changed:
+                # What was compared is not what is there: the answer about it is worth nothing.
+                message = f"{file} was read wrongly once at {offset}: compare again"
+                error = UnavailableError(message, file=file, offset=offset, length=length)
+                yield from_error(error, tensor=record.owner, rank=record.rank)
+
+    def _check_blocks(
+        self, checkpoint: Checkpoint, extents: Collection[Extent]
+    ) -> Iterator[Finding]:
+        """Check the sealed blocks that hold some bytes, where the checkpoint is sealed."""
+        if not extents:
+            return
+        try:
+            sealed = manifest.find(checkpoint.source)
+        except FtckptError:
+            return  # a manifest that cannot be read says nothing: `verify` reports it
+        if sealed is None:
+            return
+        blocks: dict[str, set[int]] = defaultdict(set)
+        for file, offset, length in extents:
+            entry = checkpoint.source.entries.get(file)
+            listed_as = sealed.by_path.get(file)
+            if entry is not None and listed_as is not None and entry.size == listed_as.size:
+                blocks[file].update(range(offset // BLOCK, -(-(offset + length) // BLOCK)))
+        found: list[Finding] = []
+        self.bytes_read += check_blocks(
+            checkpoint.source, sealed, blocks, emit=found.append, jobs=self._reading.jobs,
+            executor=self._reading.executor, limiter=self._reading.limiter,
+            owners=OwnerIndex(checkpoint),
+        )  # fmt: skip
+        yield from found
+
+
+def _check_objects(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Check the objects by the digests that the format itself keeps of them."""
+    for check in checkpoint.self_checks(sealed=False):
+        if check.owner in checkpoint.tensors:
+            continue  # reading it is the check
+        try:
+            check.read()
+        except FtckptError as error:
+            yield from_error(error, tensor=check.owner)
+
+
+def _place(record: Record) -> tuple[object, ...]:
+    return record.extent, record.inner or (0, 0), record.owner

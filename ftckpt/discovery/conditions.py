@@ -1,0 +1,221 @@
+"""What a checkpoint must hold, and at which world size it must load, to be restarted from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from ftckpt.checkpoint import Checkpoint, Topology
+from ftckpt.errors import UsageError
+from ftckpt.resume import Presence, ResumeItem, resume_check
+
+
+class Part(StrEnum):
+    """A part of the training state that a restart can require."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    RNG = "rng"
+    DATALOADER = "dataloader"
+    STEP = "step"
+    SCALER = "scaler"
+
+
+# The rows of the resume check (`ftckpt.training_state.TABLE`) that each part needs. Python's,
+# NumPy's and the device's random state are not required: many trainers never draw from them, and
+# no file says so.
+_ROWS = {
+    Part.MODEL: ("weights",),
+    Part.OPTIMIZER: ("moments", "masters"),
+    Part.SCHEDULER: ("scheduler",),
+    Part.RNG: ("rng-torch",),
+    Part.DATALOADER: ("data",),
+    Part.STEP: ("step",),
+    Part.SCALER: ("scaler",),
+}
+
+Condition = Callable[[Checkpoint], str]
+
+
+def parse_parts(text: str) -> tuple[Part, ...]:
+    """Return the parts of a list such as `model,optimizer,rng`.
+
+    Raises:
+        UsageError: one is not known; the hint lists them.
+    """
+    names = [name.strip() for name in text.split(",")]
+    wrong = [name for name in names if name not in list(Part)]
+    if wrong:
+        raise UsageError(
+            f"--require {wrong[0]!r} is no part of a training state", hint=", ".join(Part)
+        )
+    return tuple(dict.fromkeys(Part(name) for name in names))
+
+
+def lacking(
+    checkpoint: Checkpoint, parts: Iterable[Part], note: Callable[[str], None] = lambda _: None
+) -> str:
+    """Return which required parts a checkpoint does not show, and why; "" if it shows all.
+
+    "Cannot tell" is not "present", with one exception that `note` is told: single parameters
+    without moments are most often buffers or frozen. Reads names and step counters, no tensor.
+
+    Raises:
+        FtckptError: its headers cannot be read.
+    """
+    wanted = {row: part for part in parts for row in _ROWS[part]}
+    if not wanted:
+        return ""
+    reasons = []
+    for item in resume_check(checkpoint):
+        reason = _shortfall(item, checkpoint.keepers) if item.key in wanted else ""
+        if reason and item.key == "moments" and item.missing:
+            note(f"note: {checkpoint.source.url}: {reason}")
+        elif reason:
+            reasons.append(f"{wanted[item.key]}: {item.presence}, {reason}")
+    return f"lacks what --require asks for ({'; '.join(reasons)})" if reasons else ""
+
+
+def _shortfall(item: ResumeItem, keepers: int | None) -> str:
+    """Return why one row of the resume check does not count as present; "" if it does.
+
+    Args:
+        item: the row.
+        keepers: how many ranks save a state of their own; None where that is not known.
+    """
+    # Some trainers update 16-bit weights without masters; of some parameters alone is a loss.
+    if not item.needed or (item.key == "masters" and item.presence is Presence.ABSENT):
+        return ""
+    # Random state of some ranks leaves the others to be seeded anew.
+    few = item.ranks is not None and keepers is not None and item.ranks < keepers
+    return item.reason if few or item.presence is not Presence.PRESENT else ""
+
+
+def not_at_world(checkpoint: Checkpoint, world_size: int) -> str:
+    """Return why a checkpoint does not load with so many ranks as it is; "" if it does.
+
+    Args:
+        checkpoint: opened.
+        world_size: ranks of the job that is to load it.
+    """
+    if checkpoint.loads_at_any_world:
+        return ""
+    written = checkpoint.topology.world_size
+    if written == world_size:
+        return ""
+    if written is None:
+        return f"was written by a number of ranks that is not recorded, not surely {world_size}"
+    return f"was written by {written} ranks and does not load with {world_size}"
+
+
+def grid_for(topology: Topology, world_size: int) -> dict[str, int]:
+    """Return flags of `reshard` that lay a checkpoint out for so many ranks.
+
+    Tensor and pipeline parallelism stay as they are and the data-parallel size changes; a job of
+    tensor-parallel ranks alone changes those.
+
+    Raises:
+        UsageError: tp x pp ranks do not divide the world size; the grid must be chosen.
+    """
+    tp, pp = topology.tp or 1, topology.pp or 1
+    if tp > 1 and tp * pp == topology.world_size and pp == 1 and world_size % tp:
+        return {"tp": world_size}
+    if world_size % (tp * pp):
+        raise UsageError(
+            f"{world_size} ranks cannot be {tp} tensor-parallel by {pp} pipeline ranks",
+            hint="choose the grid: --tp N --pp N --dp N",
+        )
+    grid = {"tp": topology.tp, "pp": topology.pp}
+    return {name: size for name, size in grid.items() if size} | {"dp": world_size // (tp * pp)}
+
+
+def grid_of(topology: Topology, world_size: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Return the flags of `reshard` for so many ranks, with the sizes that the user chose.
+
+    Args:
+        topology: of the checkpoint.
+        world_size: ranks of the job that is to load it.
+        wanted: some of `tp`, `pp` and `dp`; without any, see `grid_for`.
+
+    Raises:
+        UsageError: the sizes do not make up the world size.
+    """
+    if not wanted:
+        return grid_for(topology, world_size)
+    tp, pp = wanted.get("tp", topology.tp or 1), wanted.get("pp", topology.pp or 1)
+    dp = wanted.get("dp", world_size // (tp * pp))
+    if tp * pp * dp != world_size:
+        raise UsageError(f"tp {tp} x pp {pp} x dp {dp} are not {world_size} ranks")
+    known = {n: size for n, size in (("tp", tp), ("pp", pp)) if getattr(topology, n)}
+    return {**known, **wanted, "dp": dp}
+
+
+def not_at_grid(checkpoint: Checkpoint, world_size: int, wanted: Mapping[str, int]) -> str:
+    """Return why a checkpoint does not load on a grid of so many ranks; "" if it does.
+
+    Args:
+        checkpoint: opened.
+        world_size: ranks of the job that is to load it.
+        wanted: the sizes that the user chose, of `tp`, `pp` and `dp`.
+    """
+    reason = not_at_world(checkpoint, world_size)
+    if reason or checkpoint.loads_at_any_world:
+        return reason
+    for name, size in wanted.items():
+        written = getattr(checkpoint.topology, name)
+        if written != size and (written is not None or size != 1):
+            return f"was written with {name} {written or 'not recorded'}, not {size}"
+    return ""
+
+
+class Worlds:
+    """The condition that a checkpoint loads with a number of ranks.
+
+    Args:
+        world_size: ranks of the job that is to load it; None for no condition.
+        any_size: whether the condition only takes down which checkpoints do not load.
+
+    Attributes:
+        any_size: as given.
+        reasons: why a checkpoint does not load with so many ranks, by its URL.
+    """
+
+    def __init__(self, world_size: int | None, *, any_size: bool = False) -> None:
+        self.any_size = any_size
+        self.reasons: dict[str, str] = {}
+        self._world_size = world_size
+        self._topologies: dict[str, Topology] = {}
+
+    def __call__(self, checkpoint: Checkpoint) -> str:
+        """Return why a checkpoint is not taken; "" if it is."""
+        if self._world_size is None:
+            return ""
+        reason = not_at_world(checkpoint, self._world_size)
+        if reason and self.any_size:
+            self.reasons[checkpoint.source.url] = reason
+            self._topologies[checkpoint.source.url] = checkpoint.topology
+            return ""
+        return reason
+
+    def command(self, url: str) -> list[str] | None:
+        """Return the command line that lays a checkpoint out for the ranks; None if none is due.
+
+        Raises:
+            UsageError: see `grid_for`.
+        """
+        if self._world_size is None or url not in self.reasons:
+            return None
+        grid = grid_for(self._topologies[url], self._world_size)
+        flags = [word for name, size in grid.items() for word in (f"--{name}", str(size))]
+        target = f"{url.rstrip('/')}-world{self._world_size}"
+        return ["ftckpt", "reshard", url, target, *flags]
+
+
+def all_of(conditions: Sequence[Condition]) -> Condition:
+    """Return the condition that is met if each of several is."""
+
+    def unmet(checkpoint: Checkpoint) -> str:
+        return next((said for one in conditions if (said := one(checkpoint))), "")
+
+    return unmet

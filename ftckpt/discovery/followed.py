@@ -1,0 +1,58 @@
+"""The checkpoint that a pointer means, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftckpt.errors import CorruptError, MissingError, UsageError
+from ftckpt.nearby import hint_for_name
+from ftckpt.pointers import Pointer
+from ftckpt.roots import Candidate, Root
+from ftckpt.selection import Rules
+
+
+def follow(root: Root, name: str, rules: Rules) -> Root:
+    """Return a root that holds only what a pointer means, and what may be taken instead.
+
+    Args:
+        root: as it was read.
+        name: of the pointer.
+        rules: with a `max_fallback`, checkpoints that are older than the pointer's may be taken.
+
+    Raises:
+        MissingError: the root has no such pointer; that is no first start.
+        CorruptError: it means nothing that is there (`pointer-dangling`).
+        UsageError: older ones are allowed, and nothing shows which are.
+    """
+    pointer = next((one for one in root.pointers if one.name == name), None)
+    if pointer is None:
+        names = [one.name for one in root.pointers]
+        hint = hint_for_name(name, names) or "ftckpt promote CHECKPOINT --pointer NAME makes one"
+        raise MissingError(f"{root.url} has no pointer {name}", hint=hint)
+    meant = tuple(c for c in root.candidates if _means(pointer, c))
+    if not meant:
+        raise CorruptError(
+            f"{name} of {root.url} says {pointer.says!r}, which is not there",
+            kind="pointer-dangling",
+            file=name,
+            hint="ftckpt promote points it at a checkpoint that passes",
+        )
+    if rules.max_fallback is None:
+        return replace(root, candidates=meant)
+    step = pointer.step
+    if step is None:
+        raise UsageError(
+            f"{name} of {root.url} shows no step, so nothing says what is older than it",
+            hint="leave --max-fallback out",
+        )
+    older = tuple(
+        c for c in root.candidates if c not in meant and c.step is not None and c.step < step
+    )
+    return replace(root, candidates=meant + older)
+
+
+def _means(pointer: Pointer, candidate: Candidate) -> bool:
+    if candidate.path == pointer.target:
+        return True
+    same = candidate.step is not None and candidate.step == pointer.step
+    return pointer.means_step and same and not candidate.staging

@@ -1,0 +1,297 @@
+"""Point a root at a checkpoint: each pointer in the form that its framework reads.
+
+    latest, latest_universal             DeepSpeed: the name of the checkpoint, as text
+    latest_checkpointed_iteration.txt    Megatron-LM, verl: a step in decimal, or `release`
+    dlrover_latest.txt                   DLRover: a step in decimal
+    last-known-good                      ours: the name of the checkpoint, as text
+    any other name                       a symbolic link that stands there already
+
+A pointer is replaced by one act: a rename on this machine, one conditional PUT in an object store.
+What it said before goes to the root's log first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from ftckpt.errors import (
+    ExistsError,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+)
+from ftckpt.nearby import hint_for_name
+from ftckpt.pointers import FILES, GOOD, STEPS, Pointer
+from ftckpt.retention import log
+from ftckpt.retention.local_lock import lock_beside
+from ftckpt.roots import Child, Root, join, read_again
+from ftckpt.store import Entry, EntryKind
+from ftckpt.stores.atomic import TEMPORARY, sync_directory
+from ftckpt.stores.oserror import translate
+
+_LOCK, _EVENT = "promote.lock", "promoting"
+# How the readers of a tracker spell the directory of a step: Megatron-LM pads to seven digits.
+_BY_NUMBER = {
+    "latest_checkpointed_iteration.txt": re.compile(r"iter_(\d{7,})|global_step_(\d+)"),
+    "dlrover_latest.txt": re.compile(r"iter_(\d{7,})|(?:global_step_|checkpoint-|step[-_]?)?(\d+)"),
+    "latest_step.txt": re.compile(r"iter_(\d{7,})|(?:global_step_|checkpoint-|step[-_]?)?(\d+)"),
+}
+
+
+class Move(NamedTuple):
+    """One pointer, before and after.
+
+    Attributes:
+        name: of the pointer, in the root.
+        before: what it said; None where there was none.
+        after: what it is to say.
+        link: whether it is a symbolic link.
+    """
+
+    name: str
+    before: str | None
+    after: str
+    link: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be written."""
+        return self.before != self.after
+
+
+def moves(
+    root: Root, target: str, step: int | None, asked: Sequence[str], *, backwards: bool
+) -> tuple[Move, ...]:
+    """Return how the pointers of a root are moved to a checkpoint; nothing is written.
+
+    Args:
+        root: as it is now.
+        target: the checkpoint's name in the root.
+        step: its step; None where nothing shows it.
+        asked: names of pointers; none means those of a known name that mean checkpoints of the
+            same format (DeepSpeed keeps one for each), or else `last-known-good`. Links of other
+            names (`best`) mean something that promoting does not decide.
+        backwards: whether a pointer may be moved to an earlier step.
+
+    Raises:
+        RefusedError: a pointer would move backwards, or something else stands in its place.
+        UsageError: a name that no pointer has, or a tracker that cannot say this checkpoint.
+    """
+    standing = {pointer.name: pointer for pointer in root.pointers}
+    usual = [n for n in sorted(standing) if n in FILES and _alike(root, standing[n], target)]
+    names = tuple(dict.fromkeys(asked)) or tuple(usual) or (GOOD,)
+    found = []
+    for name in names:
+        before = standing.get(name)
+        if before is None:
+            _require_free(root, name)
+        link = before is not None and _is_link(root, name)
+        after = _text(name, target, step) if name in STEPS and not link else target
+        if before is not None and not backwards:
+            _require_forwards(root, before, target, step)
+        says = None if before is None else before.says
+        if link and says is not None:
+            # As it was spelled: a relative link stays one.
+            folder, slash, _ = says.rstrip("/").rpartition("/")
+            after = f"{folder}{slash}{target}"
+        found.append(Move(name, says, after, link))
+    return tuple(found)
+
+
+def _alike(root: Root, pointer: Pointer, target: str) -> bool:
+    """Say whether a pointer means a checkpoint of the format that `target` has, or nothing."""
+    names = {c.path: c for c in root.candidates}
+    if pointer.target not in names or target not in names:
+        return True
+    formats = [
+        child and child.parts[0].format.name
+        for child in (root.recognise(names[name]) for name in (pointer.target, target))
+    ]
+    return formats[0] == formats[1]
+
+
+def _is_link(root: Root, name: str) -> bool:
+    try:
+        return root.store.stat(join(root.base, name)).link is not None
+    except NotFoundError:
+        return False
+
+
+@contextmanager
+def held(root: Root, actor: str) -> Iterator[Root]:
+    """Keep a second promotion of a root away, and yield the root as it is now.
+
+    Object stores need no lock: what was read is the condition of what is written.
+
+    Raises:
+        RefusedError: another is at work.
+        DeniedError, UnavailableError: the root cannot be written.
+    """
+    with ExitStack() as kept:
+        path = root.store.local_path(root.base)
+        if path is not None:
+            try:
+                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                kept.callback(os.close, folder)
+                kept.enter_context(
+                    lock_beside(folder, root.url, actor, name=_LOCK, work="promotion")
+                )
+            except OSError as error:
+                raise translate(error, root.url, "lock") from error
+        yield read_again(root)
+
+
+def move(root: Root, one: Move, *, actor: str, now: float, fields: Mapping[str, object]) -> None:
+    """Write one pointer; first what it said goes to the log.
+
+    Args:
+        root: as it was when `one` was made.
+        one: the pointer.
+        actor: who, for the log.
+        now: seconds since the epoch.
+        fields: what else goes to the log.
+
+    Raises:
+        RefusedError: the pointer was changed meanwhile.
+        DeniedError, NoResourceError, UnavailableError: it could not be written.
+    """
+    said = {"actor": actor, "pointer": one.name, "from": one.before, "to": one.after, **fields}
+    path = join(root.base, one.name)
+    local = root.store.local_path(path)
+    try:
+        # What was decided by must still stand there when it is replaced.
+        entry = None if one.before is None else _still(root, one, root.store.stat(path))
+        log.append(root, _EVENT, now, said)
+        if local is not None and one.link:
+            _relink(local, one.after)
+        elif entry is None:
+            root.store.create(path, one.after.encode())
+        else:
+            root.store.replace(entry, one.after.encode())
+    except (ExistsError, IncompleteError, NotFoundError) as error:
+        raise RefusedError(
+            f"{root.store.describe(path)} was changed meanwhile: {error.message}",
+            hint="look at what it says now, and promote again if that is meant",
+        ) from error
+
+
+def previous(root: Root, name: str) -> str | None:
+    """Return what a pointer said before it was last promoted, by the log; None where not known."""
+    events = [e for e in log.read(root) if e.get("event") == _EVENT and e.get("pointer") == name]
+    said = events[-1].get("from") if events else None
+    return said if isinstance(said, str) else None
+
+
+def _still(root: Root, one: Move, entry: Entry) -> Entry:
+    if one.link:
+        text = entry.link or ""
+    else:
+        text = _text_of(root, entry)
+    if text != one.before:
+        raise IncompleteError(f"it says {text}, not {one.before}", kind="changed-file")
+    return entry
+
+
+def _text_of(root: Root, entry: Entry) -> str:
+    text = root.store.read(entry.path, 0, entry.size).decode("utf-8", "backslashreplace")
+    return text.strip()
+
+
+def _relink(path: str, target: str) -> None:
+    import secrets
+
+    made = os.path.join(os.path.dirname(path), TEMPORARY + secrets.token_hex(8))
+    try:
+        os.symlink(target, made)
+        try:
+            os.rename(made, path)
+        except BaseException:
+            os.unlink(made)
+            raise
+        sync_directory(os.path.dirname(path))
+    except OSError as error:
+        raise translate(error, path, "write") from error
+
+
+def _require_free(root: Root, name: str) -> None:
+    """Refuse a name that no framework reads, or that something else has.
+
+    Raises:
+        UsageError, RefusedError: one of them.
+    """
+    known = sorted({*FILES, *(pointer.name for pointer in root.pointers)})
+    if name not in FILES:
+        raise UsageError(
+            f"{root.url} has no pointer {name}",
+            hint=hint_for_name(name, known) or f"it may be one of {', '.join(known)}",
+        )
+    path = join(root.base, name)
+    try:
+        entry = root.store.stat(path)
+    except NotFoundError:
+        return
+    except FtckptError as error:
+        raise RefusedError(f"{root.store.describe(path)} is no pointer: {error.message}") from error
+    if entry.kind is not EntryKind.DIRECTORY or root.store.traits.local:
+        raise RefusedError(
+            f"{root.store.describe(path)} is no pointer to a checkpoint of {root.url}",
+            hint="move it away first",
+        )
+
+
+def _require_forwards(root: Root, before: Pointer, target: str, step: int | None) -> None:
+    """Refuse to move a pointer to an earlier step.
+
+    Raises:
+        RefusedError: it would, or nobody can tell.
+    """
+    if before.target == target:
+        return
+    if before.step is not None and step is not None and step >= before.step:
+        return
+    where = root.store.describe(join(root.base, before.name))
+    if before.step is None or step is None:
+        message = f"{where} says {before.says!r}: nothing shows whether {target} is later"
+    else:
+        message = f"{where} says step {before.step}, and {target} is step {step}"
+    raise RefusedError(message, hint="--backwards allows it")
+
+
+def _text(name: str, target: str, step: int | None) -> str:
+    """Return what a tracker says for a checkpoint.
+
+    Raises:
+        UsageError: whoever reads it would look for another directory.
+    """
+    if target == "release" and name == "latest_checkpointed_iteration.txt":
+        return target
+    match = _BY_NUMBER[name].fullmatch(target)
+    number = None if match is None else int(match[1] or match[2])
+    if match is not None and match[1] and match[1] != f"{number:07d}":
+        number = None
+    if number is None or (step is not None and step != number):
+        raise UsageError(
+            f"{name} says a step in decimal, and {target} is not where its readers look for one",
+            hint=f"--pointer {GOOD} says the name",
+        )
+    return str(number)
+
+
+def find_in_root(root: Root, name: str) -> Child:
+    """Return a checkpoint of a root by its name.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    for candidate in root.candidates:
+        if candidate.path == name:
+            child = root.recognise(candidate)
+            if child is not None:
+                return child
+    raise NotFoundError(f"{root.url} has no checkpoint {name}", hint="a pointer names one there")

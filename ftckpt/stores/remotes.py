@@ -1,0 +1,252 @@
+"""Named remotes: places that a user has given a name, each with an endpoint and a profile.
+
+`cold:run7/ckpt` is the place `run7/ckpt` below the URL of the remote `cold`. One command can so
+reach two services, each with its own credentials. Remotes stand in a TOML file of the user and
+nowhere else; the file names an AWS profile and never holds a secret.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ftckpt.errors import DeniedError, FtckptError, UsageError
+
+from .options import StoreOptions
+
+VARIABLE = "FTCKPT_CONFIG"
+
+# Two slashes make a URL, a second colon a chain of filesystems.
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*):(?!//|:)(?P<rest>.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SELECTOR = re.compile(r"@(latest|\d+)$")
+# The beginnings of URLs: a slip of one slash must not become the name of a remote.
+_SCHEMES = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file", "local", "memory", "http", "https"}
+    | {"ftp", "sftp", "ssh", "hdfs", "hf", "smb", "webhdfs"}
+)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "url": (str,),
+    "endpoint": (str,),
+    "profile": (str,),
+    "region": (str,),
+    "requester_pays": (bool,),
+    "anonymous": (bool,),
+    "retry_seconds": (int, float),
+    "timeout": (int, float),
+}
+_WORDS = {str: "a text", bool: "true or false", int: "a number of seconds"}
+_S3_ONLY = ("endpoint", "profile", "region")
+_SECRET = re.compile("key|secret|token|password|credential", re.IGNORECASE)
+
+
+class Remote(NamedTuple):
+    """A named place.
+
+    Attributes:
+        name: as it stands before the colon.
+        url: the path or URL that names are relative to.
+        settings: the fields of `StoreOptions` that it sets.
+    """
+
+    name: str
+    url: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def place(self, rest: str) -> str:
+        """Return the path or URL of what `NAME:rest` names.
+
+        Raises:
+            UsageError: `rest` climbs out of the remote.
+        """
+        rest = rest.lstrip("/")
+        if ".." in rest.split("/"):
+            raise UsageError(f"{self.name}:{rest} leads out of the remote {self.name}")
+        return self.url if not rest else f"{self.url.rstrip('/')}{self._joint}{rest}"
+
+    @property
+    def _joint(self) -> str:
+        # `s3://` alone names every bucket of a service.
+        return "//" if self.url.endswith("://") else "/"
+
+    def options(self, given: StoreOptions) -> StoreOptions:
+        """Return how the remote is reached.
+
+        Which service and which credentials is for the remote alone to say: the flags of a command
+        with two places belong to the other one.
+        """
+        patience = StoreOptions(retry_seconds=given.retry_seconds, timeout=given.timeout)
+        return patience._replace(**dict(self.settings))
+
+
+def config_path() -> str:
+    """Return where the user's settings are read from; the file may not exist."""
+    given = os.environ.get(VARIABLE, "")
+    if given:
+        return given
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    # The specification has relative values ignored.
+    base = home if os.path.isabs(home) else os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(base, "ftckpt", "config.toml")
+
+
+def remotes() -> dict[str, Remote]:
+    """Return the remotes of the user by name; none where there is no file of settings.
+
+    Raises:
+        UsageError: the file is wrong, or FTCKPT_CONFIG names none.
+        DeniedError: it may not be read.
+    """
+    path = config_path()
+    try:
+        with open(path, "rb") as file:
+            seen = os.fstat(file.fileno())
+            return _parsed(path, (seen.st_ino, seen.st_mtime_ns, seen.st_size))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if os.environ.get(VARIABLE):
+            raise UsageError(f"{VARIABLE} names {path}, which is not there") from error
+        return {}
+    except IsADirectoryError as error:
+        raise UsageError(f"{path} is a directory, not a file of settings") from error
+    except PermissionError as error:
+        raise DeniedError(f"cannot read {path}: {error.strerror}") from error
+
+
+@lru_cache(maxsize=4)
+def _parsed(path: str, _seen: tuple[int, int, int]) -> dict[str, Remote]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        # What is wrong is told by place, never by its text.
+        where = re.search(r"\(at [^)]*\)$", str(error))
+        raise UsageError(f"{path} is no TOML {where[0] if where else ''}".rstrip()) from error
+    rows = table.pop("remotes", {})
+    if table:
+        raise UsageError(f"{path} has no setting {min(table)!r}", hint="it holds [remotes.NAME]")
+    if not isinstance(rows, dict):
+        raise UsageError(f"{path}: a remote is written as [remotes.NAME]")
+    return {name: _remote(name, row, path) for name, row in rows.items()}
+
+
+def _remote(name: str, row: object, file: str) -> Remote:
+    where = f"[remotes.{name}] in {file}"
+    if not _NAME.fullmatch(name) or name.lower() in _SCHEMES:
+        raise UsageError(
+            f"{where}: {name!r} cannot name a remote",
+            hint="letters, digits, '_', '.' and '-', and no scheme of a URL such as s3",
+        )
+    if not isinstance(row, dict):
+        raise UsageError(f"{file}: a remote is written as [remotes.NAME]")
+    for key, value in row.items():
+        if key not in _KINDS:
+            raise UsageError(f"{where} has no setting {key!r}", hint=_hint(key))
+        kinds = _KINDS[key]
+        if not isinstance(value, kinds) or isinstance(value, bool) is not (kinds == (bool,)):
+            raise UsageError(f"{where}: {key} must be {_WORDS[kinds[0]]}")
+        if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
+            raise UsageError(f"{where}: {key} must be a number of seconds")
+    url = row.get("url", "")
+    scheme, is_url, _ = url.partition("://")
+    if not url or "::" in url or not (is_url or os.path.isabs(url)):
+        raise UsageError(f"{where} needs a url: s3://bucket/prefix, or a path from /")
+    if _userinfo(url) or _userinfo(row.get("endpoint", "")):
+        raise UsageError(
+            f"{where} has a name or a password in its URL", hint="use profile = an AWS profile"
+        )
+    s3 = is_url and scheme.lower() in ("s3", "s3a")
+    for key in _S3_ONLY:
+        if key in row and not s3:
+            raise UsageError(f"{where}: {key} is for s3:// alone")
+    endpoint = row.get("endpoint", "")
+    if endpoint and not re.match(r"https?://[^/]", endpoint):
+        raise UsageError(f"{where}: endpoint must begin with https:// or http://")
+    settings = tuple((key, value) for key, value in row.items() if key != "url")
+    return Remote(name, url if url.endswith("://") else url.rstrip("/") or "/", settings)
+
+
+def _hint(key: str) -> str:
+    if _SECRET.search(key):
+        return "no secret stands here: profile = NAME takes them from the AWS credentials file"
+    near = _near(key, _KINDS)
+    return f"did you mean {' or '.join(near)}?" if near else f"it may set {', '.join(_KINDS)}"
+
+
+def _near(asked: str, names: Iterable[str]) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(asked, names)
+
+
+def _userinfo(url: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        return "@" in urlsplit(url).netloc
+    except ValueError:
+        return True
+
+
+def named(url: str) -> tuple[Remote, str] | None:
+    """Return the remote that a place is named by and the rest; None for a path or a URL.
+
+    A remote wins over a local file: `./cold:x` is the file. Where no remote is called that, a file
+    that exists is a file.
+
+    Raises:
+        UsageError: the name is no remote's, and no such file exists; or the settings are wrong.
+        DeniedError: the settings may not be read.
+    """
+    match = _NAMED.fullmatch(url)
+    if match is None or match["name"].lower() in _SCHEMES:
+        return None
+    name, rest = match["name"], match["rest"]
+    known = remotes()
+    if name in known:
+        return known[name], rest
+    first = url.split("/")[0]
+    # After one slash a URL was meant: opening the path says so.
+    if rest.startswith("/") or any(map(os.path.lexists, (first, _SELECTOR.sub("", first)))):
+        return None
+    near = _near(name, known)
+    meant = f"did you mean {' or '.join(f'{one}:' for one in near)}? " if near else ""
+    raise UsageError(
+        f"there is no remote {name!r}",
+        hint=f"{meant}[remotes.{name}] in {config_path()} makes one; a file is ./{url}",
+    )
+
+
+def split(url: str) -> tuple[str, str]:
+    """Return the directory of a path, URL or name of a remote, and the last element."""
+    parent, slash, name = url.rpartition("/")
+    if not slash:
+        try:
+            found = named(url)
+        except FtckptError:
+            found = None
+        if found is not None:
+            return f"{found[0].name}:", found[1]
+    return parent or slash or ".", name
+
+
+def named_in(words: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the remotes that a command line names, each with its URL and settings.
+
+    Args:
+        words: of the command line; of `--flag=value` the value counts too.
+    """
+    found = {}
+    for word in words:
+        for text in (word, word.partition("=")[2]):
+            try:
+                one = named(text)
+            except FtckptError:  # a text for people, or said already
+                continue
+            if one is not None:
+                found[one[0].name] = {"url": one[0].url, **dict(one[0].settings)}
+    return found

@@ -1,0 +1,74 @@
+"""The table of what is read, written and resharded: the code does it, and the pages show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftckpt.formats.catalog import FORMATS
+from ftckpt.formats.recognised import Recognised
+from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.support import LAYOUTS, WRITTEN, Layout, put
+from ftckpt.formats.writers import FILE_WRITERS, WRITERS, format_and_writer
+from ftckpt.transfer.carrying import require_place
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.rehearsal import rehearse
+from tests.checkpoints import open_checkpoint
+from tests.real_sets import real_set
+from tests.transfer.test_real_round_trips import _open
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+AXES = ("tp", "pp", "vp", "dp", "ep", "zero_stage", "max_shard_size")
+SAMPLES = [(row, sample) for row in LAYOUTS for sample in row.samples]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/formats.md"])
+def test_pages_show_it(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert put(text) == text, f"run: python -m ftckpt.formats.support {page}"
+
+
+def test_every_format_that_is_read_is_in_it() -> None:
+    read = {one.name for one in FORMATS if not isinstance(one, Recognised)}
+    assert {row.format for row in LAYOUTS} == read
+
+
+def test_what_is_written_has_a_writer_and_every_writer_is_in_it() -> None:
+    assert set(WRITTEN) == {writer.name for writer in WRITERS}
+    assert set(FILE_WRITERS) == {".safetensors"}
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.name)
+def test_what_is_resharded_is_what_a_writer_grants(writer: object) -> None:
+    name, grants = writer.name, writer.grants  # type: ignore[attr-defined]
+    rows = [row for row in LAYOUTS if row.format == name and row.written]
+    said = {axis for row in rows for axis in row.resharded}
+    assert said == {axis for axis in AXES if axis in grants}
+
+
+@pytest.mark.parametrize(("row", "sample"), SAMPLES, ids=lambda one: str(one)[:60])
+def test_samples_are_read_and_what_is_written_is_written(
+    row: Layout, sample: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    name, kept, inside = sample.partition(":")
+    path = real_set(name, inside, tmp_path_factory) if kept else DATA / name
+    checkpoint = _open(path) if kept else open_checkpoint(path)
+    assert checkpoint.format == row.format
+    if row.written:
+        target, writer = format_and_writer(row.format)
+        content = Content.of(checkpoint)
+        layout = writer.layout(content, Wishes())
+        require_place(layout)
+        rehearse(content, layout, target, SameObject, single=writer.single)
+
+
+def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
+    # Compressed items and legacy streams: torch writes them in test_dcp.py and test_torchsave.py.
+    unsampled = [row.what for row in LAYOUTS if not row.samples]
+    assert unsampled == [
+        "with compressed items (zstd)",
+        "one torch.save file before torch 1.6 (legacy stream)",
+    ]
