@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,14 @@ def refuse_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         return read(fd, views, offset)
 
     monkeypatch.setattr(os, "preadv", refuse)
+
+
+def has_cachestat() -> bool:
+    """Say whether this system can tell what is cached."""
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x")
+        file.flush()
+        return pagecache.is_cached(file.fileno(), 0, 1)
 
 
 class TestPageCache:
@@ -72,45 +80,6 @@ class TestPageCache:
         assert lost <= 8  # the kernel may reclaim a page by itself
         assert gained == 0
 
-    @pytest.mark.parametrize("fast", [True, False])
-    def test_a_read_that_may_not_wait_is_believed_a_few_times_only(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
-    ) -> None:
-        """A fast disk has the pages that it reads ahead before the kernel refuses it."""
-        step, calm, cold = pagecache.SMALL, 200, 400
-        with (tmp_path / "big").open("wb") as file:
-            file.truncate((calm + cold) * step)
-        cached = set(range(calm))
-        asked: list[int] = []
-        read = os.preadv
-
-        def preadv(fd: int, views: list[memoryview], offset: int, flags: int = 0) -> int:
-            if flags and offset // step not in cached and not fast:
-                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-            cached.add(offset // step)
-            return read(fd, views, offset)
-
-        def resident(fd: int, offset: int, length: int) -> bytes:
-            asked.append(offset // step)
-            return bytes([offset // step in cached]) * (length // mmap.PAGESIZE)
-
-        def advise(fd: int, offset: int, length: int, advice: int) -> None:
-            if advice == os.POSIX_FADV_DONTNEED:
-                cached.discard(offset // step)
-
-        monkeypatch.setattr(pagecache, "_has_dontcache", lambda: False)
-        monkeypatch.setattr(pagecache, "_CACHESTAT", -1)
-        monkeypatch.setattr(pagecache, "in_memory", lambda fd: False)
-        monkeypatch.setattr(pagecache, "resident_pages", resident)
-        monkeypatch.setattr(os, "preadv", preadv)
-        monkeypatch.setattr(os, "posix_fadvise", advise)
-        with open_store(str(tmp_path)).open("big") as reader:
-            for number in range(calm + cold):
-                reader.read(number * step, step)
-        assert cached.issuperset(range(calm))
-        assert len(cached) <= calm + (pagecache._CALM if fast else 1)
-        assert len([at for at in asked if at < calm]) <= pagecache._CALM + 2
-
     def test_refused_flag_falls_back(
         self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -125,7 +94,7 @@ class TestPageCache:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Every thread of a process waits for an unmapping."""
-        if not pagecache.has_cachestat():
+        if not has_cachestat():
             pytest.skip("needs Linux 6.5")
         path = tmp_path / "big"
         path.write_bytes(os.urandom(self.size))
@@ -144,7 +113,7 @@ class TestPageCache:
         self, half_cached: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A read that may not wait would begin to read ahead."""
-        if not pagecache.has_cachestat():
+        if not has_cachestat():
             pytest.skip("needs Linux 6.5")
         path, fd = half_cached
         quarter = self.size // 4
@@ -164,26 +133,11 @@ class TestPageCache:
         assert asked == [quarter]
         assert view == path.read_bytes()[quarter : 2 * quarter]
 
-    def test_what_is_cached_is_read_where_nothing_says_that_it_is(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = tmp_path / "big"
-        path.write_bytes(os.urandom(self.size))
-        monkeypatch.setattr(pagecache, "_CACHESTAT", -1)
-        view = memoryview(bytearray(self.size))
-        with path.open("rb") as file:
-            try:
-                os.preadv(file.fileno(), [bytearray(1)], 0, pagecache._RWF_NOWAIT)
-            except OSError:
-                pytest.skip("this filesystem refuses it")
-            assert pagecache.read_cached(file.fileno(), 0, view)
-        assert view == path.read_bytes()
-
     def test_what_is_cached_is_read_where_the_filesystem_refuses_flags(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As those over a network do, which a job's checkpoints lie on."""
-        if not pagecache.has_cachestat():
+        if not has_cachestat():
             pytest.skip("needs Linux 6.5")
         path = tmp_path / "big"
         path.write_bytes(os.urandom(self.size))

@@ -9,12 +9,8 @@ brought in go:
   ext4: no page lost, none gained, cached pages as fast as by plain reads.
 - Earlier, and where the filesystem refuses it, the reader asks before each read what is cached, and
   drops what was not: cachestat says whether all of it is (Linux 6.5), mincore which pages are, for
-  a mapping and unmapping that every thread of the process feels.
-- Without cachestat, where many reads in a row were cached, RWF_NOWAIT is taken, which succeeds on
-  cached pages alone and costs nothing there. It cannot tell by itself: since Linux 5.9 it starts
-  the very read-ahead whose pages the next one then finds, and a fast disk has them before it is
-  refused (measured: whole files resident). So it is believed a few times only, and a refused
-  read stays in the cache.
+  a mapping and unmapping that every thread of the process feels. RWF_NOWAIT cannot tell: since
+  Linux 5.9 it starts the very read-ahead whose pages the next such read then finds.
 - A tmpfs refuses both flags and has no other place: nothing is asked of it, and reads are plain.
 
 Small reads are plain: headers and indexes are worth keeping, and small records of one page would
@@ -28,7 +24,6 @@ import ctypes
 import errno
 import mmap
 import os
-import sys
 from functools import lru_cache
 
 from .filesystem import in_memory
@@ -36,11 +31,7 @@ from .filesystem import in_memory
 SMALL = 128 << 10
 _PAGE = mmap.PAGESIZE
 _RWF_DONTCACHE = 0x80
-_RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 8)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
-# How many reads in a row must find all their pages before the cheap way is taken, and how often it
-# is taken before one must again.
-_CALM = 64
 _LOW_BIT = bytes(b & 1 for b in range(256))
 # The number of the call where every machine has one number for it.
 _CACHESTAT = 451
@@ -54,8 +45,6 @@ class PoliteFile:
         self._uncached = _has_dontcache()
         self._random = False
         self._plain = False
-        self._nowait = True
-        self._calm = 0
 
     def preadv(self, view: memoryview, offset: int) -> int:
         """Read up to `len(view)` bytes at `offset` into `view`; return how many, 0 at the end.
@@ -78,51 +67,30 @@ class PoliteFile:
                 return os.preadv(self.fd, [view], offset)
             # Read-ahead brings in pages that the next read would take for the trainer's.
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            self._nowait = _cachestat(self.fd, 0, _PAGE) is None
             self._random = True
-        if self._nowait and self._calm >= _CALM:
-            got = self._read_cached(view, offset)
-            if got:
-                self._calm = self._calm + 1 if self._calm < 2 * _CALM else _CALM - 1
-                return got
-            # The refused read may have started reading ahead, so nothing is known of these pages.
-            self._calm = 0
-            return os.preadv(self.fd, [view], offset)
         return self._read_and_drop(view, offset)
-
-    def _read_cached(self, view: memoryview, offset: int) -> int:
-        try:
-            return os.preadv(self.fd, [view], offset, _RWF_NOWAIT)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            self._nowait = False
-            return 0
 
     def _read_and_drop(self, view: memoryview, offset: int) -> int:
         if is_cached(self.fd, offset, len(view)):
-            self._calm += 1
             return os.preadv(self.fd, [view], offset)
         absent = _absent_runs(self.fd, offset, len(view))
         got = os.preadv(self.fd, [view], offset)
         for start, length in absent:
             os.posix_fadvise(self.fd, start, length, os.POSIX_FADV_DONTNEED)
-        self._calm = 0 if absent else self._calm + 1
         return got
 
 
 def read_cached(fd: int, offset: int, view: memoryview) -> bool:
-    """Fill `view` with bytes of an open file where all of them are in memory; say whether."""
-    flags = 0
+    """Fill `view` with bytes of an open file where all of them are known to be in memory.
+
+    Returns:
+        Whether it did. Before Linux 6.5 only a filesystem in memory is known.
+    """
     if not in_memory(fd) and not is_cached(fd, offset, len(view)):
-        if has_cachestat():
-            return False
-        flags = _RWF_NOWAIT  # many filesystems refuse it, those over a network among them
+        return False
     try:
-        return os.preadv(fd, [view], offset, flags) == len(view)
-    except OSError:  # some are not, or nobody knows
+        return os.preadv(fd, [view], offset) == len(view)
+    except OSError:
         return False
 
 
@@ -153,15 +121,8 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def has_cachestat() -> bool:
-    """Say whether `is_cached` can know: Linux 6.5 and later, where nothing forbids the call."""
-    if sys.platform != "linux" or os.uname().machine not in ("x86_64", "aarch64"):
-        return False
-    return _cachestat(-1, 0, 0) is None and ctypes.get_errno() == errno.EBADF
-
-
 def is_cached(fd: int, offset: int, length: int) -> bool:
-    """Say whether every page of a range is cached, as far as is known (`has_cachestat`)."""
+    """Say whether every page of a range is known to be cached: Linux 6.5 and later know."""
     cached = _cachestat(fd, offset, length)
     first = offset // _PAGE
     return cached is not None and cached >= -(-(offset + length) // _PAGE) - first

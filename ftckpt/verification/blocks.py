@@ -60,10 +60,7 @@ def check_manifest(
     counter.start("checking digests", None if sample else sum(f.size for f in wanted))
     read = 0
     tasks = _blocks(source, wanted, chosen, report, limiter)
-    nbytes = round(sum(f.size for f in wanted) * (sample or 1))
-    for done in hash_blocks(
-        tasks, source.store, nbytes, jobs=jobs, executor=executor, limiter=limiter
-    ):
+    for done in hash_blocks(tasks, jobs=jobs, executor=executor):
         counter.add(done.length)
         read += _compare_block(source, manifest, done, report, owners)
     return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
@@ -101,12 +98,9 @@ def check_blocks(
               block_length(manifest.by_path[file].size, number), limiter)
         for file, numbers in blocks.items() for number in sorted(numbers)
     ]  # fmt: skip
-    nbytes = sum(task.length for task in tasks)
     return sum(
         _compare_block(source, manifest, done, report, owners)
-        for done in hash_blocks(
-            iter(tasks), source.store, nbytes, jobs=jobs, executor=executor, limiter=limiter
-        )
+        for done in hash_blocks(tasks, jobs=jobs, executor=executor)
     )
 
 
