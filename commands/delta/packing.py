@@ -53,9 +53,6 @@ class PackingOptions:
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget what another run to OUT has left.")
     ] = False
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="Where words are cut: cpu, cuda, cuda:N, auto.")
-    ] = "cpu"
     jobs: JobsOption = 0
     limit_rate: RateOption = ""
     max_memory: MemoryOption = "1GiB"
@@ -127,7 +124,6 @@ def pack_out(
             proof=not run.no_proof,
             restart=run.restart,
             renamed=renamed or {},
-            device=run.device,
         ),
         store_options=invocation.stores,
         check=None if run.no_proof else check,

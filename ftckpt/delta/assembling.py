@@ -20,7 +20,6 @@ from ftckpt.verification import VerifyReport
 
 from .building import BuiltFiles
 from .choosing import EFFORTS, Plan
-from .device import device_named
 from .dividing import Part, divide
 from .encoding import DeltaEncoder
 from .fitting import Settings
@@ -71,7 +70,6 @@ class PackOptions:
         restart: forget what earlier runs have left at the destination, and build it anew.
         renamed: key in the target -> key in the base, where they differ.
         settings: of the optimizer, as far as known.
-        device: where words are transformed and cut: `cpu`, `cuda`, `cuda:N`, or `auto`.
     """
 
     level: int = 2
@@ -82,7 +80,6 @@ class PackOptions:
     restart: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     settings: Callable[[Pair], Settings] = lambda pair: Settings()
-    device: str = "cpu"
 
 
 class _Side(NamedTuple):
@@ -141,7 +138,6 @@ class Packing:
             options.settings,
             EFFORTS[options.level],
             unknown,
-            device_named(options.device),
         )
         self.parts: Sequence[Part] = divide(pairs)
 

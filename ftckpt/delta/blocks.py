@@ -15,7 +15,6 @@ from .entropy import damaged
 from .planes import Planes
 
 if TYPE_CHECKING:
-    from .device import Device
     from .words import Array
 
 BLOCK = 1 << 20  # elements
@@ -72,17 +71,13 @@ class Encoded(NamedTuple):
     payload: bytes | memoryview
 
 
-def encode_block(
-    values: Array, reference: Array | None, choice: Choice, device: Device | None = None
-) -> Encoded:
+def encode_block(values: Array, reference: Array | None, choice: Choice) -> Encoded:
     """Encode the words of one block.
 
     Args:
         values: the block's words.
         reference: as many, which the reader will have; None for nothing.
         choice: how. Where nothing is saved that way, the block is stored plain.
-        device: where words are transformed and cut into planes; None for the processor. The
-            result is the same.
     """
     if reference is not None and _equal(values, reference):
         return Encoded(Form.EXACT, b"")
@@ -94,11 +89,7 @@ def encode_block(
         assert reference is not None
         payload = pack_changes(values, reference, gaps=form is Form.GAPS)
     elif form not in (Form.EXACT, Form.PLAIN):
-        cutter = (
-            _cutter(values, reference, form)
-            if device is None
-            else device.cutter(values, reference, form, choice.planes.joined)
-        )
+        cutter = _cutter(values, reference, form)
         payload = planes.pack(values.size, values.itemsize, cutter, choice.planes)
     if not payload or len(payload) >= values.nbytes:
         return Encoded(Form.PLAIN, values.view("u1").data)

@@ -24,7 +24,6 @@ from .words import EXPECTED, as_words, scratch, word_count, words_of
 
 if TYPE_CHECKING:
     from .decoding import Fill
-    from .device import Device
     from .words import Array
 
 
@@ -73,8 +72,6 @@ class DeltaEncoder:
         effort: how much is tried.
         digests: of which sides blocks carry tensor digests. They cost as much as the encoding; ask
             for them where nobody knows them yet.
-        device: where words are transformed and cut (`ftckpt.delta.device.device_named`); None for
-            the processor. What is encoded is the same.
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class DeltaEncoder:
         settings: Callable[[Pair], Settings] = lambda pair: Settings(),
         effort: Effort = EFFORTS[2],
         digests: Container[Side] = (),
-        device: Device | None = None,
     ) -> None:
         self.pairs = pairs
         self._target = target
@@ -93,7 +89,6 @@ class DeltaEncoder:
         self._settings = settings
         self._effort = effort
         self._digests = digests
-        self._device = device
         self._recent = Recent()
 
     def blocks(self, number: int) -> int:
@@ -163,7 +158,7 @@ class DeltaEncoder:
                 kind = Reference.NOTHING
         if kind is Reference.NOTHING:
             reference = None
-        form, payload = encode_block(values, reference, plan.choice, self._device)
+        form, payload = encode_block(values, reference, plan.choice)
         if form in ALONE:
             kind = Reference.NOTHING
         return EncodedBlock(

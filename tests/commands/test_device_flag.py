@@ -28,7 +28,7 @@ def example(verb: str) -> list[str]:
 
 
 def test_there_are_such_verbs() -> None:
-    assert {"reshard", "convert", "delta pack", "delta rebase"} <= set(with_flag())
+    assert {"reshard", "convert", "delta unpack"} <= set(with_flag())
 
 
 @pytest.mark.parametrize("verb", with_flag())

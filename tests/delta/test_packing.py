@@ -151,10 +151,10 @@ def test_equal_bytes_each_time_with_any_number_of_threads(
     steps: list[Path], tmp_path: Path
 ) -> None:
     made = []
-    for jobs, device in ((1, "cpu"), (4, "auto")):
+    for jobs in (1, 4):
         folder = tmp_path / str(jobs)
         folder.mkdir()
-        report = pack_places(steps[0], steps[1], folder / "out", jobs=jobs, device=device)
+        report = pack_places(steps[0], steps[1], folder / "out", jobs=jobs)
         made.append({p.name: p.read_bytes() for p in (folder / "out").iterdir()})
         assert report.methods[Method.EQUAL].ratio is None
         assert report.methods[Method.PREDICTED].bytes_in > 0
