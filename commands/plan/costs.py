@@ -75,6 +75,7 @@ def read_model(
     restart = _duration(costs.restart, "--restart", measured.restart)
     common: dict[str, Any] = {"mtbf": failures.mtbf, "detect": detect}
     notes.inputs |= {"detect_s": detect, "restart_s": restart}
+    slowdown = quantities.share(costs.slowdown, "--slowdown")
     if costs.tier:
         _alone("tier", costs, "save", "snapshot", "snapshot_bw", "flush", "silent_mtbf", "notice")
         last = len(costs.tier) - 1
@@ -85,7 +86,6 @@ def read_model(
         notes.inputs["tiers"] = tiers
         return Tiered(**common, tiers=tiers)
     save, flush = _save(costs, nbytes, ranks, notes)
-    slowdown = quantities.share(costs.slowdown, "--slowdown")
     if flush and slowdown == 1:
         raise UsageError(
             "--slowdown 100%: a flush for which training stands still is a blocking save",

@@ -21,7 +21,6 @@ def record(plan: Plan, notes: Notes) -> dict[str, Any]:
     if failures.confidence is not None:
         low, high = failures.mtbf_limits
         limits = {"confidence": failures.confidence, "low_mtbf_s": low, "high_mtbf_s": high}
-    told = forecasts[question.rule]
     young = forecasts.get(Rule.YOUNG)
     return {
         "inputs": notes.inputs,
@@ -33,7 +32,7 @@ def record(plan: Plan, notes: Notes) -> dict[str, Any]:
             "ci": limits,
         },
         "interval": plan.interval,
-        "goodput": split(outcome) | {"ci": plan.goodput_limits, "predicted": told.predicted},
+        "goodput": split(outcome) | {"ci": plan.goodput_limits, "predicted": plan.predicted},
         "waste_first_order": None if young is None else 1 - young.predicted,
         "rules": plan.forecasts,
         "tiers": _tiers(question.model) if isinstance(question.model, Tiered) else [],

@@ -57,12 +57,12 @@ def command(
         shrink_above_s=None,
     )  # fmt: skip
     rows = [
-        [way.name, way.per_gpu, way.accumulation, f"{way.batch:,}", f"{way.lr_linear:.4g}",
-         f"{way.lr_sqrt:.4g}", f"{way.steps:.3f}x", f"{way.step_time:.3f}x", f"{way.memory:.3f}x",
-         way.keeps]
+        [way.name, way.per_gpu, way.accumulation, f"{way.batch:,}",
+         elastic.percent_change(way.batch_change), f"{way.lr_linear:.4g}", f"{way.lr_sqrt:.4g}",
+         f"{way.steps:.3f}x", f"{way.step_time:.3f}x", f"{way.memory:.3f}x", way.keeps]
         for way in ways
     ]  # fmt: skip
-    head = ["way", "per GPU>", "passes>", "batch>", "lr linear>", "lr sqrt>", "steps>",
+    head = ["way", "per GPU>", "passes>", "batch>", "change>", "lr linear>", "lr sqrt>", "steps>",
             "step time>", "activations>", "keeps"]  # fmt: skip
     invocation.print(table(head, rows))
     if reshard:

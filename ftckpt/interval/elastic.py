@@ -15,7 +15,13 @@ from ftckpt.errors import UsageError
 
 from .arithmetic import require
 
+NEARLY = 0.05
+"""A batch that changes by at most this share is nearly kept: learning rates are tuned coarser."""
+
 _STEP = "memory and time of a step"
+_MEMORY = "memory of a GPU"
+_TIME = "time of a step"
+_PASSES = "passes"
 _BATCH = "batch, learning rate, steps"
 
 
@@ -25,16 +31,17 @@ class Option:
 
     Attributes:
         name: `same-per-gpu`, `same-batch`, `batch-up`, `batch-down`, `accumulate`,
-            `accumulate-full`.
+            `accumulate-nearest`, `accumulate-full`.
         per_gpu: samples a GPU takes in at a time.
         accumulation: how many such passes make one step.
         batch: global batch.
+        batch_change: by what share it is larger (or smaller, negative) than it was.
         lr_linear: learning rate in proportion to the batch.
         lr_sqrt: learning rate with the square root of the batch.
         steps: factor on the number of steps for the same number of samples.
         step_time: factor on the time of a step, as far as it is computing.
         memory: factor on the activations that a GPU holds.
-        keeps: what stays as it was.
+        keeps: what stays as it was, or nearly: within `NEARLY`, and then it says by how much.
         changes: what does not.
     """
 
@@ -42,6 +49,7 @@ class Option:
     per_gpu: int
     accumulation: int
     batch: int
+    batch_change: float
     lr_linear: float
     lr_sqrt: float
     steps: float
@@ -64,9 +72,14 @@ def options(
         accumulation: passes in one step so far, >= 1.
 
     Returns:
-        The per-GPU batch kept; the batch kept, or rounded up and down to what divides; as many
-        passes as keep both the batch, nearly, and the memory; and those passes with a full per-GPU
-        batch. Options that come to the same numbers are given once.
+        In this order, where two come to the same numbers only the first of them:
+
+        - the per-GPU batch and the passes kept;
+        - the batch kept with as many passes, or rounded up and down to what divides;
+        - with no more memory, the fewest passes that keep the batch nearly, and of those the batch
+          nearest to what it was; the nearest that there is where none is within `NEARLY`;
+        - with no more memory, the nearest batch that there is, in as few passes as it takes;
+        - the per-GPU batch kept, with another number of passes: the one with the nearest batch.
 
     Raises:
         UsageError: a number is out of range, or the batch does not divide.
@@ -80,38 +93,125 @@ def options(
     require("the learning rate", lr, above=0, unit="")
     per_gpu = batch // (from_gpus * accumulation)
 
-    ways = [("same-per-gpu", per_gpu, accumulation, _STEP, "batch, learning rate, steps")]
-    share = batch / (to_gpus * accumulation)
-    if share == int(share):
-        ways.append(("same-batch", int(share), accumulation, _BATCH, _STEP))
+    # A way, its per-GPU batch and passes, and what it keeps and changes beside the batch.
+    ways = [("same-per-gpu", per_gpu, accumulation, _STEP, "")]
+    share, rest = divmod(batch, to_gpus * accumulation)
+    if rest:
+        ways.append(("batch-up", share + 1, accumulation, _PASSES, _STEP))
+        ways.append(("batch-down", share, accumulation, _PASSES, _STEP))
     else:
-        for name, each in (("batch-up", math.ceil(share)), ("batch-down", math.floor(share))):
-            ways.append((name, each, accumulation, f"{_BATCH}, nearly", _STEP))
-    passes = math.ceil(batch / (to_gpus * per_gpu))
-    each = batch // (to_gpus * passes)
-    nearly = _BATCH if each * passes * to_gpus == batch else f"{_BATCH}, nearly"
-    ways.append(("accumulate", each, passes, f"{nearly}; no more memory", "time of a step"))
-    ways.append(("accumulate-full", per_gpu, passes, "memory of a GPU",
-                       "batch, learning rate, steps, time of a step"))  # fmt: skip
+        ways.append(("same-batch", share, accumulation, _PASSES, _STEP))
+    nearest = _nearest(batch, to_gpus, per_gpu)
+    few = _few_passes(batch, to_gpus, per_gpu) or nearest
+    ways.append(("accumulate", *few, "no more memory", _TIME))
+    ways.append(("accumulate-nearest", *nearest, "no more memory", _TIME))
+    full = _full_passes(batch, to_gpus * per_gpu, accumulation)
+    ways.append(("accumulate-full", per_gpu, full, _MEMORY, _TIME))
     found: dict[tuple[int, int], Option] = {}
     for name, each, count, keeps, changes in ways:
         if not each or (each, count) in found:  # more GPUs than samples leave some with none
             continue
         total = each * count * to_gpus
+        kept, changed = _told(batch, total, keeps, changes)
         found[each, count] = Option(
             name=name,
             per_gpu=each,
             accumulation=count,
             batch=total,
+            batch_change=total / batch - 1,
             lr_linear=lr * total / batch,
             lr_sqrt=lr * math.sqrt(total / batch),
             steps=batch / total,
             step_time=each * count / (per_gpu * accumulation),
             memory=each / per_gpu,
-            keeps=keeps,
-            changes=changes,
+            keeps=kept,
+            changes=changed,
         )
     return tuple(found.values())
+
+
+def _is_near(batch: int, total: int) -> bool:
+    return abs(total - batch) / batch <= NEARLY
+
+
+def percent_change(change: float) -> str:
+    """Return a share as a signed percentage: `+12.5 %`, `-0.78 %`, `0 %` for none at all.
+
+    Args:
+        change: what a number became, divided by what it was, minus 1.
+    """
+    percent = 100 * change
+    if not percent:
+        return "0 %"
+    if abs(percent) < 0.01:
+        return f"{percent:+.1g} %"
+    return f"{percent:+,.2f}".rstrip("0").rstrip(".") + " %"
+
+
+def _told(batch: int, total: int, keeps: str, changes: str) -> tuple[str, str]:
+    """Return what a way keeps and what it changes, with the batch where it belongs."""
+    change = percent_change(total / batch - 1)
+    if total == batch:
+        keeps = f"{_BATCH}; {keeps}"
+    elif _is_near(batch, total):
+        keeps = f"{_BATCH}, nearly ({change}); {keeps}"
+    else:
+        changes = f"{_BATCH} ({change}); {changes}"
+    return keeps, changes.removesuffix("; ")
+
+
+def _nearest(batch: int, gpus: int, most: int) -> tuple[int, int]:
+    """Return the per-GPU batch, at most `most`, and passes whose batch is nearest, the fewest.
+
+    With one sample a pass every multiple of the GPUs can be reached, so that the nearest multiple
+    is the nearest batch; of two as near, the one that takes fewer passes.
+    """
+    below = max(1, batch // gpus)
+    found = []
+    for each_step in (below, below + 1):
+        each = _largest_divisor(each_step, most)
+        passes = each_step // each
+        found.append((abs(each_step * gpus - batch), passes, each))
+    _, passes, each = min(found)
+    return each, passes
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`."""
+    best = 1
+    for low in range(1, math.isqrt(number) + 1):
+        if number % low == 0:
+            best = max(best, *(d for d in (low, number // low) if d <= most), 1)
+    return best
+
+
+def _few_passes(batch: int, gpus: int, most: int) -> tuple[int, int] | None:
+    """Return the fewest passes whose batch is nearly kept with at most `most` a GPU at a time.
+
+    None where no number of passes does so: where the GPUs alone are many more than the samples, or
+    a step is so few samples a GPU that one more or less is too many.
+    """
+    first = max(1, math.floor((1 - NEARLY) * batch / (gpus * most)))
+    for passes in range(first, batch // gpus + 2):
+        share = batch // (gpus * passes)
+        near = [
+            (abs(each * passes * gpus - batch), each)
+            for each in (share, share + 1)
+            if 1 <= each <= most and _is_near(batch, each * passes * gpus)
+        ]
+        if near:
+            return min(near)[1], passes
+    return None
+
+
+def _full_passes(batch: int, a_pass: int, present: int) -> int:
+    """Return the number of passes of a size with the nearest batch, another than there were.
+
+    As many as there were are taken where they keep the batch, or where there is no choice.
+    """
+    below = batch // a_pass
+    tried = [n for n in (below, below + 1) if n and (n != present or n * a_pass == batch)]
+    return min(tried, key=lambda n: (abs(n * a_pass - batch), n), default=present)
 
 
 def shrink_above(reshard: float, gpus: int, lost: int) -> float:

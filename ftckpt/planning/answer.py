@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from ftckpt.errors import UsageError
@@ -92,6 +91,7 @@ class Plan:
         goodput_limits: goodput at the confidence limits of the failure rate, the lower first; None
             where nothing was counted.
         forecasts: what the rules say.
+        predicted: the goodput that the rule asked for predicts for the interval that is advised.
         constraints: what holds and what does not.
         improvements: the largest gain first.
         upkeep: of the storage; None without the size of a checkpoint.
@@ -103,6 +103,7 @@ class Plan:
     outcome: Outcome
     goodput_limits: tuple[float, float] | None
     forecasts: tuple[Forecast, ...]
+    predicted: float
     constraints: tuple[Constraint, ...]
     improvements: tuple[Improvement, ...]
     upkeep: Upkeep | None
@@ -131,6 +132,7 @@ def answer(question: Question) -> Plan:
         outcome=outcome,
         goodput_limits=limits,
         forecasts=forecasts,
+        predicted=_predicted(model, question.rule, interval.chosen_s),
         constraints=tuple(check(model, outcome, question.limits, question.nbytes)),
         improvements=tuple(_improvements(model, forecasts[0], outcome)),
         upkeep=upkeep,
@@ -178,20 +180,29 @@ def _refuse_hopeless(model: Model) -> None:
 
 
 def _forecasts(model: Model, best: float) -> tuple[Forecast, ...]:
+    """Return what each rule says that knows this kind of save."""
     save, mtbf = model.stall, model.rollback_mtbf
-    restart, detect = model.reload, model.detect
-    exact = partial(_goodput, model)
-    found = [Forecast(Rule.EXACT, best, exact(best), exact(best))]
-    if isinstance(model, Tiered) or not save > 0:
-        return tuple(found)  # they know one kind of save, and one that costs something
-    young = max(float(classic.young(save, mtbf)), model.least_interval)
-    daly = max(float(classic.daly(save, mtbf)), model.least_interval)
-    first = classic.first_order(young, save, mtbf, restart=restart, detect=detect)
-    ettr = classic.ettr(young, save, mtbf, restart=restart + detect)
-    found.append(Forecast(Rule.YOUNG, young, float(first.useful), exact(young)))
-    found.append(Forecast(Rule.DALY, daly, exact(daly), exact(daly)))
-    found.append(Forecast(Rule.ETTR, young, float(ettr.useful), exact(young)))
-    return tuple(found)
+    intervals = {Rule.EXACT: best}
+    # The rules know one kind of save, and one that costs something.
+    if not isinstance(model, Tiered) and save > 0:
+        young = max(float(classic.young(save, mtbf)), model.least_interval)
+        daly = max(float(classic.daly(save, mtbf)), model.least_interval)
+        intervals |= {Rule.YOUNG: young, Rule.DALY: daly, Rule.ETTR: young}
+    return tuple(
+        Forecast(rule, interval, _predicted(model, rule, interval), _goodput(model, interval))
+        for rule, interval in intervals.items()
+    )
+
+
+def _predicted(model: Model, rule: Rule, interval: float) -> float:
+    """Return the goodput that a rule predicts for an interval; Daly's predicts none of its own."""
+    save, mtbf, restart, detect = model.stall, model.rollback_mtbf, model.reload, model.detect
+    if rule is Rule.YOUNG:
+        first = classic.first_order(interval, save, mtbf, restart=restart, detect=detect)
+        return float(first.useful)
+    if rule is Rule.ETTR:
+        return float(classic.ettr(interval, save, mtbf, restart=restart + detect).useful)
+    return _goodput(model, interval)
 
 
 def _interval(question: Question, best: float, by_rule: dict[str, float]) -> Interval:

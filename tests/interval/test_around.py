@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
@@ -96,6 +96,7 @@ def test_going_on_with_three_quarters() -> None:
         "batch-up": (43, 1, 2064),
         "batch-down": (42, 1, 2016),
         "accumulate": (21, 2, 2016),
+        "accumulate-nearest": (1, 43, 2064),
         "accumulate-full": (32, 2, 3072),
     }
     assert found["same-per-gpu"].lr_linear == pytest.approx(0.00075)
@@ -124,9 +125,65 @@ def test_options_say_what_they_do(
         assert option.lr_linear / lr == pytest.approx(option.batch / batch)
         assert option.lr_sqrt**2 / lr**2 == pytest.approx(option.batch / batch)
         assert option.steps * option.batch == pytest.approx(batch)
-        if option.name == "accumulate":
-            assert option.per_gpu <= per_gpu
-            assert option.batch <= batch
+        assert option.batch_change == pytest.approx(option.batch / batch - 1)
+        nearly = abs(option.batch - batch) * 20 <= batch
+        said = elastic.percent_change(option.batch_change)
+        assert ("batch" in option.keeps) == nearly
+        assert (f"nearly ({said})" in option.keeps) == (nearly and option.batch != batch)
+        assert (f"batch, learning rate, steps ({said})" in option.changes) == (not nearly)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9), st.integers(1, 4))
+def test_no_other_numbers_keep_the_batch_better(
+    before: int, after: int, per_gpu: int, passes: int
+) -> None:
+    batch = before * per_gpu * passes
+    ways = elastic.options(before, after, batch, 1.0, passes)
+    by_numbers = {(o.per_gpu, o.accumulation): o for o in ways}
+    # All there is without more memory; more passes than samples only take the batch further away.
+    every = [(abs(each * count * after - batch), count, each)
+             for each in range(1, per_gpu + 1) for count in range(1, batch + 2)]  # fmt: skip
+    least = min(every)
+    assert (least[2], least[1]) in by_numbers
+    near = [(count, off, each) for off, count, each in every if off * 20 <= batch]
+    few = min(near, default=(least[1], least[0], least[2]))
+    assert (few[2], few[0]) in by_numbers
+    for way in ways:
+        off = abs(way.batch - batch)
+        if way.name == "accumulate":
+            assert (way.accumulation, off, way.per_gpu) == few
+        if way.name == "accumulate-nearest":
+            assert (off, way.accumulation, way.per_gpu) == least
+        if way.name == "accumulate-full":
+            others = (abs(count * after * per_gpu - batch) for count in range(1, batch + 2)
+                      if count != passes)  # fmt: skip
+            assert off == min(others)
+        if way.name.startswith("batch-"):
+            assert off < after * passes
+
+
+def test_fewer_gpus_than_divide_the_batch() -> None:
+    found = {option.name: option for option in elastic.options(8, 6, 64, 1e-3, 4)}
+    assert {name: (o.per_gpu, o.accumulation, o.batch) for name, o in found.items()} == {
+        "same-per-gpu": (2, 4, 48),
+        "batch-up": (3, 4, 72),
+        "accumulate": (1, 11, 66),
+        "accumulate-full": (2, 5, 60),
+    }
+    keeps = found["accumulate"].keeps
+    assert keeps == "batch, learning rate, steps, nearly (+3.12 %); no more memory"
+    assert found["batch-up"].keeps == "passes"
+    assert "steps (+12.5 %)" in found["batch-up"].changes
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(0.0, "0 %"), (0.125, "+12.5 %"), (-0.0625, "-6.25 %"), (12.5, "+1,250 %"),
+     (1 / 128, "+0.78 %"), (1e-6, "+0.0001 %")],
+)  # fmt: skip
+def test_changes_are_said_as_they_are(change: float, said: str) -> None:
+    assert elastic.percent_change(change) == said
 
 
 def test_whether_to_wait_for_a_spare() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,25 @@ def test_a_rule_gives_its_own_interval() -> None:
     for rule in (Rule.YOUNG, Rule.ETTR):
         assert planned(job, rule=rule).interval.chosen_s == pytest.approx(1350.0)
     assert planned(job, rule=Rule.DALY).interval.chosen_s == pytest.approx(1271.185, rel=1e-6)
+
+
+def test_the_prediction_is_for_the_interval_that_is_advised() -> None:
+    job = Plain(mtbf=7593.75, save=120.0, restart=300.0, detect=60.0)
+    # C/t + t/2M + (D + R)/M, and (1 - (R + D + t/2)/M) / (1 + C/t), as the page has them.
+    by_hand: dict[Rule, Callable[[float], float]] = {
+        Rule.YOUNG: lambda t: 1 - 120 / t - t / (2 * 7593.75) - 360 / 7593.75,
+        Rule.ETTR: lambda t: (1 - (360 + t / 2) / 7593.75) / (1 + 120 / t),
+        Rule.DALY: lambda t: float(job.outcome(t).useful),
+        Rule.EXACT: lambda t: float(job.outcome(t).useful),
+    }
+    for rule, predicted in by_hand.items():
+        for interval in (300.0, 1350.0, 5400.0):
+            plan = planned(job, rule=rule, interval=interval)
+            assert plan.predicted == pytest.approx(predicted(interval), rel=1e-12)
+        stepped = planned(job, rule=rule, step=777.0)
+        assert stepped.predicted == pytest.approx(predicted(stepped.interval.chosen_s), rel=1e-12)
+        free = planned(job, rule=rule)
+        assert free.predicted == {f.rule: f for f in free.forecasts}[rule].predicted
 
 
 def test_a_flush_sets_the_pace_where_it_is_longer_than_the_best_period() -> None:

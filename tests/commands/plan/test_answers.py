@@ -97,6 +97,7 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan --mtbf 3h --snapshot 1s --flush 60s --slowdown 100%", "a blocking save"),
         ("plan --mtbf 3h --snapshot 1s --flush 60s --slowdown 101%", "--slowdown"),
         ("plan --mtbf 3h --save 60s --slowdown 101%", "--slowdown 101%"),
+        ("plan --mtbf 3h --tier name=s,cost=60s --slowdown 101%", "--slowdown 101%"),
         ("plan --gpus 8 --gpu-mtbf 9% --save 60s", "%/y (AFR)"),
         ("plan --mtbf 3h --failures 4/5d --save 60s", "--mtbf and --failures"),
         ("plan --failures 0/54d --save 60s", "nothing ever fails"),
@@ -163,6 +164,11 @@ def test_json_has_full_precision_and_agrees_with_the_mathematics() -> None:
     assert sum(goodput[part] for part in parts) == pytest.approx(1)
     assert answer["waste_first_order"] > 1 - goodput["value"]
     assert answer["inputs"]["save_s"] == 60.0
+
+
+def test_what_a_rule_predicts_is_for_the_interval_given() -> None:
+    goodput = plan("--mtbf 3h --save 60s --model young --interval 2h")["goodput"]
+    assert goodput["predicted"] == pytest.approx(1 - 60 / 7200 - 7200 / (2 * 3 * 3600))
 
 
 def test_a_size_and_bandwidths_give_the_save() -> None:
