@@ -23,7 +23,7 @@ from .invocation import Invocation, Result, invoked, write_bytes
 from .latest import Level, checks_of, read_root, report_receipts, warn_about
 from .render import printable
 from .target import open_checkpoint
-from .transfers import LayoutOptions, PartOptions, RunOptions, carry_out, read_rules
+from .transfers import LayoutOptions, PartOptions, RulesOption, RunOptions, carry_out, read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,9 +117,7 @@ def command(
     receipts: Annotated[
         str, typer.Option(metavar="DIR", help="Where --reuse keeps its receipts.")
     ] = "",
-    rules: Annotated[
-        str, typer.Option(metavar="FILE.toml", help="How tensors are divided over ranks.")
-    ] = "",
+    rules: RulesOption = "",
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",

@@ -33,6 +33,12 @@ SourceArgument = Annotated[
 DestinationArgument = Annotated[
     str, typer.Argument(metavar="DST", help="Where the result goes; it must not exist yet.")
 ]
+RulesOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE.toml", help="How tensors are divided over ranks: a table, or llama, …"
+    ),
+]
 
 CODES: Mapping[ExitCode, str] = {
     ExitCode.OK: "written, proven and visible",
@@ -68,12 +74,7 @@ class PartOptions:
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave out state by name or pattern. Repeatable."),
     ] = None
-    rules: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE.toml", help="How tensors are divided over ranks: a table, or llama, …"
-        ),
-    ] = ""
+    rules: RulesOption = ""
     true_vocab_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
     ] = None

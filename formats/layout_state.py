@@ -10,6 +10,8 @@ import re
 
 from ftckpt.comparison import Follows, StateDifference
 
+from .rank_evidence import is_number_in, number_of, speaks_of_job
+
 # At the top of a state, or in the arguments or the configuration that it holds.
 _TOP = r"(?:^|^(?:args|config|ds_config|content_metadata)\.)"
 # The numbers of ranks in each direction, and the own number of one.
@@ -49,7 +51,7 @@ _OF_A_RANK = re.compile(r"(?:^|[.:/])rank_?\d|/shard_\d|^rng_state\.\d")
 def follows(field: StateDifference) -> Follows | None:
     """Return how a field that differs hangs on the grid of ranks; None where it does not."""
     name = field.name
-    if _GRID.search(name):
+    if _GRID.search(name) or _is_of_the_grid(name):
         return Follows.GRID
     if _CUT.search(name):
         return Follows.STORAGE
@@ -59,6 +61,21 @@ def follows(field: StateDifference) -> Follows | None:
         return Follows.ACROSS
     ranked = field.rank is not None or _OF_A_RANK.search(name) is not None
     return Follows.ACROSS if ranked and field.about.startswith("rng") else None
+
+
+def _is_of_the_grid(name: str) -> bool:
+    """Say whether a trainer that saves by hand calls a number of ranks, or of one, by this name."""
+    *parents, key = name.split(".")
+    return (
+        number_of(key) != ""
+        and key not in _OTHER_STAGES
+        and all(speaks_of_job(parent) for parent in parents)
+        and (not parents or is_number_in(key, parents[-1]))
+    )
+
+
+# A stage of a curriculum is a stage too.
+_OTHER_STAGES = frozenset(("stage", "stages"))
 
 
 def _numbers(text: str) -> bool:

@@ -16,13 +16,14 @@ from ftckpt.commands.bounds import (
 )
 from ftckpt.commands.invocation import Invocation, Result, invoked
 from ftckpt.commands.target import known_step, open_checkpoint
-from ftckpt.commands.transfers import read_text
+from ftckpt.commands.transfers import RulesOption, read_rules, read_text
 from ftckpt.errors import ExitCode, NotFoundError, UsageError
 from ftckpt.findings import listed
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.comparison import DiffReport, Tolerance
+    from ftckpt.rules import Rules
 
 EXAMPLES = (
     ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
@@ -30,6 +31,7 @@ EXAMPLES = (
     ("ftckpt diff s3://run7/ckpt@900 s3://run7/ckpt@1000 --component model", "the weights alone"),
     ("ftckpt diff hf/ iter_0001000 --rename names.toml --rtol 1e-2 --atol 1e-5", "by tolerances"),
     ("ftckpt diff A B --tensor '*.q_proj.*' --plot change.svg", "some tensors, with a heat map"),
+    ("ftckpt diff tp8/ tp4/ --rules mine.toml", "shards saved by hand, merged by a table of rules"),
     ("ftckpt diff A B --trust-recorded", "quickly, by what the files say about themselves"),
 )
 CODES = {
@@ -79,6 +81,7 @@ def command(
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for the parameters of A.")
     ] = "",
+    rules: RulesOption = "",
     true_vocab_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
     ] = None,
@@ -126,7 +129,8 @@ def command(
     tolerance = _tolerance(rtol, atol)
     limiter = rate_limit(limit_rate)
     renames = parse_renames(read_text(rename), rename) if rename else ()
-    first, second = _open(invocation, a), _open(invocation, b)
+    table = read_rules(rules)
+    first, second = _open(invocation, a, table), _open(invocation, b, table)
     _report_sides(invocation, first, second)
     threads = affordable_jobs(job_count(jobs), (first, second))
     copies = 0 if limiter is not None else affordable_forks(threads, (first, second))
@@ -164,8 +168,8 @@ def command(
     return Result(report.code, message)
 
 
-def _open(invocation: Invocation, path: str) -> Checkpoint:
-    return open_checkpoint(invocation, path, newest=False)
+def _open(invocation: Invocation, path: str, rules: Rules | None) -> Checkpoint:
+    return open_checkpoint(invocation, path, newest=False, rules=rules)
 
 
 def _tolerance(rtol: float | None, atol: float | None) -> Tolerance | None:

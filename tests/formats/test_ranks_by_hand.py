@@ -356,3 +356,23 @@ def test_one_shard_by_itself_is_no_checkpoint(tmp_path: Path) -> None:
     whole = {"data": torch.ones(16, 8), "dim": 0, "global_shape": [16, 8]}
     torch.save({"tensors": {"w": whole}}, tmp_path / "whole.pt")
     assert ftckpt_json("verify", str(tmp_path / "whole.pt"))["result"]["code"] == 0
+
+
+def test_diff_compares_whole_tensors_by_a_table_of_rules(tmp_path: Path) -> None:
+    one, two = (str(made_at(tmp_path / str(world), world) / "ruled") for world in (2, 4))
+    apart = ftckpt_json("diff", one, two)
+    assert apart["result"]["code"] == ExitCode.DIFFERENT
+    assert apart["total"]["counts"].get("missing", 0) + apart["total"]["counts"]["added"] > 0
+    table = ["--rules", str(DATA / "rules.toml")]
+    whole = ftckpt_json("diff", one, two, *table)
+    assert whole["result"]["code"] == ExitCode.OK, whole["result"]
+    assert set(whole["total"]["counts"]) == {"equal"}
+    state = loaded(Path(two) / "rank_3.pt")
+    state["model"]["up.weight"][0, 0] += 1
+    torch.save(state, Path(two) / "rank_3.pt")
+    changed = ftckpt_json("diff", one, two, *table)
+    assert changed["result"]["code"] == ExitCode.DIFFERENT
+    (tensor,) = (one for one in changed["tensors"] if one["status"] == "different")
+    assert (tensor["tensor"], tensor["changed"]) == ("up.weight", 1)
+    mistyped = ftckpt_json("diff", one, two, "--rules", str(tmp_path / "none.toml"))
+    assert mistyped["result"]["code"] == ExitCode.USAGE
