@@ -373,6 +373,6 @@ def test_diff_compares_whole_tensors_by_a_table_of_rules(tmp_path: Path) -> None
     changed = ftckpt_json("diff", one, two, *table)
     assert changed["result"]["code"] == ExitCode.DIFFERENT
     (tensor,) = (one for one in changed["tensors"] if one["status"] == "different")
-    assert (tensor["tensor"], tensor["changed"]) == ("up.weight", 1)
+    assert (tensor["key"], tensor["changed"]) == ("up.weight", 1)
     mistyped = ftckpt_json("diff", one, two, "--rules", str(tmp_path / "none.toml"))
     assert mistyped["result"]["code"] == ExitCode.USAGE
