@@ -6,23 +6,28 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.errors import ExitCode, MissingError, NotFoundError, UsageError
+from ftckpt.errors import ExitCode, MissingError, UsageError
 
+from .choosing import (
+    ChoiceOptions,
+    Level,
+    checks_of,
+    read_root,
+    report_choice,
+    report_receipts,
+    warn_about,
+)
 from .invocation import Invocation, Result, invoked, write_bytes
-from .render import finding_line, printable
+from .render import printable
 from .units import parse_duration
 
 if TYPE_CHECKING:
-    from ftckpt.discovery.checks import Checks
     from ftckpt.discovery.conditions import Worlds
-    from ftckpt.roots import Root
     from ftckpt.selection import Check, Rules, Selection
 
 EXAMPLES = (
@@ -63,14 +68,7 @@ CODES = {
     ExitCode.UNSUPPORTED: "the newest is of a format that this version does not read",
     ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first start",
 }
-
-
-class Level(StrEnum):
-    """How much of a checkpoint is checked."""
-
-    STRUCTURE = "structure"
-    CONTENT = "content"
-    VALUES = "values"
+OPTIONS = (ChoiceOptions,)
 
 
 def command(
@@ -86,14 +84,6 @@ def command(
         Level,
         typer.Option(help="Check names, sizes and coverage; every byte; or the numbers, too."),
     ] = Level.STRUCTURE,
-    require: Annotated[
-        str,
-        typer.Option(
-            metavar="PARTS",
-            help="Walk back over those that do not show these parts of the training state: "
-            "model,optimizer,scheduler,rng,dataloader,step,scaler.",
-        ),
-    ] = "",
     world_size: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Take only one that N ranks load as it is."),
@@ -104,22 +94,7 @@ def command(
             "--or-reshard", help="With --world-size: take any, and print the reshard command."
         ),
     ] = False,
-    reuse: Annotated[
-        str,
-        typer.Option(
-            metavar="T", help="Let a content check of the last T count if no file has changed."
-        ),
-    ] = "",
-    receipts: Annotated[
-        str, typer.Option(metavar="DIR", help="Where --reuse keeps its receipts.")
-    ] = "",
-    step_at_most: Annotated[
-        int | None, typer.Option(metavar="STEP", min=0, help="Take no step above this one.")
-    ] = None,
     not_newer_than: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
-    max_fallback: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Walk back over at most N checkpoints.")
-    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for a save in flight that is newer.")
     ] = False,
@@ -164,12 +139,13 @@ def command(
     tier that cannot be read may hold the newest: nothing is taken then, with its code, unless
     --allow-missing-tier is given.
     """
-    from ftckpt.discovery.conditions import Worlds, all_of, lacking, parse_parts
+    from ftckpt.discovery.conditions import Worlds, all_of, lacking
     from ftckpt.discovery.followed import follow
     from ftckpt.selection import Rules, select
     from ftckpt.waiting import select_waiting
 
     invocation = invoked(ctx)
+    choice = invocation.options(ChoiceOptions)
     root = roots[0]
     _require_one_root(
         roots,
@@ -180,14 +156,14 @@ def command(
     )
     invocation.report(target=root, path=None, step=None, level=verify, skipped=[], pointers=[])
     seconds = parse_duration(timeout, "--timeout")
-    limit = not_newer_than if step_at_most is None else step_at_most
-    parts = parse_parts(require) if require else ()
+    limit = not_newer_than if choice.step_at_most is None else choice.step_at_most
+    parts = choice.parts
     if or_reshard and world_size is None:
         raise UsageError("--or-reshard needs --world-size")
     worlds = Worlds(world_size, any_size=or_reshard)
     condition = all_of([partial(lacking, parts=parts, note=invocation.say), worlds])
-    rules = Rules(limit, max_fallback, skip_unverified, skip_unsafe, condition)
-    check = checks_of(invocation, verify, reuse, receipts)
+    rules = Rules(limit, choice.max_fallback, skip_unverified, skip_unsafe, condition)
+    check = checks_of(invocation, verify, choice)
 
     # That a newer one is not taken can cost hours of training: also --quiet says so.
     def note(line: str) -> None:
@@ -202,7 +178,8 @@ def command(
         found = select_waiting(read, check, rules, seconds, note, say=invocation.say)
     else:
         found = select(read_root(invocation, root, create=create_root), check, rules, note)
-    _report(invocation, found)
+    invocation.report(path=found.path)
+    report_choice(invocation, found)
     invocation.close()
     report_receipts(invocation, check, found)
     _report_reshard(invocation, worlds, found)
@@ -261,88 +238,6 @@ def _of_tiers(
     return found.chosen
 
 
-def warn_about(invocation: Invocation, found: Selection) -> None:
-    """Print what disagrees; of names that say another step, only the chosen one's.
-
-    Some trainers number saves or epochs, so that every name of a root disagrees.
-    """
-    names = 0
-    for one in found.findings:
-        chosen = found.path is not None and found.path.endswith("/" + (one.file or ""))
-        if one.kind == "step-name" and not chosen:
-            names += 1
-        else:
-            invocation.warn(finding_line(one))
-    if names:
-        invocation.say(f"note: {names} other names say another step than their content (--json)")
-
-
-def read_root(invocation: Invocation, path: str, *, create: bool = False) -> Root:
-    """Read the root; with `create`, one without checkpoints is made or marked first.
-
-    Raises:
-        MissingError: it is not there.
-        UsageError: it is a checkpoint, or one step of a root.
-    """
-    from ftckpt import opening
-    from ftckpt.discovery import root_marker
-    from ftckpt.formats.catalog import FORMATS
-
-    try:
-        place = opening.locate_root(path, invocation.stores)
-    except MissingError as error:
-        if not create:
-            words = shlex.join(["ftckpt", "latest", path, "--create-root"])
-            first = f"for a first start, once: {words}"
-            error.hint = f"{error.hint}; {first}" if error.hint else first
-            raise
-        root_marker.create_root(path, invocation.stores)
-        place = opening.locate_root(path, invocation.stores)
-    if place.which:
-        raise UsageError(f"the root is wanted, not one step of it: {path}")
-    try:
-        root = opening.open_root(place, FORMATS)
-        if create and not root.holds_checkpoints():
-            root_marker.create_root(path, invocation.stores)
-    except NotFoundError as error:  # it went while it was listed: no first start
-        raise MissingError(error.message, hint=error.hint) from error
-    return root
-
-
-def checks_of(invocation: Invocation, level: Level, reuse: str, folder: str) -> Checks:
-    """Return the check of each checkpoint.
-
-    Raises:
-        UsageError: `--reuse` is no duration, or there is nothing that it could save.
-    """
-    from ftckpt import verification
-    from ftckpt.discovery.checks import Checks, Reuse
-    from ftckpt.limits import jobs
-
-    if level is Level.STRUCTURE and (reuse or folder):
-        raise UsageError("--reuse is about a check of the content: add --verify content")
-    if folder and not reuse:
-        raise UsageError("--receipts needs --reuse")
-    options = verification.VerifyOptions(
-        verification.Level(level.value), jobs=jobs(), require_content=level is Level.VALUES
-    )
-    age = Reuse(parse_duration(reuse, "--reuse"), folder) if reuse else None
-    counter = invocation.counter
-    return Checks(options, invocation.stores, age, counter, invocation.warn)
-
-
-def report_receipts(invocation: Invocation, checks: Checks, found: Selection) -> None:
-    """Report which receipts stand for a check of the chosen checkpoint."""
-    taken = [
-        {"url": url, "receipt": where, "checked": receipt.checked, "level": receipt.level}
-        | {"evidence": receipt.evidence}
-        for url, (receipt, where) in checks.taken.items()
-        if found.path is not None and (url + "/").startswith(found.path + "/")
-    ]
-    if checks.reuse is not None:
-        invocation.report(receipts=taken)
-
-
 def _report_reshard(invocation: Invocation, worlds: Worlds, found: Selection) -> None:
     """Report the command that makes the chosen checkpoint loadable at the world size."""
     command = worlds.command(found.path) if found.path is not None else None
@@ -351,16 +246,3 @@ def _report_reshard(invocation: Invocation, worlds: Worlds, found: Selection) ->
     if command is not None:
         said = worlds.reasons[command[2]]
         invocation.warn(printable(f"note: {command[2]} {said}; {shlex.join(command)}"))
-
-
-def _report(invocation: Invocation, found: Selection) -> None:
-    data = replace(found, pending=())
-    invocation.report(
-        format=data.format,
-        path=data.path,
-        step=data.step,
-        skipped=[s._asdict() | {"code": int(s.code), "name": s.code.name} for s in data.skipped],
-        pointers=data.pointers,
-        findings=data.findings,
-        foreign=data.foreign,
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +12,7 @@ from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
+from .choosing import Level
 from .invocation import Invocation, Result, invoked
 from .marking import actor
 from .render import finding_line, printable
@@ -48,14 +48,6 @@ CODES = {
     ExitCode.NO_RESOURCE: "",
     ExitCode.UNSUPPORTED: "",
 }
-
-
-class Level(StrEnum):
-    """How much of the checkpoint is checked first."""
-
-    STRUCTURE = "structure"
-    CONTENT = "content"
-    VALUES = "values"
 
 
 def command(

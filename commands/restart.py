@@ -19,8 +19,16 @@ from ftckpt.errors import (
 )
 
 from .bounds import JobsOption, MemoryOption, RateOption
+from .choosing import (
+    ChoiceOptions,
+    Level,
+    checks_of,
+    read_root,
+    report_choice,
+    report_receipts,
+    warn_about,
+)
 from .invocation import Invocation, Result, invoked, write_bytes
-from .latest import Level, checks_of, read_root, report_receipts, warn_about
 from .render import printable
 from .target import open_checkpoint
 from .transfers import LayoutOptions, PartOptions, RulesOption, RunOptions, carry_out, read_rules
@@ -29,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.selection import Selection
 
 EXAMPLES = (
     (
@@ -59,7 +66,7 @@ CODES = {
     ExitCode.UNSUPPORTED: "a format that is not read, or cannot be resharded",
     ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first start",
 }
-OPTIONS = (LayoutOptions,)
+OPTIONS = (ChoiceOptions, LayoutOptions)
 
 
 class _Job(NamedTuple):
@@ -98,25 +105,6 @@ def command(
     verify: Annotated[
         Level, typer.Option(help="How deep each checkpoint is checked.")
     ] = Level.CONTENT,
-    require: Annotated[
-        str,
-        typer.Option(metavar="PARTS", help="As latest --require: model,optimizer,scheduler,..."),
-    ] = "",
-    step_at_most: Annotated[
-        int | None, typer.Option(metavar="STEP", min=0, help="Take no step above this one.")
-    ] = None,
-    max_fallback: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Walk back over at most N checkpoints.")
-    ] = None,
-    reuse: Annotated[
-        str,
-        typer.Option(
-            metavar="T", help="Let a content check of the last T count if no file has changed."
-        ),
-    ] = "",
-    receipts: Annotated[
-        str, typer.Option(metavar="DIR", help="Where --reuse keeps its receipts.")
-    ] = "",
     rules: RulesOption = "",
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
@@ -132,26 +120,28 @@ def command(
     """
     from functools import partial
 
-    from ftckpt.discovery.conditions import lacking, parse_parts
+    from ftckpt.discovery.conditions import lacking
     from ftckpt.selection import Rules, select
 
     invocation = invoked(ctx)
     invocation.aside = True  # stdout takes one path or nothing
     layout = invocation.options(LayoutOptions)
+    choice = invocation.options(ChoiceOptions)
     invocation.report(target=root, path=None, step=None, source=None, level=verify, grid={})
     invocation.report(world_size=world, skipped=[], pointers=[], findings=[])
     sizes = {n: size for n in ("tp", "pp", "dp") if (size := getattr(layout, n)) is not None}
     run = RunOptions(jobs=jobs, limit_rate=limit_rate, max_memory=max_memory)
     job = _Job(world, sizes, layout, scratch, rules, run)
-    condition = partial(lacking, parts=parse_parts(require) if require else (), note=invocation.say)
-    checks = checks_of(invocation, verify, reuse, receipts)
+    condition = partial(lacking, parts=choice.parts, note=invocation.say)
+    checks = checks_of(invocation, verify, choice)
     found = select(
         read_root(invocation, root),
         checks,
-        Rules(step_at_most, max_fallback, condition=condition),
+        Rules(choice.step_at_most, choice.max_fallback, condition=condition),
         lambda line: invocation.warn(printable(line)),
     )
-    _report(invocation, found)
+    invocation.report(source=found.path)
+    report_choice(invocation, found)
     report_receipts(invocation, checks, found)
     warn_about(invocation, found)
     if found.path is None:
@@ -165,18 +155,6 @@ def command(
     if not invocation.json:
         write_bytes(sys.stdout, os.fsencode(path) + b"\n")
     return Result(ExitCode.OK, f"{path} loads with {world} ranks")
-
-
-def _report(invocation: Invocation, found: Selection) -> None:
-    invocation.report(
-        format=found.format,
-        source=found.path,
-        step=found.step,
-        skipped=[s._asdict() | {"code": int(s.code), "name": s.code.name} for s in found.skipped],
-        pointers=found.pointers,
-        findings=found.findings,
-        foreign=found.foreign,
-    )
 
 
 def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
