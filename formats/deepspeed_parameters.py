@@ -98,6 +98,7 @@ class Parameters:
             what = f"{state_file.path} is missing: it holds the learning rates and the loss scale"
             opening.found.append(finding("missing-file", what, file=state_file.path))
         self._check()
+        self._check_copies()
         order = {name: n for n, name in enumerate(self._shapes)}
         names = sorted(self._held, key=lambda name: (order.get(name, len(order)), name))
         self.tensors = [info for name in names for info in self._held[name].values()]
@@ -194,6 +195,28 @@ class Parameters:
             for leaf in sorted(every - has):
                 path = f"{ZERO}/{self._called.get(name, name)}/{leaf}.pt"
                 what = f"{path} is missing: other parameters have {leaf}"
+                self._opening.found.append(finding("missing-file", what, file=path))
+
+    def _check_copies(self) -> None:
+        """Report what the converter has copied for some entries of the module and not for others.
+
+        From a source of stage 1 or 2 it makes `fp32.pt` for every entry of `module` that it has no
+        master of under the module's own name; converters that do not (stage 3, older ones, other
+        programs) make none.
+        """
+        own = {name for name in self._shapes if name not in self._called}
+        rest = dict.fromkeys(n for s in self._opening.models.values() for n in s.weights)
+        rest = {name: f"{ZERO}/{name}/{_MASTER}.pt" for name in rest if name not in own}
+        entries = self._opening.source.entries
+        made = [name for name, path in rest.items() if path in entries]
+        if not made:
+            return
+        for name, path in rest.items():
+            if path not in entries:
+                what = (
+                    f"{path} is missing: the module has {name}, and {rest[made[0]]} shows that the"
+                    " converter copied its entries"
+                )
                 self._opening.found.append(finding("missing-file", what, file=path))
 
     def steps(self) -> list[StepCopy]:

@@ -40,13 +40,6 @@ class TestUniversal(FormatTests):
     missing = frozenset({"missing-rank", "missing-file"})
     empty = frozenset({"bad-zip", "truncated-file"})
 
-    def victims(self, path: Path) -> list[str]:
-        """The converter's copies repeat what the model's files hold: nobody misses them."""
-        copies = {f"zero/{name}/fp32.pt" for name in COPIES}
-        if path.parent.name == "universal_wrap":
-            copies |= {f"zero/{name}/fp32.pt" for name in UNWRAPPED}
-        return [file for file in super().victims(path) if file not in copies]
-
     def make(self, root: Path) -> list[Made]:
         made = []
         for source in ("z1", "z3", "tp", "wrap"):
@@ -83,6 +76,25 @@ def test_a_parameter_that_was_never_stepped_has_its_master_alone(tmp_path: Path)
         (path / "zero" / "gain" / f"{leaf}.pt").unlink()
     assert findings_of(FORM, path) == []
     assert "exp_avg:gain" not in open_path(FORM, path).tensors
+
+
+@pytest.mark.parametrize("source", ["z1", "wrap"])
+def test_a_lost_copy_of_what_is_not_trained_is_missed(source: str, tmp_path: Path) -> None:
+    path = copied(f"universal_{source}", tmp_path)
+    for name in (*COPIES, *(UNWRAPPED if source == "wrap" else ())):
+        lost = path / "zero" / name / "fp32.pt"
+        kept = lost.read_bytes()
+        lost.unlink()
+        found = [f for f in findings_of(FORM, path) if f.code is not ExitCode.OK]
+        assert [(f.kind, f.file) for f in found] == [("missing-file", f"zero/{name}/fp32.pt")]
+        lost.write_bytes(kept)
+
+
+def test_converters_that_copy_nothing_are_no_loss(tmp_path: Path) -> None:
+    path = copied("universal_z1", tmp_path)
+    for name in COPIES:
+        shutil.rmtree(path / "zero" / name)
+    assert findings_of(FORM, path) == []
 
 
 def test_another_shape_than_the_parameters_is_no_master(tmp_path: Path) -> None:
