@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ftckpt.checkpoint import (
     Commit,
@@ -25,10 +25,10 @@ from ftckpt.memory import no_gc
 from ftckpt.source import Source
 
 from .dcp_checkpoint import DcpCheckpoint, open_dcp
-from .dcp_files import CONFIGURATION, MARKER
+from .dcp_files import COMMON, CONFIGURATION, MARKER
 from .dcp_items import misshapen
 from .dcp_metadata import DcpMetadata
-from .dcp_state import unfinished
+from .dcp_state import is_common, unfinished
 from .lazy_pieces import LazyPieces
 from .megatron_dist_buckets import is_bucket, unbucketed
 from .megatron_dist_names import logical
@@ -54,11 +54,13 @@ class MegatronDistCheckpoint(DcpCheckpoint):
     Attributes:
         unmapped: why the optimizer's state is not given to parameters; "" where it is.
         bound: whether the optimizer's state lies in buffers of the ranks that wrote it.
+        common_beside: whether the common state was saved to a file beside the store.
     """
 
     format: ClassVar[str] = "megatron-dist"
     unmapped: str = ""
     bound: bool = False
+    common_beside: bool = False
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -105,6 +107,8 @@ class MegatronDistCheckpoint(DcpCheckpoint):
     def members(self) -> Iterable[str]:
         """The store, and what Megatron puts beside it."""
         yield from super().members()
+        if self.common_beside and COMMON not in self.beside:
+            yield COMMON  # no item names it: without this, nobody would miss it
         yield from (name for name in self.source.entries if name.startswith(FOLDERS))
 
     def payload(self, piece: Piece) -> Payload:
@@ -162,16 +166,25 @@ def open_dist(source: Source) -> MegatronDistCheckpoint:
     """Parse the metadata and say what the stored tensors stand for (see `MegatronDist.open`)."""
     if CONFIGURATION not in source.entries:
         raise unfinished()
-    _require_backend(source)
+    configuration = _configuration(source)
     if MARKER not in source.entries:
         source.entry(MARKER)  # it was written before: that it is not here is damage
     checkpoint = open_dcp(source, MegatronDistCheckpoint)
+    # Since core 0.18 the common state is an object of the store, and no backend of it is named.
+    stored = any(is_common(name) and name != COMMON for name in checkpoint.objects)
+    checkpoint.common_beside = configuration.get("common_backend") == "torch" and not stored
     with no_gc():
         checkpoint.interpret()
     return checkpoint
 
 
-def _require_backend(source: Source) -> None:
+def _configuration(source: Source) -> Mapping[str, Any]:
+    """Return what `metadata.json` says.
+
+    Raises:
+        UnsupportedError: another backend or version.
+        CorruptError, UnsafeError: it is no JSON that can be trusted.
+    """
     size = source.size(CONFIGURATION)
     if size > _MOST_BYTES:
         raise UnsupportedError(f"{CONFIGURATION} has {size} bytes", file=CONFIGURATION)
@@ -185,6 +198,7 @@ def _require_backend(source: Source) -> None:
     if version != _VERSION:
         raise UnsupportedError(f"{CONFIGURATION} says version {shown(version)} of torch_dist",
                                file=CONFIGURATION)  # fmt: skip
+    return said
 
 
 def _reformed(info: TensorInfo, meta: DcpMetadata) -> TensorInfo:

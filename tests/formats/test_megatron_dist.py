@@ -106,6 +106,16 @@ class TestTrainingRuns(FormatTests):
         return made
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_a_lost_common_state_is_missed(name: str, tmp_path: Path) -> None:
+    # No item names the file: metadata.json says that it is beside the store.
+    path, _ = of_data(name, tmp_path)
+    (path / "common.pt").unlink()
+    report = verify(open_path(MegatronDist(), path), VerifyOptions(level=Level.STRUCTURE))
+    assert report.code is ExitCode.CORRUPT
+    assert [f.file for f in report.findings if f.kind == "missing-file"] == ["common.pt"]
+
+
 def store(path: Path, state: dict[str, Any], **writer: Any) -> Path:
     """Let torch write a store of flat names, as Megatron does: a list is one object."""
     with warnings.catch_warnings():
