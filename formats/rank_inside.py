@@ -26,7 +26,7 @@ from .rank_specs import DATA, FOR_ALL, data_key, mappings_for_all, spec_of, spec
 from .torch_values import SubclassRef, TensorRef
 
 # Keys under which the ranks' parts stand, and those of a tensor's shards beside its shape.
-_CONTAINERS = (
+CONTAINERS = (
     "shards", "ranks", "rank_shards", "model_shards", "param_shards", "rank_states", "per_rank",
     "shard_states", "rank_state_dicts",
 )  # fmt: skip
@@ -92,13 +92,13 @@ def ranks_inside(tree: Any) -> Ranks | None:
 def _by_rank(tree: Any) -> Ranks | None:
     top = tree if isinstance(tree, dict) else {}
     mappings = mappings_of(top)
-    places: list[Path] = [(), *((key,) for key in (*_CONTAINERS, *_MODELS) if key in top)]
+    places: list[Path] = [(), *((key,) for key in (*CONTAINERS, *_MODELS) if key in top)]
     for at in places:
         value = inner_at(tree, at)
-        held = _numbered(value, _first(top, WORLDS))
+        held = numbered(value, _first(top, WORLDS))
         if held is None or len(held) < 2 or not _are_shards(held, mappings):
             continue
-        if not (set(at) & set(_CONTAINERS) or _are_called_ranks(value)):
+        if not (set(at) & set(CONTAINERS) or are_called_ranks(value)):
             continue  # layers have numbers too
         rest = {key: value for key, value in top.items() if key != at[0]} if at else {}
         parts = tuple(
@@ -116,7 +116,7 @@ def _part(rank: int, key: Any, member: Any, at: Path, mappings: Mapping[str, Any
     return Inside(rank, {**mappings, "shards": member}, {}, prefix, 1)
 
 
-def _numbered(value: Any, world: int | None) -> dict[int, tuple[Any, Any]] | None:
+def numbered(value: Any, world: int | None) -> dict[int, tuple[Any, Any]] | None:
     """Return rank -> (key, member) of a list or dict of one dict a rank; None for all else."""
     members = list(value.items() if isinstance(value, dict) else enumerate(value)) if isinstance(
         value, (dict, list)) and len(value) <= _MOST else []  # fmt: skip
@@ -153,7 +153,7 @@ def _first(member: Mapping[Any, Any], words: frozenset[str]) -> int | None:
     return next((v for v in found if type(v) is int and 0 <= v < _MOST), None)
 
 
-def _are_called_ranks(value: Any) -> bool:
+def are_called_ranks(value: Any) -> bool:
     """Whether keys (`rank_0`), or what every member records, say that members are of ranks."""
     members = value.items() if isinstance(value, dict) else enumerate(value)
     return all(
@@ -339,5 +339,5 @@ def _members(value: Any, at: Path, told: Mapping[str, Any]) -> Members:
         return {}
     boxes = {(spec.offsets, shape) for spec, shape in specs}
     apart = len(boxes) == len(specs) and all(spec.offsets is not None for spec, _ in specs)
-    called = bool(word) or bool(told) or _are_called_ranks(value)
+    called = bool(word) or bool(told) or are_called_ranks(value)
     return found if called or apart or len(found) == 1 else {}

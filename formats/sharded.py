@@ -206,16 +206,8 @@ def _placement(value: Any) -> Placement:
 
 def _mesh(mesh: Inert, rank: int) -> Mesh:
     """Read a mesh of any version: up to 2.9 an int tensor, later a layout over a rank map."""
-    layout = mesh.get("_layout")
-    ranks: tuple[int, ...] | None = None
-    if layout is not None:
-        sizes = _layout_sizes(layout)
-    else:
-        tensor = mesh.get("mesh")
-        if type(tensor) is not TensorRef:
-            _malformed("a device mesh without its ranks")
-        sizes = tensor.shape
-        ranks = _naturals(mesh.get("_flatten_mesh_list"))
+    sizes = mesh_sizes(mesh)
+    ranks = _naturals(mesh.get("_flatten_mesh_list")) if mesh.get("_layout") is None else None
     names = mesh.get("_mesh_dim_names", mesh.get("mesh_dim_names"))
     if type(names) not in (tuple, list) or len(names) != len(sizes):
         names = ("",) * len(sizes)
@@ -236,6 +228,21 @@ def _mesh(mesh: Inert, rank: int) -> Mesh:
         at = _ravel(coordinate, sizes)
         wrote = ranks[at] if at < len(ranks) else None
     return Mesh(sizes, coordinate, wrote, tuple(str(n) for n in names))
+
+
+def mesh_sizes(mesh: Inert) -> tuple[int, ...]:
+    """Return the number of ranks along each axis of a pickled `DeviceMesh`.
+
+    Raises:
+        CorruptError: it is none (`bad-metadata`).
+    """
+    layout = mesh.get("_layout")
+    if layout is not None:
+        return _layout_sizes(layout)
+    tensor = mesh.get("mesh")
+    if type(tensor) is not TensorRef:
+        _malformed("a device mesh without its ranks")
+    return tensor.shape
 
 
 def _layout_sizes(layout: Any) -> tuple[int, ...]:

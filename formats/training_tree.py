@@ -19,6 +19,7 @@ from .dcp_names import WRAPPED, WRAPPERS, Place, place
 from .field_names import field_names
 from .inert_tree import Path, leaves, step_of
 from .inert_tree import at as inner_at
+from .lone_shards import part_in
 from .rank_optimizer import is_optimizer, parameter_names, state_entries
 from .rank_specs import DATA, data_key, spec_of
 from .torch_stream import TorchStream
@@ -117,6 +118,9 @@ class TrainingTree:
         elif role == "state" or not isinstance(tree, dict):
             self._state(tree, ())
         else:
+            part = part_in(tree)
+            if part is not None:
+                raise self._several(part.name) if part.several else self._one_shard(part.name)
             self._top(tree)
 
     # --- the top --------------------------------------------------------------------------------
@@ -190,6 +194,16 @@ class TrainingTree:
             f"{self._stream.file} holds one rank's shard of {name}",
             hint="name its directory: the files of all ranks are read as one where their names are"
             " known, like shard_0_of_8.pt or model_rank_0.pt (docs/formats.md)",
+            file=self._stream.file,
+            tensor=name,
+        )
+
+    def _several(self, name: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._stream.file} holds the shards of several ranks, and does not say all that"
+            f" merging {name} needs",
+            hint="a shard that is saved with its global_shape, and its dim, placements or offsets,"
+            " is merged (docs/rules.md)",
             file=self._stream.file,
             tensor=name,
         )

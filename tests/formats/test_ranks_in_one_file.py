@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import DeviceMesh
 
 from ftckpt.errors import ExitCode
 from ftckpt.formats.torchsave import TorchSave
@@ -227,6 +228,63 @@ def test_what_may_be_one_rank_alone_is_refused(what: str, tmp_path: Path) -> Non
     """Layers have numbers as ranks do: nothing is merged that no record calls shards."""
     torch.save(NOT_RANKS[what], tmp_path / "checkpoint.pt")
     assert verified(tmp_path / "checkpoint.pt")[0] == ExitCode.UNSUPPORTED
+
+
+ONE = torch.ones(4, 3)
+MESH = [[0, 1], [2, 3]]
+RANKS = range(3)  # of four: what passes as whole here hides a lost rank
+UNPLACED: dict[str, Any] = {
+    "a mesh and placements": {"mesh": MESH, "placements": ["Shard(0)", "Shard(1)"],
+                              "model": {"w": ONE}},
+    "placements by name": {"mesh": [0, 1], "placements": {"w": ["Shard(0)"]}, "model": {"w": ONE}},
+    "a larger shape": {"global_shapes": {"w": [8, 6]}, "model": {"w": ONE}},
+    "one rank's shards": {"device_mesh": MESH, "model_shard": {"w": ONE}},
+    "a mesh that is a tensor": {"device_mesh": torch.arange(4), "shards": {"w": ONE}},
+    "a world": {"config": {"world_size": 8}, "rank": 1, "shards": {"w": ONE}},
+    "the shards of ranks": {"mesh": {"tp": 4}, "shards": {r: {"w": ONE} for r in RANKS}},
+    "states of ranks": {"world_size": 4,
+                        "ranks": {f"rank_{r}": {"model": {"w": ONE}} for r in RANKS}},
+    "a model of ranks": {"world_size": 4, "model": {f"rank_{r}": {"w": ONE} for r in RANKS}},
+    "a dim without a shape": {"shards": [{"w": {"data": ONE, "dim": 0}} for _ in RANKS]},
+    "a mesh and a dim": {"mesh": [0, 1, 2, 3],
+                         "shards": {r: {"w": {"data": ONE, "dim": 0}} for r in RANKS}},
+    "by tensor": {"world_size": 4,
+                  "model": {"w": [{"data": ONE, "dim": 0, "rank": r} for r in RANKS]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNPLACED)
+def test_what_it_calls_shards_does_not_pass_for_whole(what: str, tmp_path: Path) -> None:
+    torch.save(UNPLACED[what], tmp_path / "checkpoint.pt")
+    assert verified(tmp_path / "checkpoint.pt")[0] == ExitCode.UNSUPPORTED
+
+
+WHOLES: dict[str, Any] = {
+    "replicated": {"world_size": 8, "rank": 3, "model": {"w": ONE}},
+    "gathered over a mesh": {"mesh": MESH, "model": {"w": ONE}},
+    "its own shape": {"mesh": MESH, "global_shapes": {"w": [4, 3]}, "dims": {"w": 0},
+                      "model": {"w": ONE}},
+    "on one rank": {"mesh": [1, 1], "placements": {"w": ["Shard(0)"]}, "model": {"w": ONE}},
+    "replicated on a mesh": {"mesh": MESH, "placements": {"w": ["Replicate()"]},
+                             "model": {"w": ONE}},
+    "random states of ranks": {"world_size": 2, "model": {"w": ONE},
+                               "shards": [{"rng": torch.ones(5)} for _ in range(2)]},
+    "shards of data": {"shards": {"a": torch.ones(3), "b": torch.ones(2)}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WHOLES)
+def test_a_whole_model_of_a_large_job_is_whole(what: str, tmp_path: Path) -> None:
+    torch.save(WHOLES[what], tmp_path / "checkpoint.pt")
+    assert verified(tmp_path / "checkpoint.pt") == (0, set())
+
+
+def test_a_pickled_mesh_counts(tmp_path: Path) -> None:
+    for mesh, code in ((torch.arange(4).reshape(2, 2), 13), (torch.zeros(1), 0)):
+        pickled = object.__new__(DeviceMesh)
+        pickled.__dict__["mesh"] = mesh
+        torch.save({"device_mesh": pickled, "model_shard": {"w": ONE}}, tmp_path / "checkpoint.pt")
+        assert verified(tmp_path / "checkpoint.pt")[0] == code
 
 
 def test_a_list_of_whole_tensors_is_left_as_it_is(tmp_path: Path) -> None:
