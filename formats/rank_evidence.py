@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .inert_tree import Path, step_of
 from .sharded import Distributed, Held, Listed
@@ -96,6 +96,28 @@ _PLAIN_RANK = re.compile(
 _OF_DATA = re.compile(r".*(?:data|loader|sampler|optim|model|weights|tokenizer).*", re.IGNORECASE)
 
 
+class Contradiction(NamedTuple):
+    """Two numbers of one file that say the same thing and differ.
+
+    Attributes:
+        what: which number, as in `Evidence.spelled`.
+        first: how the file spells the one that counts.
+        known: its value.
+        second: how it spells the other.
+        value: its value.
+    """
+
+    what: str
+    first: str
+    known: int
+    second: str
+    value: int
+
+    def __str__(self) -> str:
+        """Return what the file does, without its name."""
+        return f"records {self.first} = {self.known} and {self.second} = {self.value}"
+
+
 @dataclass
 class Evidence:
     """What one file records.
@@ -111,7 +133,7 @@ class Evidence:
         step: the trainer's step.
         least: ranks that the meshes of its tensors have, at least.
         spelled: what was found -> how the file spells it (`config.world_size`).
-        torn: sentences about numbers of this one file that contradict each other.
+        torn: numbers of this one file that contradict each other.
     """
 
     file: str
@@ -124,7 +146,7 @@ class Evidence:
     step: int | None = None
     least: int = 0
     spelled: dict[str, str] = field(default_factory=dict)
-    torn: list[str] = field(default_factory=list)
+    torn: list[Contradiction] = field(default_factory=list)
 
     def read(self, tree: Any) -> None:
         """Take what a file's tree records."""
@@ -159,7 +181,7 @@ class Evidence:
                 setattr(self, what, value)
         elif known != value and what not in ("step", "rank"):
             # A step and a rank are many things at a depth; the first, the outermost, is meant.
-            self.torn.append(f"records {self.spelled[what]} = {known} and {shown} = {value}")
+            self.torn.append(Contradiction(what, self.spelled[what], known, shown, value))
 
     def get(self, what: str) -> int | None:
         """Return a number by its name in `spelled`."""

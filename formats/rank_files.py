@@ -7,14 +7,14 @@ in a name implies one, and a finding says that it is no more than that.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.findings import Finding, finding, listed
 
-from .rank_evidence import Evidence
+from .rank_evidence import Contradiction, Evidence
 from .rank_names import RankFile
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def check_set(
     yield from _check_names(files, size.files, beside)
     yield from _check_missing(files, size.files)
     yield from _check_worlds(files, size, evidence)
+    yield from _check_contradictions(files, beside, evidence)
     yield from _check_ranks(files, size.files, evidence)
     yield from _check_steps(files, beside, evidence)
     if not size.known_by:
@@ -197,6 +198,48 @@ def _check_worlds(
         else:
             continue
         yield finding("world-size", what, file=one.file, rank=one.number)
+
+
+def _check_contradictions(
+    files: Sequence[RankFile], beside: Recorded, evidence: Sequence[Evidence]
+) -> Iterator[Finding]:
+    """A file's numbers agree with each other, or contradict each other as its siblings' do.
+
+    All files may carry one configuration of another job; the outermost number counts then, and a
+    larger one means that there may have been more files.
+    """
+    series = {f.path: (f.role, f.series) for f in files}
+    groups: dict[object, list[Evidence]] = defaultdict(list)
+    for one in evidence:
+        groups[series.get(one.file)].append(one)
+    shared: dict[str, tuple[str, Contradiction]] = {}
+    for torn in beside.torn:
+        shared.setdefault(torn.what, (beside.path, torn))
+    for group in groups.values():
+        votes = Counter(frozenset(map(_form, one.torn)) for one in group)
+        usual = max(votes.items(), key=lambda item: (item[1], not item[0]))[0]
+        for one in group:
+            for torn in one.torn:
+                if _form(torn) not in usual:
+                    kind = "wrong-rank" if torn.what.endswith("_rank") else "world-size"
+                    what = f"{one.file} {torn}, and the other files do not"
+                    yield finding(kind, what, file=one.file, rank=one.number)
+                else:
+                    shared.setdefault(torn.what, (one.file, torn))
+    for what, (file, torn) in shared.items():
+        if not what.endswith("_rank") and torn.value > torn.known:
+            yield finding(
+                "count-unknown",
+                f"{file} {torn}: the first is what counts here, and by the second there were more"
+                " files than these",
+                file=file,
+            )
+
+
+def _form(torn: Contradiction) -> tuple[str, ...]:
+    """Return what of a contradiction is alike in all files: a rank's own place is not."""
+    values = () if torn.what.endswith("_rank") else (str(torn.known), str(torn.value))
+    return (torn.what, torn.first, torn.second, *values)
 
 
 def _says(known_by: str) -> str:

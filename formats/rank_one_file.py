@@ -139,6 +139,7 @@ class _OneFile(Opening):
             self.found += (
                 finding("world-size", f"{one.file} {torn}", rank=one.number) for torn in one.torn
             )
+            one.torn = []  # told; files of their own may repeat a configuration of another job
         beside = Recorded(file, {} if told.step is None else {"step": told.step})
         files = [contents.file for contents in read]
         size = size_of(files, beside, evidence)

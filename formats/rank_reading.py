@@ -101,6 +101,7 @@ class Recorded:
         world_size: number of ranks; None where not recorded.
         step: the trainer's step; None where not recorded.
         splits: tensor name -> how it is cut, where recorded.
+        torn: its numbers that contradict each other.
     """
 
     def __init__(self, path: str = "", content: Any = None) -> None:
@@ -109,6 +110,7 @@ class Recorded:
         told = Evidence(path, 0)
         told.read(content)
         self.world_size = told.shards or told.world or _only(told.groups)
+        self.torn = told.torn
         self.step = told.step if told.step is None or told.step >= 0 else None
         tensors = next((record[key] for key in _TENSORS if key in record), None)
         self.splits: Mapping[str, Split] = _splits(tensors, path)

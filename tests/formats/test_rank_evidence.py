@@ -144,6 +144,50 @@ def test_groups_that_differ_though_their_product_is_the_same(tmp_path: Path) -> 
     assert [f.file for f in report.findings if f.kind == "world-size"] == ["shard_00005.pt"]
 
 
+def test_a_file_that_contradicts_itself_is_of_another_save(tmp_path: Path) -> None:
+    def record(rank: int) -> dict[str, Any]:
+        inner = 8 if rank == 2 else 4
+        return {"world_size": 4, "config": {"world_size": inner}}
+
+    report = checked(saved(tmp_path / "c", record, 4))
+    assert report.code is ExitCode.CORRUPT
+    (found,) = (f for f in report.findings if f.kind == "world-size")
+    assert (found.file, found.rank) == ("shard_00002.pt", 2)
+    assert "world_size = 4 and config.world_size = 8" in found.message
+
+    def place(rank: int) -> dict[str, Any]:
+        return {"world_size": 4, "tp_rank": rank, "meta": {"tp_rank": rank ^ (rank == 2)}}
+
+    report = checked(saved(tmp_path / "d", place, 4))
+    assert [(f.kind, f.rank) for f in report.findings if f.code] == [("wrong-rank", 2)]
+
+
+@pytest.mark.parametrize("inner", [1, 8])
+def test_a_configuration_of_another_job_in_every_file(inner: int, tmp_path: Path) -> None:
+    """The outermost number counts; by a larger one there may have been more files."""
+    record = {"world_size": 4, "config": {"world_size": inner}}
+    folder = saved(tmp_path / "c", lambda rank: record, 4)
+    report = checked(folder)
+    assert report.code is ExitCode.OK
+    assert ("count-unknown" in {f.kind for f in report.findings}) is (inner > 4)
+    (folder / "shard_00003.pt").unlink()
+    assert checked(folder).code is ExitCode.INCOMPLETE
+
+
+def test_a_record_beside_them_that_contradicts_itself(tmp_path: Path) -> None:
+    beside = {"world_size": 4, "job": {"world_size": 8}}
+    report = checked(saved(tmp_path / "c", lambda rank: {}, 4, beside=beside))
+    assert [f.file for f in report.findings if f.kind == "count-unknown"] == ["metadata.json"]
+
+
+def test_series_of_files_may_record_different_things(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "c", lambda rank: {"world_size": 4}, 4, name="model_rank_{}.pt")
+    for rank in range(4):
+        torn = {"world_size": 4, "config": {"world_size": 2}}
+        torch.save({"tensors": {"w": torch.ones(2, 3)}, **torn}, folder / f"ema_rank_{rank}.pt")
+    assert checked(folder).code is ExitCode.OK
+
+
 @pytest.mark.parametrize("spelled", ["rank", "global_rank", "shard_id", "process_index"])
 def test_two_files_that_were_swapped(tmp_path: Path, spelled: str) -> None:
     swapped = {3: 4, 4: 3}
