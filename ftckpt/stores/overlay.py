@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ftckpt.errors import FtckptError, NotFoundError, UnsupportedError
+from ftckpt.errors import NotFoundError
 from ftckpt.extents import Extent
-from ftckpt.store import Entry, EntryKind, Reader, Store, Upload, Usage
+from ftckpt.store import Entry, EntryKind, Reader, Store, Usage
 
-from .keys import children_of
 from .memory import MemoryReader
+from .readonly import ReadOnlyStore
 
 
-class OverlayStore(Store):
+class OverlayStore(ReadOnlyStore):
     """The keys of a store and, over them, objects that are only in memory. Nothing can be written.
 
     Args:
@@ -24,6 +24,7 @@ class OverlayStore(Store):
         self.url = below.url
         self.traits = below.traits
         self.options = below.options
+        self.refusal = f"{self.url} is only looked at as it will be"
         self._below = below
         self._added = dict(added)
 
@@ -36,10 +37,6 @@ class OverlayStore(Store):
         if path in self._added:
             return self._entry(path)
         return self._below.stat(path)
-
-    def children(self, path: str = "") -> list[Entry]:
-        """Return what lies directly below `path`, sorted by path."""
-        return children_of(self.walk(path), path)
 
     def walk(self, path: str = "") -> list[Entry]:
         """Return every object below `path`, sorted by path."""
@@ -66,24 +63,5 @@ class OverlayStore(Store):
             for e in extents
         ]
 
-    def put(self, path: str, data: bytes) -> None:
-        """Refuse."""
-        raise self._read_only()
-
-    def create(self, path: str, data: bytes) -> None:
-        """Refuse."""
-        raise self._read_only()
-
-    def upload(self, path: str, size: int) -> Upload:
-        """Refuse."""
-        raise self._read_only()
-
-    def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
-        """Refuse."""
-        return {path: self._read_only() for path in paths}
-
     def _entry(self, path: str) -> Entry:
         return Entry(path, len(self._added[path]), None, EntryKind.FILE)
-
-    def _read_only(self) -> UnsupportedError:
-        return UnsupportedError(f"{self.url} is only looked at as it will be")

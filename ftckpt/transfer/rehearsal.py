@@ -10,17 +10,17 @@ Sums over tensor bytes are not computed: nothing that a reader needs for opening
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Self
 from zlib import crc32
 
 from ftckpt.ahead import extents_of, reading_ahead
-from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedError
+from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.registry import Format
 from ftckpt.source import Source
-from ftckpt.store import Entry, EntryKind, Reader, Store, Traits, Upload
-from ftckpt.stores.keys import children_of
+from ftckpt.store import Entry, EntryKind, Reader, Traits
+from ftckpt.stores.readonly import ReadOnlyStore
 
 from .content import Content
 from .forms import compare_forms, require_all_read
@@ -82,13 +82,15 @@ def rehearse(
         gatherer.close()
 
 
-class LaidOutStore(Store):
+class LaidOutStore(ReadOnlyStore):
     """The files of a layout as if they were written; nothing can be written to it.
 
     Args:
         layout: the files.
         gatherer: reads the elements of the source.
     """
+
+    refusal = "a result that is only laid out cannot be written to"
 
     def __init__(self, layout: Layout, gatherer: Gatherer) -> None:
         self.url = gatherer.bytes.checkpoint.source.url
@@ -101,10 +103,6 @@ class LaidOutStore(Store):
         if path not in self._files:
             raise NotFoundError(f"{path} is not a file of the result", file=path)
         return Entry(path, self._files[path].size, None, EntryKind.FILE)
-
-    def children(self, path: str = "") -> list[Entry]:
-        """Return what lies directly below `path`, sorted by path."""
-        return children_of(self.walk(path), path)
 
     def walk(self, path: str = "") -> list[Entry]:
         """Return every file below `path`, sorted by path."""
@@ -120,25 +118,6 @@ class LaidOutStore(Store):
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
         """Return the bytes of each extent, in order."""
         return [self.open(e.file).read(e.offset, e.length) for e in extents]
-
-    def put(self, path: str, data: bytes) -> None:
-        """Refuse."""
-        raise self._read_only()
-
-    def create(self, path: str, data: bytes) -> None:
-        """Refuse."""
-        raise self._read_only()
-
-    def upload(self, path: str, size: int) -> Upload:
-        """Refuse."""
-        raise self._read_only()
-
-    def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
-        """Refuse."""
-        return {path: self._read_only() for path in paths}
-
-    def _read_only(self) -> UnsupportedError:
-        return UnsupportedError("a result that is only laid out cannot be written to")
 
 
 class _LaidOutReader(Reader):
