@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta.fitting import Settings
-from ftckpt.delta.pairing import Pair, family
+from ftckpt.delta.pairing import Pair
 from ftckpt.errors import FtckptError
 from ftckpt.transfer.content import Content
 
@@ -25,6 +25,8 @@ _FIELD = re.compile(
     r"(?:.*\.)?param_groups\.(?P<group>.+?)\."
     r"(?P<field>lr|betas|eps|weight_decay|momentum|params)(?:\.(?P<index>\d+))?"
 )
+# A parameter without a name: the group's number and the place in it.
+_NUMBERED = re.compile(r"\d+\.\d+")
 
 
 @dataclass
@@ -68,7 +70,14 @@ def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[Pair],
         ]
         first = next(iter(made.values()))
         known = known._replace(**{name: getattr(first, name) for name in shared})
-    return lambda pair: by_name.get(family(pair.info)[1], known)
+
+    def of(pair: Pair) -> Settings:
+        name = pair.kin[1]
+        if name not in by_name and _NUMBERED.fullmatch(name) is not None:
+            name = name.partition(".")[0]
+        return by_name.get(name, known)
+
+    return of
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, _Group]:

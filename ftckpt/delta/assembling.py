@@ -24,7 +24,8 @@ from .dividing import Part, divide
 from .encoding import DeltaEncoder
 from .fitting import Settings
 from .index import ROW, BaseName, DataFile, DeltaIndex, DeltaObject, DeltaTensor, content_digest
-from .pairing import Pair, pair
+from .matching import Sampled, Task, matched, sample
+from .pairing import Pair, family, pair
 from .predictions import Side
 from .receipts import Sums
 from .records import RecordFile
@@ -125,7 +126,7 @@ class Packing:
                 key = renamed.get(info.key, info.key)
                 renamed[info.key] = tied(base.checkpoint).get(key, key)
         self._renamed = renamed
-        pairs = pair(self.tensors, self._upon, renamed)
+        pairs = self._matched(pair(self.tensors, self._upon, renamed))
         unknown = [
             side
             for side, one in ((Side.TARGET, self._target), (Side.BASE, self._base))
@@ -140,6 +141,29 @@ class Packing:
             unknown,
         )
         self.parts: Sequence[Part] = divide(pairs)
+
+    def _matched(self, pairs: list[Pair]) -> list[Pair]:
+        """Find the moments of weights that go by numbers, where predictions are tried."""
+        if self._base is None or not EFFORTS[self._options.level].predictions:
+            return pairs
+        target, base = self._target.bytes.fill, self._base.bytes.fill
+        options = self._options
+
+        def sampled(tasks: Sequence[Task]) -> Iterator[Sampled]:
+            def stream(tasks: Iterator[Task], counter: Counter, jobs: int) -> Iterator[Sampled]:
+                def one(task: Task) -> Sampled:
+                    made = sample(pairs, task, target, base)
+                    counter.add(1)
+                    return made
+
+                return run(tasks, one, jobs=jobs)
+
+            self._counter.start("matching", len(tasks), "tensors")
+            return spread(
+                tasks, stream, jobs=options.jobs, forks=options.forks, counter=self._counter
+            )
+
+        return matched(pairs, sampled)
 
     def close(self) -> None:
         """Close every file."""
@@ -163,7 +187,9 @@ class Packing:
                 seen = None if entry is None else (entry.size, entry.mtime, entry.etag)
                 state.update(repr((name, seen)).encode())
         for one in self.encoder.pairs:
-            state.update(repr((one.info.key, one.base)).encode())
+            # Matched kin decide which file a tensor lies in; others follow from the keys.
+            kin = () if one.kin == family(one.info) else (one.kin,)
+            state.update(repr((one.info.key, one.base, *kin)).encode())
         state.update(repr(records.entries).encode())
         digest: str = state.hexdigest()
         return digest

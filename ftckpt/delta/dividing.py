@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Kind
 
-from .pairing import Pair, family
+from .pairing import Pair
 
 LEAST, MOST = 16 << 20, 1 << 30  # bytes of elements that go into one data file
 _FILES = 64  # as many files as that, where the elements suffice
@@ -70,7 +70,7 @@ def _in_order(pairs: Sequence[Pair]) -> Iterator[tuple[int, int, int]]:
     """Yield tensor, block and bytes of every block."""
     families: dict[tuple[str, str], list[int]] = {}
     for number, pair in enumerate(pairs):
-        families.setdefault(family(pair.info), []).append(number)
+        families.setdefault(pair.kin, []).append(number)
     for members in families.values():
         members.sort(key=lambda number: _ORDER.get(pairs[number].info.kind, len(_ORDER)))
         counts = [pairs[number].blocks for number in members]

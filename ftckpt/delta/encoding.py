@@ -186,7 +186,7 @@ class DeltaEncoder:
             digest: its tensor digest.
             base_digest: that of the base's tensor; needed where it has one.
         """
-        info, base, helpers = self.pairs[number]
+        info, base, helpers, _ = self.pairs[number]
         fit = plan.fit if plan.reference is Reference.PREDICTION else None
         return DeltaTensor(
             info.component,

@@ -27,11 +27,14 @@ class Pair(NamedTuple):
         base: key of the base's tensor of the same shape and type; None where there is none.
         helpers: by kind, the place in the list of pairs of a float32 tensor of the same parameter
             and shape that may help to predict it.
+        kin: what the tensors of its parameter have in common (`family`), those that help to
+            predict it among them.
     """
 
     info: TensorInfo
     base: str | None
     helpers: Mapping[Kind, int]
+    kin: tuple[str, str]
 
     @property
     def blocks(self) -> int:
@@ -77,7 +80,7 @@ def pair(
             number = places.get((family(info), kind))
             if number is not None and tensors[number].shape == info.shape:
                 helpers[kind] = number
-        pairs.append(Pair(info, key if fits else None, helpers))
+        pairs.append(Pair(info, key if fits else None, helpers, family(info)))
     return pairs
 
 
