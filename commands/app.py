@@ -18,7 +18,7 @@ from ftckpt.memory import spare_addresses
 from ftckpt.stores.remotes import named_in
 
 from . import watchdog
-from .ending import SignalError, catch_signals, leave
+from .ending import SignalError, leave, signals_caught
 from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
 from .render import error_line, json_text, printable, result_record
 from .verbs import RESUMABLE, VERBS, Verbs, environment_name
@@ -211,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and end the process with the exit code.
 
     Args:
-        arguments: instead of the process's own; then it ends by SystemExit.
+        arguments: instead of the process's own; then it ends by SystemExit, and signals are handled
+            again as they were before.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     line = scan(words)
@@ -239,25 +240,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         invocation.on_begin = lambda: watchdog.start(last_words_for)
     prepare_streams()
     spare_addresses()
-    catch_signals(last_words)
-    try:
-        result = run(words, invocation)
-        if invocation.started or result.code:  # else help or the version was the answer
-            print_document(result)
-        write(sys.stdout, "")
-    except ClosedPipeError:
-        result = Result(ExitCode.CLOSED_PIPE)
-    except FtckptError as error:  # stdout is full: there is no place for a document
-        result = Result(error.exit_code, error.message)
-        complain(error.message, error.hint)
-    except SignalError as ended:
-        last_words(ended.code)
-        result = Result(ended.code)
-    invocation.close()
-    if arguments is None or result.code >= ExitCode.INTERRUPTED:
-        # Threads of interrupted work may hang in the network, and taking a large index apart
-        # object by object would cost more than the answer did.
-        leave(result.code)
+    with signals_caught(last_words):
+        try:
+            result = run(words, invocation)
+            if invocation.started or result.code:  # else help or the version was the answer
+                print_document(result)
+            write(sys.stdout, "")
+        except ClosedPipeError:
+            result = Result(ExitCode.CLOSED_PIPE)
+        except FtckptError as error:  # stdout is full: there is no place for a document
+            result = Result(error.exit_code, error.message)
+            complain(error.message, error.hint)
+        except SignalError as ended:
+            last_words(ended.code)
+            result = Result(ended.code)
+        invocation.close()
+        if arguments is None or result.code >= ExitCode.INTERRUPTED:
+            # Threads of interrupted work may hang in the network, and taking a large index apart
+            # object by object would cost more than the answer did.
+            leave(result.code)
     sys.exit(int(result.code))
 
 

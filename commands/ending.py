@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -30,8 +31,11 @@ class SignalError(BaseException):
         return "interrupted" if self.code is ExitCode.INTERRUPTED else "terminated"
 
 
-def catch_signals(last_words: Callable[[ExitCode], None]) -> None:
+@contextmanager
+def signals_caught(last_words: Callable[[ExitCode], None]) -> Iterator[None]:
     """Make SIGINT and SIGTERM raise SignalError in the main thread, and end it when that hangs.
+
+    At the end of the block the handlers are again what they were.
 
     Unwinding can wait for ever: an executor joins threads that sit in a dead network call. So the
     first signal also sets a timer that leaves without unwinding; a second signal leaves at once.
@@ -64,12 +68,23 @@ def catch_signals(last_words: Callable[[ExitCode], None]) -> None:
         others(unraisable)
 
     others, sys.unraisablehook = sys.unraisablehook, notice
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, give_up)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # A parent that ignores a signal (nohup, a background job of a script) means it.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, ask)
+    before = {}
+    try:
+        if hasattr(signal, "SIGALRM"):
+            before[signal.SIGALRM] = signal.signal(signal.SIGALRM, give_up)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A parent that ignores a signal (nohup, a background job of a script) means it.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, ask)
+        yield
+    finally:
+        if caught and hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            if handler is not None:  # None: it was not set by Python, which cannot set it again
+                signal.signal(number, handler)
+        if sys.unraisablehook is notice:
+            sys.unraisablehook = others
 
 
 def leave(code: int) -> NoReturn:

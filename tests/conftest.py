@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -41,19 +40,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Where nothing is to be kept, each interpreter that a test starts would compile everything.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """Put handlers back that a command line set in this process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    before = [signal.getsignal(number) for number in numbers]
-    hook = sys.unraisablehook
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        if signal.getsignal(number) is not handler:
-            signal.signal(number, handler)
-    sys.unraisablehook = hook
 
 
 @pytest.fixture(autouse=True)

@@ -392,6 +392,30 @@ def test_ctrl_c_before_anything_is_imported_leaves_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
+def handlers() -> list[object]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    return [*map(signal.getsignal, numbers), sys.unraisablehook]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["no-such-verb"]])
+def test_a_run_in_this_process_puts_signal_handlers_back(arguments: list[str]) -> None:
+    before = handlers()
+    with pytest.raises(SystemExit):
+        app.main(arguments)
+    assert handlers() == before
+
+
+def test_a_signal_that_was_swallowed_ends_nothing_later() -> None:
+    before, words = handlers(), list[ExitCode]()
+    with ending.signals_caught(words.append):
+        assert handlers() != before
+        with pytest.raises(ending.SignalError):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert (handlers(), words) == (before, [])
+
+
 def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
     body = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)"
     script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + fake_script(body)
