@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from ftckpt.errors import FtckptError, UnsafeError
 
 from .archive import Read
-from .inert import RefusedCallError, inert
-from .pickle_keys import check_keys
+from .inert import RefusedCallError
+from .pickle_keys import NoRoomError, check_keys
 from .unpickle import BUILTINS, load
 
 # Every protocol since 2 has a mark; before, a pickle begins with any opcode.
@@ -45,7 +43,10 @@ def refuse_hostile(read: Read, size: int, *, file: str, base: int = 0) -> None:
         data = read(0, length)
         marked = _MARKED.match(data) is not None
         try:
-            end, stopped, _ = check_keys(data)
+            try:
+                end, stopped, _ = check_keys(data)
+            except NoRoomError as error:
+                end, stopped = error.at, True  # what stands before it acts first
             if not stopped and end == length < min(size, _MOST):
                 length = min(length * _GROWTH, size, _MOST)  # it goes on behind what was read
                 continue
@@ -62,36 +63,6 @@ def refuse_hostile(read: Read, size: int, *, file: str, base: int = 0) -> None:
         return
 
 
-def is_plain_pickle(read: Read, size: int, *, file: str) -> bool:
-    """Say whether a whole file is one pickle of plain data, arrays or tensors (`pickle.dump`).
-
-    Pickled by itself, a tensor is a call that loads a stream of torch's from the bytes beside it;
-    those bytes are looked at as a pickle too (`refuse_inside`).
-
-    Args:
-        read: returns `length` bytes at `offset`.
-        size: number of bytes; what is larger than is looked at as a pickle is not told.
-        file: for messages.
-    """
-    if not 4 <= size <= _MOST or not _MARKED.match(read(0, 2)):
-        return False
-    try:
-        load(read(0, size), file=file, table=_plain(), persistent=None)
-    except FtckptError:
-        return False
-    return True
-
-
-@cache
-def _plain() -> Mapping[str, Any]:
-    """Return what names stand for in it: nothing is rebuilt of a tensor, it is only recorded."""
-    from .torch_table import TABLE
-
-    rebuilt = (name for name in TABLE if name.startswith("torch._utils._rebuild"))
-    return {**TABLE, **{name: inert(name) for name in (*rebuilt, _LOAD)}}
-
-
-_LOAD = "torch.storage._load_from_bytes"
 _depth = threading.local()
 _DEEPEST = 3
 

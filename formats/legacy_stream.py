@@ -32,8 +32,9 @@ class Legacy(NamedTuple):
 
 
 def parse_legacy(
-    read: Read, size: int, *, file: str, base: int, table: Mapping[str, Any], parse: ParseStream
-) -> Legacy:
+    read: Read, size: int, *, file: str, base: int, table: Mapping[str, Any], parse: ParseStream,
+    first: int = FIRST_READ,
+) -> Legacy:  # fmt: skip
     """Parse five pickles back to back and place the storages that follow them.
 
     Where the pickles end is written nowhere: the first read is enlarged until they all fit.
@@ -45,6 +46,7 @@ def parse_legacy(
         base: where the stream starts in that file.
         table: what pickled names stand for.
         parse: parses a stream inside the pickle.
+        first: how many bytes are read at first.
 
     Raises:
         CorruptError: cut short, or damaged (`bad-pickle`, `bad-zip`, `size-mismatch`,
@@ -53,7 +55,7 @@ def parse_legacy(
         UnsupportedError: big-endian.
         NoResourceError: a pickle of more than `MAX_PICKLE` bytes.
     """
-    length = min(size, FIRST_READ)
+    length = min(size, first)
     while True:
         try:
             return _Parser(file, base, table, parse).parse(read(0, length), read, size)

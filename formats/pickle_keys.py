@@ -84,12 +84,24 @@ class Checked(NamedTuple):
     nested: tuple[tuple[int, int], ...]
 
 
+class NoRoomError(MemoryError):
+    """A bytearray says that it is far longer than the pickle.
+
+    Attributes:
+        at: where its opcode begins.
+    """
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+
 def check_keys(data: bytes) -> Checked:
     """Walk a pickle up to its STOP, or to what the unpickler cannot pass either.
 
     Raises:
         UnsafeError: a key would take unbounded time (`unsafe-pickle`).
-        MemoryError: a bytearray says that it is far longer than the pickle.
+        NoRoomError: a bytearray says that it is far longer than the pickle.
     """
     return _known(data) if len(data) <= _SMALL else _checked(data)
 
@@ -180,7 +192,7 @@ class _Walk:
                 if op == 0x96 and at - end > _NO_ROOM:
                     # CPython frees a bytearray that it has no memory for with a count that it never
                     # set, and may complain about it on stderr.
-                    raise MemoryError
+                    raise NoRoomError(self.at)
                 push(1)
                 if op in _BYTES and data.startswith(NESTED, begin):
                     if len(self.nested) == _MOST_NESTED:

@@ -66,7 +66,7 @@ def read_stream(source: Source, path: str) -> TorchStream:
     """
     size = source.size(path)
     with source.open(path) as reader:
-        return parse_stream(reader.read, size, file=path)
+        return parse_stream(reader.read, size, file=path, plain=True)
 
 
 def _ends(path: str, size: int) -> list[Extent]:
@@ -87,7 +87,7 @@ def _parsed(
         return source.read(path, offset, length)
 
     try:
-        return parse_stream(read, size, file=path)
+        return parse_stream(read, size, file=path, plain=True)
     except CorruptError as error:
         error.file = error.file or path
         return error

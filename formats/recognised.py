@@ -237,20 +237,6 @@ RECOGNISED: tuple[Recognised, ...] = (
     ),
 )
 
-# The names of a checkpoint that a script pickles itself; `vocab.pkl` is none.
-_PICKLED_STATE = (
-    r"(?:[A-Za-z0-9]+[-_])*(?:latest|last|emergency|checkpoint|ckpt|model|state|best|final|step"
-    r"|iter|epoch|rank|shard)(?:[-_=]?[0-9]+)*\.(?:pkl|pickle)|[0-9]+\.(?:pkl|pickle)"
-)
-RECOGNISED += (
-    Recognised(
-        "pickle",
-        "pickle.dump (a plain pickle, not a file of torch.save)",
-        "write it with torch.save, or its tensors with safetensors",
-        (Sign(files=_PICKLED_STATE, magic=rb"\x80[\x02-\x05](?!\x8a\x0al\xfc)", single=True),),
-    ),
-)
-
 # What torch.save and pickle files begin with: a zip, torch's legacy magic number, or any pickle
 # protocol since 2. Older protocols are text and have no mark, so there the suffix decides.
 _STREAM = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19")
@@ -283,7 +269,7 @@ def hostile(source: Source) -> Iterator[Finding]:
 
 
 def _look(source: Source, name: str, size: int) -> None:
-    from .bare_pickle import is_plain_pickle
+    from .plain_pickle import begins_plain, parse_plain
     from .torch_stream import parse_stream
     from .unpickle import BUILTINS, load
 
@@ -292,7 +278,8 @@ def _look(source: Source, name: str, size: int) -> None:
         if head.startswith(_STREAM):
             parse_stream(reader.read, size, file=name)
         elif _PICKLE.match(head) or name.endswith(_PICKLED):
-            if is_plain_pickle(reader.read, size, file=name):  # tensors, pickled by themselves
+            if begins_plain(head):
+                parse_plain(reader.read, size, file=name)
                 return
             data = reader.read(0, min(size, _BARE))
             load(data, file=name, table=BUILTINS, exact=len(data) == size)

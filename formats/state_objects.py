@@ -21,6 +21,7 @@ from ftckpt.transfer.content import Content
 from .dcp_state import is_common
 from .inert_tree import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
 from .legacy_stream import MAGIC
+from .plain_pickle import begins_plain
 from .rank_checkpoint import RanksCheckpoint
 from .state_paths import LEAVES
 from .torch_stream import parse_stream
@@ -263,8 +264,13 @@ class Storages(Mapping[str, StoredStorage]):
             def read(at: int, length: int, base: int = place.offset) -> bytes:
                 return source.read(extent.file, base + at, length)
 
-            if read(0, min(place.length, len(MAGIC))).startswith((_ZIP, MAGIC)):
-                return parse_stream(read, place.length, file=place.file, base=place.offset).storages
+            head = read(0, min(place.length, len(MAGIC)))
+            # A pickle inside an archive is not one by itself.
+            plain = place.offset == 0 and place.length == source.size(extent.file)
+            if head.startswith((_ZIP, MAGIC)) or (plain and begins_plain(head)):
+                return parse_stream(
+                    read, place.length, file=place.file, base=place.offset, plain=plain
+                ).storages
         raise UnsupportedError(
             f"{self._info.name} holds tensors inside a compressed record of {extent.file}",
             file=extent.file,

@@ -30,7 +30,7 @@ def parse_files(source: Source, names: Sequence[str]) -> dict[str, TorchStream |
         size = source.size(name)
         try:
             with source.open(name) as reader:
-                return parse_stream(reader.read, size, file=name)
+                return parse_stream(reader.read, size, file=name, plain=True)
         except CorruptError as error:
             error.file = error.file or name
             return error

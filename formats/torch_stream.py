@@ -23,6 +23,7 @@ from ftckpt.errors import (
 from .archive import TAIL, Archive, Member, Read, read_archive
 from .bare_pickle import refuse_hostile
 from .legacy_stream import FIRST_READ, MAGIC, MAX_PICKLE, parse_legacy
+from .plain_pickle import begins_plain, parse_plain
 from .torch_storages import NESTED, NESTED_NAME, Nested, storage_ref
 from .torch_table import TABLE
 from .torch_values import (
@@ -59,6 +60,7 @@ class TorchStream(NamedTuple):
         file: path of the file, as in all extents.
         legacy: whether it is the format before torch 1.6.
         byteorder: `little`.
+        plain: whether it is no stream of torch's but a pickle by itself (`plain_pickle`).
     """
 
     tree: Any
@@ -68,6 +70,7 @@ class TorchStream(NamedTuple):
     file: str
     legacy: bool = False
     byteorder: str = "little"
+    plain: bool = False
 
     @property
     def records(self) -> list[tuple[str, Extent, int | None]]:
@@ -99,6 +102,7 @@ def parse_stream(
     base: int = 0,
     table: Mapping[str, Any] | None = None,
     tail: int = TAIL,
+    plain: bool = False,
 ) -> TorchStream:
     """Parse one stream without reading a storage.
 
@@ -112,6 +116,7 @@ def parse_stream(
         base: where the stream starts in that file.
         table: what pickled names stand for; `TABLE` where None.
         tail: length of the read at the end.
+        plain: whether it may be a pickle by itself, as `pickle.dump` writes it.
 
     Raises:
         CorruptError: cut short, damaged, a missing record (`bad-zip`, `bad-pickle`, `bad-crc`), a
@@ -127,6 +132,8 @@ def parse_stream(
         if head.startswith(MAGIC):
             found = parse_legacy(read, size, file=file, base=base, table=table, parse=parse_stream)
             return TorchStream(*found, None, file, legacy=True)
+        if plain and begins_plain(head):
+            return parse_plain(read, size, file=file, base=base)
         _refuse_others(read, size, head, file, base)
         raise
     return _parse_zip(read, archive, file, table)

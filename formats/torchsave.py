@@ -3,7 +3,8 @@
 One file may be a bare state_dict, a training state of any trainer (Lightning's `.ckpt` among them),
 a pickled module or a single tensor; its content says which (`training_tree`). Suffixes say nothing:
 `.pt`, `.pth`, `.bin` and `.ckpt` are all in use for the same bytes. Such a file may have been
-compressed as a whole (`ckpt_100.pt.zst`; `torchsave_compressed`).
+compressed as a whole (`ckpt_100.pt.zst`; `torchsave_compressed`), and `pickle.dump` writes the same
+state without torch.save (`latest.pkl`; `plain_pickle`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 # A whole file compressed afterwards; `.bin.gz` may be anything.
 _COMPRESSED = tuple(f"{one}{packed}" for one in _SUFFIXES[:3] for packed in SUFFIXES)
+# The names of a checkpoint that a script pickles itself; `vocab.pkl` is none.
+_PICKLED = re.compile(
+    r"(?:(?:[A-Za-z0-9]+[-_])*(?:latest|last|emergency|checkpoint|ckpt|model|state|best|final|step"
+    r"|iter|epoch|rank|shard)(?:[-_=]?[0-9]+)*|[0-9]+)\.(?:pkl|pickle)"
+)
+_PROTOCOL = re.compile(rb"\x80[\x02-\x05]")
 _WHOLE = frozenset(f"{stem}.bin" for stem in STEMS)
 
 
@@ -84,6 +91,10 @@ def _recognised(listing: Listing) -> str:
     head = listing.head(name, 4096)
     if head.startswith(LEGACY_MAGIC):
         return "begins with torch's legacy magic number"
+    if _PICKLED.fullmatch(name):
+        # A file of nothing or of zeros keeps its name: it was lost in a crash.
+        known = _PROTOCOL.match(head) or not head.strip(b"\0")
+        return "is a pickle with a name of a checkpoint" if known else ""
     torch_suffix = name.endswith(_SUFFIXES)
     if head.startswith(b"PK\3\4"):
         if re.search(rb"/(constants\.pkl|code/__torch__)", head):

@@ -24,14 +24,12 @@ from ftckpt.errors import (
     FtckptError,
     IncompleteError,
     NotFoundError,
-    UnsupportedError,
 )
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.source import Source
 from ftckpt.steps import role_of, step_of
 
-from .bare_pickle import is_plain_pickle
 from .dcp_names import Place
 from .hf_index import (
     Index,
@@ -41,7 +39,6 @@ from .hf_index import (
     parse_index,
     shard_name,
 )
-from .inert import RefusedCallError
 from .inert_tree import at
 from .rank_inside import ranks_inside
 from .safetensors_files import is_beside
@@ -56,14 +53,7 @@ _LIGHTNING = ("pytorch-lightning_version", "lightning_version")
 def open_torchsave(source: Source) -> Checkpoint:
     """Parse the pickles of a file or of a folder's weights (see `TorchSave.open`)."""
     if source.single:
-        name = next(iter(source.entries))
-        try:
-            return _open_single(source)
-        except (CorruptError, RefusedCallError) as error:
-            with source.open(name) as reader:
-                if not is_plain_pickle(reader.read, source.size(name), file=name):
-                    raise
-            raise plain_pickle(source.url, name) from error
+        return _open_single(source)
     names = [n for n in source.entries if "/" not in n]
     indexes = [n for n in names if INDEX.fullmatch(n)]
     if indexes:
@@ -106,15 +96,6 @@ def _open_single(source: Source) -> Checkpoint:
 
                 return open_one_file(source, stream, inside)
     return open_files(source, names, parsed=parsed)
-
-
-def plain_pickle(url: str, file: str) -> UnsupportedError:
-    """Return the refusal of a file that `pickle.dump` wrote."""
-    return UnsupportedError(
-        f"{url} is a plain pickle (pickle.dump), not a file of torch.save, and is not read",
-        hint="write it with torch.save, or its tensors with safetensors",
-        file=file,
-    )
 
 
 @dataclass(kw_only=True)
@@ -348,4 +329,6 @@ def _dialect(streams: Mapping[str, TorchStream]) -> str:
                 said.append(f"written by Lightning {version}")
         if stream.legacy:
             said.append("legacy stream, before torch 1.6")
+        if stream.plain:
+            said.append("a plain pickle (pickle.dump)")
     return ", ".join(dict.fromkeys(said))

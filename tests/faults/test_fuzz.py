@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import resource
 import shutil
 import signal
@@ -43,6 +44,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
         folder = root / f"torchsave-{zipped}"
         folder.mkdir()
         torch.save(whole, folder / "step-5.pt", _use_new_zipfile_serialization=zipped)
+    arrays = {name: tensor.numpy() for name, tensor in weights.items()}
+    for name, state, protocol in (
+        ("pickle-tensors", whole, 4),
+        ("pickle-arrays-3", {"model": arrays, "step": 5, "rng": b"x" * 40}, 3),
+        ("pickle-arrays-5", {"model": arrays, "step": 5}, 5),
+    ):
+        (root / name).mkdir()
+        (root / name / "latest.pkl").write_bytes(pickle.dumps(state, protocol))
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         folder = root / f"sharded-{suffix}"
         folder.mkdir()

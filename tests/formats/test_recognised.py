@@ -58,7 +58,6 @@ FILES: dict[str, list[tuple[str, bytes]]] = {
     "hdf5": [("weights.bin", b"\x89HDF\r\n\x1a\n"), ("model.keras", b"PK\3\4")],
     "flax": [("flax_model.msgpack", b"\x82")],
     "onnx": [("model.onnx", b"\x08\x07")],
-    "pickle": [("latest.pkl", b"\x80\x04"), ("run-ckpt_100.pickle", b"\x80\x02}q")],
     "paddle": [("model.pdparams", b"\x80\x04")],
 }
 # What other formats read, and what is nothing at all.

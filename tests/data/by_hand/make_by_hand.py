@@ -251,6 +251,34 @@ def compressed(folder: Path, step: int) -> None:
     (folder / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
 
 
+def pickled(folder: Path) -> None:
+    """The whole state in one file, by pickle alone: of torch's tensors, and of numpy's arrays."""
+    import pickle
+
+    folder.mkdir(parents=True, exist_ok=True)
+    params, moments, group = train()
+    # Arrays of numpy in the two ways that it pickles them.
+    for name, protocol, arrays in (
+        ("latest.pkl", 4, False), ("ckpt_100.pkl", 5, True), ("step_100.pkl", 3, True),
+    ):  # fmt: skip
+
+        def kept(value: torch.Tensor, as_array: bool = arrays) -> Any:
+            return value.numpy() if as_array else value
+
+        state = {
+            i: {leaf: kept(value) for leaf, value in leaves.items()}
+            for i, leaves in enumerate(moments.values())
+        }
+        groups = [{**group, "params": list(range(len(params)))}]
+        saved = {
+            "model": {n: kept(p) for n, p in params.items()},
+            "optimizer": {"state": state, "param_groups": groups},
+            "step": STEP,
+        }
+        with open(folder / name, "wb") as file:
+            pickle.dump(saved, file, protocol)
+
+
 def one_file(folder: Path, ranks: list[State]) -> None:
     """The shards of all ranks gathered in one file: by rank, in a list of ranks, by tensor."""
     folder.mkdir(parents=True)
@@ -320,6 +348,7 @@ def make(root: Path, world: int = 4) -> None:
         write(folder, ranks)
     stages(root / "stages", STEP)
     compressed(root / "compressed", STEP)
+    pickled(root / "pickled")
     one_file(root / "one_file", ranks)
     save_file({k: v.contiguous() for k, v in truth.items()}, root / "truth.safetensors")
     (root / "rules.toml").write_text(RULES)
