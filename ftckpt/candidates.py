@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .alone import HINT, alone
 from .checkpoint import Checkpoint
 from .errors import (
     CorruptError,
@@ -181,6 +182,10 @@ def _of_no_format(root: Root, candidate: Candidate) -> Looked:
         message = f"a transfer to {url} is under way, or was killed"
         hint = "the command that began it goes on where it was"
         return Looked(candidate, error=IncompleteError(message, hint=hint, file=TRANSFER))
+    lone = "" if is_file else alone(root.store, entry.path)
+    if lone:
+        lost = CorruptError(f"in {url} {lone}", hint=HINT, kind="missing-file")
+        return Looked(candidate, error=lost)
     shown = ", ".join(sorted(e.path.rpartition("/")[2] for e in inside)[:_NEAREST])
     more = f" and {len(inside) - _NEAREST} more" if len(inside) > _NEAREST else ""
     error = UnsupportedError(
@@ -282,21 +287,30 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
         hint: what to do next, where the place holds nothing at all.
 
     Returns:
-        UnsupportedError for checkpoints of a format or layout that is not read, else NotFoundError.
+        CorruptError for a manifest of which all data are gone, UnsupportedError for checkpoints of
+        a format or layout that is not read, else NotFoundError.
     """
+    lone = alone(root.store, root.base)
+    if lone:
+        return CorruptError(f"in {root.url} {lone}", hint=HINT, kind="missing-file")
     named = [c for c in newest_names_first(root.candidates) if not c.staging]
     named = [c for c in named if c.step is not None] + [c for c in named if c.step is None]
     for candidate in named[:BATCH]:
         looked = look(root, candidate)
         if looked is None:
             continue
-        if isinstance(looked.error, UnsupportedError):
+        if isinstance(looked.error, UnsupportedError) or _is_alone(looked):
+            assert looked.error is not None
             return looked.error
         if looked.child is not None and _is_nameless_unsupported(looked.child):
             reason = looked.child.parts[0].recognition.reason
             url = root.url_of(candidate)
             return UnsupportedError(f"{url} is not read by this version: {reason}")
     return NotFoundError(f"{root.url} holds no checkpoint of any known format", hint=hint)
+
+
+def _is_alone(looked: Looked) -> bool:
+    return looked.child is None and isinstance(looked.error, CorruptError)
 
 
 def child_of_step(root: Root, step: int) -> Child:

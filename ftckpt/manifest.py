@@ -29,6 +29,8 @@ TRANSFER = f"{FOLDER}/transfer.json"
 # The index of a delta: of all about deltas the only thing that recognising one needs.
 DELTA = "ftckpt.delta"
 SCHEMA = "ftckpt.manifest/1"
+# What the bytes of every version of it begin with.
+HEAD = b'{\n"schema": "ftckpt.manifest/'
 NOTE = "detects accidents, not attackers"
 TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")
 

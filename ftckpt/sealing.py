@@ -6,6 +6,7 @@ checks that had passed when it was written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from .errors import (
     CorruptError,
     DeniedError,
     ExistsError,
+    FtckptError,
     IncompleteError,
     NotFoundError,
     RefusedError,
@@ -26,15 +28,19 @@ from .errors import (
 )
 from .hashing import hash_files
 from .limits import RateLimit
+from .manifest import HEAD as MANIFEST_HEAD
 from .manifest import SUFFIX, FileDigest, Manifest, PassedCheck, beside, is_own, read
 from .progress import NULL, Counter
 from .source import Source
 from .store import EntryKind
-from .stores.atomic import write_new, write_over
+from .stores.atomic import is_leftover, write_new, write_over
 
 if TYPE_CHECKING:
     from .store import Store
     from .stores import StoreOptions
+
+# Seconds after which a temporary file belongs to nobody who is still at work (as in retention).
+_STALE = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,9 @@ def seal(
         step=checkpoint.step,
         topology=replace(checkpoint.topology, evidence=""),
         files=[FileDigest(name, sizes[name], digests[name]) for name in members],
-        unmanaged=sorted(n for n in source.entries if n not in sizes and not is_own(n)),
+        unmanaged=sorted(
+            n for n in source.entries if n not in sizes and not is_own(n) and not is_leftover(n)
+        ),
         checks=tuple(checks),
         tool=f"ftckpt {__version__}",
         created=utc_now(),
@@ -150,6 +158,7 @@ def seal(
     store, path = place or (source.store, beside(source))
     try:
         if place is None:
+            _remove_left(source)
             standing = _write_beside(source, members, path, manifest, force=force)
         else:
             standing = _write(store, path, manifest, force=force)
@@ -187,6 +196,37 @@ def _write_beside(
         store.delete([path])
         raise _removed(source)
     return standing
+
+
+def _remove_left(source: Source) -> None:
+    """Remove the temporary manifests that seals of this checkpoint left when they were killed.
+
+    A link makes them a manifest a moment after they are written, so that one which is a day old
+    belongs to nobody who is still at work. What does not begin as a manifest is somebody else's.
+    One that cannot be removed disturbs nobody: verify names it.
+    """
+    store = source.store
+    if not store.traits.local:
+        return
+    folder = beside(source).rpartition("/")[0]
+    try:
+        names = [name for name in store.names(folder) if is_leftover(name)]
+        paths = [f"{folder}/{name}" if folder else name for name in names]
+        stale = [path for path in paths if _is_stale_manifest(store, path)]
+        store.delete(stale)
+    except FtckptError:
+        return
+
+
+def _is_stale_manifest(store: Store, path: str) -> bool:
+    """Say whether a file is what a killed seal wrote of a manifest, a day ago or earlier."""
+    entry = store.stat(path)
+    if entry.kind is not EntryKind.FILE or entry.link is not None or entry.mtime is None:
+        return False
+    if time.time() - entry.mtime < _STALE:
+        return False
+    head = store.read(path, 0, min(entry.size, len(MANIFEST_HEAD)))
+    return MANIFEST_HEAD.startswith(head)
 
 
 def _removed(source: Source) -> IncompleteError:

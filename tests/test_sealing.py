@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -275,3 +276,46 @@ def test_object_storage(path: Path, s3_url: str) -> None:
     store.put("__0_0.distcp", (path / "__0_0.distcp").read_bytes()[:-1] + b"!")
     with pytest.raises(RefusedError):
         seal(open_checkpoint(s3_url))
+
+
+def test_what_a_killed_seal_left_a_day_ago_is_removed_by_the_next_one(path: Path) -> None:
+    begun = b'{\n"schema": "ftckpt.manifest/1",\n"no'
+    left = {
+        ".ftckpt-tmp-0000000000000001": (begun, 25, True),
+        ".ftckpt-tmp-0000000000000002": (b"", 25, True),
+        ".ftckpt-tmp-0000000000000003": (begun, 23, False),  # somebody may be at work
+        ".ftckpt-tmp-0000000000000004": (b"not ours", 25, False),
+        "notes": (begun, 25, False),
+    }
+    for name, (data, hours, _) in left.items():
+        (path / name).write_bytes(data)
+        os.utime(path / name, (time.time() - hours * 3600,) * 2)
+    (path / ".ftckpt-tmp-link").symlink_to("notes")
+    before = set(os.listdir(path))
+    report = seal(open_checkpoint(path))
+    assert report.manifest.unmanaged == ("notes",)
+    gone = {name for name, (_, _, goes) in left.items() if goes}
+    assert set(os.listdir(path)) == before - gone | {NAME}
+    # Sealed already, it is swept all the same.
+    (path / ".ftckpt-tmp-0000000000000001").write_bytes(begun)
+    os.utime(path / ".ftckpt-tmp-0000000000000001", (1, 1))
+    assert not seal(open_checkpoint(path)).written
+    assert set(os.listdir(path)) == before - gone | {NAME}
+
+
+def test_a_leftover_that_cannot_be_removed_hinders_no_seal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = path / ".ftckpt-tmp-0000000000000001"
+    left.write_bytes(b"")
+    os.utime(left, (1, 1))
+    real = os.unlink
+
+    def unlink(name: str, **more: int) -> None:
+        if name == str(left):
+            raise PermissionError(13, "no")
+        real(name, **more)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    assert seal(open_checkpoint(path)).written
+    assert left.exists()

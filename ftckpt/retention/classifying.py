@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ftckpt.alone import alone, alone_of
 from ftckpt.checkpoint import CommitState
 from ftckpt.dropped import Tomb
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
@@ -14,6 +15,7 @@ from ftckpt.opening import open_child, recognise_at
 from ftckpt.registry import Listing, recognise
 from ftckpt.roots import Candidate, Child, Part, Root
 from ftckpt.store import Entry, EntryKind
+from ftckpt.stores import is_leftover
 from ftckpt.stores.listed import ListedStore
 
 from .contents import list_entry, sum_up
@@ -94,7 +96,7 @@ class _Candidate:
         listing = self._listing()
         child = self._recognise(listing)
         if child is None:
-            return self._found(EntryClass.FOREIGN, "no format knows it")
+            return self._of_no_format()
         odd = next((p for p in child.parts if not p.recognition.supported), None)
         if odd is not None:
             return self._found(EntryClass.FOREIGN, odd.recognition.reason, child)
@@ -107,6 +109,18 @@ class _Candidate:
         if NAME not in listing.files and _in_transfer(listing):
             return self._unfinished("a transfer to it is under way, or was killed", child)
         return self._committed(child, listing)
+
+    def _of_no_format(self) -> Found:
+        """What no format knows; a manifest alone in an object store is what a killed seal left."""
+        lone = ""
+        if self.place.kind is EntryKind.DIRECTORY:
+            if self.files is None:
+                lone = alone(self.root.store, self.place.path)
+            else:
+                lone = alone_of(self.root.store, self.files)
+        if lone and not self.root.store.traits.local:
+            return self._unfinished(lone, None)
+        return self._found(EntryClass.FOREIGN, lone or "no format knows it")
 
     def _committed(self, child: Child, listing: Listing) -> Found:
         """A finished save, as its names say; its headers only for a step that they do not say."""
@@ -126,7 +140,8 @@ class _Candidate:
         time = time_of_listing(listing) if self.files is None else self._time()
         sealed = self.candidate.path + SUFFIX in self.root.foreign or NAME in listing.files
         seen = len(listing.at_hand.files)
-        found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen)
+        left = tuple(sorted(filter(is_leftover, listing.at_hand.files)))
+        found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen, left=left)
         return judged_by(found.now(step=step, time=time, named=named), self.how)
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> Found:

@@ -53,6 +53,7 @@ class Found:
         child: as the formats recognise it; None where none does.
         sealed: whether a manifest stands with it, or may, in one of several parts.
         names: how many files were seen in its directory; it may have more, there or further down.
+        left: which of the files that were seen there a write of ftckpt has left that was killed.
     """
 
     entry: RootEntry
@@ -61,6 +62,7 @@ class Found:
     child: Child | None = None
     sealed: bool = False
     names: int = 0
+    left: tuple[str, ...] = ()
 
     def now(self, **known: object) -> Found:
         """Return it with more known of the entry."""

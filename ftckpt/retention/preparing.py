@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ftckpt.candidates import nothing_known
+from ftckpt.findings import listed
 from ftckpt.opening import Place, open_runs
 from ftckpt.progress import NULL, Counter
 from ftckpt.registry import Format
@@ -148,6 +149,12 @@ class _Work:
             if p.dangling
         ]
         self.notes += upload_notes(root, self.now)
+        self.notes += [
+            f"{root.store.describe(f.place.path)} holds {listed(f.left)}, left by a write of ftckpt"
+            " that was killed: the next seal of it removes what is a day old"
+            for f in run.members
+            if f.left
+        ]
 
     def recall(self, plan: Plan) -> None:
         """Take over what an earlier plan has checked."""

@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+from ftckpt.alone import alone_of
 from ftckpt.errors import NotFoundError
 from ftckpt.manifest import FOLDER, SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.roots import Candidate, Root, concurrently, join, step_in_name
 from ftckpt.store import Entry
 from ftckpt.stores import is_leftover
+from ftckpt.transfer.places import staging_name
 
 from .classifying import classify
+from .contents import sum_up
 from .entries import EntryClass, RootEntry
 from .evidence import Evidence
 from .found import Found, Reading
 from .leftovers import WHY as LEFT
+from .policy import GRACE
 from .records import own_folder
 from .trash import BESIDE, parse_trash_name
 from .trash import FOLDER as TRASH
@@ -53,7 +57,7 @@ def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[F
         f.now(contents=dropped[f.entry.name].entry.contents) if f.entry.name in dropped else f
         for f in _trash(root)
     )
-    return [*standing, *_foreign(root), *trash]
+    return [*standing, *_foreign(root), *_alone(root, how, evidence), *trash]
 
 
 def _foreign(root: Root) -> Iterator[Found]:
@@ -63,6 +67,44 @@ def _foreign(root: Root) -> Iterator[Found]:
             why = LEFT if is_leftover(name) else "its name is no checkpoint's"
             entry = RootEntry(place.path, root.base, EntryClass.FOREIGN, why=why)
             yield Found(entry, root, place)
+
+
+def _alone(root: Root, how: Reading, evidence: Evidence) -> Iterator[Found]:
+    """Manifests of files that are gone, in an object store: a seal that was killed left them.
+
+    What such a manifest described is dropped and reclaimed, or was removed by hand; the manifest
+    is dropped as a save is that was given up.
+    """
+    if root.store.traits.local:
+        return
+    there = {candidate.path for candidate in root.candidates} | set(root.foreign)
+    for name in root.foreign:
+        described = name.removesuffix(SUFFIX)
+        # What has a tombstone is in the trash already, and told of there.
+        if described in (name, "") or described in there or name in root.tombs:
+            continue
+        if staging_name(described) in there:  # a conversion to one object shows it second
+            continue
+        with suppress(NotFoundError):
+            place = root.store.stat(join(root.base, name))
+            why = alone_of(root.store, [place])
+            if not why:
+                continue
+            entry = RootEntry(
+                name=place.path,
+                group=root.base,
+                entry_class=_age_class(place, how.now),
+                step=step_in_name(described),
+                time=place.mtime,
+                why=why,
+                contents=sum_up([place]),
+            )
+            yield evidence.added_to(Found(entry, root, place))
+
+
+def _age_class(place: Entry, now: float) -> EntryClass:
+    silent = place.mtime is not None and now - place.mtime >= GRACE
+    return EntryClass.ABANDONED if silent else EntryClass.STAGING
 
 
 def _trash(root: Root) -> Iterator[Found]:

@@ -74,6 +74,15 @@ def test_gc_and_status_name_them(tmp_path: Path) -> None:
     assert run["leftovers"] == [".ftckpt-tmp-probe-1"]
 
 
+def test_gc_names_those_inside_a_checkpoint(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "run/step-1")
+    (tmp_path / "run/step-1/.ftckpt-tmp-0000000000000001").touch()
+    plan = ftckpt_json("gc", str(tmp_path / "run"), "--keep-last", "1")
+    (note,) = [n for n in plan["plan"]["notes"] if ".ftckpt-tmp-0000000000000001" in n]
+    assert str(tmp_path / "run/step-1") in note
+    assert "the next seal of it removes" in note
+
+
 @pytest.mark.s3
 def test_the_next_probe_sweeps_up_those_before_it(s3_url: str) -> None:
     store = open_store(s3_url, QUICK)
