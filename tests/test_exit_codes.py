@@ -18,10 +18,15 @@ CODES = [code for code in ExitCode if code is not ExitCode.CLOSED_PIPE]
 SCRIPTS = {
     "train.sbatch": (DOCS / "jobs" / "train.sbatch").read_text(),
     "restart.sbatch": (DOCS / "jobs" / "restart.sbatch").read_text(),
+    "tiers.sbatch": (DOCS / "jobs" / "tiers.sbatch").read_text(),
     "verify.md": re.findall(r"```sh\n(CKPT=.*?)```", (DOCS / "verify.md").read_text(), re.DOTALL)[
         0
     ],
 }
+
+
+def test_every_job_script_is_tried() -> None:
+    assert {p.name for p in (DOCS / "jobs").glob("*.sbatch")} <= set(SCRIPTS)
 
 
 def rows(page: str) -> dict[int, list[str]]:
@@ -83,7 +88,7 @@ def test_each_script_does_what_the_table_says(script: str, code: ExitCode, tmp_p
     done = subprocess.run(
         ["bash", "-c", SCRIPTS[script], "job"],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "ROOT": "/root"}
-        | {"SCRATCH": "/scratch", "SLURM_JOB_ID": "7"},
+        | {"SCRATCH": "/scratch", "SLURM_JOB_ID": "7", "TIER": "cold:run7"},
         capture_output=True,
         text=True,
         timeout=60,

@@ -17,7 +17,6 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.roots import Candidate, Root, concurrently, join, step_in_name
 from ftckpt.store import Entry
 from ftckpt.stores import is_leftover
-from ftckpt.transfer.places import staging_name
 
 from .classifying import classify
 from .contents import sum_up
@@ -83,7 +82,7 @@ def _alone(root: Root, how: Reading, evidence: Evidence) -> Iterator[Found]:
         # What has a tombstone is in the trash already, and told of there.
         if described in (name, "") or described in there or name in root.tombs:
             continue
-        if staging_name(described) in there:  # a conversion to one object shows it second
+        if f".{described}.ftckpt-staging" in there:  # a conversion to one object shows it second
             continue
         with suppress(NotFoundError):
             place = root.store.stat(join(root.base, name))
