@@ -19,6 +19,7 @@ from tests.commands.golden import RUN
 from tests.forked import run
 from tests.servers.s3 import BUCKET, S3Service
 
+APPLY = ("--keep-last", "1", "--min-survivors", "1", "--apply")
 SECRET = "Wq7-not-to-be-shown"
 
 
@@ -280,3 +281,51 @@ def test_two_services_in_one_command(
     code, document = answer("copy", f"{far}/step-1", f"s3://{services}/step-1", *flags)
     assert (code, document["result"]["name"]) == (8, "REFUSED"), document["result"]
     assert "is the source itself" in document["result"]["message"]
+
+
+@pytest.mark.s3
+def test_gc_on_a_named_remote(services: str, swift: S3Service) -> None:
+    far = "hot:"
+    for step in (1, 2):
+        assert answer("copy", str(RUN / f"step-{step}"), f"{far}run/")[0] == 0
+
+    def keys() -> set[str]:
+        store = open_store(f"{far}run")
+        return {entry.path for entry in store.walk() if not entry.path.startswith(".ftckpt/")}
+
+    # A service on which two runs would not see each other is refused, by its name.
+    cold = f"cold:{services}"
+    assert answer("copy", str(RUN / "step-1"), f"{cold}/run/")[0] == 0
+    assert answer("copy", str(RUN / "step-2"), f"{cold}/run/")[0] == 0
+    code, document = answer("gc", f"{cold}/run", *APPLY)
+    assert code == 13
+    assert document["result"]["message"].startswith(f"{cold}/run cannot be locked")
+    for step in (1, 2):
+        assert answer("verify", f"{cold}/run/step-{step}", "--level", "content")[0] == 0
+    whole = keys()
+    assert {key.partition("/")[0] for key in whole} == {"step-1", "step-2"}
+    code, document = answer("gc", f"{far}run", *APPLY)
+    assert code == 0, document["result"]
+    assert answer("latest", f"{far}run")[1]["path"] == f"{far}run/step-2"
+    assert answer("verify", f"{far}run/step-1")[0] != 0
+    # It can be had back by its name on the remote, and is whole then.
+    code, document = answer("gc", "undelete", f"{far}run", "step-1")
+    assert code == 0, document["result"]
+    assert keys() == whole
+    assert answer("verify", f"{far}run/step-1", "--level", "content")[0] == 0
+    code, document = answer("gc", f"{far}run", *APPLY, "--purge-now", "--yes")
+    assert code == 0, document["result"]
+    assert keys() == {key for key in whole if key.startswith("step-2/")}
+    assert answer("verify", f"{far}run/step-2", "--level", "content")[0] == 0
+    prefix = services.partition("/")[2]
+    assert swift.get(f"{prefix}/run/step-2/.metadata")
+
+
+def test_gc_on_a_named_directory(config: Path, tmp_path: Path) -> None:
+    shutil.copytree(RUN, tmp_path / "disk" / "run")
+    written(config, f'[remotes.nvme]\nurl = "{tmp_path}/disk"\n')
+    code, document = answer("gc", "nvme:run", *APPLY)
+    assert code == 0, document["result"]
+    assert not (tmp_path / "disk" / "run" / "step-1").exists()
+    assert answer("gc", "undelete", "nvme:run", "step-1")[0] == 0
+    assert (tmp_path / "disk" / "run" / "step-1" / ".metadata").exists()
