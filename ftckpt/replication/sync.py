@@ -1,26 +1,16 @@
-"""Ship the checkpoints of a root to another tier: those that rules choose, the oldest gap first.
-
-What the tier holds is never believed by its name: the copy must be finished and of the sizes that
-its manifest lists, and be of the very bytes of the source. The latter is known from the source's
-own manifest, or from the record that was left with the copy: the listing (names, sizes, times,
-versions) that it was made of. Where neither says so, the source is read and compared.
-"""
+"""Ship the checkpoints of a root to another tier: those that it lacks, the oldest gap first."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
     CorruptError,
-    ExistsError,
     ExitCode,
-    FtckptError,
     IncompleteError,
     NotFoundError,
     RefusedError,
@@ -28,30 +18,23 @@ from ftckpt.errors import (
     UnsupportedError,
     worst,
 )
-from ftckpt.manifest import NAME, Manifest, find, is_own
-from ftckpt.opening import open_child
 from ftckpt.progress import NULL, Counter
-from ftckpt.retention import log, records, rules
 from ftckpt.retention.checking import surveyed
 from ftckpt.retention.classifying import judged_by
 from ftckpt.retention.entries import EntryClass
 from ftckpt.retention.found import Found, Reading
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.reading import read_entries
-from ftckpt.roots import Root, join, read_again
-from ftckpt.source import Source
-from ftckpt.store import EntryKind
+from ftckpt.roots import Root
 from ftckpt.stores import StoreOptions
 from ftckpt.stores.atomic import make_directories
 from ftckpt.stores.oserror import translate
-from ftckpt.transfer.places import staging_name
 
 from .copying import CopyReport, copy
+from .missing import Tier, chosen, dropped_from, name_in, opened
 from .options import ReplicationOptions
-from .standing import require_same
 from .sync_lock import leased, locked
 
-_KIND, _LABEL = "synced", "source"
 # One checkpoint fails of these, and the next may be shipped all the same.
 _OF_ONE = (
     CorruptError,
@@ -174,9 +157,9 @@ def sync(
         tier: the destination, which may be empty.
         how: formats, and what a checkpoint is a delta upon.
         options: which, and how.
-        told: told of each item as it is decided.
-        remark: told what else there is to say.
-        counter: is told of bytes.
+        told: called with each item as it is decided.
+        remark: called with other remarks, one line each.
+        counter: counts bytes.
 
     Raises:
         RefusedError: another sync holds the tier, or has taken it.
@@ -205,16 +188,17 @@ class _Sync:
         told: Callable[[Item], None],
         counter: Counter,
     ) -> None:
-        self.root, self.tier, self.options = root, tier, options
+        self.root, self.options = root, options
+        self.tier = Tier(root, tier, options.replication, options.stores, counter)
         self.told, self.counter = told, counter
         self.items: dict[str, Item] = {}
         self.members: dict[str, Found] = {}
         for found in read_entries(root, how, counter=counter):
-            name = self._name(found)
+            name = name_in(root, found)
             if found.entry.entry_class is EntryClass.COMMITTED:
                 found = judged_by(found, how)
             self.members[name] = found
-        self.dropped = {} if options.again else _dropped(tier)
+        self.dropped = {} if options.again else dropped_from(tier)
 
     def run(self, check: Callable[[], None]) -> None:
         for name, found in self.members.items():
@@ -241,7 +225,7 @@ class _Sync:
         return any(found.entry.name == name for name, _ in self._chosen(also=found))
 
     def _chosen(self, also: Found | None = None) -> list[tuple[str, str]]:
-        """Return what the rules choose, with the rule: bases first, the lowest step first."""
+        """Return what the rules choose of what can be shipped, and of `also`; see `chosen`."""
         failed = (State.FAILED, State.GONE)
         good = {
             name: found
@@ -252,38 +236,7 @@ class _Sync:
                 and (name not in self.items or self.items[name].state not in failed)
             )
         }
-        order = sorted(good, key=lambda name: good[name].entry.age_order)
-        policy = self.options.policy
-        if policy is None:
-            why = dict.fromkeys(order, "")
-        else:
-            entries = [good[name].entry for name in order]
-            names = {good[name].entry.name: name for name in order}
-            kept = rules.keep(policy, [e for e in entries if e.step is not None])
-            why = {names[entry.name]: reason.detail for entry, reason in kept}
-            for name in order:
-                tags = sorted(set(good[name].entry.tags) & set(policy.keep_tags))
-                if tags and name not in why:
-                    why[name] = f"tagged {tags[0]}"
-        places = {good[name].place.path: name for name in order}
-        result: dict[str, str] = {}
-
-        def add(name: str, reason: str) -> None:
-            if name in result:
-                return
-            for path in good[name].entry.bases:
-                base = places.get(path)
-                if base is not None and base != name and base not in why:
-                    add(base, f"base of {name}")
-            result[name] = reason
-
-        for name in (n for n in order if n in why):
-            for path in good[name].entry.bases:  # an older one that is chosen by itself comes first
-                base = places.get(path)
-                if base is not None and base != name and base in why:
-                    add(base, why[base])
-            add(name, why[name])
-        return list(result.items())
+        return chosen(good, self.options.policy)
 
     def _ship(self, name: str, why: str) -> Item:
         found = surveyed(self.members[name])
@@ -291,15 +244,17 @@ class _Sync:
             return self._item(name, State.GONE, "it was removed meanwhile")
         assert found.entry.contents is not None
         self.members[name] = found
+        ships = not self.options.dry_run
         item = replace(self._item(name, State.PLANNED, why), nbytes=found.entry.contents.nbytes)
         dropped = self.dropped.get(name)
         old = found.entry.time is None or dropped is None or found.entry.time < dropped
-        if dropped is not None and old and not self._stands(found):
+        if dropped is not None and old and not self.tier.stands(found):
             return replace(item, state=State.DROPPED, why="gc of the tier has dropped it")
         try:
-            if not self._left_behind(found) and self._is_there(found):
+            unswept = ships and self.tier.left_behind(found)
+            if not unswept and self.tier.is_there(found, record=ships):
                 return replace(item, state=State.THERE)
-            if self.options.dry_run:
+            if not ships:
                 return item
             with leased(self.root, name, self.options.actor):
                 report = self._copy(found)
@@ -307,14 +262,14 @@ class _Sync:
             if surveyed(found.now(contents=None)) is None:
                 return replace(item, state=State.GONE, why="it was removed meanwhile")
             return replace(item, state=State.FAILED, why=error.message, code=error.exit_code)
-        self._remember(found, report.url)
+        self.tier.remember(found)
         state = State.THERE if report.already_there else State.SHIPPED
         return replace(item, state=state, report=report)
 
     def _copy(self, found: Found) -> CopyReport:
-        checkpoint = self._opened(found)
-        target = self._target(found)
-        local = self.tier.store.local_path(self._path(found))
+        checkpoint = opened(self.root, found)
+        target = self.tier.target(found)
+        local = self.tier.local_path(found)
         if local is not None:  # a step may hold its one checkpoint in a folder
             try:
                 make_directories(os.path.dirname(local))
@@ -327,155 +282,3 @@ class _Sync:
             stores=self.options.stores,
             counter=self.counter,
         )
-
-    def _opened(self, found: Found) -> Checkpoint:
-        assert found.child is not None
-        if len(found.child.parts) > 1:
-            raise UnsupportedError(
-                f"{found.entry.name} holds several checkpoints, which no copy makes visible at once"
-            )
-        return open_child(self.root, found.child)[0]
-
-    def _name(self, found: Found) -> str:
-        return found.place.path[len(self.root.base) + 1 if self.root.base else 0 :]
-
-    def _path(self, found: Found) -> str:
-        """Return where a checkpoint goes: the store's path in the tier."""
-        assert found.child is not None
-        path = found.child.parts[0].entry.path
-        return join(self.tier.base, path[len(self.root.base) + 1 if self.root.base else 0 :])
-
-    def _target(self, found: Found) -> str:
-        return self.tier.store.describe(self._path(found))
-
-    def _standing(self, found: Found) -> Source:
-        """List what stands where a checkpoint goes.
-
-        Raises:
-            NotFoundError: nothing does.
-        """
-        assert found.child is not None
-        store, path = self.tier.store, self._path(found)
-        if found.child.parts[0].entry.kind is EntryKind.FILE:
-            return Source.file(store, store.stat(path))
-        return Source.directory(store, path)
-
-    def _stands(self, found: Found) -> bool:
-        with suppress(NotFoundError):
-            return find(self._standing(found)) is not None
-        return False
-
-    def _left_behind(self, found: Found) -> bool:
-        """Say whether a copy was killed after its last act; copying again sweeps up after it."""
-        folder, name = os.path.split(self.tier.store.local_path(self._path(found)) or "")
-        leftover = os.path.join(folder, staging_name(name))
-        return bool(name) and os.path.lexists(leftover) and not self.options.dry_run
-
-    def _is_there(self, found: Found) -> bool:
-        """Say whether the tier holds this very checkpoint.
-
-        Raises:
-            CorruptError: it does, and files of it are missing or of another size.
-            ExistsError: it holds another one of this name.
-        """
-        try:
-            standing = self._standing(found)
-            manifest = find(standing)
-        except NotFoundError:
-            return False
-        if manifest is None:
-            return False  # a copy that is not finished, or somebody else's: copying tells them
-        _require_sizes(standing, manifest)
-        checkpoint = self._opened(found)
-        own = find(checkpoint.source)
-        taken = ExistsError(
-            f"{standing.url} holds another checkpoint than {checkpoint.source.url}",
-            hint="it was saved again under the same name, or comes from another run: nothing is "
-            "overwritten",
-        )
-        if own is not None and not own.same_content(manifest):
-            raise taken
-        if own is not None and not _written_since(checkpoint.source):
-            return True
-        if self._remembered(found, manifest):
-            return True
-        cheap = replace(self.options.replication, proof=False)
-        # Read, whatever a manifest says that is older than the files.
-        require_same(
-            checkpoint.source, None, standing.url, self.options.stores, cheap, self.counter, taken
-        )
-        if not self.options.dry_run:
-            self._remember(found, standing.url)
-        return True
-
-    def _remembered(self, found: Found, manifest: Manifest) -> bool:
-        assert found.entry.contents is not None
-        for record in records.read(self.tier, _KIND, self._name(found)):
-            if (
-                record.label == _LABEL
-                and record.text("listing", "") == found.entry.contents.fingerprint
-                and record.text("manifest", "") == _digest(manifest)
-            ):
-                return True
-        return False
-
-    def _remember(self, found: Found, url: str) -> None:
-        """Leave with the copy what it was made of; without it the source is read next time."""
-        assert found.entry.contents is not None
-        try:
-            manifest = find(self._standing(found))
-            if manifest is None:
-                return
-            self.tier = read_again(self.tier)
-            fields = {
-                "listing": found.entry.contents.fingerprint,
-                "manifest": _digest(manifest),
-                "source": self.root.url,
-            }
-            records.write(self.tier, _KIND, self._name(found), _LABEL, fields)
-        except FtckptError:
-            return
-
-
-def _require_sizes(standing: Source, manifest: Manifest) -> None:
-    for file in manifest.files:
-        name = next(iter(standing.entries)) if standing.single else file.path
-        entry = standing.entries.get(name)
-        if entry is None or entry.size != file.size:
-            what = "is missing" if entry is None else f"has {entry.size} bytes, not {file.size}"
-            raise CorruptError(
-                f"{name} of the copy {standing.url} {what}",
-                kind="missing-file" if entry is None else "truncated-file",
-                file=name,
-                hint="ftckpt repair mends it from the source",
-            )
-
-
-def _written_since(source: Source) -> bool:
-    """Say whether a file was written after the source was sealed, or nobody can tell."""
-    seal = source.entries.get(NAME)
-    if seal is None or seal.mtime is None:  # beside a single file; or the store keeps no times
-        return True
-    times = [e.mtime for name, e in source.entries.items() if not is_own(name)]
-    return any(time is None or time > seal.mtime for time in times)
-
-
-def _digest(manifest: Manifest) -> str:
-    """Return the digest in a manifest's last line."""
-    return manifest.dump().rsplit(b'"', 2)[-2].decode()
-
-
-def _dropped(tier: Root) -> Mapping[str, float]:
-    """Return when gc of the tier has dropped what, by its name there."""
-    found: dict[str, float] = {}
-    for event in log.read(tier):
-        names, then = event.get("dropped"), event["time"]
-        if event.get("event") == log.APPLIED and isinstance(names, list):
-            assert isinstance(then, (int, float))
-            for name in _texts(names):
-                found[name[len(tier.base) + 1 if tier.base else 0 :]] = float(then)
-    return found
-
-
-def _texts(values: Iterable[object]) -> Sequence[str]:
-    return [value for value in values if isinstance(value, str)]

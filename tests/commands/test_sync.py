@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import ftckpt.replication.missing
 import ftckpt.replication.sync
 from ftckpt.errors import DeniedError
 from ftckpt.replication.copying import copy
@@ -70,7 +71,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the source was read")
 
-    monkeypatch.setattr(ftckpt.replication.sync, "require_same", read)
+    monkeypatch.setattr(ftckpt.replication.missing, "require_same", read)
 
 
 def test_everything_is_shipped_once(
