@@ -88,7 +88,9 @@ def _require_one_group(content: Content, checkpoint: RanksCheckpoint) -> None:
         replicas = info is not None and any(piece.replica for piece in info.pieces)
         if key in content.tensors and split.dim is not None and (split.dim < 0 or replicas):
             raise UnsupportedError(
-                f"{key} is cut over a grid of ranks: plain files are divided over one group",
+                f"{key} is cut over a grid of ranks, or kept in copies by data-parallel ranks:"
+                " plain files are divided over one group",
+                hint=_JOIN,
                 kind="unknown-rule",
                 tensor=key,
             )
@@ -97,9 +99,13 @@ def _require_one_group(content: Content, checkpoint: RanksCheckpoint) -> None:
 def _require_no_stages(checkpoint: RanksCheckpoint) -> None:
     if any((file := rank_file(name)) and file.staged for name in checkpoint.streams):
         raise UnsupportedError(
-            "pipeline stages saved by hand cannot be divided anew: their layers are in no rule",
-            hint="ftckpt convert joins them to one checkpoint",
+            "pipeline stages saved by hand cannot be divided anew: nothing says which layers a new"
+            " stage would hold, nor under which numbers its optimizer",
+            hint=_JOIN,
         )
+
+
+_JOIN = "ftckpt convert SRC DST --to safetensors (or torchsave) joins them to one checkpoint"
 
 
 def _require_known(content: Content) -> None:

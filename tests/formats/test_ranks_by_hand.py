@@ -295,8 +295,15 @@ def test_replicas_of_one_tensor_rank_are_replicas(tmp_path: Path) -> None:
     checkpoint = opened(folder)
     assert list(checkpoint.check()) == []
     assert [p.replica for p in checkpoint.tensors["w"].pieces] == [0, 1, 0, 1]
-    with pytest.raises(UnsupportedError, match="grid"):
+    with pytest.raises(UnsupportedError, match="grid") as refused:
         RanksWriter().layout(Content.of(checkpoint), Wishes(tp=4))
+    assert "convert SRC DST --to safetensors" in refused.value.hint
+    for name, to in (("out", "safetensors"), ("out.pt", "torchsave")):
+        out = tmp_path / name
+        done = ftckpt_json("convert", str(folder), str(out), "--to", to)
+        assert done["result"]["code"] == 0
+    whole = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.equal(whole["model"]["w"], torch.arange(12.0).reshape(4, 3))
 
 
 def test_placements_that_torch_pickles(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ftckpt.assembly import read_tensor
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.formats.ranks import Ranks
 from ftckpt.formats.ranks_writer import RanksWriter
@@ -15,7 +16,7 @@ from ftckpt.source import Source
 from ftckpt.stores import open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.verification import VerifyOptions, verify
+from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.checkpoints import open_checkpoint
 from tests.data.by_hand import make_by_hand
 from tests.format_suite import FormatTests, Made
@@ -109,8 +110,74 @@ def test_a_copy_of_a_step_has_a_directory_of_its_own(root: Path, tmp_path: Path)
 def test_stages_are_not_divided_anew() -> None:
     source = open_checkpoint(DATA / "stages")
     for wishes in (Wishes(tp=4), Wishes(dp=4)):
-        with pytest.raises(UnsupportedError, match="stages"):
+        with pytest.raises(UnsupportedError, match="stages") as caught:
             RanksWriter().layout(Content.of(source), wishes)
+        assert "which layers" in caught.value.message
+        assert "convert SRC DST --to safetensors (or torchsave)" in caught.value.hint
+
+
+@pytest.mark.parametrize("to", ["safetensors", "torchsave"])
+def test_what_the_refusal_names_joins_the_stages(to: str, tmp_path: Path) -> None:
+    out = tmp_path / ("whole" if to == "safetensors" else "whole.pt")
+    assert code_of("convert", DATA / "stages", out, "--to", to) == 0
+    assert code_of("verify", out, "--level", "content") == 0
+    joined = open_checkpoint(out)
+    truth = truth_file(DATA / "truth.safetensors")
+    assert set(joined.tensors) == set(truth)
+    assert all(read_tensor(joined, key) == one.data for key, one in truth.items())
+
+
+class TestDamage:
+    """Twins of the sample: a flipped bit, a stage that was recorded in another world."""
+
+    def checked(self, folder: Path) -> VerifyReport:
+        return verify(open_checkpoint(folder), VerifyOptions(level=Level.CONTENT))
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(DATA / "stages", tmp_path / "stages"))
+
+    def test_whole(self, folder: Path) -> None:
+        assert self.checked(folder).code is ExitCode.OK
+
+    @pytest.mark.parametrize("stage", [0, 1])
+    def test_a_flipped_bit(self, folder: Path, stage: int) -> None:
+        file = folder / f"checkpoint_step100_stage{stage}.pt"
+        for tensor in open_checkpoint(folder).tensors.values():
+            extent = tensor.pieces[0].extent
+            if extent.file != file.name or not extent.length:
+                continue
+            good = file.read_bytes()
+            data = bytearray(good)
+            data[extent.offset + extent.length // 2] ^= 4
+            file.write_bytes(data)
+            report = self.checked(folder)
+            file.write_bytes(good)
+            assert report.code is ExitCode.CORRUPT
+            assert {(f.kind, f.file) for f in report.findings if f.code is ExitCode.CORRUPT} == {
+                ("bad-crc", file.name)
+            }
+
+    @pytest.mark.parametrize("key", ["num_stages", "pp_size", "world_size"])
+    def test_a_stage_of_another_world(self, folder: Path, key: str) -> None:
+        for stage in range(2):
+            file = folder / f"checkpoint_step100_stage{stage}.pt"
+            state = torch.load(file, weights_only=True)
+            state["config"] = {key: 4 if stage else 2}
+            torch.save(state, file)
+        report = self.checked(folder)
+        assert report.code is ExitCode.CORRUPT
+        assert "world-size" in {f.kind for f in report.findings if f.code is ExitCode.CORRUPT}
+
+    def test_stages_that_all_record_more_than_there_are(self, folder: Path) -> None:
+        for stage in range(2):
+            file = folder / f"checkpoint_step100_stage{stage}.pt"
+            state = torch.load(file, weights_only=True)
+            state["config"]["num_stages"] = 4
+            torch.save(state, file)
+        report = self.checked(folder)
+        assert report.code is ExitCode.INCOMPLETE
+        assert "missing-rank" in {f.kind for f in report.findings}
 
 
 def test_layers_that_each_stage_counts_by_itself_are_not_merged(tmp_path: Path) -> None:
