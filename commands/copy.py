@@ -51,7 +51,7 @@ def command(
         typer.Argument(metavar="DST", help="Where the copy goes; DIR/ keeps the name of SRC."),
     ],
     include_bases: Annotated[
-        bool, typer.Option("--include-bases", help="Copy what a delta is upon first, beside it.")
+        bool, typer.Option("--include-bases", help="Copy what a delta depends on first, beside it.")
     ] = False,
     unmanaged: Annotated[
         bool,
@@ -98,7 +98,7 @@ def command(
 def _with_bases(
     invocation: Invocation, checkpoint: Checkpoint, destination: str
 ) -> list[tuple[Checkpoint, str]]:
-    """Return what a delta is upon, the full checkpoint first, and where each goes: beside DST.
+    """Return what a delta depends on, the full checkpoint first, and where each goes: beside DST.
 
     A reader looks for a base where it was, seen from the delta, and then among its siblings.
 

@@ -34,7 +34,7 @@ def command(
     """Keep a checkpoint until it is unpinned, whatever the rules of gc say.
 
     Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
-    built upon is kept with it.
+    built on is kept with it.
     """
     from ftckpt.retention import pins
     from ftckpt.retention.choosing import choose_entries

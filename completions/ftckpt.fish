@@ -226,7 +226,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l quiet -s q -d 'No
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l help -d 'Show this message and exit.'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l include-bases -d 'Copy what a delta is upon first, beside it.'
+complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l include-bases -d 'Copy what a delta depends on first, beside it.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l unmanaged -d 'Copy files too that do not belong to the checkpoint.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l no-proof -d 'Do not read back what was written.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l restart -d 'Forget what another run to DST has left.'
@@ -492,8 +492,8 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l help -d 'Show this message and exit.'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l onto -r -d 'What the result stands upon.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l full -d 'Let it stand upon nothing.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l onto -r -d 'What the result depends on.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l full -d 'Let it depend on nothing.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l base -r -d 'Where a base of the chain lies now. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l level -r -d '1 fast, 2, 3 small.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l no-proof -d 'Check neither the sources nor, read back, the result.'

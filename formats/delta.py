@@ -70,11 +70,11 @@ class Delta:
         return open_delta(source, formats(self.rules, self.bases), self.bases, stores)
 
     def built_upon(self, root: Root, child: Child) -> Sequence[str]:
-        """Return the places of all that a checkpoint of a root may be a delta upon.
+        """Return the places of all that a checkpoint of a root may depend on.
 
         Raises:
             CorruptError: the index is damaged (`bad-delta`).
-            UnsupportedError: it is of another version: what it is built upon cannot be known.
+            UnsupportedError: it is of another version: what it is built on cannot be known.
             UnavailableError, DeniedError: it could not be read.
         """
         from .delta_bases import bases

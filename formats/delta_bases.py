@@ -1,4 +1,4 @@
-"""What the checkpoints of a root are built upon, for deciding which of them may go."""
+"""What the checkpoints of a root are built on, for deciding which of them may go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .delta import Delta
 
 
 def bases(root: Root, child: Child) -> Sequence[str]:
-    """Return the places of all that a checkpoint of a root may be a delta upon.
+    """Return the places of all that a checkpoint of a root may depend on.
 
     Only the first bytes of its index are read. Where nothing stands where the base was, that place
     counts all the same, because it may lie in the trash; and so does every checkpoint of its step
@@ -23,7 +23,7 @@ def bases(root: Root, child: Child) -> Sequence[str]:
 
     Raises:
         CorruptError: the index is damaged (`bad-delta`).
-        UnsupportedError: it is of another version: what it is built upon cannot be known.
+        UnsupportedError: it is of another version: what it is built on cannot be known.
         UnavailableError, DeniedError: it could not be read.
     """
     parts = (part for part in child.parts if part.format.name == Delta.name)

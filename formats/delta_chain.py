@@ -1,7 +1,7 @@
-"""Find what a delta stands upon: by the recorded place, among its siblings, and by content.
+"""Find what a delta depends on: by the recorded place, among its siblings, and by content.
 
 A path alone proves nothing. A base that is a delta says in its index which content it holds; a full
-one is known by its manifest, else only by the digests of the blocks that are decoded upon it. What
+one is known by its manifest, else only by the digests of the blocks that are decoded from it. What
 can be told without reading tensors is told before anything is read or written.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 1 << 20  # bytes of small tensors that tell one step of a run from another
 
-# Deltas upon one full checkpoint. Each costs a restore about as much as a checkpoint, and decoding
+# Deltas on one full checkpoint. Each costs a restore about as much as a checkpoint, and decoding
 # goes down through all of them at once, which the interpreter bounds.
 MOST_LINKS = 32
 
@@ -46,7 +46,7 @@ MOST_LINKS = 32
 def open_base(
     delta: DeltaCheckpoint, base: BaseName, formats: Sequence[Format], given: Sequence[str]
 ) -> Checkpoint:
-    """Open the checkpoint that a delta stands upon; headers are read, no tensors.
+    """Open the checkpoint that a delta depends on; headers are read, no tensors.
 
     Args:
         delta: that names it.
@@ -72,7 +72,7 @@ def open_base(
             found, why = _try(delta, base, url, formats, above, look=url != recorded)
         except NotFoundError:
             continue
-        except IncompleteError as error:  # a base was whole when it was packed upon
+        except IncompleteError as error:  # a base was whole when it was packed against
             remains = remains or (error if url == recorded else None)
             continue
         except FtckptError as error:  # what lies elsewhere may be whole
@@ -91,7 +91,7 @@ def open_base(
         elif why:
             wrong = wrong or CorruptError(
                 f"{found.source.url} is not the base of {delta.source.url}: {why}",
-                hint="find the checkpoint that it was packed upon; --base PATH says where it is",
+                hint="find the checkpoint that it was packed against; --base PATH says where it is",
                 kind="wrong-base",
             )
         elif is_known(found, base):
@@ -164,12 +164,12 @@ def _was_dropped(delta: DeltaCheckpoint, parent: str, name: str) -> bool:
 
 
 def chain(delta: DeltaCheckpoint) -> list[Checkpoint]:
-    """Return a delta, what it stands upon, and so on down to the full checkpoint (see `walk`)."""
+    """Return a delta, what it depends on, and so on down to the full checkpoint (see `walk`)."""
     return list(walk(delta))
 
 
 def walk(delta: DeltaCheckpoint) -> Iterator[Checkpoint]:
-    """Yield a delta, what it stands upon, and so on down to the full checkpoint.
+    """Yield a delta, what it depends on, and so on down to the full checkpoint.
 
     Raises:
         UnsupportedError: the chain is too long.
@@ -183,7 +183,7 @@ def walk(delta: DeltaCheckpoint) -> Iterator[Checkpoint]:
     while isinstance(here, DeltaCheckpoint) and here.index.base is not None:
         if len(here.above) >= MOST_LINKS:
             raise UnsupportedError(
-                f"{delta.source.url} stands upon more than {MOST_LINKS} deltas",
+                f"{delta.source.url} depends on more than {MOST_LINKS} deltas",
                 hint="ftckpt delta rebase makes one in the middle of the chain full",
             )
         base = here.base
@@ -204,21 +204,21 @@ def within(base: Checkpoint, file: str | None) -> str | None:
     return base.source.store.describe(base.source.path(file))
 
 
-# A container that two readers would read differently. It was none when it was packed upon.
+# A container that two readers would read differently. It was none when it was packed against.
 _AMBIGUOUS = frozenset(("unsafe-zip", "unsafe-header", "unsafe-index"))
 
 
 def is_damage(kind: str) -> bool:
     """Say whether what would be refused as ambiguous elsewhere is damage in a base.
 
-    A delta is packed only upon what is sound, so the bytes have changed since. A pickle that calls
-    something stays refused: nobody can say that a bit has flipped there.
+    A delta is packed only against what is sound, so the bytes have changed since. A pickle that
+    calls something stays refused: nobody can say that a bit has flipped there.
     """
     return kind in _AMBIGUOUS
 
 
 def of_base(error: FtckptError) -> FtckptError:
-    """Return an error that a base raised as the delta upon it raises it (see `is_damage`)."""
+    """Return an error that a base raised as the delta based on it raises it (see `is_damage`)."""
     if not is_damage(error.kind):
         return error
     return CorruptError(
@@ -290,14 +290,14 @@ def is_known(found: Checkpoint, base: BaseName) -> bool:
 
 def _comes_back(delta: DeltaCheckpoint, found: Checkpoint) -> CorruptError:
     return CorruptError(
-        f"{delta.source.url} stands upon itself: the chain comes back to {found.source.url}",
+        f"{delta.source.url} depends on itself: the chain comes back to {found.source.url}",
         kind="bad-delta",
         file=NAME,
     )
 
 
 def _misfit(delta: DeltaCheckpoint, found: Checkpoint) -> str:
-    """Say which tensor that a delta is decoded upon a checkpoint does not have; "" for none.
+    """Say which tensor that a delta is decoded from a checkpoint does not have; "" for none.
 
     What a delta says of its base is no proof of that, whatever digests it names.
     """
@@ -316,7 +316,7 @@ def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint, *, lo
     """Say why a checkpoint cannot be the base; "" where it may be.
 
     Args:
-        delta: that stands upon it.
+        delta: that depends on it.
         base: what it says of it.
         found: the checkpoint; it has the tensors (`_misfit`).
         look: whether to compare small ones: it lies where nobody recorded it.

@@ -65,7 +65,7 @@ class DeltaCheckpoint(Checkpoint):
 
     @property
     def base(self) -> Checkpoint | None:
-        """What it stands upon, opened once; None for a full one.
+        """What it depends on, opened once; None for a full one.
 
         Raises:
             FtckptError: see `delta_chain.open_base`.
@@ -77,7 +77,7 @@ class DeltaCheckpoint(Checkpoint):
 
     @property
     def decoder(self) -> ChainDecoder:
-        """What decodes its tensors, with all that they are decoded upon opened.
+        """What decodes its tensors, with all that they are decoded from opened.
 
         Raises:
             FtckptError: a base is missing, wrong, or cannot be opened.
@@ -122,11 +122,11 @@ class DeltaCheckpoint(Checkpoint):
         yield from super().holdings()
 
     def require_bytes(self) -> None:
-        """Open all that the tensors are decoded upon."""
+        """Open all that the tensors are decoded from."""
         chain(self)
 
     def below(self) -> Sequence[Checkpoint]:
-        """Return all that the tensors are decoded upon."""
+        """Return all that the tensors are decoded from."""
         return chain(self)[1:]
 
     def decoders(self) -> int:
@@ -175,7 +175,7 @@ class DeltaCheckpoint(Checkpoint):
     def self_checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
         """Yield the decoding of every block, and the reading of every object.
 
-        What a manifest covers is not read again, but where it is decoded upon a base.
+        What a manifest covers is not read again, but where it is decoded from a base.
         """
         if not sealed or self.index.base is not None:
             yield from self.decoder.checks()
@@ -187,7 +187,7 @@ class DeltaCheckpoint(Checkpoint):
 
 
 class ChainNote(Sequence[Finding]):
-    """Says, when it is asked, what a delta stands upon: that costs a look at every base."""
+    """Says, when it is asked, what a delta depends on: that costs a look at every base."""
 
     def __init__(self, delta: DeltaCheckpoint) -> None:
         self._delta = delta
@@ -203,4 +203,4 @@ class ChainNote(Sequence[Finding]):
             below = [f"{link.source.url} ({link.format})" for link in chain(self._delta)[1:]]
         except FtckptError as error:
             below = [f"what could not be opened: {error.message}"]
-        yield finding("note", f"it stands upon {', which stands upon '.join(below)}")
+        yield finding("note", f"it depends on {', which depends on '.join(below)}")

@@ -1,4 +1,4 @@
-"""Decode a delta upon its whole chain, in bounded memory, from many threads.
+"""Decode a delta with its whole chain, in bounded memory, from many threads.
 
 Each link decodes what the one above asks for, so that one read holds blocks of every link at once.
 How many reads may go on together follows from that and from the memory that is allowed.
@@ -64,7 +64,7 @@ class ChainDecoder:
         deltas = [link for link in links if isinstance(link, DeltaCheckpoint)]
         needs = [_Need.of(delta.index) for delta in deltas]
         each = max(1, sum(need.nbytes for need in needs))
-        demand(_SHARE * each, f"decoding {deltas[0].source.name} upon {len(links) - 1} others")
+        demand(_SHARE * each, f"decoding {deltas[0].source.name} with {len(links) - 1} others")
         self._each = each
         fill: Fill | None = None
         if not isinstance(links[-1], DeltaCheckpoint):

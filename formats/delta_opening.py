@@ -88,4 +88,4 @@ def _dialect(index: DeltaIndex) -> str:
     if index.base is None:
         return f"full, of {made_of}"
     step = "a step that is not known" if index.base.step is None else f"step {index.base.step}"
-    return f"upon {step} at {index.base.path}, of {made_of}"
+    return f"based on {step} at {index.base.path}, of {made_of}"

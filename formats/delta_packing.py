@@ -39,11 +39,11 @@ def pack_checkpoint(
     check: Check | None = None,
     counter: Counter = NULL,
 ) -> PackReport:
-    """Write a checkpoint as a delta upon another, or compressed whole (see `packing.pack`).
+    """Write a checkpoint as a delta based on another, or compressed whole (see `packing.pack`).
 
     Args:
         target: what is packed, opened; a delta too.
-        base: what it is packed upon; a delta too. None packs it whole.
+        base: what it is packed against; a delta too. None packs it whole.
         destination: a local path or a URL that does not exist yet.
         options: how; the optimizer's settings are taken from the target.
         store_options: how to reach object stores.
@@ -80,7 +80,7 @@ def pack_checkpoint(
 
 
 def require_chain(checkpoint: Checkpoint) -> None:
-    """Open all that a delta stands upon: what is missing is known before anything is done.
+    """Open all that a delta depends on: what is missing is known before anything is done.
 
     Raises:
         NotFoundError: a base is missing.

@@ -112,7 +112,7 @@ class _Timed:
 
 
 def _encode_rate(delta: DeltaCheckpoint, jobs: int) -> float:
-    """Encode a sample anew, upon the same base; its reading is taken off."""
+    """Encode a sample anew, with the same base; its reading is taken off."""
     base = delta.base
     upon = {} if base is None else own_tensors(base)
     target = _Timed(delta.decoder.fill)

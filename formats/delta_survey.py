@@ -27,9 +27,9 @@ _Blocks = dict[str, set[int]]
 
 
 class Identity(StrEnum):
-    """How it is known that a checkpoint is the base that the delta above it was made upon."""
+    """How it is known that a checkpoint is the base that the delta above it was made for."""
 
-    ITSELF = "itself"  # nothing stands upon it here
+    ITSELF = "itself"  # nothing depends on it here
     CONTENT = "content"  # it is a delta, and says so
     MANIFEST = "manifest"  # it is sealed as it was then
     LIKELY = "likely"  # it has the tensors; only decoding tells their values
@@ -98,7 +98,7 @@ class Survey:
 
 
 def survey(delta: DeltaCheckpoint) -> Survey:
-    """Look at a delta and at all that it stands upon; no tensors are read.
+    """Look at a delta and at all that it depends on; no tensors are read.
 
     Indexes are, and the lists of the files that were packed. What is missing or wrong is part of
     the answer.
@@ -196,7 +196,7 @@ def _cost(index: DeltaIndex, wanted: _Blocks) -> tuple[tuple[int, int], _Blocks]
 def _references(
     index: DeltaIndex, tensor: DeltaTensor, reference: Reference
 ) -> Iterator[tuple[Side, DeltaTensor]]:
-    """Yield the tensors whose blocks a block is decoded upon, of this checkpoint or of the base."""
+    """Yield the tensors whose blocks a block is decoded from, of this checkpoint or of the base."""
     if reference is Reference.BASE:
         yield Side.BASE, tensor
     elif reference is Reference.PREDICTION:

@@ -94,7 +94,7 @@ LAYOUTS = (
     Layout("deepspeed-universal", "DeepSpeed's universal form", True, (), "DeepSpeed 0.19",
            ("deepspeed/universal_z1/global_step2_universal",
             "deepspeed/universal_tp/global_step2_universal")),
-    Layout("delta", "a delta upon a base, by `delta pack`", False, (), "ftckpt", ("delta",)),
+    Layout("delta", "a delta against a base, by `delta pack`", False, (), "ftckpt", ("delta",)),
 )  # fmt: skip
 # What `--to` takes.
 WRITTEN = tuple(dict.fromkeys(one.format for one in LAYOUTS if one.written))

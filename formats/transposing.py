@@ -44,7 +44,7 @@ class TransposedView(Checkpoint):
         return self.base.scalars(limit)
 
     def below(self) -> Sequence[Checkpoint]:
-        """Return what the checkpoint's tensors are decoded upon."""
+        """Return what the checkpoint's tensors are decoded from."""
         return self.base.below()
 
     def decoders(self) -> int:
@@ -52,7 +52,7 @@ class TransposedView(Checkpoint):
         return self.base.decoders()
 
     def helpers(self) -> Mapping[str, Sequence[str]]:
-        """Return what the checkpoint's tensors are decoded upon."""
+        """Return what the checkpoint's tensors are decoded from."""
         return self.base.helpers()
 
     def retrieving(self, look: Look) -> AbstractContextManager[None]:

@@ -60,7 +60,7 @@ def reading_ahead(
             it is asked for, and what is named and not asked for is hardly read. By default all
             that it holds.
         limiter: bounds the rate of reading; `Source.limited` says who else need not ask it.
-        upon: whether what its tensors are decoded upon is read too.
+        upon: whether what its tensors are decoded from is read too.
         jobs: how many threads will ask, each at a place of its own.
     """
     if extents is None:

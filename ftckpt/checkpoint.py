@@ -315,7 +315,7 @@ class Checkpoint(ABC):
 
         Args:
             sealed: whether a manifest covers the files: then only what that does not cover (what
-                lies elsewhere and tensors are decoded upon) is worth the reading.
+                lies elsewhere and tensors are decoded from) is worth the reading.
         """
         return iter(())
 
@@ -327,7 +327,7 @@ class Checkpoint(ABC):
         """
 
     def below(self) -> Sequence[Checkpoint]:
-        """Return the other checkpoints whose bytes its tensors are decoded upon, opened.
+        """Return the other checkpoints whose bytes its tensors are decoded from, opened.
 
         Raises:
             FtckptError: one is missing, or cannot be opened.
@@ -338,7 +338,7 @@ class Checkpoint(ABC):
         """Say whether all that its tensors are read from lies on this machine.
 
         Raises:
-            FtckptError: what they are decoded upon cannot be opened.
+            FtckptError: what they are decoded from cannot be opened.
         """
         return all(one.source.store.traits.local for one in (self, *self.below()))
 
@@ -348,19 +348,19 @@ class Checkpoint(ABC):
         0 where tensors are only read: that keeps stores busy, and decoding keeps processors.
 
         Raises:
-            FtckptError: what they are decoded upon cannot be opened.
+            FtckptError: what they are decoded from cannot be opened.
         """
         return 0
 
     def helpers(self) -> Mapping[str, Sequence[str]]:
-        """Return the keys of other tensors of it that a tensor is decoded upon, by its key.
+        """Return the keys of other tensors of it that a tensor is decoded from, by its key.
 
         Those of tensors that need no other are left out.
         """
         return {}
 
     def retrieving(self, look: Look) -> AbstractContextManager[None]:
-        """Let tensors that others are decoded upon be taken from where they were put before.
+        """Let tensors that others are decoded from be taken from where they were put before.
 
         Args:
             look: asked before one is decoded again. What it gives is proven by a digest.

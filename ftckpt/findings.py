@@ -120,7 +120,7 @@ KINDS: dict[str, KindInfo] = {
     "added-file": KindInfo(_C, _E, _C, "A file belongs to the checkpoint but the manifest does not list it."),
     # deltas
     "bad-delta": KindInfo(_C, _E, _C, "The index or a block of a delta is damaged or not understood."),
-    "missing-base": KindInfo(ExitCode.NOT_FOUND, _E, _OK, "What a delta stands upon is not where it was."),
+    "missing-base": KindInfo(ExitCode.NOT_FOUND, _E, _OK, "What a delta depends on is not where it was."),
     "wrong-base": KindInfo(_C, _E, _C, "The base holds other content than the delta was made from."),
     # pickles
     "bad-pickle": KindInfo(_C, _E, _C, "A pickle is damaged: it ends early or is no pickle."),

@@ -144,7 +144,7 @@ def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
         each: bytes that one of them holds beside what it decodes.
 
     Raises:
-        FtckptError: what its tensors are decoded upon cannot be opened.
+        FtckptError: what its tensors are decoded from cannot be opened.
     """
     if not checkpoint.is_local():
         return 0

@@ -52,13 +52,13 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
         invocation.print()
         invocation.print(share_table("method", report.methods))
         invocation.print()
-    upon = "" if report.base is None else f" upon {report.base}"
+    against = "" if report.base is None else f" against {report.base}"
     message = (
         f"packed {human_bytes(report.bytes_in)} into {human_bytes(report.bytes_out)}, "
         f"{human_bytes(report.index_bytes)} of it the index: {report.ratio:.2f} to 1"
     )
     speed = f"in {human_duration(report.seconds['encode'])}{taken_over(report.taken_over)}"
-    invocation.print(printable(f"{message}{upon} {speed}: {report.url}"))
+    invocation.print(printable(f"{message}{against} {speed}: {report.url}"))
     if report.base is not None and not any(method.reads_the_base for method in report.methods):
         invocation.say(
             f"warning: nothing in it is told by {report.base}, and it needs that all the same: is "

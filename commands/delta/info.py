@@ -23,7 +23,7 @@ EXAMPLES = (
     ("ftckpt delta info deltas/step-1030", "the chain, where each base is, the cost of a restore"),
     (
         "ftckpt delta info deltas/step-1030 --advise --storage-rate 2GB/s",
-        "whether deltas pay there, and how many to put upon a full checkpoint",
+        "whether deltas pay there, and how many to put on a full checkpoint",
     ),
     ("ftckpt delta info deltas/step-1030 --base s3://b/run/step-1000", "where a base has moved"),
 )
@@ -57,7 +57,7 @@ def command(
     jobs: JobsOption = 0,
     max_memory: MemoryOption = "1GiB",
 ) -> Result:
-    """Show what a delta holds, what it stands upon, and what a restore costs.
+    """Show what a delta holds, what it depends on, and what a restore costs.
 
     Each checkpoint of the chain with its size and how it is known to be the right one; the ratio by
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes

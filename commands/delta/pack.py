@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("ftckpt delta pack run/step-1000 run/step-1010 deltas/step-1010", "what ten steps changed"),
     ("ftckpt delta pack run/step-1000 archive/step-1000", "compressed whole, without a base"),
-    ("ftckpt delta pack s3://b/run/step-1000 run/step-1010 s3://b/run/step-1010", "upon S3"),
+    ("ftckpt delta pack s3://b/run/step-1000 run/step-1010 s3://b/run/step-1010", "on S3"),
 )
 OPTIONS = (PackingOptions,)
 

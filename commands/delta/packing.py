@@ -73,7 +73,7 @@ def pack_out(
     Args:
         invocation: told of everything; it has `PackingOptions`.
         target: what is packed.
-        base: what it is packed upon; None packs it whole.
+        base: what it is packed against; None packs it whole.
         out: where the delta goes.
         renamed: key in the target -> key in the base, where they differ.
     """
@@ -135,7 +135,7 @@ def pack_out(
 
 
 def _say_what_keeps(invocation: Invocation, base: Checkpoint, out: str) -> None:
-    """Say how the base stays where gc of its root does not look among what stands upon it."""
+    """Say how the base stays where gc of its root does not look among what depends on it."""
     from ftckpt.stores import open_store
     from ftckpt.stores.remotes import split
     from ftckpt.transfer.places import absolute, place_of
@@ -145,4 +145,4 @@ def _say_what_keeps(invocation: Invocation, base: Checkpoint, out: str) -> None:
     root, name = split(place_of(base.source))
     if root != split(delta)[0]:
         pin = shlex.join(["ftckpt", "pin", root, name, "--reason", "base of a delta"])
-        invocation.say(f"gc of {root} alone does not see what stands upon {name}: {pin} keeps it")
+        invocation.say(f"gc of {root} alone does not see what depends on {name}: {pin} keeps it")

@@ -1,4 +1,4 @@
-"""`ftckpt delta rebase`: the same checkpoint upon another base, or upon none."""
+"""`ftckpt delta rebase`: the same checkpoint against another base, or none."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 EXAMPLES = (
     (
         "ftckpt delta rebase run/step-1090 short/step-1090",
-        "upon the full one that its chain ends in",
+        "against the full one that its chain ends in",
     ),
-    ("ftckpt delta rebase run/step-1090 full/step-1090 --full", "upon none: compressed whole"),
-    ("ftckpt delta rebase run/step-1090 new/step-1090 --onto run/step-1050", "upon another"),
+    ("ftckpt delta rebase run/step-1090 full/step-1090 --full", "against none: compressed whole"),
+    ("ftckpt delta rebase run/step-1090 new/step-1090 --onto run/step-1050", "against another"),
 )
 CODES = dict(PACKING_CODES) | {
     ExitCode.NOT_FOUND: "DELTA, a base of its chain, or the directory around OUT is not there",
@@ -40,16 +40,16 @@ def command(
     out: Annotated[
         str, typer.Argument(metavar="OUT", help="Where the result goes; it must not exist yet.")
     ],
-    onto: Annotated[str, typer.Option(metavar="BASE", help="What the result stands upon.")] = "",
-    full: Annotated[bool, typer.Option("--full", help="Let it stand upon nothing.")] = False,
+    onto: Annotated[str, typer.Option(metavar="BASE", help="What the result depends on.")] = "",
+    full: Annotated[bool, typer.Option("--full", help="Let it depend on nothing.")] = False,
     base: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
     ] = None,
 ) -> Result:
-    """Write a delta anew upon another base, or upon none; every bit stays.
+    """Rewrite a delta against another base, or none; every bit stays.
 
-    Without --onto and --full the result stands upon the full checkpoint that the chain ends in, so
+    Without --onto and --full the result depends on the full checkpoint that the chain ends in, so
     that the deltas between are not needed any more. It is packed, proven and shown as by
     `ftckpt delta pack`; DELTA itself and its bases are never written.
     """
@@ -77,15 +77,15 @@ def _end(delta: DeltaCheckpoint) -> Checkpoint:
     """Return the full checkpoint that a chain ends in.
 
     Raises:
-        UsageError: the delta stands upon it already, or upon nothing.
+        UsageError: the delta depends on it already, or on nothing.
     """
     from ftckpt.formats.delta_chain import chain
 
     links = chain(delta)
     if len(links) < 3:
-        stands = "upon nothing" if len(links) == 1 else "directly upon a full checkpoint"
+        depends = "on nothing" if len(links) == 1 else "directly on a full checkpoint"
         raise UsageError(
-            f"{delta.source.url} stands {stands}: its chain cannot be shorter",
-            hint="--full packs it whole, --onto BASE upon another",
+            f"{delta.source.url} depends {depends}: its chain cannot be shorter",
+            hint="--full packs it whole, --onto BASE against another",
         )
     return links[-1]

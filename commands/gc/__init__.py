@@ -81,7 +81,7 @@ def command(
 ) -> Result:
     """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.
 
-    Damaged and unfinished saves never count as kept. The newest, what a kept delta is built upon,
+    Damaged and unfinished saves never count as kept. The newest, what a kept delta is built on,
     and what is pinned, pointed to or being read stay in any case. What is dropped goes to the trash
     of the root, where gc undelete finds it until --trash-ttl is over.
     """

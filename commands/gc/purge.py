@@ -44,7 +44,7 @@ def command(
 ) -> Result:
     """Free what gc has dropped long enough ago, for good.
 
-    gc --apply does this first by itself. What a kept delta is built upon by now, and what somebody
+    gc --apply does this first by itself. What a kept delta is built on by now, and what somebody
     has pinned or points to, stays; only what was dropped is removed, file by file.
     """
     from ftckpt.formats.catalog import FORMATS

@@ -26,10 +26,10 @@ class Advice:
     Attributes:
         pays: whether saving a delta is shorter than saving plain.
         break_even: storage bandwidth in bytes a second, below which it is; 0 where it never is.
-        chain: deltas upon one full checkpoint for which saving and restoring together take least;
+        chain: deltas on one full checkpoint for which saving and restoring together take least;
             0 where every checkpoint is best kept full.
         full_save, delta_save: time of saving a full checkpoint, and a delta.
-        full_restore, link_restore: time of restoring a full checkpoint, and of each delta upon it.
+        full_restore, link_restore: time of restoring a full checkpoint, and of each delta on it.
         stored: bytes kept for a checkpoint over its plain size, on the average of such a chain.
         save: time of a save on the average of such a chain.
         often: how many times as often to save, at the same share of the run for saving and lost
@@ -50,7 +50,7 @@ class Advice:
     sentence: str
 
     def restore(self, deltas: int) -> float:
-        """Return the time of restoring the last of so many deltas upon a full checkpoint."""
+        """Return the time of restoring the last of so many deltas based on a full checkpoint."""
         return self.full_restore + deltas * self.link_restore
 
 
@@ -64,7 +64,7 @@ def advise(
     full_ratio: float = 1.0,
     saves_per_restore: float = SAVES_PER_RESTORE,
 ) -> Advice:
-    """Say whether deltas pay on some storage, and how many to put upon a full checkpoint.
+    """Say whether deltas pay on some storage, and how many to put on a full checkpoint.
 
     Args:
         ratio: of a delta: plain bytes of the state over bytes stored, > 0.
@@ -120,7 +120,7 @@ def advise(
 
 
 def _chain(full_save: float, delta_save: float, link: float, saves: float) -> int:
-    """Return the number of deltas upon a full checkpoint for which the least time is spent.
+    """Return the number of deltas based on a full checkpoint for which the least time is spent.
 
     Between two restarts there are N saves, of which one in n + 1 is full, and a restart finds on
     average n / 2 deltas: N (F + n D) / (n + 1) + L n / 2 is least at n + 1 = sqrt(2 N (F - D) / L).
@@ -164,7 +164,7 @@ def _sentence(
         return f"{begin}, but with a restart for every {saves:g} saves keep every checkpoint full"
     return (
         f"{begin}; with a restart for every {saves:g} saves put {chain} "
-        f"{'delta' if chain == 1 else 'deltas'} upon each full checkpoint: the last takes"
+        f"{'delta' if chain == 1 else 'deltas'} on each full checkpoint: the last takes"
         f" {restore:.2g} times as long to restore, {stored:.0%} of the room is needed,"
         f" and saving {often:.2g} times as often costs no more"
     )

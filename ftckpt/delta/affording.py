@@ -49,7 +49,7 @@ def affordable(
         tensors: that are packed.
         local: whether the destination is on this machine; elsewhere parts of files are held too.
         chained: whether one of the sources is a delta.
-        sources: where what is packed, and what it is packed upon, lies.
+        sources: where what is packed, and what it is packed against, lies.
 
     Raises:
         NoResourceError: the budget is less than one thread needs.

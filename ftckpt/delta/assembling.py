@@ -1,4 +1,4 @@
-"""What is packed upon what, and how the index says it."""
+"""What is packed against what, and how the index says it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SAMPLED = 4  # tensors for which one task chooses
 
 @dataclass(frozen=True, kw_only=True)
 class Packable:
-    """A checkpoint that is packed, or packed upon.
+    """A checkpoint that is packed, or packed against.
 
     Attributes:
         checkpoint: opened.
@@ -95,7 +95,7 @@ class Packing:
 
     Args:
         target: what is packed.
-        base: what it is packed upon; None packs it whole.
+        base: what it is packed against; None packs it whole.
         options: how.
         counter: is told of the tensors that were sampled.
 
@@ -230,7 +230,7 @@ class Packing:
         """Return how the delta names its base.
 
         Raises:
-            FtckptError: a tensor of the base that nothing is packed upon cannot be read.
+            FtckptError: a tensor of the base that nothing is packed against cannot be read.
         """
         source = base.checkpoint.source
         return BaseName(

@@ -37,7 +37,7 @@ class Effort(NamedTuple):
         price: bits of a byte that a plane must save to be coded, which takes several times as long
             as to copy it.
         price_upon: likewise of a plane of differences. More of them save a little, and what they
-            stand upon must be read and subtracted as well.
+            depend on must be read and subtracted as well.
     """
 
     predictions: bool

@@ -60,7 +60,7 @@ class DeltaDecoder:
         cache: Callable[[], int] = lambda: CACHE,
     ) -> None:
         if index.base is not None and base is None:
-            raise UsageError(f"the delta stands upon {index.base.path}, which was not given")
+            raise UsageError(f"the delta depends on {index.base.path}, which was not given")
         self.index = index
         self._numbers = {tensor.key: number for number, tensor in enumerate(index.tensors)}
         # Blocks that predict others are kept: who reads a parameter's tensors decodes each once.

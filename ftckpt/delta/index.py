@@ -153,7 +153,7 @@ class DeltaObject(NamedTuple):
 
 
 class BaseName(NamedTuple):
-    """Which checkpoint a delta stands upon.
+    """Which checkpoint a delta depends on.
 
     Attributes:
         path: where it was: a URL, or a path relative to the delta.
@@ -183,7 +183,7 @@ class DeltaIndex:
         step: of the target, where its content shows it.
         source_format: the format that the target was stored in.
         topology: of the job that wrote it.
-        base: what it stands upon; None for a full one.
+        base: what it depends on; None for a full one.
         files: the data files.
         tensors: in the target's own order.
         objects: non-tensor state.
@@ -219,7 +219,7 @@ class DeltaIndex:
         return (self.block(tensor, number) for number in range(tensor.blocks))
 
     def content(self) -> str:
-        """Return the digest of the target's content: what a delta upon it names as its base."""
+        """Return the digest of the target's content: what a delta based on it names as its base."""
         aliases = self.aliases
         return content_digest({t.key: t.digest for t in self.tensors if t.key not in aliases})
 

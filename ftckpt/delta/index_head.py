@@ -1,4 +1,4 @@
-"""What a delta stands upon, from the first bytes of its index: a root may hold many deltas."""
+"""What a delta depends on, from the first bytes of its index: a root may hold many deltas."""
 
 from __future__ import annotations
 

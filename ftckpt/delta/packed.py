@@ -72,7 +72,7 @@ class PackReport:
             lies beside the tensors.
         methods: the tensors alone, by method.
         index_bytes: of the index.
-        content: the digest of the content, by which a delta upon this one names it.
+        content: the digest of the content, by which a delta based on this one names it.
         taken_over: bytes that an earlier, killed run had made.
         already_there: whether an earlier run had finished and this one only swept up.
         proof: what was compared; None where nothing was.

@@ -46,17 +46,17 @@ def pack(
     store_options: StoreOptions,
     counter: Counter = NULL,
 ) -> PackReport:
-    """Write a checkpoint as a delta upon `base`, prove it, and make it visible at `destination`.
+    """Write a checkpoint as a delta of `base`, prove it, and make it visible at `destination`.
 
     Killed at any instant the destination is absent or whole, the sources are untouched, and the
     same call goes on where it was.
 
     Args:
         target: what is packed; of any format and topology.
-        base: what it is packed upon, of any other; None packs it whole.
+        base: what it is packed against, of any other; None packs it whole.
         destination: a local path or a URL that does not exist yet.
         records: the target's non-tensor state.
-        result: the format `delta`, which reads the result back upon this base.
+        result: the format `delta`, which reads the result back with this base.
         same_objects: how objects are compared.
         options: how.
         store_options: how to reach object stores.

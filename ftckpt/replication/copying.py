@@ -105,7 +105,7 @@ def copy(
         IncompleteError: the source is not committed, or changed meanwhile.
         ExistsError: something else stands at the destination.
         RefusedError: another run is writing there, or it lies inside the source, what
-            that stands upon, or a sealed checkpoint.
+            that depends on, or a sealed checkpoint.
         UnsafeError: a file is not regular, or a name leads out of the checkpoint.
         UsageError: one file would take the name of a bucket.
         NotFoundError: the directory around the destination does not exist.
@@ -143,7 +143,7 @@ def copy(
     staging = staging_at(source, destination, stores)
     place = open_store(destination, stores)
     require_outside(place)
-    if options.proof:  # without it nothing that a delta stands upon is asked for
+    if options.proof:  # without it nothing that a delta depends on is asked for
         require_apart_from_bases(lambda: checkpoint, place)
     sizes = {file.path: file.size for file in layout.files}
     try:

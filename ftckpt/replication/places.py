@@ -56,7 +56,7 @@ def staging_at(source: Source, destination: str, stores: StoreOptions) -> Stagin
 
 
 def require_apart_from_bases(opened: Callable[[], Checkpoint], destination: Store) -> None:
-    """Refuse a destination inside what a checkpoint's tensors are decoded upon, as far as known.
+    """Refuse a destination inside what a checkpoint's tensors are decoded from, as far as known.
 
     Args:
         opened: opens the checkpoint; what cannot be opened is told of elsewhere.

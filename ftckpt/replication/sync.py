@@ -155,7 +155,7 @@ def sync(
     Args:
         root: the source.
         tier: the destination, which may be empty.
-        how: formats, and what a checkpoint is a delta upon.
+        how: formats, and what a checkpoint depends on.
         options: which, and how.
         told: called with each item as it is decided.
         remark: called with other remarks, one line each.

@@ -43,7 +43,7 @@ def apply(
 
     The root is read again first, under a lock. Where anything that is to go has changed, or would
     stay by now, nothing is touched. Right before each entry goes it is asked once more who holds it
-    and whether it is the same; if not it stays, with what it is built upon. What has gone by
+    and whether it is the same; if not it stays, with what it is built on. What has gone by
     itself, is being removed by somebody else, or went in an earlier run of the same plan is no
     failure.
 
@@ -56,7 +56,7 @@ def apply(
         purge_now: reclaim at once what would go into the trash.
         trash_ttl: reclaim first what has lain in the trash for so many seconds (see
             `purging.purge`); None leaves the trash alone.
-        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
@@ -116,7 +116,7 @@ def apply(
 
 
 class _Dropping:
-    """Drops one entry after the other; knows what still stands, and what is built upon what."""
+    """Drops one entry after the other; knows what still stands, and what is built on what."""
 
     def __init__(
         self,
@@ -216,7 +216,8 @@ class _Dropping:
         for one in news:
             self._stands(one)
         if self._upon[name]:
-            raise RefusedError(f"{name} stays: {next(iter(self._upon[name]))} is a delta upon it")
+            delta = next(iter(self._upon[name]))
+            raise RefusedError(f"{name} stays: {delta} is a delta based on it")
         tags = set(held.tags) & set(self.plan.policy.keep_tags)
         if held.pins or held.pointers or held.leases or tags:
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
@@ -239,7 +240,7 @@ class _Dropping:
         return self._watches[group]
 
     def _stands(self, found: Found) -> None:
-        """Note what stands, and what it is built upon."""
+        """Note what stands, and what it is built on."""
         name = found.entry.name
         self._forget(name)
         self._standing[name] = found

@@ -53,7 +53,7 @@ def checked(found: Found, now: float, passed: Passed | None) -> Found | None:
     contents = listed.entry.contents
     if (
         passed is not None
-        and not found.entry.bases  # what it is upon may have gone since
+        and not found.entry.bases  # what it depends on may have gone since
         and contents is not None
         and contents.fingerprint == passed.fingerprint
     ):

@@ -48,7 +48,7 @@ def judged_by(found: Found, how: Reading) -> Found:
     """Return an entry with what a policy asks of a committed one: its metric and its bases.
 
     Raises:
-        UnsupportedError: it is a delta of another version: what it is upon cannot be known.
+        UnsupportedError: it is a delta of another version: what it depends on cannot be known.
         UnavailableError, DeniedError: it cannot be read.
     """
     if found.entry.entry_class is not EntryClass.COMMITTED or found.child is None:
@@ -62,7 +62,7 @@ def judged_by(found: Found, how: Reading) -> Found:
 
 
 def _bases(root: Root, child: Child, how: Reading) -> tuple[str, ...]:
-    """Return what it is a delta upon; a bit that flipped on the way is right the second time."""
+    """Return what it depends on; a bit that flipped on the way is right the second time."""
     try:
         return tuple(how.bases(root, child))
     except CorruptError:

@@ -99,7 +99,7 @@ def _reasons(runs: Mapping[str, Run], policy: Policy) -> dict[str, list[Reason]]
 
 
 def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None:
-    """Keep what a kept entry is built upon, in whichever run that lies."""
+    """Keep what a kept entry is built on, in whichever run that lies."""
     bases = {e.name: e.bases for e in every}
     waiting = [e.name for e in every if reasons[e.name]]
     while waiting:
@@ -108,7 +108,7 @@ def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None
             if base in reasons:
                 if not reasons[base]:
                     waiting.append(base)
-                reason = Reason("base", f"{name} is a delta upon it")
+                reason = Reason("base", f"{name} is a delta based on it")
                 if reason not in reasons[base]:
                     reasons[base].append(reason)
 

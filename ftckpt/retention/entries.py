@@ -139,7 +139,7 @@ class RootEntry:
         pins: who wants it kept.
         leases: who reads it.
         tags: its tags.
-        bases: names of the entries that it is a delta upon, and places of other checkpoints.
+        bases: names of the entries that it depends on, and places of other checkpoints.
         metric: the value of the policy's metric; None where it was not asked for or is not known.
     """
 

@@ -21,15 +21,15 @@ class BuildsUpon(Protocol):
     """A format whose checkpoints can need others to be read (`ftckpt.formats.delta`)."""
 
     def built_upon(self, root: Root, child: Child) -> Sequence[str]:
-        """Return the places of what a checkpoint of a root is built upon (see `Reading.bases`)."""
+        """Return the places of what a checkpoint of a root is built on (see `Reading.bases`)."""
 
 
 def recorded_bases(root: Root, child: Child) -> Sequence[str]:
-    """Return the places of what a checkpoint is built upon, as its format records them.
+    """Return the places of what a checkpoint is built on, as its format records them.
 
     Raises:
         CorruptError: the record is damaged.
-        UnsupportedError: it is of another version: what it is built upon cannot be known.
+        UnsupportedError: it is of another version: what it is built on cannot be known.
         UnavailableError, DeniedError: it could not be read.
     """
     formats = {part.format.name: part.format for part in child.parts}.values()
@@ -90,7 +90,7 @@ class Reading:
         formats: in asking order.
         now: seconds since the epoch.
         metric: to look up; None for none.
-        bases: returns the places of what a checkpoint is a delta upon: paths in the store, or whole
+        bases: returns the places of what a checkpoint depends on: paths in the store, or whole
             ones of what lies elsewhere, so that there is one for each delta.
     """
 

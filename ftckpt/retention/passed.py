@@ -2,7 +2,7 @@
 
 `.ftckpt/passed.json` holds, for each entry that passed, the fingerprint that its files had then. As
 long as no file has another size or time, the check would say the same; a listing is made, headers
-are not read again. What is a delta upon others is checked each time, because they may have gone. It
+are not read again. What depends on others is checked each time, because they may have gone. It
 is a cache: damaged or absent it costs time and nothing else.
 """
 

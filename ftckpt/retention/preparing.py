@@ -74,7 +74,7 @@ def prepare(
         formats: in asking order.
         policy: what to keep.
         now: seconds since the epoch.
-        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
         sizes: list the files of everything; of what goes and of what is checked they always are.
         known: an earlier plan: what it checked and has not changed since is not opened again.

@@ -38,7 +38,7 @@ def purge(
 ) -> Purged:
     """Reclaim what was dropped at least `trash_ttl` ago in the roots of a place.
 
-    What was dropped in the future, by its name, stays. So does what a checkpoint is a delta upon,
+    What was dropped in the future, by its name, stays. So does what a checkpoint depends on,
     and what a pin, a lease or a pointer names, unless another one has that name now. What an
     earlier purge had begun to reclaim is taken up again.
 
@@ -48,7 +48,7 @@ def purge(
         actor: who, for the log.
         now: returns seconds since the epoch.
         trash_ttl: seconds.
-        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
@@ -81,7 +81,7 @@ def purge_held(
     """Reclaim what is due in the roots that are held (see `purge`).
 
     Args:
-        roots: all of the place: a checkpoint of one may be a delta upon one of another.
+        roots: all of the place: a checkpoint of one may be a delta based on one of another.
         trashes: of those that are held, by group.
         how: to read them.
         actor: who, for the log.
@@ -152,7 +152,7 @@ def _held(
         elif thing.entry in live:
             continue  # who names it means the one that has its name now
         elif thing.entry in upon:
-            held[thing.path] = Reason("base", f"{upon[thing.entry]} is a delta upon it")
+            held[thing.path] = Reason("base", f"{upon[thing.entry]} is a delta based on it")
         else:
             reason = next(_wanted(by_group[thing.group], thing, how.now), None)
             if reason is not None:

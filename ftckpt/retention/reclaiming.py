@@ -47,7 +47,7 @@ def drop_order(entries: Iterable[RootEntry]) -> list[RootEntry]:
 def _place(
     entry: RootEntry, upon: Mapping[str, Sequence[RootEntry]], placed: dict[str, None]
 ) -> None:
-    """Place an entry after all that is built upon it; a loop of bases is cut where it closes."""
+    """Place an entry after all that is built on it; a loop of bases is cut where it closes."""
     waiting, entered = [(entry, False)], set()
     while waiting:
         one, ready = waiting.pop()

@@ -54,7 +54,7 @@ def still_right(
         formats: in asking order.
         now: seconds since the epoch.
         held: groups of the runs that are held.
-        bases: returns what a checkpoint is a delta upon (see `Reading`); by default what its format
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
@@ -105,7 +105,7 @@ def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
     for name, found in fresh.found.items():
         below = [base for base in found.entry.bases if base in leaving]
         if below and name not in leaving:
-            yield f"{name} is a delta upon {below[0]}"
+            yield f"{name} is a delta based on {below[0]}"
 
 
 def is_same(decision: Decision, entry: RootEntry) -> bool:

@@ -48,7 +48,7 @@ def undelete(
         names: each a name that a plan showed, the last part of one, a step, or a `Trashed.id`.
         actor: who, for the log.
         now: returns seconds since the epoch.
-        bases: returns what a checkpoint is a delta upon: the notes name what of it lies in the
+        bases: returns what a checkpoint depends on: the notes name what of it lies in the
             trash still.
 
     Raises:
@@ -105,8 +105,8 @@ def _left_behind(
                 child = root.recognise(candidate)
                 for base in missed.intersection(bases(root, child) if child else ()):
                     yield (
-                        f"{candidate.entry.path} is a delta upon {base}, which lies in the trash "
-                        "too: have it back as well"
+                        f"{candidate.entry.path} is a delta based on {base}, which lies in the "
+                        "trash too: have it back as well"
                     )
 
 

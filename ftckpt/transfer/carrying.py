@@ -127,13 +127,13 @@ def transfer(
     Raises:
         ExistsError: something stands at the destination.
         RefusedError: another run is writing there, or it lies inside the source, or what that
-            stands upon.
+            depends on.
         UnsafeError: the layout has a name that cannot be a file's.
         UnsupportedError: the format has no place for something (see `require_place`), or its
             reader would give it back otherwise (see `rehearse`).
         UsageError: one file would take the name of a bucket.
         CorruptError: the source is damaged, or the proof failed.
-        NotFoundError: what the source's tensors are decoded upon is missing.
+        NotFoundError: what the source's tensors are decoded from is missing.
         FtckptError: what `check` found, by its exit code.
         IncompleteError: the source changed meanwhile.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.

@@ -60,7 +60,7 @@ def lay_out(
         UsageError: a wish that cannot be granted or has no meaning here, an example that the writer
             cannot use or that another wish contradicts.
         UnsupportedError: see `Writer.layout`.
-        RefusedError: the destination lies in the source, what that stands upon, or the example, or
+        RefusedError: the destination lies in the source, what that depends on, or the example, or
             in a sealed checkpoint.
         NotFoundError: there is nothing to write.
         FtckptError: the example is damaged, by the exit code of what was found.

@@ -106,11 +106,11 @@ def require_apart(source: Source, destination: Store, what: str = "source") -> N
 
 
 def require_apart_from_all(checkpoint: Checkpoint, destination: Store) -> None:
-    """Refuse what `require_apart` does of a source, and of all that its tensors are decoded upon.
+    """Refuse what `require_apart` does of a source, and of all that its tensors are decoded from.
 
     Raises:
         RefusedError: the destination lies in one of them, or one of them where it is built.
-        FtckptError: one that it stands upon is missing, or cannot be opened.
+        FtckptError: one that it depends on is missing, or cannot be opened.
     """
     require_apart(checkpoint.source, destination)
     for base in checkpoint.below():

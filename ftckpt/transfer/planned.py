@@ -104,7 +104,7 @@ def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
         checkpoint: the source.
 
     Raises:
-        FtckptError: what its tensors are decoded upon cannot be opened.
+        FtckptError: what its tensors are decoded from cannot be opened.
     """
     return forks.for_reading(checkpoint, jobs, _thread_memory(True, checkpoint.source.store))
 

@@ -1,6 +1,6 @@
 """Where a source's tensors already lie in a result that is being made.
 
-A tensor of a delta may be decoded upon others of it, which lie elsewhere in the files that are
+A tensor of a delta may be decoded from others of it, which lie elsewhere in the files that are
 written: decoded a second and a third time they would cost more than all the rest. What was written
 of them a while ago is still in memory. Files are made in the order in which tensors need each
 other, so that most of it is there by then.

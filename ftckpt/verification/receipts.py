@@ -98,7 +98,7 @@ class Book:
     def __init__(self, checkpoint: Checkpoint, options: StoreOptions, folder: str = "") -> None:
         self.source = checkpoint.source
         self.place = _absolute(self.source)
-        # What a delta's tensors are decoded upon lies elsewhere, and may change alone.
+        # What a delta's tensors are decoded from lies elsewhere, and may change alone.
         self.bound = not checkpoint.below()
         parent, _, name = self.place.rpartition("/")
         self._store = open_store(folder or parent or "/", options)

@@ -1,4 +1,4 @@
-"""`ftckpt delta info` and `ftckpt delta rebase` as a user runs them, upon two real checkpoints."""
+"""`ftckpt delta info` and `ftckpt delta rebase` as a user runs them, on two real checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pack(base: Path, target: Path, out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with `run/step-1`, and two deltas upon it, one upon the other."""
+    """A directory with `run/step-1`, and two deltas based on it, one based on the other."""
     place = tmp_path_factory.mktemp("chains")
     shutil.copytree(RUN, place / "run")
     pack(place / "run/step-1", place / "run/step-2", place / "two")
@@ -148,7 +148,7 @@ def test_advice_from_measured_rates(chain: Path) -> None:
         (["info", "three", "--storage-rate", "1GB/s"], "is for the advice"),
         (["rebase", "run/step-1", "x"], "is no delta but dcp"),
         (["rebase", "three", "x", "--full", "--onto", "two"], "wants none"),
-        (["rebase", "two", "x"], "directly upon a full checkpoint"),
+        (["rebase", "two", "x"], "directly on a full checkpoint"),
     ],
 )
 def test_usage(packed: Path, arguments: list[str], message: str) -> None:
@@ -160,7 +160,7 @@ def test_usage(packed: Path, arguments: list[str], message: str) -> None:
 def test_rebase_shortens_a_chain(chain: Path) -> None:
     document = answer("rebase", "three", "short", cwd=chain)
     assert document["result"]["code"] == 0
-    # Step 1 upon step 1: nothing is left of its tensors.
+    # Step 1 against step 1: nothing is left of its tensors.
     assert list(document["methods"]) == ["equal"]
     assert document["content"] == answer("info", "three", cwd=chain)["content"]
     shutil.rmtree(chain / "two")
@@ -217,4 +217,4 @@ def test_a_root_of_deltas(chain: Path) -> None:
     assert latest.stdout.strip().endswith("step-2")
     planned = ftckpt("gc", "root", "--keep-last", "1", "--min-survivors", "1", cwd=chain)
     assert planned.returncode == 0, planned.stderr
-    assert "is a delta upon it" in planned.stdout
+    assert "is a delta based on it" in planned.stdout

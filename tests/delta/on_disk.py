@@ -1,4 +1,4 @@
-"""Deltas on disk: states of a training packed upon each other, as small real directories."""
+"""Deltas on disk: states of a training packed against each other, as small real directories."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def pack_upon(
     Args:
         path: of the delta.
         target: what it holds.
-        base: the checkpoint that it stands upon.
+        base: the checkpoint that it depends on.
         step: of the target.
         objects, forms: non-tensor state, and what its bytes are.
         place: how the base's place is recorded; as `pack` does it, where None.
@@ -119,7 +119,7 @@ def index_of(path: Path) -> DeltaIndex:
 
 
 def run_of(root: Path, steps: int) -> list[State]:
-    """Write a full checkpoint and deltas upon each other; return the states by step, from 0."""
+    """Write a full checkpoint and deltas based on each other; return the states by step, from 0."""
     states = []
     for step, weights in enumerate(training(steps)):
         whole = save_full(root / "whole" / f"step-{step}", weights)

@@ -36,7 +36,7 @@ def pack_places(
     check: bool = False,
     **more: Any,
 ) -> PackReport:
-    """Pack what lies at a place upon what lies at another."""
+    """Pack what lies at a place against what lies at another."""
     return pack_checkpoint(
         opened(target),
         None if base is None else opened(base),

@@ -39,7 +39,7 @@ def test_by_hand() -> None:
     assert advice.restore(7) == pytest.approx(1 + 7 * 0.25 / 1.2)
     assert advice.sentence == (
         "a delta is saved in 25% of the time of the plain checkpoint; that pays on storage slower"
-        " than 1 GB/s; with a restart for every 10 saves put 7 deltas upon each full checkpoint:"
+        " than 1 GB/s; with a restart for every 10 saves put 7 deltas on each full checkpoint:"
         " the last takes 2.5 times as long to restore, 30% of the room is needed, and saving 1.7"
         " times as often costs no more"
     )
@@ -116,7 +116,7 @@ def test_one_who_restarts_all_the_time_keeps_full_checkpoints() -> None:
     often = advised(saves_per_restore=0.1)
     assert (often.pays, often.chain) == (True, 0)
     assert often.sentence.endswith("for every 0.1 saves keep every checkpoint full")
-    assert "1 delta upon" in advised(saves_per_restore=0.5).sentence
+    assert "1 delta on" in advised(saves_per_restore=0.5).sentence
 
 
 def test_a_full_checkpoint_that_is_compressed_too() -> None:

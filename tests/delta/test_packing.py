@@ -59,7 +59,7 @@ SMALL = [
 
 
 class Upon:
-    """The format `delta` upon a checkpoint that is open already."""
+    """The format `delta` with a base that is open already."""
 
     name = "delta"
 

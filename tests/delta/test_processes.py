@@ -90,7 +90,7 @@ def forked(said: str) -> list[int]:
 
 
 def files(place: Path) -> dict[str, bytes]:
-    """Return what stands at a place, but what says when it was made, and upon which place."""
+    """Return what stands at a place, but what says when it was made, and of which base."""
     return {
         str(path.relative_to(place)): path.read_bytes()
         for path in sorted(place.rglob("*"))
@@ -105,7 +105,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def packed(steps: list[Path]) -> Path:
-    """Return the delta of the second step upon the first, made by one thread."""
+    """Return the delta of the second step based on the first, made by one thread."""
     out = steps[0].parent / "by-one"
     assert not forked(run(["delta", "pack", *steps[:2], out, "--jobs", 1]))
     assert len(files(out)) > 10

@@ -1,4 +1,4 @@
-"""Real checkpoints of real trainers: packed upon each other, and back bit for bit."""
+"""Real checkpoints of real trainers: packed against each other, and back bit for bit."""
 
 from __future__ import annotations
 

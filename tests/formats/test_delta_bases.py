@@ -1,4 +1,4 @@
-"""What a kept delta stands upon is kept: through chains, across runs, wherever a root was moved."""
+"""What a kept delta depends on is kept: through chains, across runs, wherever a root was moved."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def dropped(prepared: Prepared) -> list[str]:
 
 
 def mixed_run(root: Path) -> None:
-    """Write steps 0 (full), 1 upon 0, 2 full, 3 upon 1, 4 full, 5 upon 3."""
+    """Write steps 0 (full), 1 based on 0, 2 full, 3 on 1, 4 full, 5 on 3."""
     saves = training(6)
     for step, upon in enumerate((None, 0, None, 1, None, 3)):
         if upon is None:
@@ -96,7 +96,7 @@ def test_a_base_in_the_trash_is_not_reclaimed(tmp_path: Path) -> None:
     place = opening.locate(str(root), StoreOptions())
     purged = purge(place, FORMATS, actor="me", now=time.time)
     assert [t.name for t in purged.erased] == ["step-4"]
-    assert [str(r) for r in purged.held.values()] == ["base: step-3 is a delta upon it"]
+    assert [str(r) for r in purged.held.values()] == ["base: step-3 is a delta based on it"]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

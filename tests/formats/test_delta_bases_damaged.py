@@ -35,7 +35,7 @@ def _save(path: Path, step: int) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root of a base and a delta upon it."""
+    """A root of a base and a delta based on it."""
     root = tmp_path / "run"
     base = _save(root / "step-1000", 1000)
     target = _save(tmp_path / "saved" / "step-1010", 1010)

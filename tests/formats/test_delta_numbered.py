@@ -24,7 +24,7 @@ GROUPS = "optimizer.param_groups.0.params"
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """The second save of a training, one file, which is packed upon the first as `delta`."""
+    """The second save of a training, one file, which is packed against the first as `delta`."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

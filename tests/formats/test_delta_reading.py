@@ -1,4 +1,4 @@
-"""A delta is an ordinary checkpoint: every operation upon a chain; every way to lose its base."""
+"""A delta is an ordinary checkpoint: every operation on a chain; every way to lose its base."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CONTENT = VerifyOptions(Level.CONTENT, jobs=2)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A root of a full step 0 and deltas to step 3, each upon the one before."""
+    """A root of a full step 0 and deltas to step 3, each based on the one before."""
     run_of(tmp_path / "run", 4)
     shutil.rmtree(tmp_path / "run" / "whole")
     return tmp_path / "run"
@@ -147,7 +147,7 @@ class TestOperations:
         seen = api.inspect(str(run / "step-3"))
         assert (seen.format, seen.step, seen.tensors) == ("delta", 3, 5)
         (note,) = seen.notes
-        assert note.message.count("which stands upon") == 2
+        assert note.message.count("which depends on") == 2
         assert "step-0 (safetensors)" in note.message
 
     def test_diff_with_the_full_checkpoint_is_empty(self, run: Path, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ class TestChains:
         pack_upon(tmp_path / "b", state, tmp_path / "a", place="../a")
         shutil.rmtree(tmp_path / "a")
         shutil.copytree(tmp_path / "b", tmp_path / "a")  # names ../a, which it is itself
-        with pytest.raises(CorruptError, match="stands upon itself") as raised:
+        with pytest.raises(CorruptError, match="depends on itself") as raised:
             chain(delta_at(tmp_path / "b"))
         assert raised.value.kind == "bad-delta"
         assert verify(open_checkpoint(tmp_path / "b")).code is ExitCode.CORRUPT

@@ -59,7 +59,7 @@ def save(root: Path, name: str, step: int, now: float = NOW, *, base: str = "") 
         name: `step-3` or `step-3.pt`.
         step: for its content.
         now: its files are an hour older for each step that it is below 100.
-        base: the name of the one that it is a delta upon.
+        base: the name of the one that it depends on.
     """
     content = json.dumps({"step": step, "state": "good"})
     path = root / name
@@ -80,7 +80,7 @@ def save(root: Path, name: str, step: int, now: float = NOW, *, base: str = "") 
 
 
 def bases(root: Root, child: Child) -> Sequence[str]:
-    """Return what a checkpoint says that it is a delta upon."""
+    """Return what a checkpoint says that it depends on."""
     told = Path(root.store.local_path(child.parts[0].entry.path) or "") / "base"
     return [join(root.base, told.read_text())] if told.exists() else []
 

@@ -127,7 +127,7 @@ def claims() -> dict[str, Any]:
         "lease": lambda root: leases.take(read(root), "step-2", holder="node7", now=NOW),
         "pointer": lambda root: (root / "latest").write_text("step-2"),
         "has changed": lambda root: (root / "step-2/deep/shard").write_text("x"),
-        "is a delta upon": lambda root: save(root, "step-7", 7, base="step-2"),
+        "is a delta based on": lambda root: save(root, "step-7", 7, base="step-2"),
     }
 
 
@@ -266,7 +266,7 @@ def test_a_base_stays_with_the_delta_that_could_not_go(
     assert applied.code is ExitCode.PARTIAL
     assert dropped(applied) == ["step-4", "step-3"]
     assert isinstance(applied.failed["step-2"], DeniedError)
-    assert applied.failed["step-1"].message == "step-1 stays: step-2 is a delta upon it"
+    assert applied.failed["step-1"].message == "step-1 stays: step-2 is a delta based on it"
     monkeypatch.undo()
     assert dropped(apply_to(tmp_path)) == ["step-2", "step-1"]
 
@@ -277,7 +277,7 @@ def test_what_comes_back_without_its_base_is_said(tmp_path: Path) -> None:
     save(tmp_path, "step-2", 2, base="step-1")
     save(tmp_path, "step-4", 4, base="step-2")
     apply_to(tmp_path)
-    says = "{} is a delta upon {}, which lies in the trash too: have it back as well"
+    says = "{} is a delta based on {}, which lies in the trash too: have it back as well"
     pin = "the next gc by the same rules drops what came back again: pin it"
     assert undelete_in(tmp_path, "step-4").notes == (says.format("step-4", "step-2"), pin)
     assert undelete_in(tmp_path, "step-3").notes == (pin,)

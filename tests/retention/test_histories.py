@@ -106,13 +106,13 @@ def check_survivors(plan: Plan, policy: Policy, now: float) -> None:
 
 
 def check_order(plan: Plan) -> None:
-    """No base goes before what is built upon it."""
+    """No base goes before what is built on it."""
     place = {name: i for i, name in enumerate(plan.order)}
     bases = {d.entry.name: d.entry.bases for d in plan.drop}
     assert set(place) == set(bases)
     for name, below in bases.items():
         for base in below:
-            # Saves that were written over can be built upon each other; then no order is right.
+            # Saves that were written over can be built on each other; then no order is right.
             if base in place and not _reaches(base, name, bases):
                 assert place[name] < place[base]
 

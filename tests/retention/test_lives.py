@@ -239,7 +239,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def no_delta_is_without_its_base(self) -> None:
-        """What a checkpoint is built upon is there, or can be had back."""
+        """What a checkpoint is built on is there, or can be had back."""
         there = {*self.live, *(t[0] for t in self.trash())}
         assert all(self.upon[name] in there for name in self.live if name in self.upon)
 

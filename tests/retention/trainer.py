@@ -26,7 +26,7 @@ class Saved:
     Attributes:
         step: of the training.
         time: when.
-        upon: the name of the checkpoint that it is a delta upon; "" for a whole one.
+        upon: the name of the checkpoint that it depends on; "" for a whole one.
         digest: of its tensors, by key.
     """
 
@@ -103,7 +103,7 @@ class Trainer:
         self.step = self.choose.choice(steps[-3:]) if steps else 0
 
     def damage(self, name: str) -> None:
-        """Cut a file of a save short; what is a delta upon it is lost with it."""
+        """Cut a file of a save short; what is a delta based on it is lost with it."""
         data = max((self.root / name).iterdir(), key=lambda p: (p.stat().st_size, p.name))
         then = data.stat().st_mtime
         os.truncate(data, data.stat().st_size // 2)
@@ -111,7 +111,7 @@ class Trainer:
         self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Know no more of a save, nor of what is built upon it."""
+        """Know no more of a save, nor of what is built on it."""
         del self.whole[name]
         for other in [n for n, saved in self.whole.items() if saved.upon == name]:
             self.forget(other)

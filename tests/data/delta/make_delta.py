@@ -1,6 +1,6 @@
 """Write the golden delta, which later versions must read: python -m tests.data.delta.make_delta
 
-Two steps of AdamW on a small parameter, the first packed whole and the second upon it, with one
+Two steps of AdamW on a small parameter, the first packed whole and the second against it, with one
 tensor for each form.
 """
 
