@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +94,7 @@ def read_ranks(source: Source) -> Ranks:
     recorded = (Arguments(stream.tree.get("args")) for stream in weights.values())
     args = next((a for a in recorded if a.record is not None), Arguments())
     grid = grid_of(args, directories.values())
-    found += _grid_findings(source, grid, directories)
+    found += _grid_findings(source, grid, directories, _files_of(source, directories, weights))
     numbers = {at: n for n, at in enumerate(grid.directories())}
     ranks = []
     for directory, names in directories.items():
@@ -209,16 +209,36 @@ def _require_version(path: str, tree: Mapping[Any, Any]) -> None:
         )
 
 
+def _files_of(
+    source: Source, directories: Iterable[str], weights: Mapping[str, TorchStream]
+) -> list[str]:
+    """Return which files each directory has.
+
+    The distributed optimizer keeps its state in a file of its own. That it was saved shows in the
+    other files too: they have its parameter groups, which `--no-save-optim` leaves out. Optimizers
+    that write further files (`layer_wise_optimizer_0.pt`) are no evidence.
+    """
+    here = set(directories)
+    names = {p.rpartition("/")[2] for p in source.entries if p.rpartition("/")[0] in here}
+    other = any(name.endswith(".pt") for name in names - {WEIGHTS, OPTIMIZER})
+    saved = not other and any(
+        stream.tree.get("optimizer")
+        and Arguments(stream.tree.get("args")).flag("use_distributed_optimizer")
+        for stream in weights.values()
+    )
+    return [WEIGHTS, OPTIMIZER] if saved or OPTIMIZER in names else [WEIGHTS]
+
+
 def _grid_findings(
-    source: Source, grid: Grid, directories: Mapping[str, tuple[int, ...]]
+    source: Source,
+    grid: Grid,
+    directories: Mapping[str, tuple[int, ...]],
+    files: Sequence[str],
 ) -> list[Finding]:
     """Return which ranks are missing, and which directories are of no rank."""
     expected = [grid.name(at) for at in grid.directories()]
     # A directory whose numbers are written in other widths is there all the same.
     present = {grid.name(at) for r in directories.values() if (at := grid.coordinate(r))}
-    files = [WEIGHTS]
-    if any(f"{directory}/{OPTIMIZER}" in source.entries for directory in directories):
-        files.append(OPTIMIZER)
     missing = [
         (number, f"{name}/{file}")
         for number, name in enumerate(expected)

@@ -162,3 +162,21 @@ class TestDamage:
             path = write(Path(place), job).path
             codes = {finding.code for finding in findings_of(Megatron(), path)}
             assert codes <= {ExitCode.OK, ExitCode.CORRUPT, ExitCode.UNSUPPORTED}
+
+
+class TestDistributedOptimizer:
+    """Its state lies in files of their own, and the others say that it was saved."""
+
+    JOB = Job(dp=2, optimizer="distributed")
+
+    def test_its_only_file_is_lost(self, tmp_path: Path) -> None:
+        made = write(tmp_path, self.JOB)
+        (made.path / "mp_rank_00" / "distrib_optim.pt").unlink()
+        lost = [f for f in findings_of(Megatron(), made.path) if f.code is not ExitCode.OK]
+        assert {(f.kind, f.file) for f in lost} == {("missing-rank", "mp_rank_00/distrib_optim.pt")}
+
+    def test_it_was_not_saved(self, tmp_path: Path) -> None:
+        made = write(tmp_path, self.JOB)
+        (made.path / "mp_rank_00" / "distrib_optim.pt").unlink()
+        altered(made, "mp_rank_00", optimizer=None)
+        assert all(f.code is ExitCode.OK for f in findings_of(Megatron(), made.path))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt import api
-from ftckpt.errors import FtckptError, UnsupportedError, UsageError
+from ftckpt.errors import FtckptError, IncompleteError, UnsupportedError, UsageError
 from ftckpt.formats.megatron_writer import MegatronWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
@@ -232,7 +232,7 @@ def test_damage_to_the_example_is_found(tmp_path: Path) -> None:
         with pytest.raises(FtckptError):
             convert()
     file.unlink()
-    with pytest.raises(UnsupportedError, match="where buckets lie"):
+    with pytest.raises(IncompleteError, match=r"distrib_optim\.pt is missing"):
         convert()
     assert not (tmp_path / "out").exists()
 
