@@ -22,7 +22,15 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.registry import Format, Listing, Recognition
 from ftckpt.source import Source
 
-from .bundle_files import DEEPSPEED, FOLDER, OF_TRAINER, STATE, fits_here, is_state
+from .bundle_files import (
+    DEEPSPEED,
+    FOLDER,
+    OF_TRAINER,
+    STATE,
+    fits_here,
+    is_state,
+    without_weights,
+)
 
 if TYPE_CHECKING:
     from .bundle_parts import BundleCheckpoint
@@ -42,7 +50,10 @@ class Bundle:
         self._formats = tuple(formats)
 
     def recognise(self, listing: Listing) -> Recognition | None:
-        """Know it by state files beside weights, or by accelerate's FSDP folders."""
+        """Know it by state files beside weights, by accelerate's FSDP folders, or by state alone.
+
+        Without its weights it must not be taken for a root of single files.
+        """
         if listing.single:
             return None
         folders = sorted(d for d in listing.directories if FOLDER.fullmatch(d))
@@ -50,7 +61,8 @@ class Bundle:
         state = sorted(n for n in listing.files if is_state(n) and not n.startswith("training"))
         tags = sorted(d for d in listing.directories if DEEPSPEED.fullmatch(d))
         weights = self._of(listing)
-        if not (folders or (state and (weights is not None or (tags and STATE in state)))):
+        whole = weights is not None or (tags and STATE in state) or without_weights(state)
+        if not (folders or (state and whole)):
             return None
         commit = CommitState.NO_MARKER
         if STATE in listing.files:

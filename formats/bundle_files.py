@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from ftckpt.findings import Finding, finding
 
 STATE = "trainer_state.json"
+ARGUMENTS = "training_args.bin"
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.(?:pt|bin)")
 OTHER = re.compile(
     r"(?P<label>scheduler(?:_\d+)?|sampler(?:_\d+)?|dl_state_dict(?:_\d+)?|scaler|training_args"
@@ -33,3 +36,79 @@ def fits_here(form: str, names: Iterable[str]) -> bool:
     Rank files of other trainers have their state inside, and files beside them mean other things.
     """
     return form != "ranks" or any(OF_RANK.fullmatch(name) for name in names)
+
+
+def without_weights(state: Iterable[str]) -> bool:
+    """Say whether state files are of one checkpoint, whatever lies beside them."""
+    names = set(state)
+    ranked = any(OPTIMIZER.fullmatch(n) for n in names) and any(RNG.fullmatch(n) for n in names)
+    return ranked or (STATE in names and any(OF_TRAINER.fullmatch(n) for n in names))
+
+
+# Files that count up from one without a number (custom objects: from 0); `sampler` may skip one.
+_COUNTED = re.compile(
+    r"(?:(?P<word>optimizer|scheduler)(?:_(?P<number>\d{1,5}))?\.(?:bin|pt)"
+    r"|(?P<custom>custom_checkpoint)_(?P<object>\d{1,5})\.pkl)"
+)
+_WORDS = ("optimizer", "scheduler")
+
+
+def gaps(names: Iterable[str]) -> Iterator[Finding]:
+    """Yield the files whose successors are there: `optimizer.bin` beside `optimizer_1.bin`."""
+    held: dict[tuple[str, str], set[int]] = {}
+    for name in names:
+        if match := _COUNTED.fullmatch(name):
+            series = match["word"] or match["custom"], name.rpartition(".")[2]
+            held.setdefault(series, set()).add(int(match["number"] or match["object"] or 0))
+    for (word, suffix), numbers in sorted(held.items()):
+        for number in sorted(set(range(max(numbers))) - numbers):
+            bare = word in _WORDS and not number
+            name = f"{word}.{suffix}" if bare else f"{word}_{number}.{suffix}"
+            what = f"{name} is missing: the files of this name count to {max(numbers)}"
+            yield finding("missing-file", what, file=name)
+
+
+def not_there(names: Iterable[str], *, trainer: bool, weights: bool) -> Iterator[Finding]:
+    """Yield a warning of each kind of state that is saved with what is there, and is not.
+
+    The Trainer saves the optimizer, the scheduler and random states together, or none of them;
+    accelerate saves random states always, and no schedule without its optimizer. Trainers that
+    replace these methods may save less, and so it is no damage.
+
+    Args:
+        names: at the top of the directory.
+        trainer: whether the Trainer wrote it, and not accelerate alone.
+        weights: whether any part holds the model.
+    """
+    names = set(names)
+    held = {
+        "optimizer": any(
+            p.fullmatch(n)
+            for n in names
+            for p in (OPTIMIZER, FOLDER, OF_RANK)
+            if n.startswith("optimizer")
+        ),
+        "scheduler": any(n.startswith("scheduler") and OTHER.fullmatch(n) for n in names),
+        "rng": any(RNG.fullmatch(n) for n in names),
+    }
+    if trainer:
+        asked = list(held) if any(held.values()) else []
+    else:
+        files = any(is_state(n) and not n.startswith("training_args") for n in names)
+        asked = ["rng"] * files + ["optimizer"] * held["scheduler"]
+    who = "the Trainer" if trainer else "accelerate"
+    if held["optimizer"] and not weights:
+        what = f"the model is not there: {who} saves it with its optimizer, and nothing records it"
+        yield finding("state-unknown", what)
+    for word in asked:
+        if not held[word]:
+            name = _EXAMPLES[trainer][word]
+            what = f"{name} is not there: {who} saves it with what is here, and nothing records it"
+            yield finding("state-unknown", what, file=name)
+
+
+_EXAMPLES = {
+    True: {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "rng": "rng_state.pth"},
+    False: {"optimizer": "optimizer.bin", "scheduler": "scheduler.bin",
+            "rng": "random_states_0.pkl"},
+}  # fmt: skip

@@ -16,13 +16,14 @@ from ftckpt.checkpoint import (
     TensorInfo,
     Topology,
 )
-from ftckpt.errors import IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, finding
+from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
+from ftckpt.findings import Finding, finding, listed
 from ftckpt.registry import Format, Listing
 from ftckpt.source import Source
 from ftckpt.steps import SCALARS_A_FILE, step_of
 
 from .bundle_files import (
+    ARGUMENTS,
     DEEPSPEED,
     FOLDER,
     OF_TRAINER,
@@ -31,12 +32,16 @@ from .bundle_files import (
     RNG,
     STATE,
     fits_here,
+    gaps,
     is_state,
+    not_there,
 )
 from .bundle_parts import BundleCheckpoint, Part, Prefixed, in_part
 from .strict_json import Limits, parse
-from .torchsave_checkpoint import open_files
+from .torchsave_checkpoint import TorchSaveCheckpoint, open_files
+from .unpickle import Inert
 
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_STATE = 256 << 20
 _ALONE = "rng_state.pth"
 # More ranks than this are not named one by one.
@@ -71,6 +76,8 @@ def open_bundle(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
     weights = _weights(source, names, formats)
     if weights is not None:
         parts.insert(0, weights)
+    elif not parts:
+        raise _no_weights(source, names)
     known = _parameters(parts)
     for name in sorted(names):
         if is_state(name) and name != STATE:
@@ -99,6 +106,21 @@ def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) ->
         ):
             return Part("", form.open(inside))
     return None
+
+
+def _no_weights(source: Source, names: Sequence[str]) -> FtckptError:
+    """Return why there is nothing to train on: the weights are lost, or under a name not known."""
+    others = sorted(n for n in names if not is_state(n) and n.endswith(_WEIGHTS))
+    if others:
+        return UnsupportedError(
+            f"{source.url} has a trainer's state, and {listed(others)} in place of weights under a"
+            " name that is known",
+            file=others[0],
+        )
+    what = f"{source.url} has a trainer's state and no weights: they are lost"
+    if STATE in names:
+        return CorruptError(what, kind="missing-file")
+    return IncompleteError(what, kind="missing-file")
 
 
 def _nowhere(_: str) -> Listing:
@@ -162,6 +184,7 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
     aliases: dict[str, str] = {}
     notes: list[Finding] = []
     damage: list[Finding] = []
+    names = [n.partition("/")[0] for n in source.entries]
     for part in parts:
         found: Checkpoint = part.checkpoint
         for key, info in found.tensors.items():
@@ -179,6 +202,9 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
         notes += [part.moved(note) for note in found.notes]
         damage += [part.moved(wrong) for wrong in found.found]
     damage += _lost_ranks(parts)
+    damage += gaps(names)
+    held = any(info.component == "model" for info in tensors.values())
+    notes += not_there(names, trainer=bool(marker), weights=held)
     state = _read_state(source) if marker else None
     if state is not None:
         extent = Extent(STATE, 0, source.size(STATE))
@@ -207,7 +233,8 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
 def _lost_ranks(parts: Sequence[Part]) -> Iterator[Finding]:
     """Yield the ranks whose random state is not there: every process of the job saves its own.
 
-    How many there were is what the weights' files say, and at least the highest number.
+    How many there were is what the weights' files or the Trainer's arguments say, and at least the
+    highest number.
     """
     held = {
         part.rank: name
@@ -218,13 +245,28 @@ def _lost_ranks(parts: Sequence[Part]) -> Iterator[Finding]:
     if not held:
         return
     worlds = (part.checkpoint.topology.world_size for part in parts if part.rank is None)
-    world = max(1 + max(held), *(world or 0 for world in worlds), 0)
+    world = max(1 + max(held), *(world or 0 for world in worlds), _processes(parts))
     example = next(iter(held.values()))
     for rank in range(min(world, _MOST)):
         if rank not in held:
             name = re.sub(r"\d+(?=\.\w+$)", str(rank), example)
             what = f"{name} is missing: the random state of rank {rank} of {world}"
             yield finding("missing-rank", what, file=name, rank=rank)
+
+
+def _processes(parts: Sequence[Part]) -> int:
+    """Return the number of processes that the Trainer's pickled arguments record; 0 where none."""
+    for part in parts:
+        found = part.checkpoint
+        if not isinstance(found, TorchSaveCheckpoint):
+            continue
+        stream = found.streams.get(ARGUMENTS)
+        args = None if stream is None else stream.tree
+        state = args.get("distributed_state") if isinstance(args, Inert) else None
+        count = state.get("num_processes") if isinstance(state, Inert) else None
+        if type(count) is int and 0 < count <= _MOST:
+            return count
+    return 0
 
 
 def _commit(parts: Sequence[Part], marker: str) -> Commit:

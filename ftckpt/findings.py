@@ -98,6 +98,7 @@ KINDS: dict[str, KindInfo] = {
     "wrong-rank": KindInfo(_C, _E, _C, "A file's content is of another rank than its name says."),
     "world-size": KindInfo(_C, _E, _C, "Files of different world sizes, or fewer ranks than recorded."),
     "count-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "Nothing records how many files (ranks, stages, shards) there are, or what does contradicts itself; what is present implies it.", Strictness.COUNTS),
+    "state-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "State that a trainer saves with what is there is not there: lost, or never saved; nothing records which.", Strictness.COUNTS),
     "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
     "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files."),
     "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is no verdict."),

@@ -392,6 +392,10 @@ _WARNINGS = {
     "stale-shard": ("1 shard of an earlier save", "{} shards of an earlier save"),
     "pointer-disagrees": ("1 pointer to another step", "{} pointers to another step"),
     "count-unknown": ("1 number of files is not recorded", "{} numbers of files are not recorded"),
+    "state-unknown": (
+        "1 file that is saved with the others is not there",
+        "{} files that are saved with the others are not there",
+    ),
     "step-name": ("its name says another step", "{} names say another step"),
     "odd-zip": (
         "1 archive has header fields that torch never writes",

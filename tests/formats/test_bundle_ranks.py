@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 
 from ftckpt.assembly import read_tensor
 from ftckpt.errors import ExitCode
+from ftckpt.findings import Strictness
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.checkpoints import open_checkpoint
 from tests.formats.rank_jobs import DATA, truth_file
 from tests.json_run import ftckpt_json
+
+TRAINER_DIRS = Path(__file__).parents[1] / "data" / "trainer_dirs"
 
 
 def checked(folder: Path) -> VerifyReport:
@@ -72,3 +76,51 @@ def test_a_gap_among_the_random_states_of_a_trainer(tmp_path: Path) -> None:
     report = checked(tmp_path)
     assert report.code is ExitCode.CORRUPT
     assert [f.file for f in report.findings if f.kind == "missing-rank"] == ["rng_state_2.pth"]
+
+
+def test_a_gap_in_numbered_files_is_found(folder: Path) -> None:
+    for name in ("custom_checkpoint_0.pkl", "custom_checkpoint_2.pkl", "scheduler_1.bin"):
+        torch.save({"last_epoch": 2}, folder / name)
+    report = checked(folder)
+    assert report.code is ExitCode.CORRUPT
+    lost = [f.file for f in report.findings if f.kind == "missing-file"]
+    assert lost == ["custom_checkpoint_1.pkl"]
+    (folder / "scheduler.bin").unlink()
+    lost = [f.file for f in checked(folder).findings if f.kind == "missing-file"]
+    assert lost == ["custom_checkpoint_1.pkl", "scheduler.bin"]
+
+
+def test_random_states_of_all_ranks_that_are_gone_are_warned_of(folder: Path) -> None:
+    for file in folder.glob("random_states_*"):
+        file.unlink()
+    report = checked(folder)
+    assert report.code is ExitCode.OK
+    (found,) = (f for f in report.findings if f.kind == "state-unknown")
+    assert (found.file, found.severity) == ("random_states_0.pkl", "warning")
+    strict = VerifyOptions(strict=frozenset({Strictness.COUNTS}))
+    assert verify(open_checkpoint(folder), strict).code is ExitCode.UNVERIFIED
+
+
+@pytest.mark.parametrize(("name", "code"), [("trainer", 4), ("accelerate", 5)])
+def test_lost_weights_do_not_make_a_root_of_what_is_left(
+    name: str, code: int, tmp_path: Path
+) -> None:
+    """The optimizer's file was taken for the newest checkpoint of a root, and passed."""
+    place = Path(shutil.copytree(TRAINER_DIRS / name, tmp_path / "root" / "checkpoint-3"))
+    (place / "model.safetensors").unlink()
+    answer = ftckpt_json("verify", str(place))
+    assert answer["result"]["code"] == code
+    assert "no weights: they are lost" in answer["result"]["message"]
+    for level in ("structure", "content"):
+        answer = ftckpt_json("latest", str(place.parent), "--verify", level)
+        assert answer["result"]["code"] == code
+    torch.save({"w": torch.ones(2)}, place / "projector.bin")
+    assert ftckpt_json("verify", str(place))["result"]["code"] == ExitCode.UNSUPPORTED
+
+
+def test_a_lost_model_beside_its_optimizer_is_warned_of(folder: Path) -> None:
+    for file in folder.glob("pytorch_model_fsdp_*"):
+        file.unlink()
+    report = checked(folder)
+    assert report.code is ExitCode.OK
+    assert "the model is not there" in " ".join(f.message for f in report.findings)
