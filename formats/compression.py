@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from ftckpt.errors import CorruptError, NoResourceError, UnsafeError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError, UnsupportedError
 from ftckpt.memory import budget
 from ftckpt.transforms import MAX_WINDOW
+
+if TYPE_CHECKING:
+    from ftckpt.source import Source
 
 SUFFIXES = (".zst", ".lz4", ".gz")
 HEAD = 32  # bytes of a file that `codec_of` and `Codec.declared` look at
@@ -53,6 +56,31 @@ class Codec(NamedTuple):
 def codec_of(head: bytes) -> Codec | None:
     """Return what compressed the file that begins so; None for none of these."""
     return next((codec for codec in _CODECS if head.startswith(codec.magic)), None)
+
+
+def packed_by(source: Source, name: str) -> Codec | None:
+    """Return what compressed a file of a source; None for none of these, whatever its name."""
+    return codec_of(source.read(name, 0, min(HEAD, source.size(name))))
+
+
+def beginning(head: bytes, length: int) -> bytes:
+    """Return the first bytes of what is in a compressed file that begins so.
+
+    Fewer where its beginning does not hold them, or is damaged; those of `head` where nothing
+    compressed it.
+    """
+    codec = codec_of(head)
+    if codec is None:
+        return head[:length]
+    found = b""
+    try:
+        for part in undo(codec, [head], file=""):
+            found += part[:length]
+            if len(found) >= length:
+                break
+    except FtckptError:  # it goes on behind what was given
+        pass
+    return found[:length]
 
 
 def undo(codec: Codec, stream: Iterable[bytes | memoryview], *, file: str) -> Iterator[bytes]:

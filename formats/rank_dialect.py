@@ -72,7 +72,8 @@ def dialects_of(checkpoint: Checkpoint) -> Mapping[str, Dialect]:
     if type(checkpoint) is not RanksCheckpoint:
         return {"model": Dialect()}
     source = checkpoint.source
-    files = [f for f in rank_files(source.entries) if f.path in checkpoint.streams]
+    files = [f for f in rank_files(map(source.shown, source.entries))
+             if f.path in checkpoint.streams]  # fmt: skip
     folders: dict[str, dict[Role, RankFile]] = {}
     for file in files:
         folders.setdefault(file.path.rpartition("/")[0], {}).setdefault(file.role, file)

@@ -4,6 +4,7 @@
 - by hand: `shard_00003.pt`, `shard_00003_of_00008.pt`, `shard_3_of_8.pt`, `rank_3.pt`,
   `model_rank_3.pt` with `optimizer_rank_3.pt`, `checkpoint_step100_stage0.pt`: a word, perhaps a
   step, then `shard`, `rank` or `stage` and its number, padded or not, counted from 0 or from 1.
+  Such files may be compressed: `rank_3.pt.zst`.
 
 Sources: verl `utils/checkpoint/fsdp_checkpoint_manager.py`; accelerate `utils/fsdp_utils.py`
 (`pytorch_model_fsdp_0_rank0.bin`); the other names are a convention of many trainers.
@@ -41,6 +42,7 @@ class Spelling(NamedTuple):
         of_width: of those.
         after: the rest.
         first: the number of the first rank, 0 or 1.
+        packed: the suffix of what compressed the file; "" for nothing.
     """
 
     before: str
@@ -49,11 +51,12 @@ class Spelling(NamedTuple):
     of_width: int
     after: str
     first: int = 0
+    packed: str = ""
 
     def name(self, rank: int, world: int | None) -> str:
         """Return the name for a rank of a world."""
         of = f"{self.between}{world:0{self.of_width}d}" if self.between and world else ""
-        return f"{self.before}{rank + self.first:0{self.width}d}{of}{self.after}"
+        return f"{self.before}{rank + self.first:0{self.width}d}{of}{self.after}{self.packed}"
 
 
 class RankFile(NamedTuple):
@@ -78,6 +81,16 @@ class RankFile(NamedTuple):
     staged: bool = False
     step: int | None = None
     word: str = ""
+
+    @property
+    def packed(self) -> str:
+        """The suffix of what compressed the file; "" for nothing."""
+        return self.spelling.packed if self.spelling is not None else ""
+
+    @property
+    def plain(self) -> str:
+        """The path of what is in it."""
+        return self.path.removesuffix(self.packed)
 
     @property
     def unit(self) -> str:
@@ -108,7 +121,7 @@ _BY_HAND = re.compile(
     r"|(?<=pytorch_model_fsdp_)\d{1,3}_|(?<=optimizer_)\d{1,3}_)?"
     r"(?:(?P<stage>(?:pp_?|pipeline_?)?stage)|shard|rank)[_-]?)"
     r"(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
-    r"(?P<after>\.(?:pt|pth|bin))"
+    r"(?P<after>\.(?:pt|pth|bin))(?P<packed>\.(?:zst|lz4|gz))?"
 )
 _OPTIMIZERS = re.compile(r"(?:optim|optimizer|opt)(?:_states?)?")
 _EXTRAS = re.compile(r"extra|(?:extra|rng|random|trainer|train|client|loader|dataloader)_states?")
@@ -124,7 +137,7 @@ def rank_file(path: str) -> RankFile | None:
         return None
     spelling = Spelling(
         match["before"], len(match["rank"]), match["between"] or "",
-        len(match["world"] or ""), match["after"],
+        len(match["world"] or ""), match["after"], packed=match["packed"] or "",
     )  # fmt: skip
     word, step = match["word"] or "", match["step"] or match["bare"] or match["number"]
     role = Role.WHOLE
@@ -145,8 +158,13 @@ def rank_file(path: str) -> RankFile | None:
 
 
 def rank_files(names: Iterable[str]) -> list[RankFile]:
-    """Return the rank files among `names`, by role, world size and rank."""
-    found = _counted_from_one([file for file in map(rank_file, names) if file is not None])
+    """Return the rank files among `names`, by role, world size and rank.
+
+    One that lies there compressed and as it was is the latter.
+    """
+    every = [file for file in map(rank_file, names) if file is not None]
+    paths = {file.path for file in every}
+    found = _counted_from_one([f for f in every if not f.packed or f.plain not in paths])
     order = list(Role)
     return sorted(found, key=lambda f: (order.index(f.role), f.world_size or 0, f.rank, f.path))
 

@@ -76,7 +76,8 @@ class Opening:
     def checkpoint(self) -> RanksCheckpoint:
         """Read all folders of the place."""
         folders: dict[str, list[RankFile]] = defaultdict(list)
-        for file in rank_files(self.source.entries):
+        for found in rank_files(self.source.entries):
+            file = found._replace(path=self.source.shown(found.path))
             folder = file.path.rpartition("/")[0]
             if "/" not in folder:
                 folders[folder].append(file)
@@ -95,7 +96,7 @@ class Opening:
         return RanksCheckpoint(
             **self.parts(),
             dialect="verl" if chosen != [""] or self._verl("") else "",
-            files=sorted(self.members),
+            files=sorted(map(self.source.stored, self.members)),
         )
 
     def parts(self) -> dict[str, Any]:

@@ -64,12 +64,26 @@ class Ranks:
 
         Raises:
             NotFoundError: no rank's file is there.
-            CorruptError: no rank's file can be parsed; damage of some is a finding of `check`.
+            CorruptError: no rank's file can be parsed, or a compressed one cannot be undone; damage
+                of some is a finding of `check`.
             UnsafeError, UnsupportedError: of the first file that is hostile or cannot be read.
         """
         from .rank_opening import open_ranks
 
-        return open_ranks(_of_one_step(source) if source.single else source, self.rules)
+        source = _of_one_step(source) if source.single else source
+        return open_ranks(_unpacked(source), self.rules)
+
+
+def _unpacked(source: Source) -> Source:
+    """Return the files as they are read: what was compressed is undone."""
+    files = [file.path for file in rank_files(source.entries) if file.packed]
+    if not files:
+        return source
+    from .compression import packed_by
+    from .unpacked_source import UnpackedSource
+
+    codecs = {path: codec for path in files if (codec := packed_by(source, path)) is not None}
+    return UnpackedSource.over(source, codecs) if codecs else source
 
 
 def _of_one_step(source: Source) -> Source:

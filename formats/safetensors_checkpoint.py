@@ -29,12 +29,14 @@ from ftckpt.source import Source
 from ftckpt.steps import role_of
 
 from . import dcp_hf
+from .compression import packed_by
 from .dcp_names import Place
 from .flat_state import sections_of
 from .hf_index import check_index, check_total_size, shard_name
 from .object_records import INDEX, StoredObjects, read_objects
 from .safetensors_beside import Beside, find_beside
 from .safetensors_files import (
+    COMPRESSED,
     SUFFIX,
     WeightSet,
     find_sets,
@@ -46,6 +48,7 @@ from .safetensors_files import (
 from .safetensors_header import Header
 from .safetensors_names import Remarks, read_remarks, tensors_of
 from .safetensors_reading import read_headers
+from .unpacked_source import UnpackedSource, inside_of
 
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
@@ -132,7 +135,14 @@ class SafetensorsCheckpoint(Checkpoint):
 def open_safetensors(source: Source) -> SafetensorsCheckpoint:
     """Read the index and all headers (see `Safetensors.open`)."""
     if source.single:
-        return _open_weights(source, [WeightSet("model", list(source.entries))])
+        (name,) = source.entries
+        codec = packed_by(source, name) if name.endswith(COMPRESSED) else None
+        if codec is None:
+            return _open_weights(source, [WeightSet("model", [name])])
+        unpacked = UnpackedSource.over(source, {name: codec})
+        opened = _open_weights(unpacked, [WeightSet("model", [inside_of(name)])])
+        opened.dialect = ", ".join(filter(None, (f"compressed with {codec.name}", opened.dialect)))
+        return opened
     indexes = read_indexes(source)
     sets = find_sets(source, indexes)
     beside = find_beside(source)

@@ -16,11 +16,13 @@ from ftckpt.errors import IncompleteError
 from ftckpt.registry import Listing
 from ftckpt.source import Source
 
+from .compression import SUFFIXES
 from .dcp_hf import shard_place
 from .hf_index import Index, check_index_size, parse_index, shard_name
 from .safetensors_header import MAX_HEADER, PREFIX
 
 SUFFIX = ".safetensors"
+COMPRESSED = tuple(SUFFIX + packed for packed in SUFFIXES)
 OPTIMIZER = "optimizer/"
 COMPONENTS = "ftckpt.components/"
 SHARDED = "sharded"
@@ -93,8 +95,8 @@ def _shards_below(listing: Listing) -> list[str]:
 
 def _evidence_in_file(listing: Listing) -> tuple[str, CommitState] | None:
     name = listing.single
-    if name.endswith(SUFFIX):
-        return f"ends in {SUFFIX}", CommitState.NO_MARKER
+    if name.endswith((SUFFIX, *COMPRESSED)):
+        return f"ends in {name[name.rindex(SUFFIX) :]}", CommitState.NO_MARKER
     head = listing.head(name, PREFIX + 1)
     length = int.from_bytes(head[:PREFIX], "little")
     if head[PREFIX:] == b"{" and length <= min(MAX_HEADER, listing.files[name].size):

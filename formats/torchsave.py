@@ -16,7 +16,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.registry import Listing, Recognition
 from ftckpt.source import Source
 
-from .compression import SUFFIXES
+from .compression import SUFFIXES, beginning
 from .hf_index import shard_name
 from .torchsave_files import INDEX, SHARD, STEMS
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
-# A whole file compressed afterwards; `.bin.gz` may be anything.
-_COMPRESSED = tuple(f"{one}{packed}" for one in _SUFFIXES[:3] for packed in SUFFIXES)
+# A whole file compressed afterwards; `.bin.gz` may be anything, and is looked into.
+_COMPRESSED = tuple(f"{one}{packed}" for one in _SUFFIXES for packed in SUFFIXES)
+_LOOK = 256 << 10  # of a compressed file: its first block, as a rule
 # The names of a checkpoint that a script pickles itself; `vocab.pkl` is none.
 _PICKLED = re.compile(
     r"(?:(?:[A-Za-z0-9]+[-_])*(?:latest|last|emergency|checkpoint|ckpt|model|state|best|final|step"
@@ -87,6 +88,10 @@ def _recognised(listing: Listing) -> str:
     if listing.files[name].kind != "file" or name.endswith(".distcp"):
         return ""
     if packed := next((s for s in _COMPRESSED if name.endswith(s)), ""):
+        if packed.startswith(".bin"):
+            inside = beginning(listing.head(name, _LOOK), 4096)
+            if not inside.startswith(LEGACY_MAGIC) and b"/data.pkl" not in inside:
+                return ""
         return f"has a suffix of a compressed torch.save file ({packed})"
     head = listing.head(name, 4096)
     if head.startswith(LEGACY_MAGIC):

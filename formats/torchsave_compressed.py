@@ -5,17 +5,17 @@ It is read as what is in it; its seal, copies and digests are of the file as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from ftckpt.checkpoint import Checkpoint, Extent
+from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.source import Source
 
-from .compression import HEAD, codec_of
+from .compression import packed_by
 from .rank_inside import ranks_inside
 from .torchsave_checkpoint import TorchSaveCheckpoint, open_files, open_torchsave
-from .unpacked_source import UnpackedSource
+from .unpacked_source import UnpackedSource, inside_of
 
 
 @dataclass(kw_only=True)
@@ -32,12 +32,6 @@ class CompressedTorchSave(TorchSaveCheckpoint):
         """Return the compressed file."""
         return [self.packed]
 
-    def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
-        """Yield all of the compressed file for each: a damaged byte of it can be in any."""
-        whole = Extent(self.packed, 0, self.source.size(self.packed))
-        for _, name, rank in super().holdings():
-            yield whole, name, rank
-
 
 def open_compressed(source: Source) -> Checkpoint:
     """Unpack a compressed file and parse what is in it; a plain one with such a name as it is.
@@ -49,11 +43,11 @@ def open_compressed(source: Source) -> Checkpoint:
         UnsupportedError: what undoes it is not installed; and see `TorchSave.open`.
     """
     packed = next(iter(source.entries))
-    codec = codec_of(source.read(packed, 0, min(HEAD, source.size(packed))))
+    codec = packed_by(source, packed)
     if codec is None:
         return open_torchsave(source)
-    unpacked = UnpackedSource.over(source, packed, codec)
-    opened = open_files(unpacked, [unpacked.inside])
+    unpacked = UnpackedSource.over(source, {packed: codec})
+    opened = open_files(unpacked, [inside_of(packed)])
     if any(ranks_inside(stream.tree) is not None for stream in opened.streams.values()):
         raise UnsupportedError(
             f"{source.url} holds the shards of several ranks, which are read uncompressed only",

@@ -1,12 +1,12 @@
-"""A compressed file as its source shows it: itself, and what was in it as a file beside it.
+"""Compressed files as their source shows them: themselves, and what was in each beside it.
 
 A checkpoint is read from all over, and its directory stands at its end, while a compressed stream
 can only be read forward. Undoing it again for every range would read it once a tensor. So it is
 undone once, into a temporary file without a name (in TMPDIR), whose room is looked at first; every
 reader then works as on any other file, and memory is bounded by one step of the decompressor.
 
-Only the last few such files are kept: a root of a hundred compressed checkpoints needs the room of
-two. One that was let go is made again when it is read.
+Only those of the last two checkpoints are kept: a root of a hundred compressed checkpoints needs
+the room of two. One that was let go is made again when it is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -29,27 +30,28 @@ from ftckpt.stores.oserror import translate
 from .compression import HEAD, Codec, require_plausible, undo
 
 _SLOT = 16  # of the read buffers: whoever opens may be reading into another
-_HELD = 2  # diff compares two
+_HELD = 2  # diff compares two checkpoints
+_MOST_HELD = 256  # each has a descriptor
 _LOOK = 64 << 20  # bytes written between two looks at the room that is left
 
 
 @dataclass(frozen=True)
 class UnpackedSource(Source):
-    """A compressed file, and what is in it as a file that no listing shows.
+    """Compressed files, and what is in each as a file that no listing shows.
 
     Attributes:
-        packed: name of the compressed file.
-        inside: name under which its content is read.
-        codec: what compressed it.
+        packs: name under which content is read -> the compressed file, and what compressed it.
     """
 
-    packed: str = field(kw_only=True)
-    inside: str = field(kw_only=True)
-    codec: Codec = field(kw_only=True, repr=False)
+    packs: Mapping[str, Packed] = field(kw_only=True, repr=False)
 
     @classmethod
-    def over(cls, source: Source, packed: str, codec: Codec) -> UnpackedSource:
-        """Undo a compressed file of a source, to its end; return the source that shows both.
+    def over(cls, source: Source, codecs: Mapping[str, Codec]) -> UnpackedSource:
+        """Undo compressed files of a source, to their ends; return the source that shows both.
+
+        Args:
+            source: has the files.
+            codecs: compressed file -> what compressed it.
 
         Raises:
             CorruptError: the stream is damaged or ends early (`bad-transform`).
@@ -57,44 +59,64 @@ class UnpackedSource(Source):
             NoResourceError: no room, or more memory is needed than is allowed.
             UnsupportedError: what undoes it is not installed.
         """
-        inside = packed.rpartition(".")[0]
-        entry = source.entries[packed]
-        with _unpack(source, packed, codec) as content:
-            shown = entry._replace(size=content.size)
-        entries = _Entries(source.entries, inside, shown)
+        packs, hidden = {}, {}
+        for name, codec in codecs.items():
+            inside = inside_of(name)
+            packs[inside] = Packed(name, codec)
+            with _unpack(source, name, codec, len(codecs)) as content:
+                hidden[inside] = source.entries[name]._replace(size=content.size)
         return cls(
-            source.store, source.base, entries, source.single, source.named, source.lookahead,
-            packed=packed, inside=inside, codec=codec,
+            source.store, source.base, _Entries(source.entries, hidden), source.single,
+            source.named, source.lookahead, packs=packs,
         )  # fmt: skip
 
     def open(self, name: str) -> Reader:
         """Open a file that must be there, or the content of the compressed one."""
-        return _unpack(self, self.packed, self.codec) if name == self.inside else super().open(name)
+        packed = self.packs.get(name)
+        if packed is None:
+            return super().open(name)
+        return _unpack(self, packed.name, packed.codec, len(self.packs))
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
         """Return the bytes of each extent, in order."""
-        if not any(extent.file == self.inside for extent in extents):
+        if not any(extent.file in self.packs for extent in extents):
             return super().read_many(extents)
         result = []
-        with self.open(self.inside) as content:
+        with ExitStack() as opened:
+            readers: dict[str, Reader] = {}
             for extent in extents:
-                if extent.file == self.inside:
-                    result.append(content.read(extent.offset, extent.length))
-                else:
+                if extent.file not in self.packs:
                     result += super().read_many([extent])
+                    continue
+                if extent.file not in readers:
+                    readers[extent.file] = opened.enter_context(self.open(extent.file))
+                result.append(readers[extent.file].read(extent.offset, extent.length))
         return result
 
     def opener(self, name: str) -> tuple[Opens, str]:
         """Return what opens a file without reading ahead, and the path to ask it for."""
-        return (_Opener(self), name) if name == self.inside else super().opener(name)
+        return (_Opener(self), name) if name in self.packs else super().opener(name)
 
     def stored(self, name: str) -> str:
         """Return the file of the store that has the bytes of a name."""
-        return self.packed if name == self.inside else name
+        return self.packs[name].name if name in self.packs else name
 
     def shown(self, name: str) -> str:
         """Return the name under which the content of a file of the store is read."""
-        return self.inside if name == self.packed else name
+        inside = inside_of(name)
+        return inside if inside in self.packs and self.packs[inside].name == name else name
+
+
+class Packed(NamedTuple):
+    """A compressed file, and what compressed it."""
+
+    name: str
+    codec: Codec
+
+
+def inside_of(name: str) -> str:
+    """Return the name of what is in a compressed file: its own, less the last suffix."""
+    return name.rpartition(".")[0]
 
 
 class _Opener(NamedTuple):
@@ -113,9 +135,9 @@ class _Opener(NamedTuple):
 class _Entries(Mapping[str, Entry]):
     """The files of the store; what is unpacked is found by its name and not gone through."""
 
-    def __init__(self, listed: Mapping[str, Entry], inside: str, shown: Entry) -> None:
+    def __init__(self, listed: Mapping[str, Entry], hidden: Mapping[str, Entry]) -> None:
         self._listed = listed
-        self._hidden = {inside: shown}
+        self._hidden = hidden
 
     def __getitem__(self, name: str) -> Entry:
         return self._hidden[name] if name in self._hidden else self._listed[name]
@@ -184,15 +206,16 @@ _lock = threading.Lock()
 _held: OrderedDict[tuple[object, ...], _Content] = OrderedDict()
 
 
-def _unpack(source: Source, name: str, codec: Codec) -> _Content:
-    """Return the content of a compressed file, unpacked now or before."""
+def _unpack(source: Source, name: str, codec: Codec, beside: int) -> _Content:
+    """Return the content of a compressed file, unpacked now or before; one of so many."""
     entry = source.entry(name)
     place = source.store.identity(source.path(name))
     key = (place, entry.size, entry.mtime, entry.etag)
     with _lock:  # two that were unpacked at the same time would need the room of both
         content = _held.get(key)
         if content is None:
-            while len(_held) >= _HELD:  # before: its room is needed
+            most = min(_HELD * beside, _MOST_HELD)
+            while len(_held) >= most:  # before: its room is needed
                 _held.popitem(last=False)[1].close()
             content = _held[key] = _written(source, name, codec)
         _held.move_to_end(key)
@@ -220,7 +243,7 @@ def _written(source: Source, name: str, codec: Codec) -> _Content:
                     view = memoryview(part)
                     while view:
                         view = view[file.write(view) :]
-                return _Content(os.dup(file.fileno()), size, name.rpartition(".")[0])
+                return _Content(os.dup(file.fileno()), size, inside_of(name))
         except OSError as error:
             raise translate(error, folder, f"unpack {name} in") from error
 

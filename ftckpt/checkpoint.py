@@ -368,16 +368,23 @@ class Checkpoint(ABC):
         return nullcontext()
 
     def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
-        """Yield bytes of files, and the key or name and the rank of what has its content there."""
+        """Yield bytes of files, and the key or name and the rank of what has its content there.
+
+        Of a compressed file it is all of it: a damaged byte there can be in anything.
+        """
         for key, info in self.tensors.items():
             try:
                 held = [(piece.extent, piece.rank) for piece in info.pieces]
             except FtckptError:
                 continue  # a tensor without a place: the structure check reports it
             for extent, rank in held:
-                yield extent, key, rank
+                yield self._as_stored(extent), key, rank
         for name, item in self.objects.items():
-            yield item.extent, name, item.rank
+            yield self._as_stored(item.extent), name, item.rank
+
+    def _as_stored(self, extent: Extent) -> Extent:
+        file = self.source.stored(extent.file)
+        return extent if file == extent.file else Extent(file, 0, self.source.size(file))
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step-like scalars, at most `limit` a file, by small reads."""

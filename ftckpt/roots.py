@@ -51,13 +51,13 @@ _FILE_OF_STEP = re.compile(
     r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
     r"(?P<step>[0-9]{1,15})[_-]"
     r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
-    r"\.(?:pt|pth|bin)"
+    r"\.(?:pt|pth|bin)(?:\.(?:zst|lz4|gz))?"
 )
 _TORCH = (".pt", ".pth", ".ckpt")
 # One file may have been compressed as a whole; `metrics.csv.gz` is none.
 _SUFFIXES = (
     *_TORCH, ".bin", ".safetensors", ".tar", ".pkl",
-    *(one + packed for one in _TORCH for packed in (".zst", ".lz4", ".gz")),
+    *(one + packed for one in (*_TORCH, ".safetensors") for packed in (".zst", ".lz4", ".gz")),
 )  # fmt: skip
 
 # What trainers and stores call a save that is not finished.

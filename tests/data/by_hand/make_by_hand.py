@@ -251,6 +251,24 @@ def compressed(folder: Path, step: int) -> None:
     (folder / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
 
 
+def packed(folder: Path, ranks: list[State]) -> None:
+    """Rank files, and the weights as safetensors, that a script compressed afterwards."""
+    import gzip
+
+    import zstandard
+
+    (folder / "ranks").mkdir(parents=True)
+    entries(folder / "ranks", ranks)
+    for file in sorted((folder / "ranks").iterdir()):
+        Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes(), mtime=0))
+        file.unlink()
+    weights = folder / "model.safetensors"
+    save_file({name: value.contiguous() for name, value in train()[0].items()}, weights)
+    zstd = zstandard.ZstdCompressor(write_checksum=True)
+    Path(f"{weights}.zst").write_bytes(zstd.compress(weights.read_bytes()))
+    weights.unlink()
+
+
 def pickled(folder: Path) -> None:
     """The whole state in one file, by pickle alone: of torch's tensors, and of numpy's arrays."""
     import pickle
@@ -348,6 +366,7 @@ def make(root: Path, world: int = 4) -> None:
         write(folder, ranks)
     stages(root / "stages", STEP)
     compressed(root / "compressed", STEP)
+    packed(root / "packed", ranks)
     pickled(root / "pickled")
     one_file(root / "one_file", ranks)
     save_file({k: v.contiguous() for k, v in truth.items()}, root / "truth.safetensors")
