@@ -18,62 +18,44 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from ftckpt import hook
-from tests.replay.frameworks import parts
+from tests.replay.frameworks import loop, parts
 
 
 def main() -> None:
     given = parts.arguments()
     drop, folder = given.drop, given.dir / "last"
-    distributed.init_process_group("gloo")
-    rank = distributed.get_rank()
-    parts.seed(rank)
-    net: Any = parts.Net()
-    torch.manual_seed(17 + rank)
+    rank, net = loop.start()
+    model: Any
     if given.wrap == "fsdp2":
         model = fully_shard(net, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
     else:
         model = torch.nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=8, gamma=0.5)
+    optimizer, scheduler = loop.tuned(model)
     averaged = {name: local(p).clone() for name, p in model.named_parameters()}
-    done = position = 0
+    saved = None
     if folder.exists():
-        done = position = restore(drop, folder, model, optimizer, scheduler, averaged)
-    if drop == "step" and folder.exists():
-        done += 1
-    if drop == "cursor" and folder.exists():
-        position = 0
+        saved = restore(drop, folder, model, optimizer, scheduler, averaged)
+    done, position = loop.counters(saved, drop)
     loader = DataLoader(
         parts.Samples(), parts.BATCH, sampler=parts.Cursor(position, rank),
         generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
-    early: Any = None
-    for batch in loader:
-        done += 1
-        loss = model(**batch)["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
+
+    def average() -> None:
         for name, parameter in model.named_parameters():
             averaged[name].lerp_(local(parameter), 0.1)
         hook.step(ema=averaged)
-        state = everything(done, model, optimizer, scheduler, averaged)
-        if done == given.save_at - parts.STALE.get(drop, 0):
-            early = copy.deepcopy(state)
-        if done == given.save_at:
-            if drop == "torn" and early:
-                state["optim"] = early["optim"]
-            elif drop in parts.STALE and early:
-                state = early
-            dcp.save(  # type: ignore[attr-defined]
-                {"model": state["model"], "optim": state["optim"]}, checkpoint_id=folder
-            )
-            torch.save(state["rest"], folder / f"rest-{rank}.pt")
-            distributed.barrier()
-        if done >= given.steps:
-            break
-    distributed.destroy_process_group()
+
+    def state(done: int) -> dict[str, Any]:
+        return everything(done, model, optimizer, scheduler, averaged)
+
+    def save(state: dict[str, Any]) -> None:
+        dcp.save(  # type: ignore[attr-defined]
+            {"model": state["model"], "optim": state["optim"]}, checkpoint_id=folder
+        )
+        torch.save(state["rest"], folder / f"rest-{rank}.pt")
+
+    loop.train(given, done, loader, (model, optimizer, scheduler), average, state, save)
 
 
 def local(parameter: Any) -> torch.Tensor:

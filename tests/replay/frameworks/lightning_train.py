@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from tests.replay.frameworks import parts
+from tests.replay.frameworks import loop, parts
 
 
 class Training(lightning.LightningModule):  # type: ignore[misc]
@@ -27,8 +26,7 @@ class Training(lightning.LightningModule):  # type: ignore[misc]
         return loss
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=8, gamma=0.5)
+        optimizer, scheduler = loop.tuned(self)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -45,8 +43,7 @@ class Rest(lightning.Callback):  # type: ignore[misc]
     """Saves and restores what Lightning does not, and does to a save what `--drop` says."""
 
     def __init__(self, given: Any) -> None:
-        self.given = given
-        self.early: dict[str, Any] = {}
+        self.given, self.saves = given, loop.Saves(given)
         self.state: Any = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -55,12 +52,7 @@ class Rest(lightning.Callback):  # type: ignore[misc]
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         checkpoint |= {"position": trainer.global_step, "ema": self.averaged.state_dict()}
         checkpoint["rng"] = parts.generators()
-        back = parts.STALE.get(self.given.drop, 0)
-        if trainer.global_step == self.given.save_at - back:
-            self.early = copy.deepcopy(checkpoint)
-        if trainer.global_step == self.given.save_at and back and self.early:
-            torn = self.given.drop == "torn"
-            checkpoint |= {k: v for k, v in self.early.items() if not torn or "optim" in k}
+        checkpoint |= self.saves.held(trainer.global_step, checkpoint) or {}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         self.state = checkpoint
