@@ -17,7 +17,6 @@ from ftckpt.memory import no_gc
 from ftckpt.source import safe_name
 
 from . import unpickle
-from .dcp_paths import KeyPaths
 from .dcp_records import (
     MAX_INT,
     SHAPES,
@@ -31,6 +30,9 @@ from .dcp_records import (
     TensorEntry,
     is_shape,
 )
+
+# Dict keys and list indices.
+Path = tuple[str | int, ...]
 
 
 class Placed(NamedTuple):
@@ -61,9 +63,9 @@ class DcpMetadata:
         opaque: names outside the table.
     """
 
-    tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
     objects: dict[str, StoredItem | None] = field(default_factory=dict)
-    paths: KeyPaths = field(default_factory=KeyPaths)
+    paths: dict[str, Path] = field(default_factory=dict)
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
     copies: list[Placed] = field(default_factory=list)
     files: set[str] = field(default_factory=set)

@@ -7,13 +7,10 @@ The path decides; a dot never does, because keys may hold dots (Hugging Face's o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind
 from ftckpt.dtypes import DType
-
-from .dcp_paths import KeyPaths
 
 # Top-level keys under which trainers put the model and the optimizer. Exact, never prefixes.
 _MODEL = frozenset({"model", "state_dict", "model_state_dict", "module", "net", "network"})
@@ -47,10 +44,6 @@ class Place(NamedTuple):
     name: str
 
 
-# What a NamedTuple's own constructor does, without the call around it: there are many tensors.
-_made = partial(tuple.__new__, Place)
-
-
 def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
     """Classify one tensor.
 
@@ -59,13 +52,15 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         path: its `planner_data` path; empty where the planner kept none.
         dtype: its element type: integers and booleans are never trained.
     """
+    if len(path) > 1 and path[0] in _MODEL:  # most of a checkpoint
+        name = ".".join(map(str, path[1:]))
+        return Place("model", weight_kind(name, dtype), name)
     parts = list(map(str, path)) or [stored]
     if len(parts) > 2 and parts[0] in WRAPPERS and parts[1] in WRAPPED:
         del parts[0]
     top, rest = parts[0], parts[1:]
     if rest and top in _MODEL:
-        name = ".".join(rest)
-        return Place("model", weight_kind(name, dtype), name)
+        return place("", parts, dtype)
     if rest and top in _OPTIMIZER:
         return _optimizer(rest)
     if rest and top in _EMA:
@@ -78,21 +73,6 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
         if stored.startswith((prefix + "state.", prefix + "distributed.")):
             return _optimizer([stored.removeprefix(prefix)])
     return Place("model", weight_kind(stored, dtype), stored)
-
-
-def placed(stored: str, dtype: DType, ends: Sequence[int], paths: KeyPaths) -> Place:
-    """Classify one tensor of a DCP checkpoint by the paths that it recorded (see `place`).
-
-    Args:
-        stored: the dotted name in the metadata.
-        dtype: its element type.
-        ends: see `KeyPaths.ends`.
-        paths: of all tensors.
-    """
-    if len(ends) > 1 and stored[: ends[0]] in _MODEL:  # most of a checkpoint
-        name = stored[ends[0] + 1 :]
-        return _made(("model", weight_kind(name, dtype), name))
-    return place(stored, paths.get(stored, ()), dtype)
 
 
 def weight_kind(name: str, dtype: DType) -> Kind:

@@ -16,7 +16,8 @@ from ftckpt.dtypes import DTYPES, DType
 from ftckpt.errors import CorruptError
 
 from . import unpickle
-from .unpickle import Sealed, inert, sealed
+from .pickle_keys import limited
+from .unpickle import Sealed, inert
 
 # What torch itself can hold: 64-bit sizes, and its own limit on the number of dimensions.
 MAX_INT = 1 << 63
@@ -52,8 +53,19 @@ def _shape(value: Any) -> Offsets:
     return SHAPES[value]
 
 
-def _size(values: Any = ()) -> tuple[Any, ...]:
-    return tuple(values)
+class _Size(metaclass=Sealed):
+    """`torch.Size`: the tuple that it is called with; there are a few for each tensor."""
+
+    __slots__ = ()
+
+    def __new__(cls, values: Any = ()) -> Any:
+        if type(values) is tuple and len(values) <= _MAX_DIMENSIONS:
+            try:
+                sum(values)  # a nested tuple is no number
+                return values
+            except TypeError:
+                pass
+        return limited(tuple(values))
 
 
 class StoredItem(metaclass=Sealed):
@@ -231,7 +243,7 @@ TABLE: Mapping[str, Any] = {
     f"{_SHARDED}.MEM_FORMAT_ENCODING": _memory_format,
     "torch.distributed.checkpoint.filesystem._StorageInfo": StoredItem,
     f"{_OLD}.filesystem._StorageInfo": StoredItem,
-    "torch.Size": sealed(_size),
+    "torch.Size": _Size,
     "torch.serialization._get_layout": _layout,
     **{name: inert(name) for name in _QUIET},
 }

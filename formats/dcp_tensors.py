@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
@@ -12,10 +12,9 @@ from ftckpt.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.names import unwrapped
 
-from .dcp_columns import EntryColumns
 from .dcp_items import rank_of
 from .dcp_metadata import DcpMetadata
-from .dcp_names import placed
+from .dcp_names import place
 from .dcp_records import Chunk, Offsets
 from .lazy_pieces import LazyPieces
 
@@ -113,28 +112,8 @@ class ListedChunks(ChunkPieces):
         return sum(1 for other in self._chunks[:index] if other.offsets == offsets)
 
 
-class ColumnChunks(ChunkPieces):
-    """Chunks in rows of columns: one object a tensor, of which there may be a million."""
-
-    __slots__ = ("_columns", "_first", "_last")
-
-    def __init__(self, columns: EntryColumns, first: int, last: int) -> None:
-        self._columns, self._first, self._last = columns, first, last
-
-    def __len__(self) -> int:
-        return self._last - self._first
-
-    def chunk(self, index: int) -> Chunk:
-        """Return one chunk, made anew."""
-        return self._columns.chunk(self._first + index)
-
-
 def _rows(meta: DcpMetadata) -> Iterator[tuple[str, Offsets, DType, ChunkPieces]]:
     """Yield stored names, sizes, element types and pieces, which do not know their key yet."""
-    if isinstance(meta.tensors, EntryColumns):  # of one file: there are no copies
-        for name, size, dtype, first, last in meta.tensors.spans():
-            yield name, size, dtype, ColumnChunks(meta.tensors, first, last)
-        return
     copies: dict[str, list[Chunk]] = defaultdict(list)
     for name, chunk, _ in meta.copies:
         if chunk is not None:
@@ -145,18 +124,11 @@ def _rows(meta: DcpMetadata) -> Iterator[tuple[str, Offsets, DType, ChunkPieces]
 
 def _places(meta: DcpMetadata) -> tuple[list[str], list[Kind], list[str]]:
     """Return component, kind and name of each stored tensor."""
-    types: Iterable[tuple[str, DType]]
-    ends: Iterable[Sequence[int]]
-    if isinstance(meta.tensors, EntryColumns):
-        types, ends = meta.tensors.types(), meta.paths.in_rows()
-    else:
-        types = ((name, entry.dtype) for name, entry in meta.tensors.items())
-        ends = map(meta.paths.ends, meta.tensors)
     components: list[str] = []
     kinds: list[Kind] = []
     names: list[str] = []
-    for (stored, dtype), its in zip(types, ends, strict=True):
-        component, kind, name = placed(stored, dtype, its, meta.paths)
+    for stored, entry in meta.tensors.items():
+        component, kind, name = place(stored, meta.paths.get(stored, ()), entry.dtype)
         components.append(component)
         kinds.append(kind)
         names.append(name)

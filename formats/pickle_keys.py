@@ -18,10 +18,14 @@ Sources: CPython's `Modules/_pickle.c` (the opcodes, the stack with its marks, t
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.errors import UnsafeError
+
+if TYPE_CHECKING:
+    from .pickle_runs import Run
 
 # What one key may weigh. Real keys are texts, numbers, and tuples of a few of them.
 LIMIT = 2048
@@ -46,6 +50,7 @@ _TENSOR = re.compile(
     re.DOTALL,
 )  # fmt: skip
 _EARLY = 256
+_BLURRED = 1 << 62  # above every slot
 _TENSOR_WEIGHT = 128
 _LIGHT = 8
 
@@ -107,7 +112,15 @@ def check_keys(data: bytes) -> Checked:
 
 
 def _checked(data: bytes) -> Checked:
-    walk = _Walk()
+    if len(data) >= _LARGE:
+        try:
+            return _walked(data, _Walk(runs=True))
+        except UnsafeError:  # perhaps it only takes what lies between heavy values for heavy
+            pass
+    return _walked(data, _Walk())
+
+
+def _walked(data: bytes, walk: _Walk) -> Checked:
     try:
         return Checked(walk.walk(data), True, tuple(walk.nested))
     except (IndexError, ValueError):  # it ends early, its stack is empty, an unknown opcode
@@ -116,6 +129,8 @@ def _checked(data: bytes) -> Checked:
 
 # Tensors of one shape, each with a pickle of its own, have one and the same.
 _SMALL = 1024
+# In a smaller pickle the expressions for runs take longer to compile than they save.
+_LARGE = 1 << 20
 _known = lru_cache(maxsize=1024)(_checked)
 
 
@@ -127,16 +142,23 @@ class _Walk:
         nested: see `Checked`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, runs: bool = False) -> None:
         self.at = 0
         self.nested: list[tuple[int, int]] = []
+        self._runs = runs
+        self._memo: dict[int, int] = {}  # only what weighs more than one value
+        # Slots that runs filled: where they begin and end, and what each of them weighs at most.
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self._weights: list[int] = []
 
     def walk(self, data: bytes) -> int:
         """Return where the pickle ends; see `check_keys`."""
         stack: list[int] = []
         push, pop = stack.append, stack.pop
         marks: list[int] = []
-        memo: dict[int, int] = {}  # only what weighs more than one value
+        memo = self._memo
+        runs, take, begins = self._runs, self._take, self._begins
         memoised = -1  # MEMOIZE counts by itself; -1: it was not met
         numbered = False
         least = 1  # what late memo slots weigh where tensors were passed over
@@ -156,6 +178,8 @@ class _Walk:
                         continue
                 marks.append(len(stack))
                 at += 1
+                if runs and (run := take(data, at, memoised, stack)) is not None:
+                    at, memoised = run.end, memoised + run.memoised
             elif op in plain:
                 push(1)
                 at += 1 + plain[op]
@@ -168,6 +192,8 @@ class _Walk:
                     line = self._line(data, at)
                     index, at = int(data[at + 1 : line]), line + 1
                 weight = memo.get(index, 1)
+                if begins:
+                    weight = self._weigh(index)
                 push(least if index >= _EARLY and weight < least else weight)
             elif op == 0x71 or op == 0x72 or op == 0x70:  # BINPUT, LONG_BINPUT, PUT
                 if op == 0x71:
@@ -183,9 +209,11 @@ class _Walk:
                     memo[index] = weight
             elif op == 0x94:  # MEMOIZE
                 memoised += 1
+                at += 1
                 if stack[-1] > 1:
                     memo[memoised] = stack[-1]
-                at += 1
+                    if runs and (run := take(data, at, memoised, stack)) is not None:
+                        at, memoised = run.end, memoised + run.memoised
             elif op in counted:
                 begin = at + 1 + counted[op]
                 at = begin + int.from_bytes(data[at + 1 : begin], "little")
@@ -241,6 +269,8 @@ class _Walk:
             elif op == 0x61 or op == 0x62:  # APPEND, BUILD
                 pop()
                 at += 1
+                if runs and (run := take(data, at, memoised, stack)) is not None:
+                    at, memoised = run.end, memoised + run.memoised
             elif op == 0x65:  # APPENDS
                 del stack[marks.pop() :]
                 at += 1
@@ -256,6 +286,35 @@ class _Walk:
                     "a pickle numbers its memo in two ways, which no pickler does",
                     kind="unsafe-pickle",
                 )
+
+    def _take(self, data: bytes, at: int, memoised: int, stack: list[int]) -> Run | None:
+        """Pass over a run of alike records, where one begins: push what it pushes."""
+        from .pickle_runs import find_run
+
+        run = find_run(data, at) if memoised >= 0 else None
+        if run is None:
+            return None
+        first = memoised + 1
+        if (
+            max(map(self._weigh, run.keys), default=0) > _TENSOR_WEIGHT
+            or max(map(self._weigh, run.members), default=0) > CALLED
+            or max(run.keys, default=0) >= first  # taken from the run itself
+        ):
+            _refuse()
+        if not self._ends or self._ends[-1] < _BLURRED:  # else nothing later is numbered exactly
+            self._begins.append(first)
+            self._ends.append(first + run.memoised if run.exact else _BLURRED)
+            self._weights.append(_MOST if run.paths or not run.exact else _TENSOR_WEIGHT)
+        stack += [_TENSOR_WEIGHT, _MOST if run.paths else CALLED] * (run.pushed // 2)
+        return run
+
+    def _weigh(self, index: int) -> int:
+        """Return what a slot of the memo weighs at most."""
+        known = self._memo.get(index, 1)
+        place = bisect_right(self._begins, index) - 1
+        if place >= 0 and index < self._ends[place]:
+            return max(known, self._weights[place])
+        return known
 
     def _line(self, data: bytes, at: int) -> int:
         """Return where the line ends that an opcode at `at` takes."""

@@ -125,12 +125,6 @@ def test_what_few_commands_need_the_others_do_not_import(
     assert not imported[command] & few
 
 
-def test_small_metadata_is_read_without_what_reads_large_metadata(
-    imported: dict[str, set[str]],
-) -> None:
-    assert "ftckpt.formats.dcp_bulk" not in imported["dcp"]
-
-
 @pytest.mark.parametrize("command", [*PLACES, "latest", "gc", "help"])
 def test_what_headers_say_needs_no_numpy(command: str, imported: dict[str, set[str]]) -> None:
     """To import it takes longer than `inspect` of a small checkpoint."""
