@@ -37,7 +37,7 @@ MEANINGS: dict[ExitCode, Meaning] = {
     ExitCode.PARTIAL: Meaning("finished, but some items failed; they are listed", "look first"),
     ExitCode.MISSING: Meaning("nothing shows that the root is there: no fresh start", "look first"),
     ExitCode.INTERRUPTED: Meaning("interrupted (SIGINT, Ctrl-C)", "yes"),
-    ExitCode.CLOSED_PIPE: Meaning("whoever read the output closed the pipe", "-"),
+    ExitCode.CLOSED_PIPE: Meaning("the reader of the output closed the pipe", "-"),
     ExitCode.TERMINATED: Meaning("terminated (SIGTERM)", "yes"),
 }
 

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ClosedPipeError(BaseException):
-    """Whoever read our output has gone; not an Exception, so that no handler takes it for one."""
+    """The reader of our output has gone; not an Exception, so that no handler takes it for one."""
 
 
 class Result(NamedTuple):
@@ -165,7 +165,7 @@ def write(stream: IO[str] | None, text: str) -> None:
         ClosedPipeError: nobody reads any more.
         NoResourceError: stdout goes to a full disk.
     """
-    if stream is None:  # closed by whoever started us (`>&-`)
+    if stream is None:  # closed by the process that started us (`>&-`)
         return
     try:
         stream.write(text)

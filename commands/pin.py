@@ -25,7 +25,7 @@ def command(
     root: RootArgument,
     step: StepArgument,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why: whoever finds a full disk will ask.")
+        str, typer.Option(metavar="TEXT", help="Why; shown to anyone who finds a full disk.")
     ],
     owner: Annotated[
         str, typer.Option(metavar="NAME", help="Who wants it kept; by default the login name.")

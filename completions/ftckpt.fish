@@ -367,7 +367,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l help -d 'Show this message and exit.'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l reason -r -d 'Why: whoever finds a full disk will ask.'
+complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l reason -r -d 'Why; shown to anyone who finds a full disk.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l owner -r -d 'Who wants it kept; by default the login name.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l profile -r -d 'Profile of the AWS configuration.'

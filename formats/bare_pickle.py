@@ -1,6 +1,6 @@
 """Bytes that are no archive: are they a pickle, and what would it call?
 
-`torch.load` gives whatever is no zip and no tar to the unpickler, and a pickle acts while it is
+`torch.load` gives all but zips and tars to the unpickler, and a pickle acts while it is
 read: the first call has happened when the rest turns out to be damaged. So what may be a pickle is
 looked at as one before it is called damaged.
 """

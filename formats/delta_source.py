@@ -1,4 +1,4 @@
-"""The decoded tensors of a delta as files of its source: whoever reads bytes reads decoded ones.
+"""The decoded tensors of a delta as files of its source: its bytes are the decoded ones.
 
 A tensor's file is called `ftckpt.delta//KEY`, which no real file can be, and no listing shows it.
 """

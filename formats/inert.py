@@ -49,7 +49,7 @@ class Sealed(type):
 
     @property
     def __setstate__(cls) -> Any:
-        # BUILD looks this up on whatever is on the stack. On an instance it finds the method of
+        # BUILD looks this up on the top of the stack. On an instance it finds the method of
         # the class; on a class it comes here first, because a property is a data descriptor.
         raise UnsafeError("a pickle tries to change a class", kind="unsafe-pickle")
 

@@ -1,8 +1,8 @@
 """Which rank of a Megatron job writes which part of which tensor, into its own file of a store.
 
 A part of a tensor is on every data-parallel rank, and any of them may write it; with
-`--ckpt-fully-parallel-save`, Megatron's default, they share the work. A store reads the same
-whoever wrote it: what this decides is only how many files a job reads from, and how even they are.
+`--ckpt-fully-parallel-save`, Megatron's default, they share the work. A store reads the same,
+whichever rank wrote it: this decides only how many files a job reads from, and how even they are.
 
 Source: `RankGenerator` in megatron/core/parallel_state.py: tensor ranks vary first, stages last.
 """

@@ -56,8 +56,8 @@ class JobState:
     """The state of a job.
 
     Attributes:
-        root: what the files of all ranks are to hold, by key; inside, whatever is no container, no
-            number and no text is `Carried`, or a `Tensor` where the source lists it.
+        root: what the files of all ranks are to hold, by key; inside, everything but containers,
+            numbers and texts is `Carried`, or a `Tensor` where the source lists it.
         random: random streams by pipeline stage and tensor rank, where the source shows whose they
             are.
         placed: names of the objects and keys of the tensors that it was made of.

@@ -29,7 +29,7 @@ from ftckpt.stores.oserror import translate
 
 from .compression import HEAD, Codec, require_plausible, undo
 
-_SLOT = 16  # of the read buffers: whoever opens may be reading into another
+_SLOT = 16  # of the read buffers: the caller may be reading into another
 _HELD = 2  # diff compares two checkpoints
 _MOST_HELD = 256  # each has a descriptor
 _LOOK = 64 << 20  # bytes written between two looks at the room that is left
@@ -150,7 +150,7 @@ class _Entries(Mapping[str, Entry]):
 
 
 class _Content(Reader):
-    """An unpacked file, by a descriptor of its own: whoever reads may outlast the cache."""
+    """An unpacked file, by a descriptor of its own: a reader may outlast the cache."""
 
     def __init__(self, number: int, size: int, file: str) -> None:
         self.size = size

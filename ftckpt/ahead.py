@@ -1,10 +1,10 @@
 """Few reads for many small pieces, where the files lie behind a latency.
 
 Piece by piece a checkpoint of small tensors takes a request for each, and an object store answers
-one in tens of milliseconds. Who is about to read many says so (`reading_ahead`): what lies together
+one in tens of milliseconds. A caller about to read many says so (`reading_ahead`): what lies close
 is then read at once (`windows`), ahead of use and several at a time, and kept while memory allows.
-Whoever reads the checkpoint's files meanwhile is served from that, and need not know it. Local
-files are read as ever.
+Readers of the checkpoint's files are meanwhile served from that and need not know it. Local files
+are read as ever.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Walk:
         size = max(BATCH, nameless + BATCH if nameless else 0)
         pool: list[tuple[float, bool, int, str, Looked]] = []
         while waiting or pool:
-            # Whatever is not opened yet is at most as new as its name says.
+            # What is not opened yet is at most as new as its name says.
             if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
                 for looked in self._look_all(waiting[:size]):
                     # Of equals, the one whose name says its step, then the one named latest.

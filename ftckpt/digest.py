@@ -6,7 +6,7 @@
   there is one block, or none: an empty file has no block, and the digest of no bytes.
 
 Blocks make hashing parallel, locate damage, and let a sample be read. XXH3 detects accidents, not
-attackers: whoever can change a file can find another with the same digest.
+attackers: anybody who can change a file can find another with the same digest.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def run(
     rest = iter(tasks)
     first = list(islice(rest, forks if executor is None else 0))
     tasks = chain(first, rest)
-    # More may be held now than when it was reckoned how many there can be.
+    # More may be held now than when the number of copies was computed.
     forks = min(len(first), (budget() - held()) // _own())
     if forks < 2 or not are_safe():
         yield from stream(tasks, counter, jobs)

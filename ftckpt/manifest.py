@@ -2,7 +2,7 @@
 
 It stands beside the data as `ftckpt.manifest.json`, or as `NAME.ftckpt.json` beside a checkpoint
 that is one file. `docs/manifest.md` has the format byte by byte. It detects accidents, not
-attackers: whoever can change a file can change the manifest too.
+attackers: anybody who can change a file can change the manifest too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands near a path or name that is not there: a way out for whoever has mistyped it."""
+"""Suggest similar paths and names for one that does not exist, because it may be mistyped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def hint_for_place(path: str) -> str:
 
 
 def existing(path: str) -> str:
-    """Return the longest part of a local path that there is, be it a link to nothing."""
+    """Return the longest part of a local path that exists, even a link to nothing."""
     while path and not os.path.lexists(path):
         path = os.path.dirname(path)
     return path or "."

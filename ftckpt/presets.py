@@ -26,7 +26,7 @@ class Preset:
         per_gpu: failures a second for each GPU.
         classes: failures by cause, where the source counts them; they sum to `failures`.
         source: where the numbers stand.
-        remark: what whoever uses it should know.
+        remark: what its user should know.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tilings: boxes that tile are accepted, whatever is wrong is found, and numpy agrees."""
+"""Tilings: boxes that tile are accepted, every other is found wrong, and numpy agrees."""
 
 from __future__ import annotations
 

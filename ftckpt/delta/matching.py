@@ -8,7 +8,7 @@ matched is a helper for a prediction like any other: a wrong one would cost room
 
 A match needs, among all weights and all moments of a shape, a correlation of at least `_LEAST` (or
 six times what chance gives a small tensor), and at least `_AHEAD` times the next best one, seen
-from the weight and seen from the moments. Whatever is not as clear is left alone.
+from the weight and seen from the moments. Pairs that are less clear are left alone.
 """
 
 from __future__ import annotations

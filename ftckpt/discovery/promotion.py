@@ -267,7 +267,7 @@ def _text(name: str, target: str, step: int | None) -> str:
     """Return what a tracker says for a checkpoint.
 
     Raises:
-        UsageError: whoever reads it would look for another directory.
+        UsageError: a reader of the tracker would look for another directory.
     """
     if target == "release" and name == "latest_checkpointed_iteration.txt":
         return target

@@ -326,7 +326,7 @@ class Recorder:
             self._wait()
 
     def _wait(self) -> None:
-        """Wait to be ended from outside; not longer than whoever is to end us lives."""
+        """Wait to be ended from outside; not longer than the process lives that is to end us."""
         sys.stdout.flush()
         while os.getppid() == self._parent:
             time.sleep(0.05)

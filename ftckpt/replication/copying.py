@@ -228,7 +228,7 @@ def prove(
 def times(source: Source, files: Sequence[CopiedFile]) -> dict[str, float]:
     """Return when files were last written, by their path in the replica, where that is known.
 
-    A replica that kept them is as old as its source for whoever decides by age what may go.
+    A replica that kept them is as old as its source where age decides what may go.
     """
     entries = {file.path: source.entries.get(file.name) for file in files}
     return {

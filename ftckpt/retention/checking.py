@@ -89,7 +89,7 @@ def step_by_content(found: Found) -> Found:
     try:
         step = open_child(found.root, found.child)[0].step
     except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
-        return found  # whoever keeps it checks it, and finds out
+        return found  # if it is kept it is checked, and that finds out
     known = found.now(looked=Looked.HEADERS)
     return known if step is None else known.now(step=step)
 

@@ -75,7 +75,8 @@ def fingerprint_of(files: Sequence[Entry]) -> str:
     """Return the digest of a listing: BLAKE2b-128 over one line a file, sorted by path.
 
     A line is the representation of path, kind, size, modification time, version and link target.
-    Whoever carries a plan out lists again and compares: what has changed is not what was judged.
+    Before a plan is carried out, files are listed again and compared: what has changed is not what
+    was judged.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(files):

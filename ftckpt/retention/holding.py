@@ -41,7 +41,7 @@ def hold(roots: Iterable[Root], actor: str, now: float) -> Iterator[Mapping[str,
 
 
 def require_clock(roots: Iterable[Root], now: float) -> None:
-    """Refuse a clock that has gone back: by it, ages would be reckoned wrong.
+    """Refuse a clock that has gone back: by it, ages would be computed wrong.
 
     Raises:
         RefusedError: something was done in one of the roots later than now, by its log.

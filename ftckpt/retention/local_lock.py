@@ -31,7 +31,7 @@ def locked(folder: int, url: str, actor: str) -> Iterator[None]:
     Args:
         folder: the root's open directory.
         url: the root, for messages.
-        actor: who; whoever finds it locked is told.
+        actor: who; shown to others who find it locked.
 
     Raises:
         RefusedError: another has it.
@@ -61,7 +61,7 @@ def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> I
     Args:
         folder: the root's open directory.
         url: the root, for messages.
-        actor: who; whoever finds it locked is told.
+        actor: who; shown to others who find it locked.
         name: of the file.
         work: the word for the work in messages.
 

@@ -210,7 +210,7 @@ class LocalTrash:
         return doomed
 
     def _move_manifest(self, trashed: Trashed, folder: int) -> None:
-        """Move the manifest after its file; whoever locks the root next tries it again."""
+        """Move the manifest after its file; the next process that locks the root tries again."""
         with suppress(OSError):
             rename_new(
                 trashed.name + SUFFIX,

@@ -18,7 +18,7 @@ def pin(root: Root, entry: str, *, owner: str, reason: str, now: float) -> Pin:
         root: of the run.
         entry: its name in the root.
         owner: who wants it.
-        reason: why; whoever finds a full disk will want to know.
+        reason: why; shown to the person who finds a full disk.
         now: seconds since the epoch.
 
     Raises:

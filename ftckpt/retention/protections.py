@@ -20,8 +20,8 @@ class Run(NamedTuple):
 
     Attributes:
         entries: all.
-        stretches: the committed ones by which rules and floors reckon, the oldest first; where
-            the step leaps a new stretch begins, and each is reckoned as a run of its own.
+        stretches: the committed ones that rules and floors count, the oldest first; where
+            the step leaps a new stretch begins, and each is treated as a run of its own.
         held: the committed ones that are kept whatever their order among the others, and why.
     """
 

@@ -58,7 +58,7 @@ class RemoteLock:
 
     Args:
         root: which.
-        actor: who; whoever finds it taken is told.
+        actor: who; shown to others who find it taken.
         folder: below the root's `.ftckpt`; each kind of work has its own.
         work: the word for that work in messages.
         seconds: for how long it is taken at a time, at most half an hour.

@@ -29,7 +29,7 @@ class Tombstone:
     Attributes:
         name: of the entry, relative to the run's root.
         directory: whether it is a prefix; else it is one key, and perhaps its manifest.
-        time: when, in seconds since the epoch, by the clock of whoever did.
+        time: when, in seconds since the epoch, by the clock of the machine that did.
         actor: who.
         reasons: why, in words.
         files: every key of it, as it was listed then; paths are the store's.

@@ -36,7 +36,7 @@ class Trashed:
 
     Attributes:
         name: what it was called, relative to the run's root.
-        time: when it was dropped, in seconds since the epoch, by the clock of whoever did.
+        time: when it was dropped, in seconds since the epoch, by that machine's clock.
         group: the run it belongs to: the path of that run's root in the store.
         path: where it lies now: a path in the store.
         erasing: whether it is being reclaimed, so that it cannot be had back.
@@ -86,7 +86,7 @@ class Trash(Protocol):
         be lost while it is held, every change asks first and raises RefusedError.
 
         Args:
-            actor: who; told to whoever finds it locked.
+            actor: who; shown to others who find it locked.
             now: seconds since the epoch.
 
         Raises:

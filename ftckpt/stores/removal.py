@@ -1,7 +1,7 @@
 """Remove a local tree for good, by open directories alone.
 
-Each directory is opened by its name in the one above, and never if it is a link, so that whoever
-puts a link in the place of a directory while it is being removed does not redirect what follows
+Each directory is opened by its name in the one above, and never if it is a link, so that a link
+put in the place of a directory while it is being removed does not redirect what follows
 (as in CVE-2022-21658). Another filesystem that is mounted in the tree is not entered.
 """
 

@@ -26,7 +26,7 @@ def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) ->
     """Rename a name of one open directory to a free name of another.
 
     Raises:
-        FileExistsError: something stands there, be it an empty directory or a dangling link.
+        FileExistsError: something stands there, even an empty directory or a dangling link.
         OSError: the system refused.
     """
     before = os.stat(source, dir_fd=source_dir, follow_symlinks=False)

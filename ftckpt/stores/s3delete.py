@@ -31,7 +31,7 @@ class Doomed(NamedTuple):
         at: the key.
         version: one version of it, gone for good; "" for what the key shows, of which a bucket
             that keeps versions keeps the last.
-        etag: delete only what has this ETag; "" for whatever is there.
+        etag: delete only what has this ETag; "" for any.
     """
 
     at: S3Object

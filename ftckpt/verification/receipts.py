@@ -5,7 +5,8 @@ receipt is bound to what was checked: every file's name and size, and its ETag o
 modification time and change time, and the bytes of the manifest. One that is cut, that belongs to
 another place, is dated in the future, or whose files have changed does not count, and the caller is
 told why.
-It detects accidents, not attackers: whoever can write the receipt can write the checkpoint.
+It detects accidents, not attackers: what can write the receipt can write
+the checkpoint.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ def test_signals_end_it_where_c_code_keeps_the_interpreter(
 
 
 def test_what_watches_a_process_ends_with_it() -> None:
-    """It would hold the output open: whoever reads that would wait for ever."""
+    """It would hold the output open: its reader would wait for ever."""
     body = "import os, signal\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     done = fake(body)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "ready\n")

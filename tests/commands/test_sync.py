@@ -353,7 +353,7 @@ def test_killed_anywhere_the_next_run_goes_on(root: Path, tier: Path) -> None:
             time.sleep(0.01)
         slow.send_signal(signal.SIGKILL)
         slow.wait()
-    for name in steps(tier):  # whatever is visible is whole
+    for name in steps(tier):  # every visible one is whole
         assert ended("verify", str(tier / name), "--level", "content") == 0
     done = subprocess.run([*line, "--json"], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

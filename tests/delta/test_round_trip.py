@@ -1,4 +1,4 @@
-"""Whatever is packed comes back bit for bit, and by ranges."""
+"""What is packed comes back bit for bit, and by ranges."""
 
 from __future__ import annotations
 

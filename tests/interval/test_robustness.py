@@ -1,4 +1,4 @@
-"""Whatever is asked: an answer, or a sentence; and no numpy for one number."""
+"""For every question: an answer, or a sentence; and no numpy for one number."""
 
 from __future__ import annotations
 

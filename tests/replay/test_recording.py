@@ -211,7 +211,7 @@ def test_the_one_line_hook_does_nothing_elsewhere(tmp_path: Path) -> None:
 CRASHES = """
 import time
 import torch
-class Slow:  # torch too takes longer to be gone than whoever waits for the end sleeps
+class Slow:  # torch too takes longer to be gone than the waiting process sleeps
     def __del__(self, sleep=time.sleep):
         sleep(0.5)
 slow = Slow()

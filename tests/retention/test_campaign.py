@@ -164,7 +164,7 @@ def _check_survivors(trainer: Trainer) -> None:
 
 
 def _check_log(trainer: Trainer, cron: Cron) -> None:
-    """Whoever reads the log knows why each is gone, and why each is there."""
+    """The log says why each is gone, and why each is there."""
     lines = (trainer.root / ".ftckpt/log.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     dropped: dict[str, list[str]] = {}
