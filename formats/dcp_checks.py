@@ -57,7 +57,7 @@ def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
     No checksum covers the metadata. What it says twice is compared.
     """
     # A dialect may leave out paths, and hide other things among them.
-    if len(meta.paths) and not meta.extras:
+    if (meta.paths or meta.planned) and not meta.extras:
         for name in (*meta.tensors, *meta.objects):
             path = meta.paths.get(name)
             if path is None or ".".join(map(str, path)) != name:

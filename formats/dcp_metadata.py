@@ -51,6 +51,7 @@ class DcpMetadata:
         tensors: stored name -> entry; its chunks know their items.
         objects: stored name of a byte item -> item, None where the metadata gives it no place.
         paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
+        planned: whether `planner_data` names a tensor or object, with a path or something else.
         orphans: (stored name, offsets or None) -> item, of items that belong to nothing.
         copies: further copies of chunks and objects, which a save without collectives has.
         files: names of the data files that items lie in.
@@ -66,6 +67,7 @@ class DcpMetadata:
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     objects: dict[str, StoredItem | None] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    planned: bool = False
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
     copies: list[Placed] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
@@ -173,6 +175,7 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
             elif item is not None:
                 whole.copies.append(Placed(name, None, item))
         whole.paths.update(part.paths)
+        whole.planned = whole.planned or part.planned
         whole.reformulated.update(part.reformulated)
         whole.orphans = part.orphans | whole.orphans
         whole.files |= part.files
@@ -227,6 +230,8 @@ def take_paths(meta: DcpMetadata, paths: Any) -> None:
         # A newer Megatron dialect hides plans under a reserved key: not a path, not needed.
         if type(name) is str and type(path) is tuple and _PARTS.issuperset(map(type, path)):
             meta.paths[name] = path
+        if not meta.planned and type(name) is str:
+            meta.planned = name in meta.tensors or name in meta.objects
 
 
 def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:

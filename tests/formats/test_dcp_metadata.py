@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.formats.dcp import Dcp
+from ftckpt.formats.dcp_checks import check_names
 from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata
 from ftckpt.inspection import inspect
 from ftckpt.source import Source
@@ -119,6 +120,14 @@ def test_no_planner_data() -> None:
     meta = parse(pickled(plain(planner=None)))
     check_plain(meta)
     assert meta.paths == {}
+
+
+def test_a_path_that_is_none_is_found_where_no_other_is_left() -> None:
+    # One bit makes a tuple of one a tuple of three: it takes the next entry, `dcp.load` fails.
+    meta = parse(pickled(plain(planner={"model.w": (("model", "w"), "n", "n")})))
+    assert [found.kind for found in check_names(meta, ".metadata")] == ["bad-metadata"]
+    for planner in (None, {}, {"plans": {"hidden": 1}}):  # a dialect's, or none
+        assert not list(check_names(parse(pickled(plain(planner=planner))), ".metadata"))
 
 
 def test_planner_data_may_say_more_than_there_is() -> None:
