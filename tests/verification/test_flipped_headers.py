@@ -128,10 +128,11 @@ def _said(path: Path) -> ExitCode:
 def test_no_flipped_bit_passes_where_the_framework_loads_something_else(
     name: str, tmp_path: Path
 ) -> None:
+    # Names of one length: DCP's metadata holds the path, and offsets must mean the same in both.
     (tmp_path / "here").mkdir()
-    (tmp_path / "there").mkdir()
+    (tmp_path / "copy").mkdir()
     _, path = MAKERS[name](tmp_path / "here")
-    kind, copy = MAKERS[name](tmp_path / "there")
+    kind, copy = MAKERS[name](tmp_path / "copy")
     extents = [p.extent for t in open_checkpoint(str(path)).tensors.values() for p in t.pieces]
     # Elements have a CRC-32 where the format has one, and other tests; here is all the rest.
     every = list(_bits(path, {(e.file, at) for e in extents for at in range(e.offset, e.end)}))
@@ -159,10 +160,6 @@ def test_no_flipped_bit_passes_where_the_framework_loads_something_else(
                     # DCP's metadata says a name once, and no checksum covers it. The loader of a
                     # model looks for its names, and fails.
                     what = "the same values under another name"
-                elif loaded == "fail" and 0 <= good.find(b"storage_meta") < offset:
-                    # Where and by which save it was written: nothing that is loaded, but torch
-                    # unpickles it. Not every such bit is found; nothing wrong is ever loaded.
-                    what = "fails loudly in what describes the save"
                 else:
                     wrong.append((file, offset, bit, what))
                 counts[f"passes, {what}"] += 1
