@@ -18,11 +18,11 @@ from dcp_data import save_dcp
 from side_by_side import Contestant, compare, run_ftckpt, warm, workplace
 
 from ftckpt.checkpoint import Extent
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.limits import jobs, parse_bytes
-from ftckpt.opening import open_target
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 from ftckpt.verification.content import check_records
+from ftckpt.workers.limits import jobs, parse_bytes
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ from ftckpt.delta import (
     Rows,
     pair,
 )
-from ftckpt.delta.dividing import divide
+from ftckpt.delta.pack.partition import divide
 
 # The state is small, and the system may leave two new threads on one processor for 0.1 s.
 PASSES = 10

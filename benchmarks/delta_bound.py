@@ -14,7 +14,7 @@ import numpy as np
 from delta_states import State
 
 from ftckpt.checkpoint import Kind
-from ftckpt.delta.words import difference, rotate
+from ftckpt.delta.codec.words import difference, rotate
 
 
 def bound(target: State, base: State | None) -> dict[str, int]:

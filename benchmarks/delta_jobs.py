@@ -29,7 +29,7 @@ from delta_states import State, arguments, load, make
 from side_by_side import ROOT, environment, ftckpt_command, machine, remove, warm, workplace
 
 from ftckpt.checkpoint import Kind
-from ftckpt.dtypes import BY_SAFETENSORS
+from ftckpt.checkpoint.dtypes import BY_SAFETENSORS
 
 SAFETENSORS = {dtype.name: name for name, dtype in BY_SAFETENSORS.items()}
 REGIMES = ("high", "late", "tune")

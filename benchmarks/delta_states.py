@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftckpt.checkpoint import Kind, TensorInfo
+from ftckpt.checkpoint.dtypes import BY_SAFETENSORS
 from ftckpt.delta import Settings
-from ftckpt.dtypes import BY_SAFETENSORS
 
 # Regime -> how many steps after its base it is saved.
 DISTANCES = {"high": (1, 10, 100), "late": (1, 10), "tune": (1, 10)}

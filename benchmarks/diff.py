@@ -25,12 +25,12 @@ from side_by_side import Contestant, compare, environment, ftckpt_command, warm,
 
 from ftckpt.comparison import Choice, DiffReport, Reading, Vocabulary
 from ftckpt.comparison import compare as compare_checkpoints
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.state_fields import state_fields
-from ftckpt.limits import jobs, parse_bytes
-from ftckpt.opening import open_target
-from ftckpt.stores import StoreOptions
+from ftckpt.formats.state.fields import state_fields
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
+from ftckpt.workers.limits import jobs, parse_bytes
 
 FILES = 8
 TENSORS = 8  # in each file

@@ -15,8 +15,9 @@ from collections.abc import Callable
 import side_by_side
 from side_by_side import Contestant, compare, run_ftckpt
 
-from ftckpt.interval import Costs, asynchronous, exact, simulation
-from ftckpt.interval.inputs import Pattern, Tier
+from ftckpt.planning import simulation
+from ftckpt.planning.models import Costs, asynchronous, exact
+from ftckpt.planning.models.inputs import Pattern, Tier
 from tests.interval.plain_loop import background, blocking
 
 MTBF = 7593.75

@@ -26,7 +26,7 @@ from typing import Any
 
 from side_by_side import Contestant, compare, environment, machine, show
 
-from ftckpt.replay.running import environment as recorded
+from ftckpt.replay.run.one_run import environment as recorded
 from ftckpt.replay.settings import Settings
 
 WARM, STEPS = 2, 20
@@ -120,7 +120,7 @@ def rates(*, as_json: bool) -> None:
     import torch
     import xxhash
 
-    from ftckpt.replay.tensors import tensor_digest
+    from ftckpt.replay.record.tensors import tensor_digest
 
     tensor = torch.randn(64 << 20)
 

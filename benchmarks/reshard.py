@@ -34,14 +34,14 @@ from reshard_cases import CASES, Case
 from reshard_peers import Waiting
 from side_by_side import Contestant, compare, ftckpt_command, peak_memory, warm, workplace
 
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import WRITERS
-from ftckpt.limits import jobs, parse_bytes
-from ftckpt.opening import open_target
-from ftckpt.stores import StoreOptions
-from ftckpt.transfer.carrying import TransferOptions, transfer
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
+from ftckpt.transfer.run import TransferOptions, transfer
+from ftckpt.workers.limits import jobs, parse_bytes
 
 _COMMAND = "ftckpt, the command"
 _PEAK = "peak memory, MiB"

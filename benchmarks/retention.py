@@ -72,7 +72,7 @@ def main() -> None:
 
 def by_names(*words: str) -> int:
     """Plan as for a person who looks at a root of more files than are worth asking about."""
-    code = "from ftckpt.commands import app, gc; gc._MOST_FILES = 0; app.main()"
+    code = "from ftckpt.commands.cli import app; from ftckpt.commands import gc; gc._MOST_FILES = 0; app.main()"
     return silent(sys.executable, "-c", code, *words)
 
 
@@ -110,10 +110,10 @@ def make_roots(place: Path, numbers: dict[str, int], files: int, *, linked: bool
 
 
 def check_kept(root: Path) -> None:
-    from ftckpt import opening
+    from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention import Policy, prepare, remember
-    from ftckpt.stores import StoreOptions
+    from ftckpt.storage import StoreOptions
 
     found = opening.locate(str(root), StoreOptions())
     # What goes need not be listed for that.

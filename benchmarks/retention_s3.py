@@ -175,9 +175,9 @@ def main() -> None:
 
 def plan(port: int, options: Any) -> None:
     """Plan what to keep of the root, and show what it took."""
-    from ftckpt.opening import locate
+    from ftckpt.discovery.resolve import locate
     from ftckpt.retention import DeleteLimit, Policy, prepare
-    from ftckpt.stores import StoreOptions
+    from ftckpt.storage import StoreOptions
     from tests.small_format import Small
 
     os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}

@@ -14,9 +14,9 @@ from pathlib import Path
 import side_by_side
 from side_by_side import Contestant, compare, workplace
 
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.opening import open_target
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 
 
 def main() -> None:

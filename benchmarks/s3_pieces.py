@@ -18,9 +18,9 @@ import side_by_side
 from side_by_side import workplace
 
 from ftckpt.api import convert, diff, open_checkpoint, verify
-from ftckpt.delta.assembling import PackOptions
-from ftckpt.formats.delta_packing import pack_checkpoint
-from ftckpt.stores import StoreOptions
+from ftckpt.delta.pack.assemble import PackOptions
+from ftckpt.formats.delta.pack import pack_checkpoint
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.layout import Wishes
 from ftckpt.verification import Level, VerifyOptions
 

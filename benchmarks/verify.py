@@ -19,13 +19,13 @@ import side_by_side
 from dcp_data import save_dcp
 from side_by_side import Contestant, compare, ftckpt_command, run_ftckpt, warm, workplace
 
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.limits import jobs, parse_bytes
 from ftckpt.manifest import find
-from ftckpt.opening import open_target
-from ftckpt.sealing import seal
-from ftckpt.stores import StoreOptions
+from ftckpt.manifest.seal import seal
+from ftckpt.storage import StoreOptions
 from ftckpt.verification.content import check_manifest
+from ftckpt.workers.limits import jobs, parse_bytes
 
 
 def main() -> None:

@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.formats.support import WRITTEN
-
-from .invocation import Result, invoked
-from .parameters import OneOf
-from .target import open_checkpoint
-from .transfers import (
-    CODES as CODES,
-)
-from .transfers import (
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import OneOf
+from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.transfers import CODES as CODES
+from ftckpt.commands.cli.transfers import (
     DestinationArgument,
     LayoutOptions,
     PartOptions,
@@ -25,6 +21,7 @@ from .transfers import (
     narrowed,
     read_text,
 )
+from ftckpt.formats.support import WRITTEN
 
 EXAMPLES = (
     ("ftckpt convert run/step-1000 hf --to safetensors", "weights for transformers, nothing lost"),
@@ -114,12 +111,12 @@ def command(
     """
     from ftckpt.errors import UsageError
     from ftckpt.formats.families import to_hugging_face, to_megatron
-    from ftckpt.formats.family_translator import DEFAULT_SPELLINGS
+    from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.renaming import parse_renames
-    from ftckpt.transfer.renaming import rename as renamed
-    from ftckpt.transfer.retyping import retype
+    from ftckpt.transfer.request.renaming import parse_renames
+    from ftckpt.transfer.request.renaming import rename as renamed
+    from ftckpt.transfer.request.retyping import retype
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)

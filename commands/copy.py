@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import human_bytes, human_duration, printable
+from ftckpt.commands.cli.replicas import ReplicaOptions
+from ftckpt.commands.cli.target import known_step, open_checkpoint
+from ftckpt.commands.cli.transferred import taken_over
+from ftckpt.commands.cli.transfers import SourceArgument
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted, listed
 
-from . import render
-from .invocation import Invocation, Result, invoked
-from .render import human_bytes, human_duration, printable
-from .replicas import ReplicaOptions
-from .target import known_step, open_checkpoint
-from .transferred import taken_over
-from .transfers import SourceArgument
+from .cli import render
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.replication.copying import CopyReport
+    from ftckpt.replication.copy import CopyReport
 
 EXAMPLES = (
     ("ftckpt copy /nvme/run7/step-1000 /shared/run7/", "as /shared/run7/step-1000"),
@@ -64,7 +64,7 @@ def command(
     its files; then the copy is read back. Nothing is overwritten: where the same checkpoint stands
     already, that is the answer. A checkpoint without a manifest gets one at DST.
     """
-    from ftckpt.replication.copying import copy
+    from ftckpt.replication.copy import copy
     from ftckpt.replication.places import destination_of, is_local
 
     invocation = invoked(ctx)
@@ -105,8 +105,8 @@ def _with_bases(
     Raises:
         FtckptError: a base is missing, wrong, or cannot be opened.
     """
-    from ftckpt.formats.delta_chain import chain
-    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.chain import chain
+    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
     from ftckpt.replication.places import destination_of
     from ftckpt.transfer.places import around
 

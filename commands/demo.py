@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import terminal_width
 from ftckpt.errors import ExitCode
-
-from .invocation import Invocation, Result, invoked
-from .render import terminal_width
 
 STORAGE = False
 EXAMPLES = (

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.codes import MEANINGS
+from ftckpt.commands.cli.invocation import invoked
+from ftckpt.commands.cli.render import table
+from ftckpt.commands.cli.verbs import NO_ENVIRONMENT, VERBS, family, load
 from ftckpt.errors import ExitCode, UsageError
-
-from .codes import MEANINGS
-from .invocation import invoked
-from .render import table
-from .verbs import NO_ENVIRONMENT, VERBS, family, load
 
 STORAGE = False
 EXAMPLES = (

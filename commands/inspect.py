@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import human_bytes, human_count, printable
+from ftckpt.commands.cli.target import PathArgument, open_from, open_target
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import counted
 
-from . import render
-from .bounds import MemoryOption, bound_memory
-from .invocation import Invocation, Result, invoked
-from .render import human_bytes, human_count, printable
-from .target import PathArgument, open_from, open_target
+from .cli import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftckpt.checkpoint import Checkpoint, TensorInfo
+    from ftckpt.discovery.resolve import Target
     from ftckpt.findings import Finding
     from ftckpt.inspection import Inspection
-    from ftckpt.opening import Target
-    from ftckpt.resume import ResumeItem
+    from ftckpt.inspection.resume import ResumeItem
 
 EXAMPLES = (
     ("ftckpt inspect /ckpt/run7/step-1000", "what it is, and what a restart from it lacks"),
@@ -268,8 +268,8 @@ def _file_table(checkpoint: Checkpoint) -> str:
 
 
 def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> None:
+    from ftckpt.discovery.suggestions import hint_for_name
     from ftckpt.inspection import find_tensor
-    from ftckpt.nearby import hint_for_name
 
     found = find_tensor(checkpoint, name)
     if not found:

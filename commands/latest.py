@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.errors import ExitCode, MissingError, UsageError
-
-from .choosing import (
+from ftckpt.commands.cli.choosing import (
     ChoiceOptions,
     Level,
     checks_of,
@@ -22,13 +20,14 @@ from .choosing import (
     report_receipts,
     warn_about,
 )
-from .invocation import Invocation, Result, invoked, write_bytes
-from .render import printable
-from .units import parse_duration
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked, write_bytes
+from ftckpt.commands.cli.render import printable
+from ftckpt.commands.cli.units import parse_duration
+from ftckpt.errors import ExitCode, MissingError, UsageError
 
 if TYPE_CHECKING:
     from ftckpt.discovery.conditions import Worlds
-    from ftckpt.selection import Check, Rules, Selection
+    from ftckpt.discovery.select import Check, Rules, Selection
 
 EXAMPLES = (
     ("ftckpt latest /ckpt/run7", "the newest whose names, sizes and coverage are right"),
@@ -141,8 +140,8 @@ def command(
     """
     from ftckpt.discovery.conditions import Worlds, all_of, lacking
     from ftckpt.discovery.followed import follow
-    from ftckpt.selection import Rules, select
-    from ftckpt.waiting import select_waiting
+    from ftckpt.discovery.select import Rules, select
+    from ftckpt.discovery.wait import select_waiting
 
     invocation = invoked(ctx)
     choice = invocation.options(ChoiceOptions)

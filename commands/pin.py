@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.marking import CODES as MARKING
+from ftckpt.commands.cli.marking import RootArgument, StepArgument, login_name, open_roots, record
 from ftckpt.errors import ExitCode
-
-from .invocation import Result, invoked
-from .marking import CODES as MARKING
-from .marking import RootArgument, StepArgument, login_name, open_roots, record
 
 EXAMPLES = (
     ('ftckpt pin /ckpt/run7 120000 --reason "paper, figure 3"', "gc keeps it until it is unpinned"),
@@ -36,8 +35,8 @@ def command(
     Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
     built on is kept with it.
     """
-    from ftckpt.retention import pins
-    from ftckpt.retention.choosing import choose_entries
+    from ftckpt.retention.policy.select import choose_entries
+    from ftckpt.retention.records import pins
 
     invocation = invoked(ctx)
     chosen = choose_entries(open_roots(invocation, root), step)

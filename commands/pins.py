@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.marking import CODES as MARKING
+from ftckpt.commands.cli.marking import RootArgument, open_roots
+from ftckpt.commands.cli.render import table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
-from .invocation import Result, invoked
-from .marking import CODES as MARKING
-from .marking import RootArgument, open_roots
-from .render import table
-
 if TYPE_CHECKING:
-    from ftckpt.roots import Root
+    from ftckpt.discovery.roots import Root
 
 EXAMPLES = (
     ("ftckpt pins /ckpt/run7", "every pin and tag, with owner and reason"),
@@ -55,21 +54,21 @@ def command(ctx: typer.Context, root: RootArgument) -> Result:
 
 
 def _pins(root: Root) -> Iterator[dict[str, Any]]:
-    from ftckpt.retention import pins
+    from ftckpt.retention.records import pins
 
     for pin in pins.pins(root):
         yield pin._asdict() | _where(root, pin.entry)
 
 
 def _tags(root: Root) -> Iterator[dict[str, Any]]:
-    from ftckpt.retention import tags
+    from ftckpt.retention.records import tags
 
     for entry, words in tags.tags(root).items():
         yield {"entry": entry, "tags": words} | _where(root, entry)
 
 
 def _where(root: Root, entry: str) -> dict[str, Any]:
-    from ftckpt.retention.choosing import Chosen
+    from ftckpt.retention.policy.select import Chosen
 
     return {
         "path": Chosen(root, entry).url,

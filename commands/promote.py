@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.cli.bounds import (
+    JobsOption,
+    MemoryOption,
+    RateOption,
+    bound_memory,
+    job_count,
+    rate_limit,
+)
+from ftckpt.commands.cli.choosing import Level
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.marking import actor
+from ftckpt.commands.cli.render import finding_line, printable
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
-
-from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
-from .choosing import Level
-from .invocation import Invocation, Result, invoked
-from .marking import actor
-from .render import finding_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftckpt.discovery.promotion import Move
-    from ftckpt.roots import Child, Root
+    from ftckpt.discovery.roots import Child, Root
 
 EXAMPLES = (
     ("ftckpt promote /ckpt/run7/step-1000", "verify every byte, then move the root's pointers"),
@@ -82,8 +88,8 @@ def command(
     it said before is in the root's log. gc keeps what a pointer names.
     """
     from ftckpt.discovery.promotion import find_in_root, held, move, moves
-    from ftckpt.opening import open_child
-    from ftckpt.replication.sync_lock import leased
+    from ftckpt.discovery.resolve import open_child
+    from ftckpt.replication.sync.lock import leased
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
@@ -129,12 +135,11 @@ def _resolve(invocation: Invocation, path: str) -> tuple[Root, Child]:
         UsageError: a root without a selector, or a place that lies in no root.
         NotFoundError: no such checkpoint.
     """
-    from ftckpt import opening
+    from ftckpt.commands.cli.target import choose
+    from ftckpt.discovery import resolve as opening
     from ftckpt.discovery.promotion import find_in_root
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.stores.remotes import split
-
-    from .target import choose
+    from ftckpt.storage.remotes import split
 
     target = opening.open_target(path, FORMATS, invocation.stores)
     place = target.place

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import human_bytes, human_duration, printable
+from ftckpt.commands.cli.replicas import ReplicaOptions
+from ftckpt.commands.cli.transferred import taken_over
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
-from .invocation import Invocation, Result, invoked
-from .render import human_bytes, human_duration, printable
-from .replicas import ReplicaOptions
-from .transferred import taken_over
-
 if TYPE_CHECKING:
     from ftckpt.replication.damage import BadBlock
-    from ftckpt.replication.repairing import RepairReport
+    from ftckpt.replication.repair import RepairReport
 
 EXAMPLES = (
     ("ftckpt repair /ckpt/step-1000 --from s3://run7/ckpt/step-1000", "fetch the bad blocks only"),
@@ -71,10 +70,10 @@ def command(
     """
     from functools import partial
 
+    from ftckpt.discovery.resolve import files_at, open_source
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.opening import files_at, open_source
     from ftckpt.replication.places import is_local
-    from ftckpt.replication.repairing import repair, settle
+    from ftckpt.replication.repair import repair, settle
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from .invocation import Result, invoked
-from .target import open_checkpoint
-from .transfers import (
-    CODES as CODES,
-)
-from .transfers import (
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.transfers import CODES as CODES
+from ftckpt.commands.cli.transfers import (
     DestinationArgument,
     LayoutOptions,
     PartOptions,

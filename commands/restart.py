@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from ftckpt.errors import (
-    ExitCode,
-    FtckptError,
-    NotFoundError,
-    RefusedError,
-    UnsupportedError,
-    UsageError,
-)
-
-from .bounds import JobsOption, MemoryOption, RateOption
-from .choosing import (
+from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption
+from ftckpt.commands.cli.choosing import (
     ChoiceOptions,
     Level,
     checks_of,
@@ -28,10 +19,25 @@ from .choosing import (
     report_receipts,
     warn_about,
 )
-from .invocation import Invocation, Result, invoked, write_bytes
-from .render import printable
-from .target import open_checkpoint
-from .transfers import LayoutOptions, PartOptions, RulesOption, RunOptions, carry_out, read_rules
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked, write_bytes
+from ftckpt.commands.cli.render import printable
+from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.transfers import (
+    LayoutOptions,
+    PartOptions,
+    RulesOption,
+    RunOptions,
+    carry_out,
+    read_rules,
+)
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,7 +127,7 @@ def command(
     from functools import partial
 
     from ftckpt.discovery.conditions import lacking
-    from ftckpt.selection import Rules, select
+    from ftckpt.discovery.select import Rules, select
 
     invocation = invoked(ctx)
     invocation.aside = True  # stdout takes one path or nothing
@@ -206,8 +212,8 @@ def _destination(
     """
     import xxhash
 
-    from ftckpt.stores import open_store
-    from ftckpt.stores.oserror import translate
+    from ftckpt.storage import open_store
+    from ftckpt.storage.local.oserror import translate
     from ftckpt.verification.receipts import fingerprint
 
     source = checkpoint.source
@@ -235,7 +241,7 @@ def _is_made(invocation: Invocation, destination: str) -> bool:
     Raises:
         FtckptError: it is damaged.
     """
-    from ftckpt import opening
+    from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.manifest import NAME
     from ftckpt.verification import Level as Depth

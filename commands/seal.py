@@ -6,15 +6,22 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.bounds import (
+    JobsOption,
+    MemoryOption,
+    RateOption,
+    bound_memory,
+    job_count,
+    rate_limit,
+)
+from ftckpt.commands.cli.files import require_folder
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.render import human_bytes, human_duration
+from ftckpt.commands.cli.target import PathArgument, known_step, open_checkpoint
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
-from . import render
-from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
-from .files import require_folder
-from .invocation import Result, invoked
-from .render import human_bytes, human_duration
-from .target import PathArgument, known_step, open_checkpoint
+from .cli import render
 from .verify import LevelChoice
 
 EXAMPLES = (
@@ -58,8 +65,8 @@ def command(
     and at once. Sealing is no proof of goodness: the manifest says which checks passed.
     """
     from ftckpt.manifest import PassedCheck
-    from ftckpt.sealing import locate, seal, utc_now
-    from ftckpt.stores import open_store
+    from ftckpt.manifest.seal import locate, seal, utc_now
+    from ftckpt.storage import open_store
     from ftckpt.verification import Level, VerifyOptions, verify
 
     invocation = invoked(ctx)

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.marking import RootArgument, actor
+from ftckpt.commands.cli.render import human_bytes, human_duration, printable
+from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 
-from .invocation import Invocation, Result, invoked
-from .marking import RootArgument, actor
-from .render import human_bytes, human_duration, printable
-from .replicas import ReplicaOptions
-
 if TYPE_CHECKING:
+    from ftckpt.discovery.roots import Root
     from ftckpt.replication.sync import Item, SyncReport
     from ftckpt.retention.policy import Policy
-    from ftckpt.roots import Root
 
 EXAMPLES = (
     ("ftckpt sync /nvme/run7 s3://bucket/run7 --newest 3", "the last few, to durable storage"),
@@ -76,10 +75,10 @@ def command(
     removed on either side. A damaged checkpoint is named and does not hold up the others.
     """
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.delta_bases import bases
+    from ftckpt.formats.delta.bases import bases
     from ftckpt.replication.places import is_local
     from ftckpt.replication.sync import SyncOptions, sync
-    from ftckpt.retention.found import Reading
+    from ftckpt.retention.scan.entry import Reading
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
@@ -120,7 +119,7 @@ def _policy(every: int | None, newest: int | None, tags: list[str] | None) -> Po
 
 
 def _root(invocation: Invocation, path: str) -> Root:
-    from ftckpt import opening
+    from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS
 
     invocation.report(target=path)
@@ -139,12 +138,12 @@ def _tier(invocation: Invocation, url: str) -> Root:
         NotFoundError: a directory that does not exist: it may be a mount that is gone.
         UsageError: it is a file or a checkpoint.
     """
-    from ftckpt import opening
+    from ftckpt.discovery import resolve as opening
+    from ftckpt.discovery.roots import Root, read_again
     from ftckpt.errors import NotFoundError
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.roots import Root, read_again
-    from ftckpt.store import Entry, EntryKind
-    from ftckpt.stores import open_store
+    from ftckpt.storage import open_store
+    from ftckpt.storage.store import Entry, EntryKind
 
     store = open_store(url.rstrip("/") or url, invocation.stores)
 

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.marking import CODES as MARKING
+from ftckpt.commands.cli.marking import RootArgument, StepArgument, login_name, open_roots, record
 from ftckpt.errors import ExitCode
-
-from .invocation import Result, invoked
-from .marking import CODES as MARKING
-from .marking import RootArgument, StepArgument, login_name, open_roots, record
 
 EXAMPLES = (
     ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
@@ -31,8 +30,8 @@ def command(
     A pin keeps a checkpoint whatever the policy says. A tag keeps it where a policy asks for it, so
     that one tier can keep its milestones and another need not.
     """
-    from ftckpt.retention import tags
-    from ftckpt.retention.choosing import choose_entries
+    from ftckpt.retention.policy.select import choose_entries
+    from ftckpt.retention.records import tags
 
     invocation = invoked(ctx)
     chosen = choose_entries(open_roots(invocation, root), step)

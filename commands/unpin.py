@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.marking import CODES as MARKING
+from ftckpt.commands.cli.marking import RootArgument, StepArgument, login_name, open_roots, record
 from ftckpt.errors import ExitCode, NotFoundError, UsageError
-
-from .invocation import Result, invoked
-from .marking import CODES as MARKING
-from .marking import RootArgument, StepArgument, login_name, open_roots, record
 
 EXAMPLES = (
     ("ftckpt unpin /ckpt/run7 120000", "take your own pin away"),
@@ -34,8 +33,8 @@ def command(
 
     The checkpoint need not be there any more.
     """
-    from ftckpt.retention import pins
-    from ftckpt.retention.choosing import Chosen, choose_marked
+    from ftckpt.retention.policy.select import Chosen, choose_marked
+    from ftckpt.retention.records import pins
 
     invocation = invoked(ctx)
     if owner and everybody:

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.marking import CODES as MARKING
+from ftckpt.commands.cli.marking import RootArgument, StepArgument, login_name, open_roots, record
 from ftckpt.errors import ExitCode, NotFoundError
-
-from .invocation import Result, invoked
-from .marking import CODES as MARKING
-from .marking import RootArgument, StepArgument, login_name, open_roots, record
 
 EXAMPLES = (("ftckpt untag /ckpt/run7 120000 milestone", "gc --keep-tag milestone lets it go"),)
 CODES = {ExitCode.OK: "untagged", **MARKING, ExitCode.NOT_FOUND: "no such root or tag"}
@@ -26,8 +25,8 @@ def command(
 
     The checkpoint need not be there any more.
     """
-    from ftckpt.retention import tags
-    from ftckpt.retention.choosing import Chosen, choose_marked
+    from ftckpt.retention.policy.select import Chosen, choose_marked
+    from ftckpt.retention.records import tags
 
     invocation = invoked(ctx)
     roots = open_roots(invocation, root)

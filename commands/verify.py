@@ -9,6 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftckpt.commands.cli.bounds import (
+    JobsOption,
+    MemoryOption,
+    RateOption,
+    bound_memory,
+    job_count,
+    rate_limit,
+)
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import human_bytes, human_duration
+from ftckpt.commands.cli.target import (
+    PathArgument,
+    choose,
+    hostile_findings,
+    known_step,
+    open_other,
+    open_target,
+)
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -20,28 +38,17 @@ from ftckpt.errors import (
 )
 from ftckpt.findings import finding
 
-from . import render
-from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
-from .invocation import Invocation, Result, invoked
-from .render import human_bytes, human_duration
-from .target import (
-    PathArgument,
-    choose,
-    hostile_findings,
-    known_step,
-    open_other,
-    open_target,
-)
+from .cli import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.discovery.resolve import Target
+    from ftckpt.discovery.roots import Child, Part, Root
     from ftckpt.findings import Finding, Strictness
     from ftckpt.manifest import Manifest
-    from ftckpt.opening import Target
-    from ftckpt.roots import Child, Part, Root
-    from ftckpt.store import Store
+    from ftckpt.storage.store import Store
     from ftckpt.verification import VerifyOptions, VerifyReport
 
 EXAMPLES = (
@@ -210,7 +217,7 @@ def _strictness(given: Sequence[str]) -> frozenset[Strictness]:
 
 
 def _share(text: str) -> float | None:
-    from ftckpt.limits import parse_fraction
+    from ftckpt.workers.limits import parse_fraction
 
     return parse_fraction(text) if text else None
 
@@ -219,8 +226,8 @@ def _manifest(path: str, invocation: Invocation) -> Manifest | None:
     if not path:
         return None
     from ftckpt.manifest import read
-    from ftckpt.stores import open_store
-    from ftckpt.stores.remotes import split
+    from ftckpt.storage import open_store
+    from ftckpt.storage.remotes import split
 
     parent, name = split(path)
     return read(open_store(parent, invocation.stores), name)
@@ -322,7 +329,7 @@ def _verify_part(
     invocation: Invocation, store: Store, part: Part, options: VerifyOptions
 ) -> Result:
     from ftckpt.discovery.checks import check_and_remember
-    from ftckpt.opening import open_part
+    from ftckpt.discovery.resolve import open_part
     from ftckpt.verification import failed, verify
     from ftckpt.verification.receipts import Book
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ftckpt.registry import Format
-from ftckpt.rules import Rules
+from ftckpt.checkpoint.rules import Rules
+from ftckpt.discovery.recognise import Format
+from ftckpt.formats.deepspeed.universal import DeepSpeedUniversal
+from ftckpt.formats.megatron.torch_dist import MegatronDist
 
-from .bundle import Bundle
 from .dcp import Dcp
 from .deepspeed import DeepSpeed
-from .deepspeed_universal import DeepSpeedUniversal
 from .delta import Delta
 from .megatron import Megatron
-from .megatron_dist import MegatronDist
 from .ranks import Ranks
 from .recognised import RECOGNISED
 from .safetensors import Safetensors
 from .torchsave import TorchSave
+from .trainer_dirs import Bundle
 
 # What is known by name and refused comes last, so that it never hides what can be read.
 # A directory of several parts comes before the formats that would read one part of it.

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.errors import FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, from_error
-from ftckpt.registry import Listing, Recognition
-from ftckpt.source import Source
-from ftckpt.store import EntryKind
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import EntryKind
 
 
 class Sign(NamedTuple):
@@ -47,7 +47,7 @@ _ANY = r".+"
 
 @dataclass
 class Recognised:
-    """A format that is named and refused (it fits `ftckpt.registry.Format`).
+    """A format that is named and refused (it fits `ftckpt.discovery.recognise.Format`).
 
     Attributes:
         name: as in an answer's `format`.
@@ -269,9 +269,9 @@ def hostile(source: Source) -> Iterator[Finding]:
 
 
 def _look(source: Source, name: str, size: int) -> None:
-    from .plain_pickle import begins_plain, parse_plain
-    from .torch_stream import parse_stream
-    from .unpickle import BUILTINS, load
+    from ftckpt.formats.pickles.unpickle import BUILTINS, load
+    from ftckpt.formats.torch_files.stream import parse_stream
+    from ftckpt.formats.torchsave.plain_pickle import begins_plain, parse_plain
 
     with source.open(name) as reader:
         head = reader.read(0, min(size, 16))

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ftckpt.checkpoint.rules import Rules
+from ftckpt.discovery.recognise import Format
+from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.nearby import hint_for_name
-from ftckpt.registry import Format
-from ftckpt.rules import Rules
+from ftckpt.formats.dcp.writer import DcpWriter
+from ftckpt.formats.deepspeed.universal.writer import DeepSpeedUniversalWriter
+from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
+from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
+from ftckpt.formats.megatron.writer import MegatronWriter
+from ftckpt.formats.ranks.writer import RanksWriter
+from ftckpt.formats.safetensors.one_file_writer import SafetensorsFileWriter
+from ftckpt.formats.safetensors.writer import SafetensorsWriter
+from ftckpt.formats.torchsave.writer import TorchSaveWriter
 from ftckpt.transfer.layout import Writer
 
 from .catalog import formats
-from .dcp_writer import DcpWriter
-from .deepspeed_universal_writer import DeepSpeedUniversalWriter
-from .deepspeed_writer import DeepSpeedWriter
-from .megatron_dist_writer import MegatronDistWriter
-from .megatron_writer import MegatronWriter
-from .ranks_writer import RanksWriter
-from .safetensors_file_writer import SafetensorsFileWriter
-from .safetensors_writer import SafetensorsWriter
 from .support import WRITTEN
-from .torchsave_writer import TorchSaveWriter
 
 WRITERS: tuple[Writer, ...] = (
     DcpWriter(),

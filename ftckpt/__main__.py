@@ -10,7 +10,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        from ftckpt.commands.app import main as run
+        from ftckpt.commands.cli.app import main as run
     except OSError as error:
         _unreadable(error)
     run()

@@ -9,34 +9,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from . import inspection, opening, sealing
+from ftckpt.discovery.candidates import child_of_step, newest_child
+from ftckpt.discovery.select import Note, Rules, Selection, select
+from ftckpt.discovery.wait import select_waiting
+from ftckpt.formats.catalog import FORMATS
+from ftckpt.formats.families.vocabulary import vocabulary_of
+from ftckpt.formats.state.fields import state_fields
+from ftckpt.formats.state.grid_fields import follows
+from ftckpt.manifest.seal import SealReport
+from ftckpt.replication.copy import CopyReport
+from ftckpt.replication.copy import copy as _copy
+from ftckpt.replication.options import ReplicationOptions
+from ftckpt.replication.repair import RepairReport, settle
+from ftckpt.replication.repair import repair as _repair
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.request.example import lay_out
+from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
+
+from . import inspection
 from . import verification as _verification
-from .candidates import child_of_step, newest_child
 from .checkpoint import Checkpoint
 from .comparison import Choice, DiffReport, Reading
 from .comparison import compare as _compare
+from .discovery import resolve as opening
 from .errors import ExitCode, UsageError
-from .formats.catalog import FORMATS
-from .formats.layout_state import follows
-from .formats.state_fields import state_fields
-from .formats.vocabulary import vocabulary_of
 from .inspection import Inspection
 from .manifest import PassedCheck
+from .manifest import seal as sealing
 from .progress import NULL, Counter
-from .replication.copying import CopyReport
-from .replication.copying import copy as _copy
-from .replication.options import ReplicationOptions
-from .replication.repairing import RepairReport, settle
-from .replication.repairing import repair as _repair
-from .sealing import SealReport
-from .selection import Note, Rules, Selection, select
-from .stores import StoreOptions, open_store
-from .transfer.carrying import TransferOptions, TransferReport, transfer
-from .transfer.content import Content
-from .transfer.example import lay_out
-from .transfer.layout import Wishes
+from .storage import StoreOptions, open_store
 from .verification import VerifyOptions, VerifyReport
-from .waiting import select_waiting
 
 _STORES = StoreOptions()
 _WISHES = Wishes()
@@ -111,7 +114,7 @@ def seal(
     stores: StoreOptions = _STORES,
     counter: Counter = NULL,
 ) -> SealReport:
-    """Record digests of a checkpoint; see `ftckpt.sealing.seal`. It does not verify first.
+    """Record digests of a checkpoint; see `ftckpt.manifest.seal.seal`. It does not verify first.
 
     Args:
         checkpoint: opened, or a path as `open_checkpoint` takes it.
@@ -146,7 +149,7 @@ def convert(
 ) -> TransferReport:
     """Write a checkpoint in another format, or in its own for other ranks.
 
-    See `ftckpt.transfer.carrying.transfer`; the source is verified first unless `options.proof` is
+    See `ftckpt.transfer.run.transfer`; the source is verified first unless `options.proof` is
     False.
 
     Args:
@@ -156,7 +159,8 @@ def convert(
         wishes: sizes of the groups of ranks, largest file, split rules; a checkpoint of the target
             job to be laid out as.
         derive: what is written, made of what is there: fewer tensors, other names or types
-            (`ftckpt.transfer.narrowing`, `renaming`, `retyping`; `ftckpt.formats.families`).
+            (`ftckpt.transfer.request.narrowing`, `renaming`, `retyping`;
+            `ftckpt.formats.families`).
         options: threads, rate, device, proof.
         stores: how to reach object stores.
         counter: is told of the work.
@@ -168,8 +172,8 @@ def convert(
         RefusedError: it lies inside a checkpoint, or another run is writing there.
         CorruptError: the source or the example is damaged, or the proof failed; nothing is visible.
     """
-    from .formats.same_object import SameObject
-    from .formats.writers import format_and_writer
+    from ftckpt.formats.state.same_object import SameObject
+    from ftckpt.formats.writers import format_and_writer
 
     opened = _opened(checkpoint, stores)
     named = to or (wishes.like or opened).source_format
@@ -202,7 +206,7 @@ def copy(
     stores: StoreOptions = _STORES,
     counter: Counter = NULL,
 ) -> CopyReport:
-    """Copy a checkpoint to another tier; see `ftckpt.replication.copying.copy`.
+    """Copy a checkpoint to another tier; see `ftckpt.replication.copy.copy`.
 
     Args:
         checkpoint: opened, or a path as `open_checkpoint` takes it.
@@ -231,7 +235,7 @@ def repair(
     stores: StoreOptions = _STORES,
     counter: Counter = NULL,
 ) -> RepairReport:
-    """Mend a checkpoint from a replica; see `ftckpt.replication.repairing.repair`.
+    """Mend a checkpoint from a replica; see `ftckpt.replication.repair.repair`.
 
     Args:
         path: the damaged one; it need not open.
@@ -315,7 +319,7 @@ def latest(
     counter: Counter = NULL,
     note: Note = lambda _: None,
 ) -> Selection:
-    """Choose the newest checkpoint of a root that passes; see `ftckpt.selection.select`.
+    """Choose the newest checkpoint of a root that passes; see `ftckpt.discovery.select.select`.
 
     Args:
         root: directory or URL that holds the checkpoints.

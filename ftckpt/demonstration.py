@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from ftckpt.storage.local.oserror import translate
+
 from .errors import ExistsError
-from .stores.oserror import translate
 
 
 def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: int = 0) -> list[str]:

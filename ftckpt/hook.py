@@ -14,17 +14,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .replay.recorder import Recorder
+    from ftckpt.replay.record.step_records import Recorder
 
 
 @cache
 def _recorder() -> Recorder | None:
-    from .replay.settings import read_settings
+    from ftckpt.replay.settings import read_settings
 
     settings = read_settings()
     if not settings.log:
         return None
-    from .replay.recorder import Recorder
+    from ftckpt.replay.record.step_records import Recorder
 
     return Recorder(settings)
 
@@ -37,7 +37,7 @@ def install() -> None:
     """
     recorder = _recorder()
     if recorder is not None:
-        from .replay.instruments import install as instrument
+        from ftckpt.replay.record.instruments import install as instrument
 
         instrument(recorder)
 

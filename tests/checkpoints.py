@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.opening import open_target
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 
 
 def save_dcp(path: Path, *, compressed: bool = False, step: int = 7) -> Path:

@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint, Piece
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.discovery.recognise import Format, Listing, listing_of, recognise
 from ftckpt.errors import ExitCode, FtckptError, worst
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.registry import Format, Listing, listing_of, recognise
-from ftckpt.source import Source
-from ftckpt.store import Store
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Store
 
 
 class Truth(NamedTuple):
@@ -211,8 +211,8 @@ class FormatTests:
         program = (
             "import sys\n"
             f"{construct}\n"
-            "from ftckpt.source import Source\n"
-            "from ftckpt.stores import open_store\n"
+            "from ftckpt.storage.source import Source\n"
+            "from ftckpt.storage import open_store\n"
             "for where, name in zip(sys.argv[1::2], sys.argv[2::2]):\n"
             "    store = open_store(where)\n"
             "    one = name and Source.file(store, store.stat(name))\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.formats.family_tables import family
+from ftckpt.formats.families.tables import family
 
 if TYPE_CHECKING:
     import torch

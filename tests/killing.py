@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ftckpt.stores import renaming
+from ftckpt.storage.local import renaming
 
 _CHANGES = (
     "open", "write", "pwrite", "ftruncate", "rename", "link", "unlink", "rmdir", "mkdir", "fsync",

@@ -12,9 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.assembly import raw_dtype, read_box, read_tensor
 from ftckpt.checkpoint import Box, Checkpoint
-from ftckpt.dtypes import DType
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_tensor
 from ftckpt.transfer.content import Shard
 from ftckpt.transfer.layout import (
     Checksums,

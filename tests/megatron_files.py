@@ -11,9 +11,9 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.megatron import Megatron
-from ftckpt.formats.megatron_checkpoint import MegatronCheckpoint
+from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from tests.format_suite import Made, open_path
 from tests.megatron_model import (
     GROUPS,

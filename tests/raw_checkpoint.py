@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ftckpt.assembly import raw_dtype
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, TensorInfo
-from ftckpt.dtypes import DTYPES, DType
-from ftckpt.source import Source
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.checkpoint.dtypes import DTYPES, DType
+from ftckpt.checkpoint.read_tensor import raw_dtype
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
 
 if TYPE_CHECKING:
     import numpy as np

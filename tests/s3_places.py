@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.storage import StoreOptions, open_store
 from tests.servers.s3 import BUCKET, S3Service
 from tests.suites import Place
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ftckpt import opening
 from ftckpt.checkpoint import Checkpoint, CommitState, Scalar, StepRole
+from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, ExitCode, IncompleteError
-from ftckpt.registry import Listing, Recognition
-from ftckpt.roots import Root
-from ftckpt.source import Source
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.source import Source
 
 MARKER, DATA = "marker", "data"
 

@@ -25,8 +25,8 @@ from ftckpt.errors import (
     UnsafeError,
     UnsupportedError,
 )
-from ftckpt.store import Entry, EntryKind, Store
-from ftckpt.stores import is_leftover
+from ftckpt.storage import is_leftover
+from ftckpt.storage.store import Entry, EntryKind, Store
 
 
 class Place(NamedTuple):
@@ -48,7 +48,7 @@ FILE, DIRECTORY = EntryKind.FILE, EntryKind.DIRECTORY
 
 
 class StoreTests:
-    """What `ftckpt.store` promises. A subclass supplies the fixture `place`."""
+    """What `ftckpt.storage.store` promises. A subclass supplies the fixture `place`."""
 
     conditional_put = True
     atomic_race = True
@@ -383,7 +383,7 @@ class StoreTests:
 
     def reopen(self, place: Place, path: str) -> Store:
         """Return the store for the URL of one key."""
-        from ftckpt.stores import open_store
+        from ftckpt.storage import open_store
 
         return open_store(place.store.describe(path))
 

@@ -11,7 +11,7 @@ import pytest
 import ftckpt
 from ftckpt.comparison import Choice, Reading
 from ftckpt.errors import ExitCode, UsageError
-from ftckpt.transfer.renaming import parse_renames, rename
+from ftckpt.transfer.request.renaming import parse_renames, rename
 from ftckpt.verification import Level, VerifyOptions
 from tests.checkpoints import flip, save_dcp
 
@@ -96,7 +96,7 @@ def test_copy_and_repair(root: Path, tmp_path: Path) -> None:
 
 def test_convert_and_reshard(root: Path, tmp_path: Path) -> None:
     from ftckpt.transfer.layout import Wishes
-    from ftckpt.transfer.narrowing import Only, only
+    from ftckpt.transfer.request.narrowing import Only, only
 
     whole = ftckpt.convert(f"{root}/step-7", f"{tmp_path}/four", wishes=Wishes(dp=4))
     assert (whole.format, whole.files) == ("dcp", 5)

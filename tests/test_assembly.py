@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_box, read_tensor, slabs
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, TensorInfo
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import read_box, read_tensor, slabs
 from ftckpt.errors import CorruptError, FtckptError
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.test_coverage import TILINGS, slices
 
 TYPES = st.sampled_from(["uint8", "bfloat16", "float32", "int64", "complex128"])

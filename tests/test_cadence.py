@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.cadence import Cadence, Gap, Save, cadence, measure
+from ftckpt.discovery.resolve import locate, open_root
 from ftckpt.errors import NotFoundError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.opening import locate, open_root
-from ftckpt.stores import StoreOptions
+from ftckpt.status.cadence import Cadence, Gap, Save, cadence, measure
+from ftckpt.storage import StoreOptions
 from tests.commands.golden import RUN
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.commands import verbs
+from ftckpt.commands.cli import verbs
 from ftckpt.commands.completions import script, words_of_verbs
 
 FOLDER = Path(__file__).parent.parent / "completions"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box, Extent, Piece
-from ftckpt.coverage import check_coverage, intersection
+from ftckpt.checkpoint.coverage import check_coverage, intersection
 
 NOWHERE = Extent("f", 0, 0)
 

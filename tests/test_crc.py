@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.crc import checksum, combine
+from ftckpt.digests.crc import checksum, combine
 
 
 @given(st.binary(max_size=2000), st.integers(0, 2**32 - 1))

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from ftckpt.buffers import chunks
-from ftckpt.digest import (
+from ftckpt.digests.blocks import (
     BLOCK,
     block_count,
     blocks,
@@ -22,11 +21,12 @@ from ftckpt.digest import (
     file_digest,
     hash_block,
 )
+from ftckpt.digests.files import hash_files
 from ftckpt.errors import TruncatedError
-from ftckpt.hashing import hash_files
-from ftckpt.limits import RateLimit
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
+from ftckpt.workers.buffers import chunks
+from ftckpt.workers.limits import RateLimit
 
 # The vectors of docs/manifest.md.
 VECTORS = [

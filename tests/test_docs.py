@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ftckpt import findings
-from ftckpt.commands import app, verbs
-from ftckpt.commands.app import run
-from ftckpt.commands.codes import MEANINGS
-from ftckpt.commands.invocation import Invocation
-from ftckpt.commands.render import json_text
+from ftckpt.commands.cli import app, verbs
+from ftckpt.commands.cli.app import run
+from ftckpt.commands.cli.codes import MEANINGS
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import PRECEDENCE, ExitCode
 from tests.checkpoints import flip, save_dcp
 from tests.json_run import ftckpt_json

@@ -13,8 +13,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
 
-from ftckpt.engine import DaemonThreads, in_turn, run
 from ftckpt.errors import NoResourceError
+from ftckpt.workers.threads import DaemonThreads, in_turn, run
 
 
 def square(number: int) -> int:
@@ -162,7 +162,7 @@ def test_a_shut_down_executor_takes_nothing() -> None:
 
 SLEEPER = """
 import sys, time
-from ftckpt.engine import run
+from ftckpt.workers.threads import run
 def work(n):
     if n == 0:
         return n

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import ftckpt
-from ftckpt import opening
-from ftckpt.candidates import newest_child
+from ftckpt.discovery import resolve as opening
 from ftckpt.discovery import root_marker
+from ftckpt.discovery.candidates import newest_child
 from ftckpt.errors import ExitCode, FtckptError, MissingError, UnsafeError, UsageError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 from tests.checkpoints import save_dcp
 from tests.forked import run
 

@@ -14,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import engine, forks
 from ftckpt.progress import NULL, Counter
+from ftckpt.workers import processes as forks
+from ftckpt.workers import threads as engine
 
 # A process of its own, because that of the tests has threads.
 HEAD = """
 import os, signal, sys, threading, time
-from ftckpt import engine, errors, forks
+from ftckpt.workers import threads as engine, processes as forks
+from ftckpt import errors
 from ftckpt.progress import NULL
 
 class Count:
@@ -200,7 +202,7 @@ def test_a_killed_copy_is_told_where_the_system_buries_it() -> None:
 def test_a_copy_without_memory_to_say_so_is_told() -> None:
     assert (
         outcome("""
-        from ftckpt import forked
+        from ftckpt.workers import child as forked
         def none(error):
             raise MemoryError
         forked._portable = none
@@ -342,7 +344,7 @@ def test_where_the_system_makes_no_more_fewer_do_it_or_threads() -> None:
 def test_a_copy_has_its_share_of_the_memory() -> None:
     assert (
         outcome("""
-        from ftckpt import memory
+        from ftckpt.workers import memory
         memory.set_budget(9 << 30)
         work = lambda task: (memory.budget() >> 30, memory.share() >> 30)
         print(set(run(range(9), work)), memory.share() >> 30)

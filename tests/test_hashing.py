@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from ftckpt.digest import Block, BlockDigest
+from ftckpt.digests.blocks import Block, BlockDigest
+from ftckpt.digests.files import BlockFailure, hash_blocks
 from ftckpt.errors import NotFoundError
-from ftckpt.hashing import BlockFailure, hash_blocks
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

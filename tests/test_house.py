@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.commands import verbs
+from ftckpt.commands.cli import verbs
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
@@ -71,8 +71,8 @@ def test_imports_point_one_way() -> None:
         ("ftckpt/x.py", "from ftckpt import commands"),
         ("ftckpt/x.py", "from .formats import dcp"),
         ("ftckpt/stores/x.py", "from ..formats.dcp import Dcp"),
-        ("formats/x.py", "import ftckpt.commands.app"),
-        ("formats/x.py", "def f():\n    from ftckpt.commands import render"),
+        ("formats/x.py", "import ftckpt.commands.cli.app"),
+        ("formats/x.py", "def f():\n    from ftckpt.commands.cli import render"),
     ],
 )
 def test_a_climb_would_be_seen(file: str, line: str) -> None:
@@ -90,7 +90,7 @@ def test_within_a_floor_imports_are_relative() -> None:
 
 
 def test_nothing_unpickles_by_executing() -> None:
-    """No torch.load, and no pickle.load: what reads pickles is `formats/unpickle.py` alone."""
+    """No torch.load, and no pickle.load: what reads pickles is `formats/pickles/unpickle.py` alone."""
     forbidden = {"load", "loads", "Unpickler"}
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -109,7 +109,7 @@ def test_nothing_unpickles_by_executing() -> None:
 def test_help_imports_nothing_heavy(arguments: str) -> None:
     script = (
         "import sys\n"
-        "from ftckpt.commands.app import main\n"
+        "from ftckpt.commands.cli.app import main\n"
         "try:\n    main(sys.argv[1:])\n"
         f"finally:\n    print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)\n"
     )
@@ -127,7 +127,7 @@ def test_help_imports_nothing_heavy(arguments: str) -> None:
 def test_the_list_of_verbs_imports_no_verb() -> None:
     script = (
         "import sys\n"
-        "from ftckpt.commands.app import VERBS, main\n"
+        "from ftckpt.commands.cli.app import VERBS, main\n"
         "try:\n    main(['--help'])\n"
         "finally:\n"
         "    loaded = {v for v in VERBS if f'ftckpt.commands.{v}' in sys.modules}\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import limits
 from ftckpt.errors import UsageError
+from ftckpt.workers import limits
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt import listing as listings
 from ftckpt.checkpoint import CommitState
+from ftckpt.discovery import listing as listings
+from ftckpt.discovery.listing import FEW, listing_of_directory
+from ftckpt.discovery.recognise import Recognition, recognise
 from ftckpt.errors import NotFoundError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.listing import FEW, listing_of_directory
-from ftckpt.registry import Recognition, recognise
-from ftckpt.store import EntryKind
-from ftckpt.stores.local import LocalStore
+from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.store import EntryKind
 
 LARGE = 3 * FEW
 

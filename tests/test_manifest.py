@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from ftckpt import manifest as module
 from ftckpt.checkpoint import Topology
-from ftckpt.digest import BLOCK, block_count, blocks_of_bytes, file_digest
+from ftckpt.digests.blocks import BLOCK, block_count, blocks_of_bytes, file_digest
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 
 EXAMPLE = Manifest(
     format="dcp",

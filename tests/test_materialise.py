@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ftckpt.checkpoint import Box
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Extent
 from ftckpt.transfer.content import Content, Copy, Part, Wanted
 from ftckpt.transfer.layout import (

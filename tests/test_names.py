@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.names import unwrapped
+from ftckpt.checkpoint.names import unwrapped
 
 NAMES = ["embed.weight", "layers.0.attn.bias", "head"]
 

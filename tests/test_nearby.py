@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import nearby
+from ftckpt.discovery import suggestions as nearby
+from ftckpt.discovery.resolve import locate, open_root, open_target
+from ftckpt.discovery.suggestions import existing, hint_for_absent, hint_for_name, hint_for_place
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.nearby import existing, hint_for_absent, hint_for_name, hint_for_place
-from ftckpt.opening import locate, open_root, open_target
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.storage import StoreOptions, open_store
 from tests.small_format import Small, write
 
 OPTIONS = StoreOptions()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.presets import PRESETS, preset
+from ftckpt.planning.presets import PRESETS, preset
 
 
 def test_every_preset_names_its_source() -> None:

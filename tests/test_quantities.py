@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt import quantities
 from ftckpt.errors import UsageError
+from ftckpt.planning import quantities
 
 HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import ftckpt
+from ftckpt.discovery.select import Rules
 from ftckpt.errors import ExitCode
-from ftckpt.selection import Rules
 
 ARCHIVES = Path(__file__).parents[2] / "shared" / "checkpoints"
 

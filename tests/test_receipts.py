@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ftckpt
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.storage import StoreOptions, open_store
 from ftckpt.verification.receipts import Book, Receipt, parse
 from tests.checkpoints import flip, save_dcp
 from tests.forked import run

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ftckpt.delta.whereabouts import recorded_path, resolved
+from ftckpt.delta.index.base_path import recorded_path, resolved
 from ftckpt.errors import DeniedError, UsageError
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.stores.remotes import Remote, config_path, named, remotes, split
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import Remote, config_path, named, remotes, split
 from tests.commands.golden import RUN
 from tests.forked import run
 from tests.servers.s3 import BUCKET, S3Service

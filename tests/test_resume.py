@@ -20,12 +20,12 @@ from ftckpt.checkpoint import (
     TensorInfo,
     Topology,
 )
-from ftckpt.dtypes import DTYPES
-from ftckpt.resume import Presence, ResumeItem, resume_check
-from ftckpt.source import Source
-from ftckpt.store import Entry
-from ftckpt.stores.memory import MemoryStore
-from ftckpt.training_state import TABLE
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.inspection.resume import Presence, ResumeItem, resume_check
+from ftckpt.inspection.training_state import TABLE
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Entry
 
 PRESENT, ABSENT, CANNOT_TELL = Presence.PRESENT, Presence.ABSENT, Presence.CANNOT_TELL
 

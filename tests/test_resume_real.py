@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.opening import open_target
-from ftckpt.resume import Presence, ResumeItem, resume_check
-from ftckpt.stores import StoreOptions
+from ftckpt.inspection.resume import Presence, ResumeItem, resume_check
+from ftckpt.storage import StoreOptions
 
 SHARED = Path(__file__).parents[2] / "shared" / "checkpoints"
 PRESENT, ABSENT, CANNOT_TELL = Presence.PRESENT, Presence.ABSENT, Presence.CANNOT_TELL

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftckpt.retry import Backoff
+from ftckpt.storage.retry import Backoff
 
 
 class Clock:

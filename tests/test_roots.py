@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt import opening
-from ftckpt.candidates import child_of_step, newest_child
+from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.candidates import child_of_step, newest_child
+from ftckpt.discovery.pointers import Pointer
+from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.roots import step_in_name
 from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError, UsageError
-from ftckpt.pointers import Pointer
-from ftckpt.registry import Listing, Recognition
-from ftckpt.roots import step_in_name
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 from tests.small_format import Small, read, write
 
 OPTIONS = StoreOptions()
@@ -104,7 +104,7 @@ def test_children_are_recognised_and_other_names_reported(tmp_path: Path) -> Non
 def test_a_root_is_known_without_listing_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftckpt.stores.local import LocalStore
+    from ftckpt.storage.local.store import LocalStore
 
     for step in range(200):
         write(tmp_path, f"step-{step}", step)

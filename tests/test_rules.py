@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ftckpt.checkpoint.rules import Rules, parse_rules
+from ftckpt.checkpoint.sharding import GATED, REPLICATED, Split
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.rules import Rules, parse_rules
-from ftckpt.sharding import GATED, REPLICATED, Split
 
 TABLE = """
 family = "mine"

@@ -16,10 +16,10 @@ import pytest
 from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.errors import CorruptError, DeniedError, FtckptError, IncompleteError, RefusedError
 from ftckpt.manifest import NAME, PassedCheck, find
-from ftckpt.sealing import SealReport, locate, seal
-from ftckpt.source import Source
-from ftckpt.store import Store
-from ftckpt.stores import is_leftover, open_store
+from ftckpt.manifest.seal import SealReport, locate, seal
+from ftckpt.storage import is_leftover, open_store
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Store
 from ftckpt.verification.content import check_manifest
 from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
 
@@ -145,13 +145,13 @@ def test_a_missing_file_is_not_sealed(path: Path) -> None:
 
 
 def test_a_read_only_place_says_where_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftckpt.stores.local import LocalStore
+    from ftckpt.storage.local.store import LocalStore
 
     def denied(path: str, data: bytes, **more: bool) -> None:
         raise DeniedError(f"cannot write {path}: Read-only file system")
 
-    monkeypatch.setattr("ftckpt.sealing.write_new", denied)
-    monkeypatch.setattr("ftckpt.stores.local.write_new", denied)
+    monkeypatch.setattr("ftckpt.manifest.seal.write_new", denied)
+    monkeypatch.setattr("ftckpt.storage.local.store.write_new", denied)
     with pytest.raises(DeniedError) as caught:
         seal(open_checkpoint(path))
     assert "--manifest" in caught.value.hint
@@ -184,9 +184,9 @@ def test_two_sealers_at_once_both_succeed(path: Path) -> None:
 SEALER = """
 import os, sys
 from pathlib import Path
-import ftckpt.stores.atomic as atomic
+import ftckpt.storage.local.atomic as atomic
 from tests.checkpoints import open_checkpoint
-from ftckpt.sealing import seal
+from ftckpt.manifest.seal import seal
 step, target = sys.argv[1], sys.argv[2]
 def dying(name):
     call = getattr(os, name)

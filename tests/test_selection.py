@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftckpt import candidates
+from ftckpt.discovery import candidates
+from ftckpt.discovery.roots import Candidate, Root
+from ftckpt.discovery.select import Rules, Selection, select
+from ftckpt.discovery.wait import select_waiting
 from ftckpt.errors import DeniedError, ExitCode, NotFoundError, UnavailableError
-from ftckpt.roots import Candidate, Root
-from ftckpt.selection import Rules, Selection, select
-from ftckpt.waiting import select_waiting
 from tests.small_format import MARKER, Small, check, read, write
 
 

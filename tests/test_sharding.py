@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.errors import UsageError
-from ftckpt.extents import Box
-from ftckpt.sharding import (
+from ftckpt.checkpoint.sharding import (
     GATED,
     REPLICATED,
     ROW,
@@ -19,6 +17,8 @@ from ftckpt.sharding import (
     part_shape,
     slabs,
 )
+from ftckpt.errors import UsageError
+from ftckpt.extents import Box
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

@@ -34,7 +34,7 @@ READERS = {
 # Each command in a fork of a process that has imported what all share.
 PROGRAM = """
 import json, os, sys
-from ftckpt.commands.app import main
+from ftckpt.commands.cli.app import main
 from ftckpt.formats import catalog
 
 shared = sorted(sys.modules)
@@ -121,7 +121,7 @@ def test_recognising_parses_nothing(imported: dict[str, set[str]]) -> None:
 def test_what_few_commands_need_the_others_do_not_import(
     command: str, imported: dict[str, set[str]]
 ) -> None:
-    few = {"ftckpt.delta", "ftckpt.transfer", "ftckpt.commands.transfers", "secrets", "tomllib"}
+    few = {"ftckpt.delta", "ftckpt.transfer", "ftckpt.commands.cli.transfers", "secrets", "tomllib"}
     assert not imported[command] & few
 
 

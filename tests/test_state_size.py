@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.state_size import bytes_per_parameter, state_parts
+from ftckpt.planning.state_size import bytes_per_parameter, state_parts
 
 
 @pytest.mark.parametrize(

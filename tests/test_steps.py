@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Scalar, StepRole
-from ftckpt.steps import is_counter, mixed_steps, role_of, step_of
+from ftckpt.checkpoint.steps import is_counter, mixed_steps, role_of, step_of
 
 IT, OPT, SCHED = StepRole.ITERATION, StepRole.OPTIMIZER, StepRole.SCHEDULER
 

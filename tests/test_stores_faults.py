@@ -9,8 +9,8 @@ import pytest
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import DeniedError, ExistsError, UnavailableError, UnsupportedError
-from ftckpt.store import Store
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.store import Store
 from tests.s3_places import key_of, place_on
 from tests.servers.faults import Fault, FaultProxy, fault_proxy
 from tests.servers.s3 import S3Service
@@ -132,7 +132,7 @@ def test_cut_listing_is_an_error(hasty: Store, proxy: FaultProxy) -> None:
 def test_second_page_of_a_listing_fails(
     hasty: Store, direct: Place, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftckpt.stores.s3 import S3Store
+    from ftckpt.storage.s3.store import S3Store
 
     for i in range(5):
         direct.raw_put(f"p/{i}", b"")

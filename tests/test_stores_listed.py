@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from ftckpt.errors import NotFoundError, UnsupportedError
-from ftckpt.store import EntryKind
-from ftckpt.stores.listed import ListedStore
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.storage.listed import ListedStore
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.store import EntryKind
 
 _numbers = itertools.count()
 

@@ -27,9 +27,9 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.store import EntryKind
-from ftckpt.stores import is_leftover, open_store
-from ftckpt.stores.local import LocalStore
+from ftckpt.storage import is_leftover, open_store
+from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.store import EntryKind
 from tests.suites import Place, StoreTests
 
 
@@ -144,7 +144,7 @@ class TestSpecialFiles:
         status = path.stat()
         path.unlink()
         os.mkfifo(path)
-        monkeypatch.setattr("ftckpt.stores.local.os.stat", lambda _: status)
+        monkeypatch.setattr("ftckpt.storage.local.store.os.stat", lambda _: status)
         with pytest.raises(UnsafeError):
             open_store(local_url).open("f")
 
@@ -236,7 +236,9 @@ class TestFaults:
         error: type[FtckptError],
     ) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(f"ftckpt.stores.atomic.os.{call}", failing(code, 1, getattr(os, call)))
+            patch.setattr(
+                f"ftckpt.storage.local.atomic.os.{call}", failing(code, 1, getattr(os, call))
+            )
             with pytest.raises(error):
                 store.put("x", b"new")
         assert Path(store.local_path("x")).read_bytes() == b"123"
@@ -286,7 +288,7 @@ class TestFaults:
 def test_killed_between_writing_and_showing(local_url: str, call: str) -> None:
     script = f"""
 import os, signal
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 os.{call} = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 open_store({local_url!r}).{"put" if call == "rename" else "create"}("x", b"1" * 1000)
 """

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from ftckpt.stores import open_store
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.storage import open_store
+from ftckpt.storage.memory import MemoryStore
 from tests.suites import Place, StoreTests
 
 _numbers = itertools.count()

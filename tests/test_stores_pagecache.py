@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.stores import open_store, pagecache
+from ftckpt.storage import open_store
+from ftckpt.storage.local import pagecache
 
 
 def refuse_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Extent
-from ftckpt.stores import StoreOptions, ranges, s3
-from ftckpt.stores.ranges import plan_runs, split_parts, waves
-from ftckpt.stores.remote import FsspecStore
-from ftckpt.stores.s3read import S3Object, Version
+from ftckpt.storage import StoreOptions, ranges
+from ftckpt.storage.fsspec.store import FsspecStore
+from ftckpt.storage.ranges import plan_runs, split_parts, waves
+from ftckpt.storage.s3 import store as s3
+from ftckpt.storage.s3.read import S3Object, Version
 
 extents = st.lists(
     st.builds(Extent, st.sampled_from("ab"), st.integers(0, 300), st.integers(0, 60)), max_size=30

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ftckpt.errors import NotFoundError, UnsupportedError
-from ftckpt.store import EntryKind
-from ftckpt.stores.memory import MemoryStore
-from ftckpt.stores.overlay import OverlayStore
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.overlay import OverlayStore
+from ftckpt.storage.store import EntryKind
 
 
 def test_every_write_is_refused_and_reaches_nothing() -> None:

@@ -19,9 +19,9 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ftckpt.store import Store
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.stores.remote import FsspecStore
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.fsspec.store import FsspecStore
+from ftckpt.storage.store import Store
 from tests.suites import Place, StoreTests
 
 _numbers = itertools.count()

@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 from ftckpt.checkpoint import Extent
-from ftckpt.errors import (
-    DeniedError,
-    FtckptError,
-    IncompleteError,
-    NotFoundError,
-    UsageError,
-)
-from ftckpt.store import EntryKind, Store
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.stores.s3 import S3Store
-from ftckpt.stores.s3client import read_time
+from ftckpt.errors import DeniedError, FtckptError, IncompleteError, NotFoundError, UsageError
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.s3.client import read_time
+from ftckpt.storage.s3.store import S3Store
+from ftckpt.storage.store import EntryKind, Store
 from tests.s3_places import QUICK, place_on
 from tests.servers.faults import fault_proxy
 from tests.servers.s3 import S3Service, upload_tree

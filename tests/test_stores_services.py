@@ -17,8 +17,8 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ftckpt.stores import is_leftover
-from ftckpt.stores.s3 import S3Store
+from ftckpt.storage import is_leftover
+from ftckpt.storage.s3.store import S3Store
 from tests.s3_places import QUICK, key_of, place_on
 from tests.servers.s3 import BUCKET, S3Service
 from tests.suites import Place, StoreTests

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UnavailableError
-from ftckpt.stores import StoreOptions, filesystem, localwrite, open_store
-from ftckpt.stores.filesystem import in_memory
-from ftckpt.stores.local import LocalStore
-from ftckpt.stores.s3write import differs
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.local import filesystem
+from ftckpt.storage.local import write_in_place as localwrite
+from ftckpt.storage.local.filesystem import in_memory
+from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.s3.write import differs
 from tests.servers.faults import Fault, fault_proxy
 from tests.servers.s3 import BUCKET, S3Service
 

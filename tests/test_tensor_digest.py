@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.digests.tensors import TensorDigest
 from ftckpt.errors import UnsupportedError
-from ftckpt.tensor_digest import TensorDigest
 
 MASK = (1 << 64) - 1
 

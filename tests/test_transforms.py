@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.source import Source
-from ftckpt.stores import open_store
-from ftckpt.transforms import MAX_WINDOW, base_name, read_undone, supported, undo
+from ftckpt.storage import open_store
+from ftckpt.storage.decompress import MAX_WINDOW, base_name, read_undone, supported, undo
+from ftckpt.storage.source import Source
 
 
 def packed(data: bytes) -> bytes:

@@ -15,23 +15,23 @@ from typing import Self
 
 import pytest
 
-from ftckpt import ahead as ahead_of_use
 from ftckpt import api
-from ftckpt.ahead import most_kept, read_again, reading_ahead
 from ftckpt.comparison.tensors import Reading
-from ftckpt.delta.assembling import PackOptions
+from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import FtckptError, TruncatedError, UnavailableError
 from ftckpt.extents import Extent
-from ftckpt.formats.delta_packing import pack_checkpoint
-from ftckpt.limits import RateLimit
-from ftckpt.source import Source
-from ftckpt.store import Reader
-from ftckpt.stores import StoreOptions
-from ftckpt.stores.memory import MemoryStore
-from ftckpt.transfer.carrying import TransferOptions
+from ftckpt.formats.delta.pack import pack_checkpoint
+from ftckpt.storage import StoreOptions
+from ftckpt.storage import prefetch as ahead_of_use
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.prefetch import most_kept, read_again, reading_ahead
+from ftckpt.storage.prefetch.plan import Windows
+from ftckpt.storage.prefetch.reads import Ahead
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Reader
+from ftckpt.transfer.run import TransferOptions
 from ftckpt.verification import VerifyOptions
-from ftckpt.window_reads import Ahead
-from ftckpt.windows import Windows
+from ftckpt.workers.limits import RateLimit
 from tests.checkpoints import save_dcp
 from tests.raw_checkpoint import RawCheckpoint
 
@@ -285,7 +285,7 @@ def test_extents_beyond_the_listed_end_are_left_to_who_asks(far: Far, source: So
 
 
 def test_local_files_are_read_as_ever(tmp_path: str) -> None:
-    from ftckpt.stores import open_store
+    from ftckpt.storage import open_store
 
     store = open_store(str(tmp_path))
     store.put("a", b"abc")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftckpt.extents import Extent
-from ftckpt.windows import LONGEST, STAGE, Windows
+from ftckpt.storage.prefetch.plan import LONGEST, STAGE, Windows
 
 GAP = 1 << 20
 

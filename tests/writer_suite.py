@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import ExitCode
-from ftckpt.formats.torch_tree import Carried, pickled
-from ftckpt.tensor_digest import digest_tensor
+from ftckpt.formats.torch_files.write_tree import Carried, pickled
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes, Writer
 from ftckpt.verification import Level, VerifyOptions, verify

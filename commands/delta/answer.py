@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.invocation import Invocation, Result
-from ftckpt.commands.render import human_bytes, human_duration, printable, table
-from ftckpt.commands.transferred import nothing_left, proof_line, taken_over
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.render import human_bytes, human_duration, printable, table
+from ftckpt.commands.cli.transferred import nothing_left, proof_line, taken_over
 from ftckpt.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftckpt.delta.packed import PackReport, Share
+    from ftckpt.delta.pack.report import PackReport, Share
 
 _ANY_STORAGE = 1e9  # bytes a second; what pays below which bandwidth does not depend on it
 
@@ -84,7 +84,7 @@ def share_table(title: str, shares: Mapping[Any, Share]) -> str:
 
 def _advise(invocation: Invocation, report: PackReport, storage: float | None) -> None:
     """Say when it is worth it, by what was just measured."""
-    from ftckpt.delta.advice import advise
+    from ftckpt.delta.pack.advice import advise
 
     if not report.ratio:
         return

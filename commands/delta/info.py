@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.bounds import JobsOption, MemoryOption, bound_memory, job_count
-from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.render import human_bytes, table
-from ftckpt.commands.target import open_checkpoint
+from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, bound_memory, job_count
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import human_bytes, table
+from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 
 from .answer import share_table
 
 if TYPE_CHECKING:
-    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta_survey import Link, Survey
+    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.survey import Link, Survey
 
 EXAMPLES = (
     ("ftckpt delta info deltas/step-1030", "the chain, where each base is, the cost of a restore"),
@@ -63,8 +63,8 @@ def command(
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes
     and lists of files alone, but with --advise, which reads, decodes and encodes a sample.
     """
-    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta_survey import survey
+    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.survey import survey
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
@@ -146,9 +146,9 @@ def _advise(
     invocation: Invocation, delta: DeltaCheckpoint, ratio: float, rate: str, jobs: int
 ) -> None:
     """Say when deltas pay, by rates that are measured here."""
-    from ftckpt.delta.advice import advise
-    from ftckpt.formats.delta_rates import measure
-    from ftckpt.limits import parse_rate
+    from ftckpt.delta.pack.advice import advise
+    from ftckpt.formats.delta.rates import measure
+    from ftckpt.workers.limits import parse_rate
 
     if not any(tensor.nbytes for tensor in delta.index.tensors):
         raise UsageError(f"{delta.source.url} has no tensors to measure with")

@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.bounds import bound_memory
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.target import open_checkpoint, open_other
-from ftckpt.commands.transfers import read_text
+from ftckpt.commands.cli.bounds import bound_memory
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.target import open_checkpoint, open_other
+from ftckpt.commands.cli.transfers import read_text
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
 
-from .packing import (
-    CODES as CODES,
-)
-from .packing import (
-    PackingOptions,
-    pack_out,
-)
+from .packing import CODES as CODES
+from .packing import PackingOptions, pack_out
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
@@ -87,7 +82,7 @@ def _renamed(base: Checkpoint, table: str) -> dict[str, str]:
         UsageError: the table cannot be read, or does not fit the base.
     """
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.renaming import parse_renames, rename
+    from ftckpt.transfer.request.renaming import parse_renames, rename
 
     made = rename(Content.of(base), parse_renames(read_text(table), table))
     return {key: wanted.copies[0].key for key, wanted in made.tensors.items() if wanted.copies}

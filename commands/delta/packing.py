@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ftckpt.commands.bounds import (
+from ftckpt.commands.cli.bounds import (
     JobsOption,
     MemoryOption,
     RateOption,
@@ -17,8 +17,8 @@ from ftckpt.commands.bounds import (
     job_count,
     rate_limit,
 )
-from ftckpt.commands.invocation import Invocation, Result
-from ftckpt.commands.render import finding_line
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.render import finding_line
 from ftckpt.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ def pack_out(
         out: where the delta goes.
         renamed: key in the target -> key in the base, where they differ.
     """
-    from ftckpt.delta.affording import affordable
-    from ftckpt.delta.assembling import PackOptions
-    from ftckpt.formats.delta_packing import pack_checkpoint
-    from ftckpt.limits import parse_rate
-    from ftckpt.stores import open_store
+    from ftckpt.delta.pack.assemble import PackOptions
+    from ftckpt.delta.pack.worker_count import affordable
+    from ftckpt.formats.delta.pack import pack_checkpoint
+    from ftckpt.storage import open_store
     from ftckpt.verification import VerifyOptions, verify
+    from ftckpt.workers.limits import parse_rate
 
     from .answer import show
 
@@ -136,8 +136,8 @@ def pack_out(
 
 def _say_what_keeps(invocation: Invocation, base: Checkpoint, out: str) -> None:
     """Say how the base stays where gc of its root does not look among what depends on it."""
-    from ftckpt.stores import open_store
-    from ftckpt.stores.remotes import split
+    from ftckpt.storage import open_store
+    from ftckpt.storage.remotes import split
     from ftckpt.transfer.places import absolute, place_of
 
     store = open_store(out, invocation.stores)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.bounds import bound_memory
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.target import open_checkpoint, open_other
+from ftckpt.commands.cli.bounds import bound_memory
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.target import open_checkpoint, open_other
 from ftckpt.errors import ExitCode, UsageError
 
 from .packing import CODES as PACKING_CODES
@@ -16,7 +16,7 @@ from .packing import PackingOptions, pack_out
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
 
 EXAMPLES = (
     (
@@ -53,7 +53,7 @@ def command(
     that the deltas between are not needed any more. It is packed, proven and shown as by
     `ftckpt delta pack`; DELTA itself and its bases are never written.
     """
-    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
 
     invocation = invoked(ctx)
     if onto and full:
@@ -79,7 +79,7 @@ def _end(delta: DeltaCheckpoint) -> Checkpoint:
     Raises:
         UsageError: the delta depends on it already, or on nothing.
     """
-    from ftckpt.formats.delta_chain import chain
+    from ftckpt.formats.delta.chain import chain
 
     links = chain(delta)
     if len(links) < 3:

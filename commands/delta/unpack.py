@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.parameters import OneOf
-from ftckpt.commands.target import open_checkpoint
-from ftckpt.commands.transfers import (
-    CODES as TRANSFER_CODES,
-)
-from ftckpt.commands.transfers import (
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import OneOf
+from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.transfers import CODES as TRANSFER_CODES
+from ftckpt.commands.cli.transfers import (
     DestinationArgument,
     LayoutOptions,
     Means,
@@ -63,19 +61,19 @@ def command(
     state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a
     killed run goes on where it was.
     """
-    from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta_original import (
+    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.original import (
         OriginalWriter,
         format_of,
         has_original,
         same_objects_there,
     )
-    from ftckpt.formats.delta_original_proof import OriginalProof
-    from ftckpt.formats.same_object import SameObject
+    from ftckpt.formats.delta.prove_original import OriginalProof
+    from ftckpt.formats.state.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.digest_proof import DigestProof
     from ftckpt.transfer.layout import Wishes
+    from ftckpt.transfer.prove.digests import DigestProof
 
     invocation = invoked(ctx)
     wishes = invocation.options(LayoutOptions).wishes(invocation, PartOptions())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.bounds import (
+from ftckpt.commands.cli.bounds import (
     JobsOption,
     MemoryOption,
     RateOption,
@@ -14,16 +14,16 @@ from ftckpt.commands.bounds import (
     job_count,
     rate_limit,
 )
-from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.target import known_step, open_checkpoint
-from ftckpt.commands.transfers import RulesOption, read_rules, read_text
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.target import known_step, open_checkpoint
+from ftckpt.commands.cli.transfers import RulesOption, read_rules, read_text
 from ftckpt.errors import ExitCode, NotFoundError, UsageError
 from ftckpt.findings import listed
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.checkpoint.rules import Rules
     from ftckpt.comparison import DiffReport, Tolerance
-    from ftckpt.rules import Rules
 
 EXAMPLES = (
     ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
@@ -110,20 +110,20 @@ def command(
     State that says or follows the grid of ranks is shown apart, and is no difference.
     """
     from ftckpt.comparison import Choice, Reading, compare
-    from ftckpt.comparison.affording import affordable_forks, affordable_jobs
-    from ftckpt.formats.layout_state import follows
-    from ftckpt.formats.state_fields import state_fields
-    from ftckpt.formats.vocabulary import vocabulary_of
+    from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs
+    from ftckpt.formats.families.vocabulary import vocabulary_of
+    from ftckpt.formats.state.fields import state_fields
+    from ftckpt.formats.state.grid_fields import follows
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.renaming import parse_renames
-    from ftckpt.transfer.renaming import rename as renamed
+    from ftckpt.transfer.request.renaming import parse_renames
+    from ftckpt.transfer.request.renaming import rename as renamed
 
     from .text import verdict
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
     if plot:
-        from ftckpt.commands.picture import check_path
+        from ftckpt.commands.cli.picture import check_path
 
         check_path(plot, terminal=False)
     tolerance = _tolerance(rtol, atol)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ftckpt.commands.picture import FAINT, INK, canvas, save
+from ftckpt.commands.cli.picture import FAINT, INK, canvas, save
 from ftckpt.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftckpt.commands.render import (
+from ftckpt.commands.cli.render import (
     finding_line,
     human_bytes,
     human_duration,
@@ -18,13 +18,7 @@ from ftckpt.commands.render import (
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
-    from ftckpt.comparison import (
-        DiffReport,
-        StateDifference,
-        Summary,
-        TensorDifference,
-        Tolerance,
-    )
+    from ftckpt.comparison import DiffReport, StateDifference, Summary, TensorDifference, Tolerance
     from ftckpt.findings import Finding
 
 _BAR = 20

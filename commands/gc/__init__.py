@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.marking import RootArgument, actor, open_place
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.marking import RootArgument, actor, open_place
 from ftckpt.errors import DeniedError, ExitCode, NoResourceError, UnavailableError, UsageError
-from ftckpt.quantities import DAY, duration
+from ftckpt.planning.quantities import DAY, duration
 from ftckpt.retention.document import dump_plan
 
 from .document import read_plan
@@ -21,7 +21,7 @@ from .outcome import applied_record, applied_text, ended, purged_lines
 from .text import command_to_apply, kept_saves, plan_text, short_of, summary
 
 if TYPE_CHECKING:
-    from ftckpt.opening import Place
+    from ftckpt.discovery.resolve import Place
     from ftckpt.retention import Plan, Policy
 
 # Asking about each of so many files takes seconds; who only looks at a larger root waits for names.

@@ -7,7 +7,7 @@ import sys
 
 from ftckpt.errors import UsageError
 from ftckpt.retention.document import load_plan
-from ftckpt.retention.plan import Plan
+from ftckpt.retention.policy.plan import Plan
 
 # What `ftckpt gc --json` prints holds the plan under this key.
 KEY = "plan"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from ftckpt.errors import UsageError
-from ftckpt.quantities import duration, size
+from ftckpt.planning.quantities import duration, size
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy, flag
 
 RULES = "--keep-last 3 --keep-every 1000"
@@ -158,8 +158,8 @@ def policy_of_file(path: str, root: str, tier: str | None = None) -> Policy:
     Raises:
         UsageError: the file cannot be read or understood, or no tier or several match.
     """
-    from ftckpt.commands.transfers import read_text
-    from ftckpt.retention.policy_file import parse_policy_file, tier_of
+    from ftckpt.commands.cli.transfers import read_text
+    from ftckpt.retention.policy.file import parse_policy_file, tier_of
 
     local = root.removeprefix("file://")
     absolute = local if "://" in local else os.path.abspath(local)

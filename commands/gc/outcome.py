@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.invocation import Invocation, Result
-from ftckpt.commands.render import human_bytes, printable
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.render import human_bytes, printable
 from ftckpt.errors import ExitCode, worst
 
 if TYPE_CHECKING:
     from ftckpt.retention import Applied, Purged, Trashed
-    from ftckpt.retention.outcome import Outcome
+    from ftckpt.retention.apply.outcome import Outcome
 
 
 def applied_record(applied: Applied) -> dict[str, Any]:

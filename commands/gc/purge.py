@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.marking import RootArgument, actor, open_place
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.marking import RootArgument, actor, open_place
 from ftckpt.errors import ExitCode, UsageError
-from ftckpt.quantities import duration
+from ftckpt.planning.quantities import duration
 
 from .outcome import ended, purged_lines, purged_record
 
@@ -49,7 +49,7 @@ def command(
     """
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention import purge
-    from ftckpt.retention.purging import TRASH_TTL
+    from ftckpt.retention.apply.purge import TRASH_TTL
 
     invocation = invoked(ctx)
     ttl = duration(trash_ttl, "--trash-ttl")

@@ -6,10 +6,10 @@ import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ftckpt.commands.render import human_bytes, table
+from ftckpt.commands.cli.render import human_bytes, table
 from ftckpt.retention.document import Row, rows
-from ftckpt.retention.entries import EntryClass
-from ftckpt.retention.plan import Plan
+from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.scan.entries import EntryClass
 
 _NO_SAVES = (EntryClass.FOREIGN, EntryClass.TRASH)
 _HEAD = ["step>", "name", "age>", "size>", "class", "looked at", "plan", "why"]

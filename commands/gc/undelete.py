@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.marking import RootArgument, actor, open_place
-from ftckpt.commands.render import printable, table
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.marking import RootArgument, actor, open_place
+from ftckpt.commands.cli.render import printable, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
-from ftckpt.quantities import shown_duration
+from ftckpt.planning.quantities import shown_duration
 
 from .outcome import ended, rest_record, trashed_record
 

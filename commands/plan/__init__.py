@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.picture import check_path
-from ftckpt.commands.render import terminal_width
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.picture import check_path
+from ftckpt.commands.cli.render import terminal_width
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import Plan, Rule, answer, around
 
@@ -24,7 +24,7 @@ from .simulation import read_law, simulation_text
 from .text import headline, text_of
 
 if TYPE_CHECKING:
-    from ftckpt.interval.simulation import Simulated
+    from ftckpt.planning.simulation import Simulated
 
 OPTIONS = (FailureOptions, CostOptions, BoundOptions)
 EXAMPLES = (
@@ -146,7 +146,7 @@ def _simulate(
     invocation: Invocation, plan: Plan, law: str, size: tuple[int, int, int], *, curve: str
 ) -> list[Simulated]:
     """Simulate the interval that is advised, and for a picture some around it."""
-    from ftckpt.interval.simulation import agreement
+    from ftckpt.planning.simulation import agreement
     from ftckpt.planning.trial import simulated
 
     model, chosen = plan.question.model, plan.interval.chosen_s

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ftckpt import quantities
-from ftckpt.commands.render import brief_duration, human_count
+from ftckpt.commands.cli.render import brief_duration, human_count
 from ftckpt.errors import UsageError
+from ftckpt.planning import quantities
 
 from .options import CostOptions, FailureOptions
 from .text import decimal_bytes

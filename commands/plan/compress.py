@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from ftckpt import quantities
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.render import brief_duration, table
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode
-from ftckpt.interval import compression
+from ftckpt.planning import quantities
+from ftckpt.planning.models import compression
 
 from .text import decimal_bytes
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ftckpt import quantities
-from ftckpt.commands.render import human_count
+from ftckpt.commands.cli.render import human_count
 from ftckpt.errors import UsageError
-from ftckpt.interval import peers, storage
-from ftckpt.interval.inputs import Preemption, Tier
-from ftckpt.planning import Failures, Model, Plain, Silent, Spot, Tiered
-from ftckpt.state_size import bytes_per_parameter
+from ftckpt.planning import Failures, Model, Plain, Silent, Spot, Tiered, quantities
+from ftckpt.planning.models import peers, storage
+from ftckpt.planning.models.inputs import Preemption, Tier
+from ftckpt.planning.state_size import bytes_per_parameter
 
 from .notes import Notes, positive
 from .options import CostOptions

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.render import brief_duration
+from ftckpt.commands.cli.render import brief_duration
 from ftckpt.planning import Model, Plan, Rule, Tiered, around, solve
 
 from .text import SHARES, shares_of, terminal_plot
 
 if TYPE_CHECKING:
-    from ftckpt.interval.simulation import Simulated
+    from ftckpt.planning.simulation import Simulated
 
 # Intervals that the terminal's plot shows, as multiples of the best.
 _MULTIPLES = (0.125, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)

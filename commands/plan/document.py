@@ -9,8 +9,8 @@ from ftckpt.planning import Plan, Rule, Tiered
 from .notes import Notes
 
 if TYPE_CHECKING:
-    from ftckpt.interval.outcome import Outcome
-    from ftckpt.interval.simulation import Agreement, Simulated
+    from ftckpt.planning.models.outcome import Outcome
+    from ftckpt.planning.simulation import Agreement, Simulated
 
 
 def record(plan: Plan, notes: Notes) -> dict[str, Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ftckpt import quantities
-from ftckpt.commands.render import brief_duration
+from ftckpt.commands.cli.render import brief_duration
 from ftckpt.errors import UsageError
-from ftckpt.interval import rates
-from ftckpt.planning import Counted, Failures, combine
-from ftckpt.presets import preset
+from ftckpt.planning import Counted, Failures, combine, quantities, rates
+from ftckpt.planning.presets import preset
 
 from .notes import Notes, positive
 from .options import FailureOptions

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ftckpt import quantities
 from ftckpt.errors import UsageError
-from ftckpt.interval.storage import staging_bytes
-from ftckpt.planning import Limits, Question
+from ftckpt.planning import Limits, Question, quantities
+from ftckpt.planning.models.storage import staging_bytes
 
 from .costs import read_detect, read_model, read_nbytes
 from .failures import read_failures, read_gpus

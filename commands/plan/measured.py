@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftckpt import quantities
-from ftckpt.commands.invocation import Invocation
-from ftckpt.commands.render import brief_duration
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.render import brief_duration
 from ftckpt.errors import UsageError
-from ftckpt.quantities import Observed
+from ftckpt.planning import quantities
+from ftckpt.planning.quantities import Observed
 
 from .notes import Measured, Notes
 from .options import CostOptions
 from .text import decimal_bytes
 
 if TYPE_CHECKING:
-    from ftckpt.cadence import Cadence
-    from ftckpt.runlog import RunLog
+    from ftckpt.planning.runlog import RunLog
+    from ftckpt.status.cadence import Cadence
 
 
 def measure(invocation: Invocation, root: str, log: str) -> Notes:
@@ -34,9 +34,9 @@ def measure(invocation: Invocation, root: str, log: str) -> Notes:
 
 
 def _root(invocation: Invocation, path: str) -> Notes:
-    from ftckpt import opening
-    from ftckpt.cadence import measure as measure_root
+    from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS
+    from ftckpt.status.cadence import measure as measure_root
 
     place = opening.locate(path, invocation.stores)
     if place.which:
@@ -101,8 +101,8 @@ def _cadence_record(cadence: Cadence) -> dict[str, object]:
 
 
 def _log(invocation: Invocation, path: str) -> Notes:
-    from ftckpt.runlog import read_log
-    from ftckpt.stores.oserror import translate
+    from ftckpt.planning.runlog import read_log
+    from ftckpt.storage.local.oserror import translate
 
     costs = invocation.options(CostOptions)
     detect = quantities.duration(costs.detect, "--detect") if costs.detect else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftckpt import quantities
 from ftckpt.errors import UsageError
+from ftckpt.planning import quantities
 
 
 @dataclass(frozen=True, kw_only=True)

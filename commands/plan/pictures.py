@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftckpt.commands.picture import (
+from ftckpt.commands.cli.picture import (
     BLUE,
     FAINT,
     GREEN,
@@ -19,7 +19,7 @@ from ftckpt.commands.picture import (
     canvas,
     save,
 )
-from ftckpt.commands.render import brief_duration
+from ftckpt.commands.cli.render import brief_duration
 
 from .text import SHARES
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ftckpt.commands.invocation import Invocation, Result
-from ftckpt.commands.render import pairs
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.render import pairs
 from ftckpt.errors import ExitCode
-from ftckpt.presets import PRESETS
-from ftckpt.state_size import OPTIMIZERS, PRECISIONS
+from ftckpt.planning.presets import PRESETS
+from ftckpt.planning.state_size import OPTIMIZERS, PRECISIONS
 
 
 def show_presets(invocation: Invocation) -> Result:

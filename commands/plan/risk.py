@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ftckpt import quantities
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.render import brief_duration, pairs
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.render import brief_duration, pairs
 from ftckpt.errors import ExitCode, UsageError
-from ftckpt.interval import risk
+from ftckpt.planning import quantities, risk
 
 STORAGE = False
 EXAMPLES = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftckpt import quantities
 from ftckpt.errors import UsageError
+from ftckpt.planning import quantities
 
 from .text import percent, points
 
 if TYPE_CHECKING:
-    from ftckpt.interval.simulation import Law, Simulated
+    from ftckpt.planning.simulation import Law, Simulated
 
 
 def read_law(text: str, mtbf: float) -> Law:
@@ -24,7 +24,7 @@ def read_law(text: str, mtbf: float) -> Law:
         UsageError: it is none of these, or a line of the trace is no duration.
         NotFoundError: there is no such trace.
     """
-    from ftckpt.interval import simulation
+    from ftckpt.planning import simulation
 
     name, _, parameter = text.partition(":")
     if name == "exponential" and not parameter:
@@ -42,7 +42,7 @@ def read_law(text: str, mtbf: float) -> Law:
 
 
 def _trace(path: str) -> list[float]:
-    from ftckpt.stores.oserror import translate
+    from ftckpt.storage.local.oserror import translate
 
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -58,7 +58,7 @@ def _trace(path: str) -> list[float]:
 
 def simulation_text(found: Simulated, closed: float) -> str:
     """Return what a simulation says, and whether the closed form's goodput agrees, in lines."""
-    from ftckpt.interval.simulation import agreement
+    from ftckpt.planning.simulation import agreement
 
     goodput = f"{percent(found.mean, 3)} ± {percent(found.error, 3)}"
     lines = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.render import brief_duration, table
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import Plain, solve
 
@@ -74,7 +74,7 @@ def command(
     """
     invocation = invoked(ctx)
     if plot:
-        from ftckpt.commands.picture import check_path
+        from ftckpt.commands.cli.picture import check_path
 
         check_path(plot)
     if len(over) > 2:

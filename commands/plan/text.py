@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ftckpt.commands.render import brief_duration, pairs, table
-from ftckpt.interval.outcome import Outcome
+from ftckpt.commands.cli.render import brief_duration, pairs, table
 from ftckpt.planning import Model, Plan, Tiered
 from ftckpt.planning.bounds import Constraint
+from ftckpt.planning.models.outcome import Outcome
 
 from .notes import Notes
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.invocation import Result
-from ftckpt.commands.render import pairs, table
+from ftckpt.commands.cli.invocation import Result
+from ftckpt.commands.cli.render import pairs, table
 from ftckpt.errors import ExitCode
-from ftckpt.replay.events import BY_KEY
-from ftckpt.replay.judging import Judgement, Verdict
+from ftckpt.replay.compare.verdict import Judgement, Verdict
+from ftckpt.replay.record.events import BY_KEY
 
 if TYPE_CHECKING:
-    from ftckpt.replay.comparing import Comparison
-    from ftckpt.replay.differences import Difference
+    from ftckpt.replay.compare.differences import Difference
+    from ftckpt.replay.compare.logs import Comparison
 
 # How many differences an answer lists: the first ones are the causes.
 _SHOWN = 12
@@ -78,7 +78,7 @@ def _value(value: Any) -> Any:
 
 def consequence(component: str) -> str:
     """Say what goes wrong without a component of the state; "" where the table does not know."""
-    from ftckpt.training_state import TABLE
+    from ftckpt.inspection.training_state import TABLE
 
     return next((row.consequence for row in TABLE if row.key == component), "")
 

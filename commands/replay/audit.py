@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.commands.bounds import MemoryOption, bound_memory
-from ftckpt.commands.invocation import Result, invoked
-from ftckpt.commands.render import pairs, table
-from ftckpt.commands.target import PathArgument, open_checkpoint, open_other
+from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.target import PathArgument, open_checkpoint, open_other
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.inspection.resume import Presence
 from ftckpt.replay.audit import Weight, audit
-from ftckpt.resume import Presence
 
 EXAMPLES = (
     ("ftckpt replay audit /ckpt/run7/step-1000", "what it lacks, and where it contradicts itself"),
@@ -56,7 +56,7 @@ def command(
     Presence is judged by names and by content; "cannot tell" names what is not understood.
     `ftckpt replay run` is the proof.
     """
-    from ftckpt.formats.state_fields import state_fields
+    from ftckpt.formats.state.fields import state_fields
 
     invocation = invoked(ctx)
     bound_memory(max_memory)

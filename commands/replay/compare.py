@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.commands.files import require_folder
-from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.cli.files import require_folder
+from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.errors import ExitCode, UnverifiedError
-from ftckpt.replay.foreign import read_any
-from ftckpt.replay.idle import idle_streams
-from ftckpt.replay.judging import judge
-from ftckpt.replay.records import Log
+from ftckpt.replay.compare.import_logs import read_any
+from ftckpt.replay.compare.unused_rng import idle_streams
+from ftckpt.replay.compare.verdict import judge
+from ftckpt.replay.record.log import Log
 
 from .answer import record, result, text
 from .page import write_page

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.findings import counted
-from ftckpt.replay.events import BY_KEY, EVENTS
-from ftckpt.replay.judging import Verdict
+from ftckpt.replay.compare.verdict import Verdict
+from ftckpt.replay.record.events import BY_KEY, EVENTS
 
 from .answer import remarks
 
 if TYPE_CHECKING:
-    from ftckpt.replay.comparing import Comparison
-    from ftckpt.replay.differences import Difference
-    from ftckpt.replay.judging import Judgement
+    from ftckpt.replay.compare.differences import Difference
+    from ftckpt.replay.compare.logs import Comparison
+    from ftckpt.replay.compare.verdict import Judgement
 
 # More steps than fit side by side are put together where they are alike.
 _SIDE_BY_SIDE = 40
@@ -74,7 +74,7 @@ def write_page(path: str, judgement: Judgement) -> None:
     Raises:
         RefusedError, DeniedError, NoResourceError, NotFoundError: the file cannot be written.
     """
-    from ftckpt.stores.atomic import write_over
+    from ftckpt.storage.local.atomic import write_over
 
     write_over(path, page(judgement).encode())
 

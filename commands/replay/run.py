@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.commands.files import require_folder
-from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.render import human_bytes
-from ftckpt.commands.target import open_checkpoint
-from ftckpt.commands.units import parse_duration
+from ftckpt.commands.cli.files import require_folder
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import human_bytes
+from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, UnsupportedError
-from ftckpt.replay.running import PINNED
-from ftckpt.replay.trial import Trial, Tried, carry_out, remove_left_copies
+from ftckpt.replay.run.one_run import PINNED
+from ftckpt.replay.run.trial import Trial, Tried, carry_out, remove_left_copies
 
 from .answer import record, result, text
 from .page import write_page

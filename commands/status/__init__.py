@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.files import require_folder
-from ftckpt.commands.invocation import Invocation, Result, invoked
-from ftckpt.commands.units import parse_duration
+from ftckpt.commands.cli.files import require_folder
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftckpt.opening import Place
+    from ftckpt.discovery.resolve import Place
     from ftckpt.status import Status, Survey
 
 EXAMPLES = (
@@ -84,7 +84,7 @@ def command(
     checkpoint is opened, so a damaged one shows only where its commit marker is gone: `ftckpt
     verify` looks inside. Several runs under one root are told one by one.
     """
-    from ftckpt.commands import picture
+    from ftckpt.commands.cli import picture
     from ftckpt.status import Thresholds, metrics, status
     from ftckpt.status.prometheus import unreadable
 
@@ -133,11 +133,11 @@ def _surveys(invocation: Invocation, root: str, now: float) -> tuple[Place, list
         NotFoundError: there is nothing that a format knows.
         UsageError: it is one checkpoint, or one step of a root.
     """
-    from ftckpt import opening
-    from ftckpt.candidates import nothing_known
+    from ftckpt.discovery import resolve as opening
+    from ftckpt.discovery.candidates import nothing_known
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention import EntryClass
-    from ftckpt.retention.found import Reading, no_bases
+    from ftckpt.retention.scan.entry import Reading, no_bases
     from ftckpt.status.survey import survey
 
     place = opening.locate(root, invocation.stores)
@@ -168,7 +168,7 @@ def _second(invocation: Invocation, tier: str, urls: list[str], now: float) -> M
     except NotFoundError:
         # That nothing was copied yet is what is asked about. That the place is not there at all
         # may be a slip of the pen, or a mount that is gone: that is no answer.
-        from ftckpt import opening
+        from ftckpt.discovery import resolve as opening
 
         url = opening.locate(tier, invocation.stores).store.describe("")
         there = [Survey(url, (), None, (), None)]
@@ -200,7 +200,7 @@ def _kept(
 
 
 def _write(path: str, text: str) -> None:
-    from ftckpt.stores.atomic import write_over
+    from ftckpt.storage.local.atomic import write_over
 
     write_over(path, text.encode())
 

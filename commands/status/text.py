@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ftckpt.commands.invocation import Invocation
-from ftckpt.commands.render import brief_duration, human_bytes, pairs, terminal_width
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.render import brief_duration, human_bytes, pairs, terminal_width
 from ftckpt.findings import counted
-from ftckpt.retention.entries import EntryClass
+from ftckpt.retention.scan.entries import EntryClass
 
 if TYPE_CHECKING:
     from ftckpt.status import Health, Held, Status

@@ -7,18 +7,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.picture import (
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    VERMILION,
-    canvas,
-    save,
-)
+from ftckpt.commands.cli.picture import BLUE, FAINT, GREEN, INK, ORANGE, VERMILION, canvas, save
 from ftckpt.errors import UsageError
-from ftckpt.retention.entries import EntryClass
+from ftckpt.retention.scan.entries import EntryClass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from ftckpt.ahead import extents_of, reading_ahead
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.engine import run
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.progress import NULL, Counter
+from ftckpt.storage.prefetch import extents_of, reading_ahead
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.gathering import Gatherer
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.workers.threads import run
 
-from .alignment import Status, Vocabulary, align
+from .align import Status, Vocabulary, align
 from .arithmetic import Tolerance
 from .choice import Choice
 from .damage import Damage

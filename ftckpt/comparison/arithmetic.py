@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftckpt.buffers import buffer
-from ftckpt.dtypes import DType
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.workers.buffers import buffer
 
 from .elements import bits_of, farthest, has_values, part_of, values, wide_type
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ftckpt.checkpoint.rules import name_pattern
+from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import NotFoundError
-from ftckpt.nearby import hint_for_name
-from ftckpt.rules import name_pattern
 from ftckpt.transfer.content import Content, Wanted
 
 from .report import part_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ftckpt import manifest
 from ftckpt.checkpoint import Checkpoint, Record
-from ftckpt.digest import BLOCK
+from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, UnavailableError
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, Severity, finding, from_error, listed

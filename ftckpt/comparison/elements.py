@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.dtypes import DTYPES, DType
+from ftckpt.checkpoint.dtypes import DTYPES, DType
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from ftckpt import manifest
 from ftckpt.checkpoint import Checkpoint, Piece
-from ftckpt.digest import BLOCK
+from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError
 from ftckpt.extents import Extent
 from ftckpt.manifest import FileDigest, Manifest

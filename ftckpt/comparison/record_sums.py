@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Record
-from ftckpt.crc import checksum, combine
+from ftckpt.digests.crc import checksum, combine
 from ftckpt.errors import FtckptError
 from ftckpt.extents import Extent
 
-_CHUNK = 2 << 20  # see `ftckpt.crc`
+_CHUNK = 2 << 20  # see `ftckpt.digests.crc`
 
 
 class Run(NamedTuple):

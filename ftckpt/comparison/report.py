@@ -10,11 +10,11 @@ from math import prod
 from typing import Any
 
 from ftckpt.checkpoint import Kind
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import ExitCode, worst
 from ftckpt.findings import Finding
 
-from .alignment import Pair, Status
+from .align import Pair, Status
 from .arithmetic import Tally
 from .evidence import Evidence
 from .state import StateDifference

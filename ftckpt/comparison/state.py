@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
-from ftckpt.dtypes import decode_scalar
+from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.errors import FtckptError
-from ftckpt.resume import spoken
-from ftckpt.training_state import TABLE
+from ftckpt.inspection.resume import spoken
+from ftckpt.inspection.training_state import TABLE
 from ftckpt.transfer.content import Content, Wanted
 
-from .alignment import Status
+from .align import Status
 
 
 class Field(NamedTuple):

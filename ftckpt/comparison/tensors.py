@@ -9,18 +9,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftckpt.ahead import extents_in_order, reading_ahead
-from ftckpt.coverage import check_coverage
+from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.errors import CorruptError, FtckptError, UnavailableError
 from ftckpt.findings import Finding, from_error
-from ftckpt.limits import RateLimit
 from ftckpt.progress import NULL, Counter
+from ftckpt.storage.prefetch import extents_in_order, reading_ahead
 from ftckpt.transfer.content import Content
+from ftckpt.workers.limits import RateLimit
 
-from .alignment import Pair, Side, Status, shards
+from .align import Pair, Side, Status, shards
 from .arithmetic import Tally, Tolerance
 from .evidence import Evidence, RecordedEqual
-from .reading import Found, Readers, Work
+from .read import Found, Readers, Work
 from .record_sums import ReadSums
 from .report import Summaries, TensorDifference, difference
 

@@ -10,7 +10,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding
 from ftckpt.progress import NULL, Counter
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.verification.receipts import Book, Receipt, fingerprint, manifest_digest
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.errors import UsageError
-from ftckpt.resume import Presence, ResumeItem, resume_check
+from ftckpt.inspection.resume import Presence, ResumeItem, resume_check
 
 
 class Part(StrEnum):
@@ -22,9 +22,9 @@ class Part(StrEnum):
     SCALER = "scaler"
 
 
-# The rows of the resume check (`ftckpt.training_state.TABLE`) that each part needs. Python's,
-# NumPy's and the device's random state are not required: many trainers never draw from them, and
-# no file says so.
+# The rows of the resume check (`ftckpt.inspection.training_state.TABLE`) that each part needs.
+# Python's, NumPy's and the device's random state are not required: many trainers never draw from
+# them, and no file says so.
 _ROWS = {
     Part.MODEL: ("weights",),
     Part.OPTIMIZER: ("moments", "masters"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftckpt.errors import CorruptError, MissingError, UsageError
-from ftckpt.nearby import hint_for_name
-from ftckpt.pointers import Pointer
-from ftckpt.roots import Candidate, Root
-from ftckpt.selection import Rules
+
+from .pointers import Pointer
+from .roots import Candidate, Root
+from .select import Rules
+from .suggestions import hint_for_name
 
 
 def follow(root: Root, name: str, rules: Rules) -> Root:

@@ -26,14 +26,15 @@ from ftckpt.errors import (
     RefusedError,
     UsageError,
 )
-from ftckpt.nearby import hint_for_name
-from ftckpt.pointers import FILES, GOOD, STEPS, Pointer
-from ftckpt.retention import log
-from ftckpt.retention.local_lock import lock_beside
-from ftckpt.roots import Child, Root, join, read_again
-from ftckpt.store import Entry, EntryKind
-from ftckpt.stores.atomic import TEMPORARY, sync_directory
-from ftckpt.stores.oserror import translate
+from ftckpt.retention.locks.local import lock_beside
+from ftckpt.retention.records import log
+from ftckpt.storage.local.atomic import TEMPORARY, sync_directory
+from ftckpt.storage.local.oserror import translate
+from ftckpt.storage.store import Entry, EntryKind
+
+from .pointers import FILES, GOOD, STEPS, Pointer
+from .roots import Child, Root, join, read_again
+from .suggestions import hint_for_name
 
 _LOCK, _EVENT = "promote.lock", "promoting"
 # How the readers of a tracker spell the directory of a step: Megatron-LM pads to seven digits.

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 
 from ftckpt.errors import MissingError, NotFoundError, UnsafeError, UsageError
 from ftckpt.manifest import FOLDER
-from ftckpt.nearby import hint_for_place
-from ftckpt.roots import Root, join
-from ftckpt.store import EntryKind, Store
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.store import EntryKind, Store
+
+from .roots import Root, join
+from .suggestions import hint_for_place
 
 NAME = f"{FOLDER}/root.json"
 _TEXT = b'{"schema": "ftckpt.root/1"}\n'

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
-from ftckpt.candidates import Looked, Walk
 from ftckpt.errors import ExitCode, FtckptError, worst
 from ftckpt.findings import Finding
-from ftckpt.roots import Root
-from ftckpt.selection import Check, Note, Rules, Selection, Skipped, select
+
+from .candidates import Looked, Walk
+from .roots import Root
+from .select import Check, Note, Rules, Selection, Skipped, select
 
 # A tier that was read and has nothing to give: it hides no newer step.
 _EMPTY = frozenset({ExitCode.NOT_FOUND, ExitCode.REFUSED})

@@ -1,10 +1,11 @@
 """A plan: how often to save, what that leads to, how sure it is, and what to improve first.
 
-`ftckpt.interval` holds the mathematics; here it is put together for one job. Seconds, bytes and
-fractions throughout.
+`ftckpt.planning.models` holds the mathematics; here it is put together for one job. Seconds, bytes
+and fractions throughout.
 
-    from ftckpt.interval import rates
-    from ftckpt.planning import Plain, Question, answer, combine
+    from ftckpt.planning import rates
+    from ftckpt.planning import Plain, Question, combine
+    from ftckpt.planning import answer
 
     failures = combine([rates.Cause("gpu", rates.from_mtbf(50_000 * rates.HOUR, 16_384))])
     plan = answer(Question(model=Plain(mtbf=failures.mtbf, save=60.0), failures=failures))
@@ -19,13 +20,13 @@ from .answer import around as around
 from .answer import solve as solve
 from .bounds import Constraint as Constraint
 from .bounds import Limits as Limits
+from .choose_model import Model as Model
+from .choose_model import Plain as Plain
+from .choose_model import Silent as Silent
+from .choose_model import Spot as Spot
+from .choose_model import Tiered as Tiered
 from .failures import Counted as Counted
 from .failures import Failures as Failures
 from .failures import combine as combine
-from .models import Model as Model
-from .models import Plain as Plain
-from .models import Silent as Silent
-from .models import Spot as Spot
-from .models import Tiered as Tiered
 from .question import Question as Question
 from .question import Rule as Rule

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import classic, rounding
-from ftckpt.interval.outcome import Outcome
-from ftckpt.quantities import shown_duration
+from ftckpt.planning.models.outcome import Outcome
 
 from .bounds import Constraint, check
-from .models import Model, Tiered
+from .choose_model import Model, Tiered
+from .models import classic, rounding
+from .quantities import shown_duration
 from .question import Question, Rule
 from .upkeep import Money, Upkeep, money_of, upkeep_of
 

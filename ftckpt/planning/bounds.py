@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ftckpt.interval import silent
-from ftckpt.interval.outcome import Outcome
-from ftckpt.quantities import shown_duration
+from ftckpt.planning.models.outcome import Outcome
 
-from .models import Model, Spot
+from .choose_model import Model, Spot
+from .models import silent
+from .quantities import shown_duration
 
 # The chance that is taken of finding a silent error only when every kept copy has it.
 RISK = 0.01

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import rates
-from ftckpt.quantities import shown_duration
+
+from . import rates
+from .quantities import shown_duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .bounds import Limits
+from .choose_model import Model
 from .failures import Failures
-from .models import Model
 
 
 class Rule(StrEnum):

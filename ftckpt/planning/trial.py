@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.interval.inputs import Costs
-from ftckpt.interval.simulation import Law, Simulated, simulate, simulate_tiers
+from ftckpt.planning.models.inputs import Costs
 from ftckpt.progress import NULL, Counter
 
-from .models import Model, Plain, Spot, Tiered
+from .choose_model import Model, Plain, Spot, Tiered
+from .simulation import Law, Simulated, simulate, simulate_tiers
 
 
 def simulated(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ftckpt.interval import storage
-from ftckpt.interval.outcome import Outcome
+from ftckpt.planning.models.outcome import Outcome
 
+from .models import storage
 from .question import Question
 
 

@@ -1,9 +1,9 @@
 """What can be said of a restart without running it: presence, ranks, counters, a stale neighbour.
 
-Presence is the resume check's (`ftckpt.resume`), which matches names against one table, and where
-no name shows a component, the content's (`state_content`). The rest compares what the checkpoint
-itself holds: how many ranks kept random streams, whether two ranks kept the same one, whether
-optimizer and schedule count the steps that the checkpoint counts, whether the loss scaler's
+Presence is the resume check's (`ftckpt.inspection.resume`), which matches names against one table,
+and where no name shows a component, the content's (`state_content`). The rest compares what the
+checkpoint itself holds: how many ranks kept random streams, whether two ranks kept the same one,
+whether optimizer and schedule count the steps that the checkpoint counts, whether the loss scaler's
 counters are possible, which of the trainer's settings let a training not repeat itself, and whether
 the next checkpoint is any different. All of it is circumstantial; a replay is the proof.
 """
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint, StepRole
+from ftckpt.checkpoint.steps import SCALARS_A_FILE
 from ftckpt.comparison.state import Field, about
+from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import FtckptError
 from ftckpt.findings import counted
+from ftckpt.inspection.resume import ResumeItem, resume_check
 from ftckpt.progress import NULL, Counter
-from ftckpt.resume import ResumeItem, resume_check
-from ftckpt.steps import SCALARS_A_FILE
-from ftckpt.tensor_digest import digest_tensor
 from ftckpt.verification.values import check_rng
 
 from .state_content import judge_by_content

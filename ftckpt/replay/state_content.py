@@ -16,8 +16,8 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.comparison.state import Field, about
 from ftckpt.errors import FtckptError
 from ftckpt.findings import listed
-from ftckpt.resume import SHOWN, Presence, ResumeItem, rank_in
-from ftckpt.training_state import TABLE
+from ftckpt.inspection.resume import SHOWN, Presence, ResumeItem, rank_in
+from ftckpt.inspection.training_state import TABLE
 
 # Names that lie side by side in one place, by the component that this shows: of torch's schedules,
 # its GradScaler, apex's and Megatron's, torchdata's loaders and samplers, NumPy's bit generators.

@@ -10,7 +10,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError
 from ftckpt.extents import Extent
 from ftckpt.manifest import FileDigest, Manifest, is_own
-from ftckpt.stores import is_leftover
+from ftckpt.storage import is_leftover
 from ftckpt.transfer.layout import Layout, OutputFile, Stored
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length
-from ftckpt.engine import run
+from ftckpt.digests.blocks import BLOCK, Block, BlockDigest, block_count, block_length
+from ftckpt.digests.files import hash_or_fail
 from ftckpt.errors import DeniedError, UnsafeError
-from ftckpt.hashing import hash_or_fail
 from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.progress import NULL, Counter
-from ftckpt.source import Source
-from ftckpt.store import EntryKind
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import EntryKind
+from ftckpt.workers.threads import run
 
 from .options import ReplicationOptions
 

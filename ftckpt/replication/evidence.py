@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.crc import combine
-from ftckpt.digest import BLOCK
+from ftckpt.digests.blocks import BLOCK
+from ftckpt.digests.crc import combine
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, Severity, as_error
-from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest
 from ftckpt.progress import NULL, Counter
-from ftckpt.transfer.blocks import BlockMade, Sum
+from ftckpt.transfer.write.blocks import BlockMade, Sum
 from ftckpt.verification.evidence import Owners, damaged
 from ftckpt.verification.records import check_records
+from ftckpt.workers.limits import RateLimit
 
 Range = tuple[int, int]
 

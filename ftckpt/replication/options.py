@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from ftckpt.limits import RateLimit
+from ftckpt.workers.limits import RateLimit
 
 
 @dataclass(frozen=True)

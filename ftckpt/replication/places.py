@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.resolve import files_at
 from ftckpt.errors import FtckptError, RefusedError
-from ftckpt.opening import files_at
-from ftckpt.source import Source
-from ftckpt.store import Store
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.transfer.local_staging import LocalStaging
-from ftckpt.transfer.object_staging import ObjectStaging
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Store
 from ftckpt.transfer.places import (
     absolute,
     around,
@@ -20,8 +18,10 @@ from ftckpt.transfer.places import (
     require_apart,
     require_apart_from_all,
 )
-from ftckpt.transfer.remote_staging import RemoteStaging
 from ftckpt.transfer.staging import Staging
+from ftckpt.transfer.staging.local import LocalStaging
+from ftckpt.transfer.staging.object import ObjectStaging
+from ftckpt.transfer.staging.remote import RemoteStaging
 
 
 def destination_of(source: Source, destination: str) -> str:

@@ -7,17 +7,18 @@ separate.
 
 from __future__ import annotations
 
-from .carrying_out import apply
-from .deciding import decide
-from .entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
-from .found import no_bases, recorded_bases
-from .outcome import Applied, Purged, Undeleted
-from .plan import BrokenFloor, Decision, Plan, Reason
+from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
+from ftckpt.retention.apply.prepare import Prepared, prepare, remember
+from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.run import apply
+from ftckpt.retention.apply.undelete import trashed, undelete
+from ftckpt.retention.policy.decide import decide
+from ftckpt.retention.policy.plan import BrokenFloor, Decision, Plan, Reason
+from ftckpt.retention.scan.entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
+from ftckpt.retention.scan.entry import no_bases, recorded_bases
+
 from .policy import DeleteLimit, Metric, Policy
-from .preparing import Prepared, prepare, remember
-from .purging import purge
 from .trash import Trash, Trashed
-from .undeleting import trashed, undelete
 
 __all__ = [
     "Applied",

@@ -11,10 +11,18 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import UsageError
-from ftckpt.quantities import shown_duration
+from ftckpt.planning.quantities import shown_duration
+from ftckpt.retention.policy.plan import BrokenFloor, Decision, Plan, Reason
+from ftckpt.retention.scan.entries import (
+    Contents,
+    EntryClass,
+    Lease,
+    Looked,
+    Pin,
+    RootEntry,
+    SharedFile,
+)
 
-from .entries import Contents, EntryClass, Lease, Looked, Pin, RootEntry, SharedFile
-from .plan import BrokenFloor, Decision, Plan, Reason
 from .policy import DeleteLimit, Metric, Policy
 
 SCHEMA = "ftckpt.gc-plan/1"

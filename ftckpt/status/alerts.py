@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ftckpt.findings import listed
-from ftckpt.quantities import shown_duration
+from ftckpt.planning.quantities import shown_duration
 
 from .durable import Durable
 from .survey import Held

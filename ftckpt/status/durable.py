@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftckpt.retention.entries import EntryClass
+from ftckpt.retention.scan.entries import EntryClass
 
 from .survey import Held, Survey
 

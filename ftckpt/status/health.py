@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from ftckpt.cadence import Cadence, cadence
-from ftckpt.retention.entries import EntryClass
+from ftckpt.retention.scan.entries import EntryClass
 
 from .alerts import Alert, Facts, alerts
 from .alerts import Thresholds as Thresholds
+from .cadence import Cadence, cadence
 from .durable import Durable, durable
 from .survey import Held, Survey
 

@@ -6,19 +6,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ftckpt.cadence import Save
+from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.errors import NotFoundError
 from ftckpt.manifest import SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.retention.checking import newest_verified
-from ftckpt.retention.contents import list_entry, sum_up
-from ftckpt.retention.entries import Contents, EntryClass, RootEntry
-from ftckpt.retention.found import Found, Reading, Run
-from ftckpt.retention.reading import read_entries
-from ftckpt.roots import Root, concurrently
-from ftckpt.store import Entry
-from ftckpt.stores import is_leftover
-from ftckpt.stores.oserror import translate
+from ftckpt.retention.apply.check import newest_verified
+from ftckpt.retention.scan.contents import list_entry, sum_up
+from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry
+from ftckpt.retention.scan.entry import Found, Reading, Run
+from ftckpt.retention.scan.read import read_entries
+from ftckpt.storage import is_leftover
+from ftckpt.storage.local.oserror import translate
+from ftckpt.storage.store import Entry
+
+from .cadence import Save
 
 # What nobody here wrote may be a data set of any size: it is counted and not listed.
 _NOT_LISTED = frozenset({EntryClass.FOREIGN})
@@ -29,7 +30,8 @@ class Held:
     """One entry of a run.
 
     Attributes:
-        entry: what it is (`ftckpt.retention.entries`), its contents listed unless it is FOREIGN.
+        entry: what it is (`ftckpt.retention.scan.entries`), its contents listed unless it is
+        FOREIGN.
         url: its path or URL.
         began: modification time of its first file in seconds since the epoch; None where the store
             keeps none. What ftckpt wrote beside the data does not count in times.
@@ -43,7 +45,7 @@ class Held:
 
     @property
     def save(self) -> Save | None:
-        """The entry as a save of a step (`ftckpt.cadence`); None without a step or contents."""
+        """The entry as a save of a step (`ftckpt.status.cadence`); None without a step or contents."""
         held = self.entry.contents
         if self.entry.step is None or held is None:
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftckpt.dtypes import DType
+from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def cast(array: Array, source: DType, target: DType) -> Array:
     """Return the elements of `array` in another type.
 
     Args:
-        array: raw items of `source` (see `ftckpt.assembly.raw_dtype`), any shape, dense.
+        array: raw items of `source` (see `ftckpt.checkpoint.read_tensor.raw_dtype`), any shape,
+        dense.
         source: what they are.
         target: what they become.
 
@@ -68,7 +69,7 @@ def cast(array: Array, source: DType, target: DType) -> Array:
     require_cast(source, target)
     import torch
 
-    from ftckpt.assembly import raw_dtype
+    from ftckpt.checkpoint.read_tensor import raw_dtype
 
     shape = array.shape
     items = _items(array, source)

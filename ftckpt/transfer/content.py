@@ -14,8 +14,8 @@ from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, ObjectInfo, TensorInfo, Topology, tensor_key
-from ftckpt.coverage import intersection
-from ftckpt.dtypes import DType
+from ftckpt.checkpoint.coverage import intersection
+from ftckpt.checkpoint.dtypes import DType
 
 
 class Copy(NamedTuple):

@@ -11,19 +11,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.dtypes import DType
+from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import NoResourceError, UsageError
 from ftckpt.findings import counted
+from ftckpt.transfer.read.copies_plan import Move
+from ftckpt.transfer.read.elements import Gatherer, Region
 
 from .casting import require_cast
-from .gathering import Gatherer, Region
 from .layout import Elements, Layout
-from .moves import Move
 
 if TYPE_CHECKING:
     import torch
 
-    from ftckpt.limits import RateLimit
+    from ftckpt.workers.limits import RateLimit
 
 _SAMPLE = 128 << 20
 # What moves items of a size without reading them.

@@ -7,8 +7,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
-from ftckpt.copies import Copies, copies_of
-from ftckpt.coverage import check_coverage, check_replicas
+from ftckpt.checkpoint.coverage import check_coverage, check_replicas
+from ftckpt.checkpoint.replicas import Copies, copies_of
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Severity
 

@@ -20,8 +20,8 @@ from .content import Content, Shard
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.checkpoint.rules import Rules
     from ftckpt.findings import Finding
-    from ftckpt.rules import Rules
 
 
 class Literal(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.roots import step_in_name
 from ftckpt.errors import RefusedError, UnsafeError, UsageError
 from ftckpt.manifest import FOLDER, NAME
-from ftckpt.roots import step_in_name
-from ftckpt.source import Source, safe_name
-from ftckpt.store import Store
-from ftckpt.stores.remotes import split
+from ftckpt.storage.remotes import split
+from ftckpt.storage.source import Source, safe_name
+from ftckpt.storage.store import Store
 
 from .layout import Layout
 

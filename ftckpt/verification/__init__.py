@@ -21,9 +21,9 @@ from enum import StrEnum
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import KINDS, Finding, Severity, Strictness, counted, finding, from_error
-from ftckpt.limits import RateLimit
 from ftckpt.manifest import Manifest, find, is_own
 from ftckpt.progress import NULL, Counter
+from ftckpt.workers.limits import RateLimit
 
 from .content import ContentResult, StopChecking, check_manifest, check_records
 from .owners import OwnerIndex

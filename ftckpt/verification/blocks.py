@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 
-from ftckpt.digest import BLOCK, Block, BlockDigest, block_count, block_length
+from ftckpt.digests.blocks import BLOCK, Block, BlockDigest, block_count, block_length
+from ftckpt.digests.files import BlockFailure, hash_blocks, hash_or_fail
 from ftckpt.errors import FtckptError
 from ftckpt.findings import finding, listed
-from ftckpt.hashing import BlockFailure, hash_blocks, hash_or_fail
-from ftckpt.limits import RateLimit
 from ftckpt.manifest import FileDigest, Manifest, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.source import Source
+from ftckpt.storage.source import Source
+from ftckpt.workers.limits import RateLimit
 
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
 

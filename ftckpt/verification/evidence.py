@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnavailableError
 from ftckpt.findings import Finding, Severity, finding, from_error
-from ftckpt.source import Source
+from ftckpt.storage.source import Source
 
 Owner = tuple[str, int | None]
 Owners = Callable[[str, int, int], Sequence[Owner]]

@@ -23,9 +23,9 @@ from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import FtckptError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.manifest import FOLDER, NAME, beside
-from ftckpt.source import Source
-from ftckpt.store import Store
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Store
 
 SCHEMA = "ftckpt.receipt/1"
 _MAX_BYTES = 64 << 10

@@ -8,14 +8,14 @@ from concurrent.futures import Executor
 from itertools import count, groupby
 
 from ftckpt.checkpoint import Checkpoint, Extent, Record
-from ftckpt.crc import combine
-from ftckpt.engine import run
+from ftckpt.digests.crc import combine
 from ftckpt.errors import FtckptError
 from ftckpt.findings import finding, from_error, listed
-from ftckpt.limits import RateLimit
 from ftckpt.manifest import is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.transforms import supported
+from ftckpt.storage.decompress import supported
+from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.threads import run
 
 from .evidence import ContentResult, Emit, Owner, Report, Sample, named
 from .sums import PART, SPAN, Range, Spans, Stream, Sums, sum_or_fail

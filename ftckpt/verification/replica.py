@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-from ftckpt.buffers import buffer, same, size_for
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.digest import BLOCK, block_count, block_length
-from ftckpt.engine import run
+from ftckpt.digests.blocks import BLOCK, block_count, block_length
+from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import FtckptError
 from ftckpt.findings import finding
-from ftckpt.limits import RateLimit
 from ftckpt.manifest import is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.source import Source
-from ftckpt.store import Reader, Store
-from ftckpt.tensor_digest import digest_tensor
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Reader, Store
+from ftckpt.workers.buffers import buffer, same, size_for
+from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.threads import run
 
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
 

@@ -7,17 +7,17 @@ from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
-from ftckpt.ahead import read_again, reading_ahead
 from ftckpt.checkpoint import Checkpoint, SelfCheck
-from ftckpt.engine import run
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error
-from ftckpt.forks import for_reading
-from ftckpt.forks import run as spread
-from ftckpt.limits import RateLimit
 from ftckpt.manifest import is_own
 from ftckpt.progress import NULL, Counter
+from ftckpt.storage.prefetch import read_again, reading_ahead
+from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.processes import for_reading
+from ftckpt.workers.processes import run as spread
+from ftckpt.workers.threads import run
 
 from .evidence import ContentResult, Emit, Report, Sample
 

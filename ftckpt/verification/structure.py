@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint, CommitState, Piece, TensorInfo
-from ftckpt.coverage import check_coverage
+from ftckpt.checkpoint.coverage import check_coverage
+from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
+from ftckpt.discovery.links import followed_links
+from ftckpt.discovery.roots import step_in_name
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.links import followed_links
 from ftckpt.manifest import NAME, is_own
 from ftckpt.progress import Counter
-from ftckpt.roots import step_in_name
-from ftckpt.steps import SCALARS_A_FILE, mixed_steps
-from ftckpt.store import EntryKind
-from ftckpt.stores import is_leftover
+from ftckpt.storage import is_leftover
+from ftckpt.storage.store import EntryKind
 
 # Files that hold tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")

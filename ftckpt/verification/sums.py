@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ftckpt.buffers import LOCAL, buffer, chunks, size_for
 from ftckpt.checkpoint import Extent
-from ftckpt.crc import checksum
+from ftckpt.digests.crc import checksum
 from ftckpt.errors import FtckptError
-from ftckpt.limits import RateLimit
-from ftckpt.store import Opens
-from ftckpt.transforms import open_stream, short
+from ftckpt.storage.decompress import open_stream, short
+from ftckpt.storage.store import Opens
+from ftckpt.workers.buffers import LOCAL, buffer, chunks, size_for
+from ftckpt.workers.limits import RateLimit
 
 PART = 64 << 20  # larger records are summed in parts, by several threads
 SPAN = 4 << 20  # smaller ones are read together, up to this many bytes

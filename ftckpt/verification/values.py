@@ -15,15 +15,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftckpt.ahead import reading_ahead
-from ftckpt.assembly import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
-from ftckpt.copies import copies_of
-from ftckpt.dtypes import DType
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs, stream_payload
+from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.limits import RateLimit
 from ftckpt.progress import Counter
+from ftckpt.storage.prefetch import reading_ahead
+from ftckpt.workers.limits import RateLimit
 
 if TYPE_CHECKING:
     import numpy as np

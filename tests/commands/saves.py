@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ftckpt.commands import app
-from ftckpt.commands.invocation import Invocation
-from ftckpt.commands.render import json_text
+from ftckpt.commands.cli import app
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.render import json_text
 from tests.test_docs import validate
 
 HOUR, DAY = 3600.0, 86400.0

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands import app, codes, ending, verbs
-from ftckpt.commands.invocation import Invocation, Result
-from ftckpt.commands.render import (
+from ftckpt.commands.cli import app, codes, ending, verbs
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.render import (
     human_bytes,
     human_count,
     human_duration,
@@ -22,7 +22,7 @@ from ftckpt.commands.render import (
     printable,
     table,
 )
-from ftckpt.commands.units import parse_duration
+from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from tests.forked import run
 
@@ -32,8 +32,8 @@ DATA = Path(__file__).parents[1] / "data"
 FAKE = """
 import sys, types, typer
 from ftckpt import errors
-from ftckpt.commands import app, verbs
-from ftckpt.commands.invocation import Result, invoked
+from ftckpt.commands.cli import app, verbs
+from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.errors import ExitCode
 
 def command(ctx: typer.Context) -> Result | None:
@@ -318,19 +318,21 @@ _AWAY = (
 
 
 def test_modules_that_cannot_be_read_are_storage_and_no_bug() -> None:
-    done = fake(_AWAY.format(name="ftckpt.opening") + "import ftckpt.opening", "--json")
+    done = fake(
+        _AWAY.format(name="ftckpt.discovery.resolve") + "import ftckpt.discovery.resolve", "--json"
+    )
     assert result_of(done)["code"] == 10
     assert "/opt/ftckpt/x.py" in done.stderr
     body = "from ftckpt.commands import nothing_of_that_name"
     assert result_of(fake(body, "--json"))["code"] == 1  # a name that never was is a bug
-    body = "raise ModuleNotFoundError('No module named x', name='ftckpt.opening')"
+    body = "raise ModuleNotFoundError('No module named x', name='ftckpt.discovery.resolve')"
     assert result_of(fake(body, "--json"))["code"] == 10
 
 
 def test_modules_that_cannot_be_read_at_the_start_are_storage_and_no_bug() -> None:
     script = (
         "import sys\nfrom ftckpt.__main__ import main\n"
-        + _AWAY.format(name="ftckpt.commands.app")
+        + _AWAY.format(name="ftckpt.commands.cli.app")
         + "sys.argv[1:] = ['verify', 'x', '--json']\n"
         + "main()"
     )
@@ -354,7 +356,7 @@ def test_a_thread_that_cannot_be_started_is_a_lack_of_resources() -> None:
 def test_without_room_for_another_process_it_works_as_well() -> None:
     body = (
         "import os\n"
-        "from ftckpt.commands import watchdog\n"
+        "from ftckpt.commands.cli import watchdog\n"
         "def refuse(): raise BlockingIOError(11, 'no more processes')\n"
         "os.fork = refuse\n"
         "watchdog.start(print)\n"
@@ -381,7 +383,7 @@ def test_ctrl_c_before_anything_is_imported_leaves_no_traceback() -> None:
         "from ftckpt.__main__ import main\n"
         "class Slow:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'ftckpt.commands.app':\n"
+        "        if name == 'ftckpt.commands.cli.app':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Slow())\n"
         "main()"
@@ -561,7 +563,7 @@ def test_every_exit_code_has_a_meaning() -> None:
 def test_progress_is_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    from ftckpt.commands import progress
+    from ftckpt.commands.cli import progress
     from ftckpt.progress import NULL
 
     now = [0.0]
@@ -587,8 +589,8 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
 
     script = (
         "import sys\n"
-        "from ftckpt.commands import progress\n"
-        "from ftckpt.commands.invocation import Invocation\n"
+        "from ftckpt.commands.cli import progress\n"
+        "from ftckpt.commands.cli.invocation import Invocation\n"
         "progress.SECONDS_BEFORE_BAR = 0.0\n"
         "run = Invocation()\n"
         "run.counter.start('reading', 100)\n"

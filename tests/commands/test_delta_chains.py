@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ftckpt import api
-from ftckpt.delta.assembling import PackOptions
+from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import ExitCode
-from ftckpt.formats.delta_packing import pack_checkpoint
-from ftckpt.stores import StoreOptions
+from ftckpt.formats.delta.pack import pack_checkpoint
+from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions
 from tests.checkpoints import open_checkpoint
 from tests.commands.golden import RUN, check_golden, ftckpt

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands.verbs import VERBS, load
+from ftckpt.commands.cli.verbs import VERBS, load
 from tests.commands.golden import ftckpt
 
 MISSING = "cuda:77"  # also where there are some

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ftckpt.commands.app import run
-from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.cli.app import run
+from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.errors import ExitCode
 from tests.checkpoints import flip, open_checkpoint
 from tests.commands.golden import check_golden, ftckpt

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands import app, verbs
-from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.cli import app, verbs
+from ftckpt.commands.cli.invocation import Invocation
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import DAY, HOUR, answer, ended, save, tree
 from tests.json_run import ftckpt_json
@@ -247,7 +247,7 @@ def test_a_reader_that_has_gone_and_a_machine_without_torch(root: Path) -> None:
     os.close(read_end)
     script = (
         "import sys\n"
-        "from ftckpt.commands.app import main\n"
+        "from ftckpt.commands.cli.app import main\n"
         "try:\n    main(sys.argv[1:])\n"
         "finally:\n    print('torch' in sys.modules, file=sys.stderr)\n"
     )

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from ftckpt import opening
-from ftckpt.commands import app
-from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.cli import app
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.discovery import resolve as opening
 from ftckpt.errors import DeniedError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.retention.local_trash import LocalTrash
 from ftckpt.retention.trash import open_trash, trash_name
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.retention.trash.local import LocalTrash
+from ftckpt.storage import StoreOptions, open_store
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import DAY, HOUR, answer, ended, save, tree
 from tests.test_docs import validate
@@ -224,8 +224,8 @@ def test_two_at_once_do_not_meet(root: Path) -> None:
 def test_a_signal_in_the_middle_is_no_harm(root: Path, number: signal.Signals, code: int) -> None:
     script = (
         "import sys, time\n"
-        "from ftckpt.commands.app import main\n"
-        "from ftckpt.retention.local_trash import LocalTrash\n"
+        "from ftckpt.commands.cli.app import main\n"
+        "from ftckpt.retention.trash.local import LocalTrash\n"
         "real = LocalTrash.discard\n"
         "def discard(self, found, *args, **more):\n"
         "    if found.entry.step == 800:\n"

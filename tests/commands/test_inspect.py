@@ -105,7 +105,7 @@ def test_metadata_that_needs_more_memory_than_allowed_is_refused(here: Path) -> 
 
 @pytest.mark.s3
 def test_on_s3_with_requests_counted(here: Path, s3_url: str) -> None:
-    from ftckpt.stores import open_store
+    from ftckpt.storage import open_store
 
     store = open_store(s3_url)
     for path in sorted((here / "run").rglob("*")):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 from tests.forked import run
 
 STEPS = (10, 20, 30)
@@ -252,7 +252,7 @@ def test_wait_for_a_save_that_never_ends(saved: Path, tmp_path: Path) -> None:
 def test_latest_imports_no_torch(saved: Path) -> None:
     script = (
         "import sys\n"
-        "from ftckpt.commands.app import main\n"
+        "from ftckpt.commands.cli.app import main\n"
         "try:\n    main(sys.argv[1:])\n"
         "finally:\n    print('torch' in sys.modules, file=sys.stderr)\n"
     )

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import DeniedError, UnavailableError
-from ftckpt.stores import open_store
-from ftckpt.stores.local import LocalStore
+from ftckpt.storage import open_store
+from ftckpt.storage.local.store import LocalStore
 from tests.commands.saves import DAY, answer, ended, save
 from tests.commands.test_latest import flip, shorten, tear
 from tests.commands.test_latest import save as torch_save

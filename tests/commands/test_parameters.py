@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.core import TyperArgument, TyperOption
 
-from ftckpt.commands.parameters import Argument, Option, lighten
-from ftckpt.commands.verbs import VERBS, load
+from ftckpt.commands.cli.parameters import Argument, Option, lighten
+from ftckpt.commands.cli.verbs import VERBS, load
 
 COMMAND = load("pins")
 WORDS = ("", "3", "0", "-1", "+3", "1_0", "3.0", " 3", "٣", "9" * 19, "content", "AUTO", "a b", "1")

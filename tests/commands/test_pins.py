@@ -133,7 +133,7 @@ def test_a_step_of_several_runs_must_be_named(here: Path) -> None:
 
 @pytest.mark.s3
 def test_pins_on_a_bucket(here: Path, s3_url: str) -> None:
-    from ftckpt.stores import open_store
+    from ftckpt.storage import open_store
 
     store = open_store(s3_url)
     for file in sorted((here / "run").rglob("*")):

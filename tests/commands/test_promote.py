@@ -13,10 +13,10 @@ import pytest
 
 from ftckpt.discovery import promotion
 from ftckpt.errors import DeniedError
-from ftckpt.retention import log
-from ftckpt.stores import open_store
-from ftckpt.stores.local import LocalStore
-from ftckpt.stores.s3 import S3Store
+from ftckpt.retention.records import log
+from ftckpt.storage import open_store
+from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.s3.store import S3Store
 from tests.commands.saves import DAY, answer, ended, save
 from tests.commands.test_latest import flip
 from tests.commands.test_latest import save as torch_save
@@ -79,9 +79,9 @@ def test_a_root_without_pointers(place: str) -> None:
     assert ended("promote", f"{place}/step-10", "--backwards") == 0
     assert said(place, GOOD) == "step-10"
     # What it said before is in the log.
+    from ftckpt.discovery.resolve import locate, open_root
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.opening import locate, open_root
-    from ftckpt.stores import StoreOptions
+    from ftckpt.storage import StoreOptions
 
     read = open_root(locate(place, StoreOptions()), FORMATS)
     assert promotion.previous(read, GOOD) == "step-30"
@@ -190,9 +190,9 @@ def test_deepspeed_keeps_two_pointers(tmp_path: Path, root: Path) -> None:
 
 
 def test_a_second_promotion_is_refused(root: Path) -> None:
+    from ftckpt.discovery.resolve import locate, open_root
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.opening import locate, open_root
-    from ftckpt.stores import StoreOptions
+    from ftckpt.storage import StoreOptions
 
     read = open_root(locate(str(root), StoreOptions()), FORMATS)
     with promotion.held(read, "alice@login1"):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.commands.app import run
-from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.cli.app import run
+from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.errors import ExitCode
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.commands import render
-from ftckpt.commands.render import pairs, table
+from ftckpt.commands.cli import render
+from ftckpt.commands.cli.render import pairs, table
 
 
 @pytest.fixture(autouse=True)

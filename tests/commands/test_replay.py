@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.replay.records import SCHEMA, Record, line
+from ftckpt.replay.record.log import SCHEMA, Record, line
 from tests.checkpoints import save_dcp
 from tests.commands.golden import RUN, ftckpt
 from tests.commands.replaying import replay

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ftckpt.commands.replay.page import page
-from ftckpt.replay.floats import written
-from ftckpt.replay.judging import Judgement, judge
+from ftckpt.replay.compare.verdict import Judgement, judge
+from ftckpt.replay.record.floats import written
 from tests.replay.made import log
 
 BROWSER = next(

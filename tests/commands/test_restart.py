@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ftckpt import api
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 from tests.checkpoints import flip, save_dcp
 from tests.forked import run
 from tests.real_sets import real_set

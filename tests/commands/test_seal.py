@@ -89,7 +89,7 @@ def test_a_single_file_gets_its_manifest_beside_it(here: Path) -> None:
 
 @pytest.mark.s3
 def test_on_s3(here: Path, s3_url: str) -> None:
-    from ftckpt.stores import open_store
+    from ftckpt.storage import open_store
 
     store = open_store(s3_url)
     for path in sorted((here / "run").rglob("*")):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 from tests.checkpoints import save_dcp
 from tests.commands.golden import check_golden, ftckpt
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-import ftckpt.replication.missing
 import ftckpt.replication.sync
+import ftckpt.replication.sync.missing
 from ftckpt.errors import DeniedError
-from ftckpt.replication.copying import copy
-from ftckpt.replication.sync_lock import beating, locked
-from ftckpt.retention import leases
-from ftckpt.stores import open_store
+from ftckpt.replication.copy import copy
+from ftckpt.replication.sync.lock import beating, locked
+from ftckpt.retention.locks import leases
+from ftckpt.storage import open_store
 from tests.commands.saves import DAY, answer, ended, save
 from tests.commands.test_latest import flip
 from tests.commands.test_latest import save as torch_save
@@ -71,7 +71,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the source was read")
 
-    monkeypatch.setattr(ftckpt.replication.missing, "require_same", read)
+    monkeypatch.setattr(ftckpt.replication.sync.missing, "require_same", read)
 
 
 def test_everything_is_shipped_once(
@@ -269,7 +269,7 @@ def test_a_second_sync_is_refused(root: Path, place: str) -> None:
 
 
 def _tier(url: str) -> Any:
-    from ftckpt.roots import Root
+    from ftckpt.discovery.roots import Root
 
     return Root(open_store(url), "", (), (), (), lambda _: None, {})
 
@@ -373,7 +373,7 @@ def test_files_that_are_checkpoints(tmp_path: Path, tier: Path) -> None:
 
 
 def test_the_text(root: Path, tier: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ftckpt.commands import app
+    from ftckpt.commands.cli import app
 
     (root / "step-40" / ".metadata").unlink()
     with pytest.raises(SystemExit) as left:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ftckpt import api
-from ftckpt.commands.app import run
-from ftckpt.commands.invocation import Invocation
-from ftckpt.commands.target import open_checkpoint, open_target
+from ftckpt.commands.cli.app import run
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.target import open_checkpoint, open_target
 from ftckpt.errors import ExitCode, UsageError
 
 _METADATA = b"\x80\x02N."

@@ -373,7 +373,7 @@ def test_nothing_is_written(here: Path) -> None:
 
 @pytest.mark.s3
 def test_on_s3(here: Path, s3_url: str) -> None:
-    from ftckpt.stores import open_store
+    from ftckpt.storage import open_store
 
     flip(here / "run/step-2/__0_1.distcp", DAMAGE)
     store = open_store(s3_url)
@@ -388,8 +388,8 @@ def test_on_s3(here: Path, s3_url: str) -> None:
 
 def test_a_rate_is_kept_wherever_tensors_are_read(here: Path) -> None:
     from ftckpt import open_checkpoint
-    from ftckpt.limits import RateLimit
     from ftckpt.verification import Level, VerifyOptions, verify
+    from ftckpt.workers.limits import RateLimit
 
     class Recorded(RateLimit):
         taken = 0

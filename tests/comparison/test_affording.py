@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftckpt.commands.app import run
-from ftckpt.commands.invocation import Invocation
-from ftckpt.comparison import affording
-from ftckpt.comparison.affording import affordable_forks, affordable_jobs
+from ftckpt.commands.cli.app import run
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.comparison import worker_count as affording
+from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs
 from ftckpt.errors import ExitCode, NotFoundError
-from ftckpt.memory import budget, set_budget
-from ftckpt.source import Source
-from ftckpt.store import Store
-from ftckpt.stores import open_store
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.storage import open_store
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Store
+from ftckpt.workers.memory import budget, set_budget
 from tests.raw_checkpoint import RawCheckpoint
 
 MIB = 1 << 20

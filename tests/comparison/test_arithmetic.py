@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.comparison.arithmetic import Tally, Tolerance, measure, unchanged
 from ftckpt.comparison.elements import part_of
-from ftckpt.dtypes import DTYPES, DType
 
 FLOATS = {  # bits of exponent and mantissa
     "float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7),

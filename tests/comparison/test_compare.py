@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import raw_dtype
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, TensorInfo
+from ftckpt.checkpoint.dtypes import DTYPES, DType
+from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.comparison import (
     Choice,
     DiffReport,
@@ -23,13 +24,12 @@ from ftckpt.comparison import (
     Tolerance,
     Vocabulary,
     compare,
-    reading,
 )
-from ftckpt.dtypes import DTYPES, DType
+from ftckpt.comparison import read as reading
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.findings import finding
-from ftckpt.source import Source
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from tests.raw_checkpoint import RawCheckpoint, placed
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Record, TensorInfo
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.comparison.evidence import Evidence, RecordedEqual
 from ftckpt.comparison.record_sums import RecordIndex
-from ftckpt.dtypes import DTYPES
 from ftckpt.errors import CorruptError
 from ftckpt.manifest import NAME
-from ftckpt.sealing import seal
-from ftckpt.source import Source
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.manifest.seal import seal
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
 from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
 from tests.raw_checkpoint import RawCheckpoint
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Record, TensorInfo
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.comparison import compare
-from ftckpt.comparison.alignment import Vocabulary
+from ftckpt.comparison.align import Vocabulary
 from ftckpt.comparison.record_sums import ReadSums, RecordIndex
 from ftckpt.comparison.tensors import Reading
-from ftckpt.dtypes import DTYPES
 from ftckpt.errors import ExitCode
-from ftckpt.source import Source
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from tests.checkpoints import open_checkpoint, save_dcp
 from tests.comparison.test_evidence import Recorded

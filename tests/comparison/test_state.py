@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.comparison.alignment import Status
+from ftckpt.comparison.align import Status
 from ftckpt.comparison.state import Field, about, compare_fields
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.delta import NAME, BaseName, DeltaIndex, content_digest
-from ftckpt.delta.whereabouts import recorded_path
-from ftckpt.formats.delta_chain import manifest_digest
+from ftckpt.delta.index.base_path import recorded_path
+from ftckpt.digests.tensors import digest_tensor
+from ftckpt.formats.delta.chain import manifest_digest
 from ftckpt.manifest import find
-from ftckpt.store import Store
-from ftckpt.tensor_digest import digest_tensor
+from ftckpt.storage.store import Store
 from tests.checkpoints import open_checkpoint
 from tests.delta.packing import Packed, State, pack
 

@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from ftckpt.checkpoint import Box, Kind, TensorInfo, Topology
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.delta import (
     EFFORTS,
     BaseName,
@@ -25,9 +26,8 @@ from ftckpt.delta import (
     content_digest,
     pair,
 )
-from ftckpt.delta.predictions import Side
-from ftckpt.dtypes import DTYPES
-from ftckpt.tensor_digest import TensorDigest
+from ftckpt.delta.codec.predict import Side
+from ftckpt.digests.tensors import TensorDigest
 
 
 @dataclass

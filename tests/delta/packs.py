@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.delta.assembling import PackOptions
-from ftckpt.delta.packed import PackReport
+from ftckpt.delta.pack.assemble import PackOptions
+from ftckpt.delta.pack.report import PackReport
+from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.delta_packing import pack_checkpoint
-from ftckpt.opening import open_target
-from ftckpt.stores import StoreOptions
+from ftckpt.formats.delta.pack import pack_checkpoint
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.gathering import Gatherer
+from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import VerifyOptions, verify
 
 STORES = StoreOptions(retry_seconds=5)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.delta.advice import Advice, advise
+from ftckpt.delta.pack.advice import Advice, advise
 from ftckpt.errors import UsageError
 
 GB = 1e9

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ftckpt import forks
 from ftckpt.checkpoint import Kind, TensorInfo
-from ftckpt.delta import affording
-from ftckpt.delta.affording import affordable
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.delta.pack import worker_count as affording
+from ftckpt.delta.pack.worker_count import affordable
 from ftckpt.errors import NoResourceError
-from ftckpt.memory import budget, set_budget
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.workers import processes as forks
+from ftckpt.workers.memory import budget, set_budget
 
 MIB = 1 << 20
 LARGE = [TensorInfo("model", "w", Kind.PARAM, (4096, 4096), DTYPES["float32"], ())]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.delta import DeltaEncoder, pair
-from ftckpt.delta.blocks import Form, Reference
-from ftckpt.delta.choosing import EFFORTS, TINY, Plan, choose, sample_ranges
-from ftckpt.dtypes import DTYPES
+from ftckpt.delta.codec.blocks import Form, Reference
+from ftckpt.delta.codec.choose_encoding import EFFORTS, TINY, Plan, choose, sample_ranges
 from tests.delta.packing import State
 
 FLOAT = DTYPES["float32"]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
 from ftckpt.delta import BLOCK, Form, Rows, Settings
-from ftckpt.delta.blocks import Choice, decode_block, encode_block
-from ftckpt.delta.planes import CHUNK
+from ftckpt.delta.codec.blocks import Choice, decode_block, encode_block
+from ftckpt.delta.codec.planes import CHUNK
 from ftckpt.errors import CorruptError
 from tests.delta.packing import Packed, State, pack, trained
 

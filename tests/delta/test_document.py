@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from ftckpt.delta import BLOCK, NAME, Form
+from ftckpt.delta.codec.planes import CHUNK, JOINED
+from ftckpt.delta.codec.predict import RULES
 from ftckpt.delta.index import HEAD, MAGIC, MAX_BYTES, ROW
-from ftckpt.delta.planes import CHUNK, JOINED
-from ftckpt.delta.predictions import RULES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "delta-format.md").read_text()
 

@@ -14,19 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
-from ftckpt.delta import (
-    BLOCK,
-    DataFile,
-    DeltaIndex,
-    DeltaTensor,
-    Settings,
-    content_digest,
-    index_rows,
-)
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.delta import BLOCK, DataFile, DeltaIndex, DeltaTensor, Settings, content_digest
 from ftckpt.delta.index import HEAD, MAGIC, ROW
-from ftckpt.dtypes import DTYPES
+from ftckpt.delta.index import rows as index_rows
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError, UnsupportedError
-from ftckpt.memory import set_budget
+from ftckpt.workers.memory import set_budget
 from tests.delta.packing import Packed, pack, trained
 
 GOLDEN = Path(__file__).parent.parent / "data" / "delta"

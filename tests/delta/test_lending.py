@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ftckpt.delta.lending import lender
+from ftckpt.delta.pack.scratch import lender
 
 
 def test_what_is_lent_is_lent_once() -> None:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ftckpt.commands import app
-from ftckpt.commands.invocation import Invocation
-from ftckpt.delta import assembling
-from ftckpt.delta.matching import Sampled, Task, candidates, match, matched, sample
-from ftckpt.delta.pairing import Pair, pair
-from ftckpt.delta.tensor_bytes import TensorBytes, own_tensors
+from ftckpt.commands.cli import app
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.delta.pack import assemble as assembling
+from ftckpt.delta.pack.match_numbered import Sampled, Task, candidates, match, matched, sample
+from ftckpt.delta.pack.pair import Pair, pair
+from ftckpt.delta.pack.tensor_bytes import TensorBytes, own_tensors
 from ftckpt.errors import ExitCode
 from tests.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json

@@ -11,27 +11,28 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-import ftckpt.digest
+import ftckpt.digests.blocks
 import ftckpt.manifest
-import ftckpt.manifest_parser
-import ftckpt.transfer.blocks
-import ftckpt.transfer.building
-import ftckpt.transfer.local_staging
-from ftckpt.candidates import newest_child
-from ftckpt.delta.original import Original, original_of, rest_of
+import ftckpt.manifest.parse
+import ftckpt.transfer.staging.local
+import ftckpt.transfer.write.blocks
+import ftckpt.transfer.write.files
+from ftckpt.delta.original_files import Original, original_of, rest_of
+from ftckpt.discovery.candidates import newest_child
+from ftckpt.discovery.resolve import open_part, open_target
 from ftckpt.errors import CorruptError, UnsafeError
-from ftckpt.formats import delta_original_proof, delta_records
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-from ftckpt.formats.delta_objects import PLAIN_REST, original_places
-from ftckpt.formats.delta_original import OriginalWriter, format_of, same_objects_there
-from ftckpt.formats.delta_original_proof import OriginalProof
-from ftckpt.opening import open_part, open_target
-from ftckpt.transfer.carrying import TransferOptions, TransferReport, transfer
+from ftckpt.formats.delta import prove_original as delta_original_proof
+from ftckpt.formats.delta import records as delta_records
+from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+from ftckpt.formats.delta.objects import PLAIN_REST, original_places
+from ftckpt.formats.delta.original import OriginalWriter, format_of, same_objects_there
+from ftckpt.formats.delta.prove_original import OriginalProof
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.digest_proof import DigestProof
-from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.prove.digests import DigestProof
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from tests.checkpoints import copy, flip
 from tests.counting import Added
 from tests.delta.packs import STORES, forget, opened, pack_places, save_steps, tensors_of
@@ -170,12 +171,12 @@ def test_a_delta_of_a_delta_keeps_the_files(tmp_path: Path) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     modules: tuple[Any, ...] = (
-        ftckpt.digest,
+        ftckpt.digests.blocks,
         ftckpt.manifest,
-        ftckpt.manifest_parser,
-        ftckpt.transfer.blocks,
-        ftckpt.transfer.building,
-        ftckpt.transfer.local_staging,
+        ftckpt.manifest.parse,
+        ftckpt.transfer.write.blocks,
+        ftckpt.transfer.write.files,
+        ftckpt.transfer.staging.local,
     )
     for module in modules:
         monkeypatch.setattr(module, "BLOCK", 4096)

@@ -12,22 +12,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ftckpt.delta.building
-import ftckpt.delta.dividing
-import ftckpt.digest
+import ftckpt.delta.pack.build
+import ftckpt.delta.pack.partition
+import ftckpt.digests.blocks
 import ftckpt.manifest
-import ftckpt.manifest_parser
-import ftckpt.transfer.blocks
-import ftckpt.transfer.building
-import ftckpt.transfer.local_staging
-from ftckpt.assembly import raw_dtype
+import ftckpt.manifest.parse
+import ftckpt.transfer.staging.local
+import ftckpt.transfer.write.blocks
+import ftckpt.transfer.write.files
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.delta import NAME, DeltaIndex, content_digest
-from ftckpt.delta.assembling import Packable, PackOptions
-from ftckpt.delta.packed import Method
-from ftckpt.delta.packing import pack
-from ftckpt.delta.records import RecordFile
-from ftckpt.dtypes import DTYPES
+from ftckpt.delta.index.objects import RecordFile
+from ftckpt.delta.pack.assemble import Packable, PackOptions
+from ftckpt.delta.pack.report import Method
+from ftckpt.delta.pack.run import pack
+from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
@@ -37,12 +38,11 @@ from ftckpt.errors import (
     RefusedError,
 )
 from ftckpt.formats.delta import Delta
-from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-from ftckpt.formats.ranks_writer import RanksWriter
-from ftckpt.formats.same_object import SameObject
-from ftckpt.source import Source
-from ftckpt.stores import open_store
-from ftckpt.tensor_digest import digest_tensor
+from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+from ftckpt.formats.ranks.writer import RanksWriter
+from ftckpt.formats.state.same_object import SameObject
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.delta.packs import STORES, forget, opened, pack_places, save_steps, tensors_of
 from tests.killing import kill_points
@@ -194,7 +194,7 @@ def test_what_is_there_stays(steps: list[Path], tmp_path: Path) -> None:
 
 
 def test_damage_is_found_before_anything_is_written(tmp_path: Path) -> None:
-    from ftckpt.sealing import seal
+    from ftckpt.manifest.seal import seal
 
     one, two = save_steps(tmp_path, 2)
     for victim in (one, two):
@@ -232,7 +232,7 @@ def test_a_source_that_changes_meanwhile_is_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = save_steps(tmp_path, 2)
-    real = ftckpt.transfer.local_staging.LocalStaging.source
+    real = ftckpt.transfer.staging.local.LocalStaging.source
     for victim in (one, two):
 
         def touched(*args: Any, path: Path = victim / "model.safetensors") -> Source:
@@ -240,7 +240,7 @@ def test_a_source_that_changes_meanwhile_is_no_result(
             return real(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(ftckpt.transfer.local_staging.LocalStaging, "source", touched)
+            patch.setattr(ftckpt.transfer.staging.local.LocalStaging, "source", touched)
             with pytest.raises(IncompleteError, match=r"model\.safetensors changed"):
                 pack_places(one, two, tmp_path / f"out-{victim.name}")
         assert not (tmp_path / f"out-{victim.name}").exists()
@@ -267,17 +267,17 @@ def test_a_full_disk_is_known_by_the_sample(
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several data files, and several blocks in each, from little data."""
     modules: tuple[Any, ...] = (
-        ftckpt.digest,
+        ftckpt.digests.blocks,
         ftckpt.manifest,
-        ftckpt.manifest_parser,
-        ftckpt.delta.building,
-        ftckpt.transfer.blocks,
-        ftckpt.transfer.building,
-        ftckpt.transfer.local_staging,
+        ftckpt.manifest.parse,
+        ftckpt.delta.pack.build,
+        ftckpt.transfer.write.blocks,
+        ftckpt.transfer.write.files,
+        ftckpt.transfer.staging.local,
     )
     for module in modules:
         monkeypatch.setattr(module, "BLOCK", 4096)
-    monkeypatch.setattr(ftckpt.delta.dividing, "LEAST", 12_000)
+    monkeypatch.setattr(ftckpt.delta.pack.partition, "LEAST", 12_000)
 
 
 @pytest.mark.usefixtures("small_files")
@@ -336,7 +336,7 @@ def test_what_was_made_and_then_damaged_is_made_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(ftckpt.transfer.local_staging.LocalStaging, "publish", die)
+        patch.setattr(ftckpt.transfer.staging.local.LocalStaging, "publish", die)
         with pytest.raises(KeyboardInterrupt):
             pack_places(steps[0], steps[1], tmp_path / "out")
     state = tmp_path / ".out.ftckpt-staging" / "state"
@@ -443,7 +443,7 @@ def test_a_base_on_s3_and_a_delta_there(steps: list[Path], s3_url: str, tmp_path
 def test_on_s3_a_killed_run_goes_on(
     steps: list[Path], s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ftckpt.transfer.remote_staging as remote
+    import ftckpt.transfer.staging.remote as remote
 
     def die(*args: Any) -> None:
         raise KeyboardInterrupt
@@ -463,9 +463,9 @@ def test_real_steps_upon_each_other_for_other_ranks(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     from ftckpt.formats.writers import format_and_writer
-    from ftckpt.transfer.carrying import TransferOptions, transfer
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Wishes
+    from ftckpt.transfer.run import TransferOptions, transfer
 
     root = real_set("dcp_fsdp2_nested", "", tmp_path_factory)
     content = Content.of(opened(root / "step-3"))

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftckpt import buffers
 from ftckpt.checkpoint import Kind
-from ftckpt.delta import Form, Reference, blocks, words
-from ftckpt.delta.blocks import Choice, decode_block, encode_block
-from ftckpt.delta.planes import CHUNK, JOINED, Planes
-from ftckpt.delta.predictions import SCALED, predict
-from ftckpt.delta.words import WORDS, scratch
+from ftckpt.delta import Form, Reference
+from ftckpt.delta.codec import blocks, words
+from ftckpt.delta.codec.blocks import Choice, decode_block, encode_block
+from ftckpt.delta.codec.planes import CHUNK, JOINED, Planes
+from ftckpt.delta.codec.predict import SCALED, predict
+from ftckpt.delta.codec.words import WORDS, scratch
+from ftckpt.workers import buffers
 from tests.delta.packing import State, bf16, pack
 
 CASES = [(size, joined) for size, joined in product((1, 2, 4, 8), JOINED) if joined < size]
@@ -93,7 +94,7 @@ def test_what_is_as_predicted_is_computed_in_its_place(monkeypatch: pytest.Monke
     packed = pack(state)
     (derived,) = (block for block in packed.blocks if block.reference is Reference.PREDICTION)
     assert derived.form is Form.EXACT
-    monkeypatch.setattr("ftckpt.delta.decoding.scratch", None)
+    monkeypatch.setattr("ftckpt.delta.codec.decode.scratch", None)
     assert packed.unpack() == state.data
 
 

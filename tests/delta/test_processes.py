@@ -22,14 +22,14 @@ from tests.delta.packs import save_steps
 # did what is told on standard error.
 COMMAND = """
 import os, sys
-import ftckpt.comparison.reading
-import ftckpt.delta.assembling, ftckpt.delta.dividing
-import ftckpt.transfer.proof, ftckpt.verification.selfchecks
-from ftckpt.commands.app import main
-ftckpt.delta.dividing.LEAST = 1 << 13
-ftckpt.delta.assembling._SAMPLED = 1
-ftckpt.comparison.reading._BATCH = 1 << 14
-ftckpt.transfer.proof._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
+import ftckpt.comparison.read
+import ftckpt.delta.pack.assemble, ftckpt.delta.pack.partition
+import ftckpt.transfer.prove.elements, ftckpt.verification.selfchecks
+from ftckpt.commands.cli.app import main
+ftckpt.delta.pack.partition.LEAST = 1 << 13
+ftckpt.delta.pack.assemble._SAMPLED = 1
+ftckpt.comparison.read._BATCH = 1 << 14
+ftckpt.transfer.prove.elements._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
 real = os.fork
 def told():
     number = real()
@@ -44,7 +44,7 @@ main(sys.argv[1:])
 # A process that dies at its k-th write of a data file, as by `kill -9`.
 DYING = """
 import os, signal
-from ftckpt.stores.localwrite import LocalUpload
+from ftckpt.storage.local.write_in_place import LocalUpload
 write, left, first = LocalUpload.write, {left}, os.getpid()
 def counted(self, offset, view):
     global left
@@ -60,7 +60,7 @@ LocalUpload.write = counted
 # The files of a checkpoint in another store.
 FAR = """
 from pathlib import Path
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 far, near = open_store("memory://far"), Path({place!r})
 for path in near.rglob("*.safetensors"):
     far.put(path.relative_to(near).as_posix(), path.read_bytes())
@@ -135,10 +135,10 @@ def test_a_delta_is_compared_by_processes(steps: list[Path], packed: Path) -> No
 # Says which blocks are decoded, of which no more than one is kept. A block is more than is written
 # at a time.
 TELLING = """
-from ftckpt.transfer.gathering import Gatherer
+from ftckpt.transfer.read.elements import Gatherer
 Gatherer.chunk = 1 << 14
-from ftckpt.delta.decoding import DeltaDecoder
-from ftckpt.formats.delta_decoding import ChainDecoder
+from ftckpt.delta.codec.decode import DeltaDecoder
+from ftckpt.formats.delta.decoding import ChainDecoder
 ChainDecoder._kept = lambda self, nbytes: 0
 decode = DeltaDecoder._decode
 def telling(self, number, block, out):
@@ -167,7 +167,7 @@ def test_what_lies_where_a_block_should_counts_only_if_it_is_right(
     steps: list[Path], packed: Path, tmp_path: Path
 ) -> None:
     wrong = """
-from ftckpt.transfer.local_staging import LocalStaging
+from ftckpt.transfer.staging.local import LocalStaging
 def peek(self, path, offset, view):
     view[:] = bytes(len(view))
     return True
@@ -251,7 +251,7 @@ def test_the_first_process_dies_and_the_next_run_goes_on_at_once(
 
 def test_an_interruption_leaves_no_process(steps: list[Path], tmp_path: Path) -> None:
     words = ["delta", "pack", *steps[:2], tmp_path / "out", "--jobs", 2]
-    slow = "from ftckpt.stores.localwrite import LocalUpload; import time\n"
+    slow = "from ftckpt.storage.local.write_in_place import LocalUpload; import time\n"
     slow += "LocalUpload.write = lambda self, offset, view: time.sleep(20)"
     with start(words, slow) as process:
         assert process.stderr is not None

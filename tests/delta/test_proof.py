@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ftckpt.delta.decoding import DeltaDecoder
-from ftckpt.formats.same_object import SameObject
-from ftckpt.memory import budget, set_budget
+from ftckpt.delta.codec.decode import DeltaDecoder
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.proof import prove
+from ftckpt.transfer.prove.elements import prove
+from ftckpt.workers.memory import budget, set_budget
 from tests.delta.packs import opened, pack_places, save_steps
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.delta import Settings, content_digest
-from ftckpt.tensor_digest import digest_tensor
+from ftckpt.digests.tensors import digest_tensor
 from tests.checkpoints import open_checkpoint
 from tests.delta.packing import State, pack, reparsed
 from tests.real_sets import real_set

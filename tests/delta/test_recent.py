@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 
-from ftckpt.delta.predictions import Side
-from ftckpt.delta.recent import Recent
+from ftckpt.delta.codec.predict import Side
+from ftckpt.delta.pack.recent import Recent
 
 
 def test_what_is_read_again_soon_is_read_once() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.delta import BLOCK, DeltaDecoder, Form, Reference, Settings
-from ftckpt.dtypes import DTYPES
 from ftckpt.errors import CorruptError, UsageError
 from tests.delta.packing import State, bf16, pack, reparsed, trained
 

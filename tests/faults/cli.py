@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftckpt.commands.app import document, run, scan
-from ftckpt.commands.invocation import Invocation
-from ftckpt.commands.render import json_text
+from ftckpt.commands.cli.app import document, run, scan
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode
 from tests import forked
 

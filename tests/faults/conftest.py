@@ -53,7 +53,8 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
 
     It is given the name of a call of `os`, the call, and its arguments, and answers in its place.
     """
-    from ftckpt.stores import atomic, local, pagecache
+    from ftckpt.storage.local import atomic, pagecache
+    from ftckpt.storage.local import store as local
 
     def install(answer: Answer) -> None:
         class System:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftckpt import open_checkpoint
-from ftckpt.digest import file_digest
+from ftckpt.digests.blocks import file_digest
 from tests.data.hostile.make_pickles import CANARY, PICKLES
 from tests.data.hostile.make_safetensors import HEADERS, INDEXES, SHARDS
 from tests.data.hostile.make_zips import ZIPS

@@ -85,7 +85,7 @@ def test_f23_a_library_without_room_does_not_end_the_process(kib: int) -> None:
 
 def test_f23_what_spares_addresses_is_not_passed_on() -> None:
     script = (
-        "import os\nfrom ftckpt.memory import spare_addresses\nspare_addresses()\n"
+        "import os\nfrom ftckpt.workers.memory import spare_addresses\nspare_addresses()\n"
         "assert 'OPENBLAS_NUM_THREADS' not in os.environ\nimport numpy\n"
         "assert len(os.listdir('/proc/self/task')) == 1"
     )

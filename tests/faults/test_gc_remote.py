@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 from tests.checkpoints import save_dcp
 from tests.faults.cli import Done, command, held, here
 from tests.s3_places import QUICK

@@ -19,7 +19,7 @@ import pytest
 
 from ftckpt.errors import NotFoundError
 from ftckpt.manifest import SUFFIX, Manifest
-from ftckpt.stores import is_leftover, open_store
+from ftckpt.storage import is_leftover, open_store
 from tests import campaign
 from tests.commands.golden import RUN
 from tests.faults.cli import command, held, here
@@ -34,8 +34,8 @@ REPOSITORY = Path(__file__).parents[2]
 # Imports once, then forks a run for each command line, which dies at its own write operation.
 KILLER = """
 import json, os, signal, sys
-import ftckpt.commands.seal, ftckpt.stores.atomic as atomic, ftckpt.stores.s3client as s3client
-import ftckpt.stores.s3, ftckpt.opening, ftckpt.verification, ftckpt.formats.catalog
+import ftckpt.commands.seal, ftckpt.storage.local.atomic as atomic, ftckpt.storage.s3.client as s3client
+import ftckpt.storage.s3.store, ftckpt.discovery.resolve, ftckpt.verification, ftckpt.formats.catalog
 from tests.faults.cli import here
 import numpy, xxhash, botocore.session, s3fs, aiobotocore.session
 

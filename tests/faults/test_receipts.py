@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.stores import StoreOptions, is_leftover
+from ftckpt.storage import StoreOptions, is_leftover
 from ftckpt.verification.receipts import Book, Receipt, parse
 from tests.checkpoints import open_checkpoint, save_dcp
 from tests.faults.cli import here

@@ -313,7 +313,7 @@ def test_f12_a_directory_that_does_not_show_a_file(local: Place, system: Install
 @pytest.mark.s3
 def test_f14_a_service_that_ignores_conditions(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seal only says what is there: written where none was seen, and read back."""
-    from ftckpt.stores.s3client import S3Client
+    from ftckpt.storage.s3.client import S3Client
 
     once = S3Client.once
     dropped = []

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ftckpt.formats.deepspeed import DeepSpeed
-from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.format_suite import Made, Truth
 
 DATA = Path(__file__).parents[1] / "data" / "deepspeed"

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftckpt.assembly import dense_strides
 from ftckpt.checkpoint import Extent
-from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed_files import deepspeed_file
-from ftckpt.formats.inert import Inert
-from ftckpt.formats.torch_values import TensorRef
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed.names import deepspeed_file
+from ftckpt.formats.pickles.inert import Inert
+from ftckpt.formats.torch_files.values import TensorRef
 
 # How tensor slices cut what `deepspeed_grids` names.
 INFO = {

@@ -7,13 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ftckpt.errors import (
-    ExitCode,
-)
-from ftckpt.formats.rank_checkpoint import RanksCheckpoint
+from ftckpt.errors import ExitCode
 from ftckpt.formats.ranks import Ranks
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.format_suite import (
     Truth,
     findings_of,

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
-from ftckpt.formats.archive import Archive, read_archive, serialization_id
-from ftckpt.formats.archive_local import check_local_headers
+from ftckpt.formats.torch_files.local_headers import check_local_headers
+from ftckpt.formats.torch_files.zip_directory import Archive, read_archive, serialization_id
 
 Read = Callable[[int, int], bytes]
 

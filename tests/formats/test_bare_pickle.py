@@ -15,7 +15,7 @@ import torch
 from ftckpt.errors import ExitCode, worst
 from ftckpt.findings import Finding
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.dcp_metadata import parse_metadata
+from ftckpt.formats.dcp.metadata import parse_metadata
 from ftckpt.formats.torchsave import TorchSave
 from tests.data.hostile.make_pickles import CANARY, PICKLES
 from tests.forked import run

@@ -13,20 +13,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.discovery.recognise import recognise
 from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
 from ftckpt.findings import finding
-from ftckpt.formats.bundle import Bundle
-from ftckpt.formats.bundle_parts import Part, in_part
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.torchsave import TorchSave
-from ftckpt.registry import recognise
-from ftckpt.resume import resume_check
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.formats.trainer_dirs import Bundle
+from ftckpt.formats.trainer_dirs.checkpoint import Part, in_part
+from ftckpt.inspection.resume import resume_check
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.format_suite import (
     FormatTests,
     Made,
@@ -115,7 +115,7 @@ def accelerate(folder: Path) -> tuple[Path, dict[str, Truth]]:
 class TestBundle(FormatTests):
     format = FORMAT
     construct = (
-        "from ftckpt.formats.bundle import Bundle\n"
+        "from ftckpt.formats.trainer_dirs import Bundle\n"
         "from ftckpt.formats.dcp import Dcp\n"
         "from ftckpt.formats.safetensors import Safetensors\n"
         "from ftckpt.formats.torchsave import TorchSave\n"

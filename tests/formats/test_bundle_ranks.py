@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
 from ftckpt.findings import Strictness
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 
+from ftckpt.checkpoint.rules import Rules
 from ftckpt.formats.catalog import FORMATS, formats
-from ftckpt.rules import Rules
 
 
 def test_a_users_rules_reach_every_format_that_cuts_by_rules() -> None:

@@ -14,9 +14,9 @@ import zstandard
 from safetensors.torch import save_file
 
 from ftckpt.errors import CorruptError, ExitCode, UnsafeError
-from ftckpt.formats import compression, unpacked_source
 from ftckpt.formats.ranks import Ranks
 from ftckpt.formats.safetensors import Safetensors
+from ftckpt.formats.torch_files import compression, unpacked_source
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.checkpoints import open_checkpoint

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._extension import ZStandard
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
 from ftckpt.formats.dcp import Dcp
 from tests.format_suite import FormatTests, Made, Truth, open_path

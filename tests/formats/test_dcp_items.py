@@ -12,7 +12,7 @@ import torch
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import ExitCode
 from ftckpt.formats.dcp import Dcp
-from ftckpt.source import Source
+from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.format_suite import open_path
 from tests.formats.dcp_writing import save

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.dcp_checks import check_names
-from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata
+from ftckpt.formats.dcp.checks import check_names
+from ftckpt.formats.dcp.metadata import DcpMetadata, parse_metadata
 from ftckpt.inspection import inspect
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.formats.dcp_pickling import (
     META,
     Called,

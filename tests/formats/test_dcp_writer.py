@@ -13,11 +13,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.dcp_writer import DcpWriter
-from ftckpt.formats.inert_tree import at
-from ftckpt.sharding import even_rows
+from ftckpt.formats.dcp.writer import DcpWriter
+from ftckpt.formats.pickles.walk import at
 from ftckpt.transfer.content import Content, Copy, Wanted
 from ftckpt.transfer.layout import Wishes
 from tests.checkpoints import open_checkpoint, save_dcp

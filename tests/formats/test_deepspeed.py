@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.deepspeed import DeepSpeed
 from tests.format_suite import FormatTests, Made, Truth
 from tests.formats.deepspeed_sets import made, opened, tensors_of, unpacked

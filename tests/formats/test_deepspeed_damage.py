@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.checkpoint.rules import parse_rules
+from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -20,12 +22,10 @@ from ftckpt.errors import (
     worst,
 )
 from ftckpt.formats.deepspeed import DeepSpeed
-from ftckpt.resume import Presence, resume_check
-from ftckpt.rules import parse_rules
-from ftckpt.source import Source
-from ftckpt.steps import SCALARS_A_FILE, mixed_steps
-from ftckpt.stores import open_store
-from ftckpt.training_state import WEIGHTS
+from ftckpt.inspection.resume import Presence, resume_check
+from ftckpt.inspection.training_state import WEIGHTS
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.format_suite import findings_of
 from tests.formats.deepspeed_sets import copied, opened, tag, truth_of, unpacked
 

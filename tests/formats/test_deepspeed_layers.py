@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed_universal_writer import DeepSpeedUniversalWriter
-from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed.universal.writer import DeepSpeedUniversalWriter
+from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes, Writer
-from ftckpt.transfer.narrowing import drop
-from ftckpt.transfer.proof import prove
+from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.request.narrowing import drop
 from tests.checkpoints import open_checkpoint
 from tests.formats.deepspeed_grids import FRESH, TRAINED, GridJob, State, save_grid
 from tests.formats.deepspeed_sets import opened

@@ -13,20 +13,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.checkpoint.rules import parse_rules
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed_states import OPTIMIZER
-from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed.states import OPTIMIZER
+from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
-from ftckpt.rules import parse_rules
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.journal import fingerprint
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.proof import prove
-from ftckpt.transfer.retyping import retype
+from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.request.retyping import retype
+from ftckpt.transfer.write.journal import fingerprint
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.formats.deepspeed_grids import (

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Piece
-from ftckpt.coverage import check_coverage
+from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import Extent
-from ftckpt.formats.deepspeed_geometry import Part, ranges
-from ftckpt.formats.deepspeed_partition import FlatGroup, SlicedGroup, partition_size
-from ftckpt.formats.deepspeed_slices import Cut, place
+from ftckpt.formats.deepspeed.geometry import Part, ranges
+from ftckpt.formats.deepspeed.slices import Cut, place
+from ftckpt.formats.deepspeed.zero.partition import FlatGroup, SlicedGroup, partition_size
 
 shapes_ = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6).map(
     lambda shapes: {f"p{n}": shape for n, shape in enumerate(shapes)}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState, Kind
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, IncompleteError, worst
-from ftckpt.formats.deepspeed_universal import DeepSpeedUniversal
+from ftckpt.formats.deepspeed.universal import DeepSpeedUniversal
 from tests.format_suite import FormatTests, Made, Truth, findings_of, listing_of_path, open_path
 from tests.formats.deepspeed_sets import copied, tag, truth_of
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.checkpoint.rules import parse_rules
 from ftckpt.errors import UnsafeError, UnsupportedError, UsageError
-from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed_universal_writer import DeepSpeedUniversalWriter
-from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
-from ftckpt.formats.same_object import SameObject
-from ftckpt.rules import parse_rules
+from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed.universal.writer import DeepSpeedUniversalWriter
+from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes, Writer
-from ftckpt.transfer.proof import prove
+from ftckpt.transfer.prove.elements import prove
 from tests.checkpoints import open_checkpoint, save_dcp
 from tests.formats.deepspeed_sets import tag
 from tests.formats.deepspeed_trees import trees

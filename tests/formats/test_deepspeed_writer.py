@@ -13,14 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, FtckptError, UnsupportedError, UsageError
-from ftckpt.formats.deepspeed_checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed_writer import DeepSpeedWriter
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.proof import prove
+from ftckpt.transfer.prove.elements import prove
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.formats.deepspeed_sets import copied, opened, tag, unpacked

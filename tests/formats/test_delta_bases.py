@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt import opening
 from ftckpt.delta import NAME
 from ftckpt.delta.index import HEAD
-from ftckpt.delta.index_head import _member, read_base
-from ftckpt.delta.whereabouts import recorded_path, resolved
+from ftckpt.delta.index.base_path import recorded_path, resolved
+from ftckpt.delta.index.head import _member, read_base
+from ftckpt.discovery import resolve as opening
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.retention import no_bases, purge
-from ftckpt.retention.entries import EntryClass
+from ftckpt.retention.apply.prepare import Prepared, prepare, remember
 from ftckpt.retention.policy import Policy
-from ftckpt.retention.preparing import Prepared, prepare, remember
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.stores.local import LocalStore
+from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.local.store import LocalStore
 from tests.checkpoints import open_checkpoint
 from tests.delta.on_disk import pack_upon, put, run_of, save_full, state_at, training
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ftckpt.delta import NAME
 from ftckpt.formats.delta import Delta
-from ftckpt.sealing import seal
+from ftckpt.manifest.seal import seal
 from tests.checkpoints import open_checkpoint
 from tests.delta.on_disk import index_of, pack_upon, save_full, state_at, training
 from tests.delta.packing import trained

@@ -11,11 +11,11 @@ import torch
 
 from ftckpt import api
 from ftckpt.delta import NAME
-from ftckpt.delta.assembling import PackOptions
+from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import ExitCode
-from ftckpt.formats.delta_packing import pack_checkpoint
+from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.manifest import NAME as MANIFEST
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 from tests.checkpoints import open_checkpoint
 from tests.delta.on_disk import index_of
 

@@ -12,11 +12,13 @@ import pytest
 import xxhash
 
 from ftckpt import api
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.comparison.tensors import Reading
 from ftckpt.delta import NAME
 from ftckpt.delta.index import MAX_BYTES, ROW, pack_row
+from ftckpt.discovery.resolve import open_target
+from ftckpt.discovery.select import Rules
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -26,21 +28,19 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.findings import Severity
-from ftckpt.formats import delta_chain
 from ftckpt.formats.catalog import formats
-from ftckpt.formats.delta_chain import chain
-from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-from ftckpt.formats.delta_objects import FILES, REST
-from ftckpt.formats.delta_original import compressed, original_of_delta
-from ftckpt.memory import budget, set_budget
-from ftckpt.opening import open_target
-from ftckpt.selection import Rules
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.transfer.carrying import TransferOptions
+from ftckpt.formats.delta import chain as delta_chain
+from ftckpt.formats.delta.chain import chain
+from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+from ftckpt.formats.delta.objects import FILES, REST
+from ftckpt.formats.delta.original import compressed, original_of_delta
+from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.transfer.run import TransferOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
+from ftckpt.workers.memory import budget, set_budget
 from tests.checkpoints import flip, open_checkpoint
 from tests.delta.on_disk import (
     index_of,

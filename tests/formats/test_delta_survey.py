@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.delta import DeltaDecoder
-from ftckpt.delta.packed import Method
+from ftckpt.delta.pack.report import Method
 from ftckpt.errors import ExitCode
-from ftckpt.formats.delta_checkpoint import DeltaCheckpoint
-from ftckpt.formats.delta_rates import measure
-from ftckpt.formats.delta_survey import Identity, survey
+from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+from ftckpt.formats.delta.rates import measure
+from ftckpt.formats.delta.survey import Identity, survey
 from tests.checkpoints import open_checkpoint
 from tests.commands.golden import RUN
 from tests.delta.on_disk import pack_upon, run_of, save_full, state_at, training

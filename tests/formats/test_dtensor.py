@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.formats.dtensor import How, Local, Placement, choose_rule, local_of
+from ftckpt.formats.torch_files.dtensor import How, Local, Placement, choose_rule, local_of
 
 SHARD, STRIDED, REPLICATE, PARTIAL = How.SHARD, How.STRIDED, How.REPLICATE, How.PARTIAL
 

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names, to_hugging_face, to_megatron
-from ftckpt.formats.family_joins import Heads, Join, part_rows, runs
-from ftckpt.formats.family_tables import Family, family
-from ftckpt.formats.rule_tables import built_in
-from ftckpt.formats.safetensors_writer import SafetensorsWriter
+from ftckpt.formats.families.joins import Heads, Join, part_rows, runs
+from ftckpt.formats.families.tables import Family, family
+from ftckpt.formats.safetensors.writer import SafetensorsWriter
+from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.narrowing import drop
+from ftckpt.transfer.request.narrowing import drop
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
 

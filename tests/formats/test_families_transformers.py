@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from ftckpt.formats.families import to_hugging_face, to_megatron
-from ftckpt.formats.safetensors_writer import SafetensorsWriter
+from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.narrowing import Only, only
+from ftckpt.transfer.request.narrowing import Only, only
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
 

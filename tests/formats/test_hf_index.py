@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UnsafeError
-from ftckpt.formats.hf_index import (
+from ftckpt.formats.huggingface.index import (
     MAX_INDEX,
     Index,
     Shard,

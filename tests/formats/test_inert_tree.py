@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UnsafeError
-from ftckpt.formats.inert_tree import MAX_DEPTH, Path, at, leaves, step_of
+from ftckpt.formats.pickles.walk import MAX_DEPTH, Path, at, leaves, step_of
 
 
 def test_leaves_come_in_order_with_their_paths() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from ftckpt.comparison import Follows, StateDifference, Status
 from ftckpt.comparison.state import about, mark_layout
-from ftckpt.formats.layout_state import follows
+from ftckpt.formats.state.grid_fields import follows
 
 
 def differing(

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState
-from ftckpt.errors import (
-    ExitCode,
-)
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import ExitCode
 from ftckpt.formats.megatron import Megatron
-from ftckpt.formats.megatron_stages import Stage
+from ftckpt.formats.megatron.job.stages import Stage
 from tests.campaign import examples
 from tests.format_suite import FormatTests, Made
 from tests.megatron_files import opened, require, write

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.megatron_buffers import (
+from ftckpt.formats.megatron.optimizer.buffers import (
     Buffer,
     Parameter,
     Slot,

@@ -11,13 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.errors import (
-    CorruptError,
-    ExitCode,
-    IncompleteError,
-    UnsafeError,
-    UnsupportedError,
-)
+from ftckpt.errors import CorruptError, ExitCode, IncompleteError, UnsafeError, UnsupportedError
 from ftckpt.formats.megatron import Megatron
 from tests.format_suite import findings_of
 from tests.megatron_files import altered, arguments, opened, write

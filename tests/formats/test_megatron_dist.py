@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Kind
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.discovery.recognise import recognise
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -28,8 +29,7 @@ from ftckpt.errors import (
 from ftckpt.findings import Severity
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.megatron_dist import MegatronDist
-from ftckpt.registry import recognise
+from ftckpt.formats.megatron.torch_dist import MegatronDist
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.format_suite import FormatTests, Made, Truth, listing_of_path, open_path
 from tests.formats.dcp_writing import truth_of

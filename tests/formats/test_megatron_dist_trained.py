@@ -10,15 +10,15 @@ import pytest
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.dcp_state import is_common
-from ftckpt.formats.inert import Inert
-from ftckpt.formats.megatron_group_state import GroupState
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.dcp.state import is_common
+from ftckpt.formats.megatron.job.recorded_groups import GroupState
+from ftckpt.formats.pickles.inert import Inert
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import drop
-from ftckpt.transfer.proof import prove
+from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.request.narrowing import drop
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
 from tests.megatron_files import write

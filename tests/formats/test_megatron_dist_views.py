@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box, Kind, TensorInfo, Topology
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import NoResourceError, UnsupportedError
-from ftckpt.formats.dcp_records import Chunk, StoredItem
-from ftckpt.formats.dcp_tensors import ListedChunks
-from ftckpt.formats.megatron_dist_buckets import unbucketed
-from ftckpt.formats.megatron_dist_names import logical, spelling
-from ftckpt.formats.megatron_dist_pieces import rows_of, shard_shape
-from ftckpt.formats.megatron_registration import expert_of, registrations
+from ftckpt.formats.dcp.records import Chunk, StoredItem
+from ftckpt.formats.dcp.tensors import ListedChunks
+from ftckpt.formats.megatron.job.registration import expert_of, registrations
+from ftckpt.formats.megatron.torch_dist.buckets import unbucketed
+from ftckpt.formats.megatron.torch_dist.names import logical, spelling
+from ftckpt.formats.megatron.torch_dist.pieces import rows_of, shard_shape
 
 FP32 = DTYPES["float32"]
 

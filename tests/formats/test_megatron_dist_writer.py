@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.inert import Inert
-from ftckpt.formats.megatron_dist_spelling import Spelling
-from ftckpt.formats.megatron_dist_writer import MegatronDistWriter
-from ftckpt.formats.megatron_ranks import Arguments
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.megatron.torch_dist.spelling import Spelling
+from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
+from ftckpt.formats.pickles.inert import Inert
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import Only, drop, only
+from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint, save_dcp
 from tests.format_suite import Truth

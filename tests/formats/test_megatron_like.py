@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from ftckpt import api
 from ftckpt.errors import FtckptError, IncompleteError, UnsupportedError, UsageError
-from ftckpt.formats.megatron_writer import MegatronWriter
+from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import Only, drop, only
+from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.format_suite import Made

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Kind
-from ftckpt.errors import (
-    UnsupportedError,
-)
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.checkpoint.rules import parse_rules
+from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron import Megatron
-from ftckpt.formats.megatron_ranks import Coordinate
-from ftckpt.resume import Presence, resume_check
-from ftckpt.rules import parse_rules
+from ftckpt.formats.megatron.rank_files.grid import Coordinate
+from ftckpt.inspection.resume import Presence, resume_check
 from tests.format_suite import open_path
 from tests.megatron_files import altered, opened, require, write
 from tests.megatron_model import Job

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 import ftckpt
-from ftckpt.assembly import read_tensor
-from ftckpt.errors import (
-    ExitCode,
-)
-from ftckpt.resume import Presence, resume_check
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import ExitCode
+from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.verification import Level, VerifyOptions
 from tests.format_suite import Truth
 from tests.megatron_files import altered, opened, write

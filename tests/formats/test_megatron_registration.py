@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftckpt.formats.megatron_registration import constructed, registrations
+from ftckpt.formats.megatron.job.registration import constructed, registrations
 
 LAYER = "decoder.layers.0.mlp.experts."
 ORDER = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.checkpoint.sharding import COLUMN, GATED, REPLICATED, ROW, Split
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.megatron_ranks import Arguments
-from ftckpt.formats.megatron_rules import rules_of
-from ftckpt.sharding import COLUMN, GATED, REPLICATED, ROW, Split
+from ftckpt.formats.megatron.job.rules import rules_of
+from ftckpt.formats.megatron.rank_files.grid import Arguments
 from tests.megatron_files import opened, write
 from tests.megatron_model import Job
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError
-from ftckpt.formats.megatron_ranks import Arguments
-from ftckpt.formats.megatron_stages import Stage, offsets, planned, settle
+from ftckpt.formats.megatron.job.stages import Stage, offsets, planned, settle
+from ftckpt.formats.megatron.rank_files.grid import Arguments
 
 
 def counts(args: dict[str, Any], pp: int, chunks: int = 1) -> list[int] | None:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from ftckpt import api
 from ftckpt.checkpoint import Topology
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats import megatron_distrib_writer
-from ftckpt.formats.megatron_ranks import Coordinate
+from ftckpt.formats.megatron.optimizer import write_distributed as megatron_distrib_writer
+from ftckpt.formats.megatron.rank_files.grid import Coordinate
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import Only, drop, only
+from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise

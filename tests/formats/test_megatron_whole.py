@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names, to_hugging_face, to_megatron
-from ftckpt.formats.family_facts import arguments_of
-from ftckpt.formats.family_translator import DEFAULT_SPELLINGS
+from ftckpt.formats.families.facts import arguments_of
+from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import Only, drop, only
+from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.format_suite import Made

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.checkpoint.rules import Rule, Rules
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.megatron_writer import MegatronWriter
-from ftckpt.rules import Rule, Rules
+from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import Only, drop, only
-from ftckpt.transfer.retyping import retype
+from ftckpt.transfer.request.narrowing import Only, drop, only
+from ftckpt.transfer.request.retyping import retype
 from tests.campaign import examples
 from tests.format_suite import Made
 from tests.materialise import materialise

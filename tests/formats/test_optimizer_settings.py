@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.candidates import newest_child
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.delta.pairing import pair
+from ftckpt.delta.pack.pair import pair
+from ftckpt.discovery.candidates import newest_child
+from ftckpt.discovery.resolve import open_part, open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.optimizer_settings import settings_of
-from ftckpt.opening import open_part, open_target
-from ftckpt.stores import StoreOptions
+from ftckpt.formats.state.optimizer_settings import settings_of
+from ftckpt.storage import StoreOptions
 from tests.real_sets import real_set
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.formats.param_ids import Shape, names_of_ids
+from ftckpt.formats.state.param_ids import Shape, names_of_ids
 
 A, B, C = (2, 3), (3,), (4, 4)
 

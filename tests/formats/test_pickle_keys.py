@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import FtckptError, UnsafeError
-from ftckpt.formats.pickle_keys import LIMIT, check_key, check_keys, limited
-from ftckpt.formats.torch_table import TABLE
-from ftckpt.formats.unpickle import load
+from ftckpt.formats.pickles.keys import LIMIT, check_key, check_keys, limited
+from ftckpt.formats.pickles.unpickle import load
+from ftckpt.formats.torch_files.table import TABLE
 from tests.data.hostile.make_pickles import PICKLES
 
 GOOD: dict[str, Any] = {

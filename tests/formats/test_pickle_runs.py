@@ -25,13 +25,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ftckpt.errors import CorruptError, UnsafeError
-from ftckpt.formats import pickle_keys, pickle_runs
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.dcp_metadata import DcpMetadata, parse_metadata, take_members
-from ftckpt.formats.pickle_keys import Checked, check_keys
-from ftckpt.formats.pickle_runs import Run, find_run
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.formats.dcp.metadata import DcpMetadata, parse_metadata, take_members
+from ftckpt.formats.pickles import keys as pickle_keys
+from ftckpt.formats.pickles import runs as pickle_runs
+from ftckpt.formats.pickles.keys import Checked, check_keys
+from ftckpt.formats.pickles.runs import Run, find_run
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.campaign import examples
 
 Truth = list[tuple[str, tuple[int, ...], str, list[Any]]]

@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.inert import Inert, Ordered
-from ftckpt.formats.pickling import Call, Global, Persistent, Scoped, dumps
-from ftckpt.formats.torch_table import TABLE
-from ftckpt.formats.torch_tree import names_of
-from ftckpt.formats.unpickle import load
+from ftckpt.formats.pickles.inert import Inert, Ordered
+from ftckpt.formats.pickles.unpickle import load
+from ftckpt.formats.pickles.write import Call, Global, Persistent, Scoped, dumps
+from ftckpt.formats.torch_files.table import TABLE
+from ftckpt.formats.torch_files.write_tree import names_of
 
 
 def parse(data: bytes, persistent: Any = None) -> Any:
@@ -190,7 +190,7 @@ def test_many_values_use_the_long_memo() -> None:
 
 def test_sets_have_one_order_whatever_the_hashes() -> None:
     program = (
-        "from ftckpt.formats.pickling import dumps\n"
+        "from ftckpt.formats.pickles.write import dumps\n"
         "print(dumps([{'a', 'b', 'c', 'd'}, {1, 'b', (2, 'c'), frozenset({'x', 'y'})}]))"
     )
     seen = {

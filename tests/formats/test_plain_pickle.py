@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.discovery.roots import _may_be_checkpoint
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -23,12 +24,10 @@ from ftckpt.errors import (
     UnsupportedError,
     worst,
 )
-from ftckpt.formats import plain_pickle
-from ftckpt.formats.plain_pickle import parse_plain
-from ftckpt.formats.torch_stream import TorchStream
-from ftckpt.formats.torchsave import TorchSave
-from ftckpt.roots import _may_be_checkpoint
-from ftckpt.stores import open_store
+from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.formats.torchsave import TorchSave, plain_pickle
+from ftckpt.formats.torchsave.plain_pickle import parse_plain
+from ftckpt.storage import open_store
 from tests.data.hostile.make_pickles import CANARY, PICKLES
 from tests.format_suite import FormatTests, Made, findings_of, listing_of_path, open_path
 from tests.formats.rank_jobs import truth_file, truth_of

@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState, Kind
-from ftckpt.errors import (
-    CorruptError,
-    ExitCode,
-    NotFoundError,
-    worst,
-)
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import CorruptError, ExitCode, NotFoundError, worst
 from ftckpt.formats.ranks import Ranks
-from ftckpt.resume import Presence, resume_check
+from ftckpt.inspection.resume import Presence, resume_check
 from tests.format_suite import (
     FormatTests,
     Made,

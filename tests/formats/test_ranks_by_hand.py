@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.rules import Rules, parse_rules
 from ftckpt.errors import ExitCode, UnsupportedError, UsageError
 from ftckpt.formats.ranks import Ranks
-from ftckpt.formats.ranks_writer import RanksWriter
-from ftckpt.rules import Rules, parse_rules
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.formats.ranks.writer import RanksWriter
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
@@ -112,7 +112,7 @@ class TestRuled(_ByHand):
 
     format = Ranks(RULES)
     construct = (
-        "from ftckpt.formats.ranks import Ranks; from ftckpt.rules import parse_rules;"
+        "from ftckpt.formats.ranks import Ranks; from ftckpt.checkpoint.rules import parse_rules;"
         f" form = Ranks(parse_rules({make_by_hand.RULES!r}, 'rules.toml'))"
     )
     imports = frozenset()

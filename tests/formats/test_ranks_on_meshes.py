@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
 from tests.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json

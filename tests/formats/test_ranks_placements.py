@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
-from ftckpt.errors import (
-    ExitCode,
-    NotFoundError,
-    UnsafeError,
-    UnsupportedError,
-    worst,
-)
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import ExitCode, NotFoundError, UnsafeError, UnsupportedError, worst
 from ftckpt.formats.ranks import Ranks
 from tests.format_suite import (
     findings_of,

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
-from ftckpt.errors import (
-    CorruptError,
-)
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import CorruptError
 from tests.formats.rank_jobs import (
     kinds,
     opened,

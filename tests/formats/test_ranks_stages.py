@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.formats.ranks import Ranks
-from ftckpt.formats.ranks_writer import RanksWriter
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.formats.ranks.writer import RanksWriter
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.ranks_writer import RanksWriter
+from ftckpt.formats.ranks.writer import RanksWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from tests.checkpoints import open_checkpoint, save_dcp

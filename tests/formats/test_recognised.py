@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from ftckpt.discovery.recognise import recognise
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.formats.recognised import RECOGNISED, hostile
-from ftckpt.registry import recognise
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.format_suite import listing_of_path
 
 # Format -> trees of files (a path ending in "/" is an empty directory); the content decides where

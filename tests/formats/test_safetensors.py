@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import CommitState, Extent, Kind, StepRole
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, IncompleteError, NotFoundError, UnsafeError, worst
 from ftckpt.findings import Finding, Strictness
 from ftckpt.formats.safetensors import Safetensors
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.format_suite import (
     FormatTests,
     Made,

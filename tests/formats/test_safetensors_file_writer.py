@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 
 from ftckpt import api
 from ftckpt.errors import ExistsError, ExitCode, RefusedError, UnsupportedError, UsageError
-from ftckpt.formats import safetensors_file
-from ftckpt.formats.safetensors_file_writer import FILE, SafetensorsFileWriter
+from ftckpt.formats.safetensors import layout as safetensors_file
+from ftckpt.formats.safetensors.one_file_writer import FILE, SafetensorsFileWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.manifest import SUFFIX
-from ftckpt.transfer.carrying import TransferOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.narrowing import Only, only
+from ftckpt.transfer.request.narrowing import Only, only
+from ftckpt.transfer.run import TransferOptions
 from ftckpt.verification import verify
 from tests.checkpoints import open_checkpoint
 from tests.killing import kill_points, run_until

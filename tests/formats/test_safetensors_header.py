@@ -12,17 +12,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ftckpt.dtypes import BY_SAFETENSORS
+from ftckpt.checkpoint.dtypes import BY_SAFETENSORS
 from ftckpt.errors import CorruptError, FtckptError, TruncatedError, UnsafeError
-from ftckpt.formats.safetensors_header import Header, header_length, parse_header
-from ftckpt.formats.strict_json import Limits, parse
+from ftckpt.formats.safetensors.header import Header, header_length, parse_header
+from ftckpt.formats.state.strict_json import Limits, parse
 
 CODES = sorted(BY_SAFETENSORS)
 # Prints the most bytes that Python holds at once while the header on standard input is refused.
 PEAK = """
 import sys, tracemalloc
 from ftckpt.errors import FtckptError
-from ftckpt.formats.safetensors_header import parse_header
+from ftckpt.formats.safetensors.header import parse_header
 raw = sys.stdin.buffer.read()
 tracemalloc.start()
 try:

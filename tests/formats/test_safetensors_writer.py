@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint, CommitState, Kind
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UnsupportedError
 from ftckpt.formats.safetensors import Safetensors
-from ftckpt.formats.safetensors_file_writer import SafetensorsFileWriter
-from ftckpt.formats.safetensors_writer import SafetensorsWriter
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.safetensors.one_file_writer import SafetensorsFileWriter
+from ftckpt.formats.safetensors.writer import SafetensorsWriter
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content, Copy, Wanted
 from ftckpt.transfer.layout import Layout, Wishes, Writer
-from ftckpt.transfer.proof import prove
-from ftckpt.transfer.retyping import retype
+from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.request.retyping import retype
 from ftckpt.verification import verify
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ftckpt.checkpoint import Box
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.formats.dtensor import How, Placement
-from ftckpt.formats.sharded import Distributed, HeldReader, Listed
-from ftckpt.formats.torch_values import Composite, SubclassRef, TensorRef
-from ftckpt.formats.unpickle import Inert, inert
+from ftckpt.formats.pickles.unpickle import Inert, inert
+from ftckpt.formats.torch_files.dtensor import How, Placement
+from ftckpt.formats.torch_files.sharded import Distributed, HeldReader, Listed
+from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 
 FLOAT = DTYPES["float32"]
 

@@ -13,8 +13,8 @@ import torch
 
 from ftckpt.comparison import Field
 from ftckpt.errors import FtckptError, UnsafeError
-from ftckpt.formats.state_fields import state_fields
-from ftckpt.formats.vocabulary import is_vocabulary, recorded_rows, vocabulary_of
+from ftckpt.formats.families.vocabulary import is_vocabulary, recorded_rows, vocabulary_of
+from ftckpt.formats.state.fields import state_fields
 from tests.checkpoints import open_checkpoint
 
 

@@ -12,16 +12,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftckpt.delta.assembling import PackOptions
+from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import CorruptError, ExitCode
-from ftckpt.formats.delta_packing import pack_checkpoint
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.delta.pack import pack_checkpoint
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
-from ftckpt.stores import StoreOptions
-from ftckpt.transfer.carrying import require_place
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.rehearsal import rehearse
+from ftckpt.transfer.prove.rehearsal import rehearse
+from ftckpt.transfer.run import require_place
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.commands.golden import ftckpt

@@ -8,13 +8,13 @@ import pytest
 
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.recognised import Recognised
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.support import LAYOUTS, WRITTEN, Layout, put
 from ftckpt.formats.writers import FILE_WRITERS, WRITERS, format_and_writer
-from ftckpt.transfer.carrying import require_place
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.rehearsal import rehearse
+from ftckpt.transfer.prove.rehearsal import rehearse
+from ftckpt.transfer.run import require_place
 from tests.checkpoints import open_checkpoint
 from tests.real_sets import real_set
 from tests.transfer.test_real_round_trips import _open

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
-from ftckpt.formats.torch_stream import TorchStream, parse_stream
-from ftckpt.formats.torch_table import TABLE
-from ftckpt.formats.torch_values import (
+from ftckpt.formats.pickles.unpickle import Inert
+from ftckpt.formats.torch_files.stream import TorchStream, parse_stream
+from ftckpt.formats.torch_files.table import TABLE
+from ftckpt.formats.torch_files.values import (
     Composite,
     StoredStorage,
     SubclassRef,
@@ -26,7 +27,6 @@ from ftckpt.formats.torch_values import (
     is_dense,
     reach,
 )
-from ftckpt.formats.unpickle import Inert
 
 
 def saved(obj: object, *, legacy: bool = False) -> bytes:
@@ -442,7 +442,7 @@ def _writable(value: object) -> bool:
 def test_no_stand_in_can_be_changed(name: str) -> None:
     value = TABLE[name]
     looked_up: Callable[[], object] = lambda: value  # noqa: E731
-    from ftckpt.formats.unpickle import _Unpickler
+    from ftckpt.formats.pickles.unpickle import _Unpickler
 
     module, _, attribute = name.rpartition(".")
     found = _Unpickler(io.BytesIO(), TABLE, None).find_class(module, attribute)

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.torch_archive import Record, lay_out
-from ftckpt.formats.torch_stream import parse_stream
-from ftckpt.formats.torch_tree import Carried, Storage, Tensor, names_of, save
-from ftckpt.formats.unpickle import Ordered
+from ftckpt.formats.pickles.unpickle import Ordered
+from ftckpt.formats.torch_files.stream import parse_stream
+from ftckpt.formats.torch_files.write_tree import Carried, Storage, Tensor, names_of, save
+from ftckpt.formats.torch_files.write_zip import Record, lay_out
 from ftckpt.transfer.content import Fill, Shard
 from ftckpt.transfer.layout import Checksums, Elements, Literal, OutputFile, Zeros
 from tests.checkpoints import open_checkpoint

@@ -16,17 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint, CommitState, Kind
-from ftckpt.dtypes import DTYPES
-from ftckpt.errors import (
-    CorruptError,
-    IncompleteError,
-    NotFoundError,
-    UnsupportedError,
-)
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
 from ftckpt.formats.torchsave import TorchSave
-from ftckpt.resume import resume_check
+from ftckpt.inspection.resume import resume_check
 from tests.format_suite import FormatTests, Made, Truth, findings_of, listing_of_path, open_path
 
 CHECKPOINTS = Path(__file__).parents[2].parent / "shared" / "checkpoints"

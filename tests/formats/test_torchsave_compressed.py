@@ -11,17 +11,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from ftckpt.errors import (
-    CorruptError,
-    ExitCode,
-    NoResourceError,
-    UnsafeError,
-    UnsupportedError,
-)
-from ftckpt.formats import compression, unpacked_source
+from ftckpt.discovery.roots import _may_be_checkpoint
+from ftckpt.errors import CorruptError, ExitCode, NoResourceError, UnsafeError, UnsupportedError
+from ftckpt.formats.torch_files import compression, unpacked_source
 from ftckpt.formats.torchsave import TorchSave
-from ftckpt.roots import _may_be_checkpoint
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.checkpoints import open_checkpoint
 from tests.data.by_hand import make_by_hand

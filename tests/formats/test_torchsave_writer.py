@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Checkpoint, Kind
-from ftckpt.dtypes import DTYPES
-from ftckpt.formats.torchsave_writer import FILE, TorchSaveWriter
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.formats.torchsave.writer import FILE, TorchSaveWriter
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Wishes
 from tests.checkpoints import open_checkpoint, save_dcp

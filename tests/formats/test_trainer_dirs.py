@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from ftckpt.assembly import read_tensor
-from ftckpt.formats.same_object import SameObject
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
-from ftckpt.stores import StoreOptions
-from ftckpt.transfer.carrying import TransferOptions, transfer
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.run import TransferOptions, transfer
 from tests.checkpoints import open_checkpoint
 
 DATA = Path(__file__).parents[1] / "data" / "trainer_dirs"

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Checkpoint, Extent, Kind, Look, Piece, TensorInfo
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Box
-from ftckpt.formats.safetensors_writer import SafetensorsWriter
-from ftckpt.formats.transposing import transposed
+from ftckpt.formats.safetensors.writer import SafetensorsWriter
+from ftckpt.formats.state.transposing import transposed
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.written import Written
+from ftckpt.transfer.write.peek_output import Written
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
 from tests.transfer.contents import Imagined, content_of

@@ -32,10 +32,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, worst
-from ftckpt.formats.torch_stream import parse_stream
-from ftckpt.formats.torch_table import TABLE
+from ftckpt.formats.pickles.unpickle import BUILTINS, Inert, Loaded, load
+from ftckpt.formats.torch_files.stream import parse_stream
+from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torchsave import TorchSave
-from ftckpt.formats.unpickle import BUILTINS, Inert, Loaded, load
 from tests.data.hostile.make_pickles import CANARY, DATA_ONLY, HERE, PICKLES, files
 from tests.data.hostile.make_zips import wrapped
 from tests.format_suite import findings_of
@@ -174,8 +174,8 @@ def test_a_million_levels_do_not_crash(name: str) -> None:
     program = (
         "import sys\n"
         "from ftckpt.errors import UnsafeError\n"
-        "from ftckpt.formats.unpickle import load\n"
-        "from ftckpt.formats.torch_table import TABLE\n"
+        "from ftckpt.formats.pickles.unpickle import load\n"
+        "from ftckpt.formats.torch_files.table import TABLE\n"
         "from tests.data.hostile.make_zips import wrapped\n"
         "from ftckpt.formats.torchsave import TorchSave\n"
         "from tests.format_suite import findings_of\n"
@@ -203,7 +203,7 @@ def test_memory_stays_bounded() -> None:
     program = (
         "import resource\n"
         "from ftckpt.errors import UnsafeError\n"
-        "from ftckpt.formats.unpickle import load, BUILTINS\n"
+        "from ftckpt.formats.pickles.unpickle import load, BUILTINS\n"
         "base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for data in (b'\\x80\\x02Nr\\x80\\xf0\\xfa\\x02.', b'\\x80\\x02Nr\\xff\\xff\\xff\\x7f.',\n"
         "             b'\\x80\\x05\\x96' + b'\\0' * 6 + b'\\1\\0.'):\n"

@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.stateful import Stateful
 
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
-from ftckpt.stores import StoreOptions
-from ftckpt.transfer.carrying import TransferOptions, transfer
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.run import TransferOptions, transfer
 from tests.checkpoints import open_checkpoint
 from tests.writer_suite import assert_same_tensors
 

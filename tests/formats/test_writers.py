@@ -12,16 +12,16 @@ import pytest
 
 from ftckpt import api
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.rules import parse_rules
 from ftckpt.errors import ExitCode, UnsupportedError, UsageError
 from ftckpt.formats.catalog import reads_by_rules
 from ftckpt.formats.writers import FILE_WRITERS, WRITERS
-from ftckpt.rules import parse_rules
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.example import lay_out
-from ftckpt.transfer.granting import RANKS, flag, require_granted
 from ftckpt.transfer.layout import Wishes, Writer
-from ftckpt.transfer.narrowing import Only, only
+from ftckpt.transfer.request.example import lay_out
+from ftckpt.transfer.request.narrowing import Only, only
+from ftckpt.transfer.request.supported_options import RANKS, flag, require_granted
 from tests.checkpoints import open_checkpoint
 from tests.commands.golden import ftckpt
 from tests.formats.deepspeed_sets import tag

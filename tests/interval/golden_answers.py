@@ -9,9 +9,10 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any
 
-from ftckpt.coverage import intersection
+from ftckpt.checkpoint.coverage import intersection
 from ftckpt.extents import Box
-from ftckpt.interval import (
+from ftckpt.planning import rates, risk
+from ftckpt.planning.models import (
     Pattern,
     Tier,
     asynchronous,
@@ -20,13 +21,11 @@ from ftckpt.interval import (
     elastic,
     exact,
     peers,
-    rates,
-    risk,
     silent,
     storage,
     tiers,
 )
-from ftckpt.interval.rates import DAY, HOUR
+from ftckpt.planning.rates import DAY, HOUR
 
 Answer = Callable[[dict[str, Any]], Any]
 

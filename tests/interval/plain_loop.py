@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftckpt.interval import Costs, Pattern
-from ftckpt.interval.inputs import shares
+from ftckpt.planning.models import Costs, Pattern
+from ftckpt.planning.models.inputs import shares
 
 
 @dataclass

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import compression, elastic, exact, peers, risk, rounding, storage
+from ftckpt.planning import risk
+from ftckpt.planning.models import compression, elastic, exact, peers, rounding, storage
 
 
 def goodput(interval: float) -> float:

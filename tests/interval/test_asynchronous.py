@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import asynchronous, exact
+from ftckpt.planning.models import asynchronous, exact
 
 TIME = st.floats(0.01, 5000)
 SHARE = st.floats(0, 1)

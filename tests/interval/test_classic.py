@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ftckpt.interval import classic, exact
-from ftckpt.interval.rates import DAY, HOUR, from_daily
+from ftckpt.planning.models import classic, exact
+from ftckpt.planning.rates import DAY, HOUR, from_daily
 
 
 def crossing(waste: Callable[[float], float], level: float) -> float:

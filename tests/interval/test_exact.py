@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import classic, exact
+from ftckpt.planning.models import classic, exact
 
 MTBF = st.floats(1, 1e8)
 RATIO = st.floats(1e-9, 50)  # C/M

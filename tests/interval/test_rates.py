@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import poisson, rates
-from ftckpt.interval.rates import DAY, HOUR, YEAR, Cause
+from ftckpt.planning import poisson, rates
+from ftckpt.planning.rates import DAY, HOUR, YEAR, Cause
 
 
 def test_one_rate_in_four_units() -> None:

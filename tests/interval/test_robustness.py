@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import (
+from ftckpt.planning.models import (
     Outcome,
     Pattern,
     Tier,
@@ -84,8 +84,8 @@ def test_an_answer_is_a_number_or_a_sentence(
 def test_one_number_needs_no_numpy() -> None:
     script = (
         "import sys\n"
-        "from ftckpt.interval import *\n"
-        "from ftckpt.interval import exact, asynchronous, tiers, silent, spot, rates, rounding\n"
+        "from ftckpt.planning.models import *\n"
+        "from ftckpt.planning.models import exact, asynchronous, tiers, silent, spot, rounding; from ftckpt.planning import rates\n"
         "rates.observed(419, 54 * 86400)\n"
         "best = exact.optimum(60.0, 11135.0)\n"
         "exact.outcome(best, 60.0, 11135.0, restart=480, detect=120)\n"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import exact, silent
+from ftckpt.planning.models import exact, silent
 
 TIME = st.floats(0.01, 3000)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import FtckptError, UsageError
-from ftckpt.interval import (
+from ftckpt.planning.models import (
     Costs,
     Outcome,
     Pattern,
@@ -24,7 +24,7 @@ from ftckpt.interval import (
     spot,
     tiers,
 )
-from ftckpt.interval.simulation import (
+from ftckpt.planning.simulation import (
     Exponential,
     Law,
     Lognormal,
@@ -37,9 +37,9 @@ from ftckpt.interval.simulation import (
     simulate,
     simulate_tiers,
 )
-from ftckpt.interval.simulation.jobs import Jobs, Recovery
-from ftckpt.interval.simulation.ledger import ACCOUNTS, Ledger
-from ftckpt.interval.simulation.timeline import of_costs, of_pattern
+from ftckpt.planning.simulation.jobs import Jobs, Recovery
+from ftckpt.planning.simulation.ledger import ACCOUNTS, Ledger
+from ftckpt.planning.simulation.timeline import of_costs, of_pattern
 from tests.interval.plain_loop import Account, background, blocking, tiered
 
 TIERS = (Tier("ram", 0.5, 50, 0.78), Tier("disk", 5, 300, 0.9), Tier("far", 60, 900, 1))

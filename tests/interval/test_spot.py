@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import Preemption, asynchronous, spot
+from ftckpt.planning.models import Preemption, asynchronous, spot
 
 TIME = st.floats(0.01, 3000)
 RATE = st.floats(1e-9, 1e-2)

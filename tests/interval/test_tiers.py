@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import Pattern, Tier, exact, tiers
-from ftckpt.interval.inputs import shares
+from ftckpt.planning.models import Pattern, Tier, exact, tiers
+from ftckpt.planning.models.inputs import shares
 
 NEAR, FAR = Tier("near", 4, 10, 0.9), Tier("far", 90, 120, 1)
 

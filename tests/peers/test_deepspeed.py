@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from tests.formats.deepspeed_sets import opened, tensors_of
 
 PYTHON = os.environ.get("FTCKPT_PEER_DEEPSPEED", "")

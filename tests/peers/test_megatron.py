@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ftckpt.assembly import read_tensor
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.families import to_megatron
-from ftckpt.formats.family_translator import DEFAULT_SPELLINGS
-from ftckpt.formats.megatron_writer import MegatronWriter
+from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
+from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes

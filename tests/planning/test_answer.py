@@ -10,9 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.interval import classic, exact, rates
-from ftckpt.interval.inputs import Preemption, Tier
-from ftckpt.interval.simulation import Exponential, agreement
 from ftckpt.planning import (
     Counted,
     Limits,
@@ -27,7 +24,11 @@ from ftckpt.planning import (
     answer,
     around,
     combine,
+    rates,
 )
+from ftckpt.planning.models import classic, exact
+from ftckpt.planning.models.inputs import Preemption, Tier
+from ftckpt.planning.simulation import Exponential, agreement
 from ftckpt.planning.trial import simulated
 
 HOUR = 3600.0

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ftckpt.interval.poisson import mean_limits
 from ftckpt.planning import Counted
 from ftckpt.planning.exposure import Event, Exposure, exposure
-from ftckpt.runlog import read_log
+from ftckpt.planning.poisson import mean_limits
+from ftckpt.planning.runlog import read_log
 from tests.campaign import examples
 from tests.failure_logs import Run
 

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.interval import rates
-from ftckpt.planning import Counted, combine
+from ftckpt.planning import Counted, combine, rates
 
 HOUR = 3600.0
 

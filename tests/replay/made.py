@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ftckpt.replay.floats import written
-from ftckpt.replay.records import Log, Record
-from ftckpt.replay.streams import python_stream
+from ftckpt.replay.record.floats import written
+from ftckpt.replay.record.log import Log, Record
+from ftckpt.replay.record.streams import python_stream
 
 Change = Callable[[int, int, dict[str, dict[str, Any]]], None]
 

@@ -14,7 +14,7 @@ from ftckpt import open_checkpoint
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.comparison import Field
 from ftckpt.errors import CorruptError, FtckptError
-from ftckpt.formats.state_fields import state_fields
+from ftckpt.formats.state.fields import state_fields
 from ftckpt.replay.audit import ENVIRONMENT, Remark, Weight, audit
 
 STEPS = 4

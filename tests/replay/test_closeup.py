@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.replay import journal
-from ftckpt.replay.closeup import Closeup, look
-from ftckpt.replay.floats import written
-from ftckpt.replay.journal import Journal
+from ftckpt.replay.compare.elements import Closeup, look
+from ftckpt.replay.record import journal
+from ftckpt.replay.record.floats import written
+from ftckpt.replay.record.journal import Journal
 from ftckpt.replay.settings import Settings
 
 

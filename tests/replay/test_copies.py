@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import NoResourceError, UnsafeError, UsageError
-from ftckpt.replay import copies, runs
-from ftckpt.replay.copies import changed, copy_checkpoint, fingerprint, require_room
 from ftckpt.replay.processes import can_make_read_only
-from ftckpt.replay.running import End, run
-from ftckpt.replay.runs import COPY, FailedRunError, Runs
+from ftckpt.replay.run import copies
+from ftckpt.replay.run import folders as runs
+from ftckpt.replay.run.copies import changed, copy_checkpoint, fingerprint, require_room
+from ftckpt.replay.run.folders import COPY, FailedRunError, Runs
+from ftckpt.replay.run.one_run import End, run
+from ftckpt.replay.run.trial import Trial, check, remove_left_copies
 from ftckpt.replay.settings import Settings
-from ftckpt.replay.trial import Trial, check, remove_left_copies
 from tests.commands.golden import ftckpt
 from tests.replay.trainings import run_lists, training
 

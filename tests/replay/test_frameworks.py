@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.replay.judging import Verdict
+from ftckpt.replay.compare.verdict import Verdict
 from tests import campaign
 from tests.replay.trials import Trials
 

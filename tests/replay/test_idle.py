@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ftckpt.replay.idle import idle_streams
-from ftckpt.replay.judging import Judgement, Verdict, judge
-from ftckpt.replay.records import Log
+from ftckpt.replay.compare.unused_rng import idle_streams
+from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
+from ftckpt.replay.record.log import Log
 from tests.replay.made import Change, log, stream
 
 

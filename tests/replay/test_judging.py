@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.replay.comparing import compare
-from ftckpt.replay.events import EVENTS, ORDER
-from ftckpt.replay.floats import written
-from ftckpt.replay.judging import Judgement, Verdict, judge
-from ftckpt.replay.records import ENDED, Log, Record
+from ftckpt.replay.compare.logs import compare
+from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
+from ftckpt.replay.record.events import EVENTS, ORDER
+from ftckpt.replay.record.floats import written
+from ftckpt.replay.record.log import ENDED, Log, Record
 from tests.replay.made import Change, events, log, stream
 
 U = log(range(1, 9), "U")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ftckpt.replay.comparing import compare
-from ftckpt.replay.judging import Verdict, judge
-from ftckpt.replay.records import Log, read_log
-from ftckpt.replay.running import End, run
+from ftckpt.replay.compare.logs import compare
+from ftckpt.replay.compare.verdict import Verdict, judge
+from ftckpt.replay.record.log import Log, read_log
+from ftckpt.replay.run.one_run import End, run
 from ftckpt.replay.settings import Settings
 from tests.replay.trainings import HERE, run_lists, training
 

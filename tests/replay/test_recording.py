@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from ftckpt.checkpoint import Box
-from ftckpt.dtypes import DTYPES
-from ftckpt.replay import device_sums as device_sums_module
-from ftckpt.replay.comparing import compare
-from ftckpt.replay.device_sums import device_sums
-from ftckpt.replay.floats import written
-from ftckpt.replay.journal import Journal
-from ftckpt.replay.readings import random_streams, value_items
-from ftckpt.replay.records import Log, read_log
-from ftckpt.replay.running import End, environment, run
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.digests.tensors import TensorDigest
+from ftckpt.replay.compare.logs import compare
+from ftckpt.replay.record import device_sums as device_sums_module
+from ftckpt.replay.record.device_sums import device_sums
+from ftckpt.replay.record.floats import written
+from ftckpt.replay.record.journal import Journal
+from ftckpt.replay.record.log import Log, read_log
+from ftckpt.replay.record.read_state import random_streams, value_items
+from ftckpt.replay.record.streams import distance, read_stream
+from ftckpt.replay.record.tensors import tensor_digest
+from ftckpt.replay.run.one_run import End, environment, run
 from ftckpt.replay.settings import Settings, read_settings, values_file
-from ftckpt.replay.streams import distance, read_stream
-from ftckpt.replay.tensors import tensor_digest
-from ftckpt.tensor_digest import TensorDigest
 from tests.commands.golden import ftckpt
 
 TRAIN = Path(__file__).parent / "train.py"

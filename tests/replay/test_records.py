@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError, UsageError
-from ftckpt.replay.floats import ulps, value_of, written
-from ftckpt.replay.foreign import read_any
-from ftckpt.replay.records import SCHEMA, Record, line, read_log
+from ftckpt.replay.compare.import_logs import read_any
+from ftckpt.replay.record.floats import ulps, value_of, written
+from ftckpt.replay.record.log import SCHEMA, Record, line, read_log
 from tests.replay.made import events
 
 

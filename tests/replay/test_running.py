@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import NotFoundError
-from ftckpt.replay.running import End, run
+from ftckpt.replay.run.one_run import End, run
 from ftckpt.replay.settings import Settings
 
 # Starts a process in a session of its own, as torchrun does, and says its number.

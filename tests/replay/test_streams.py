@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError
-from ftckpt.replay.streams import (
+from ftckpt.replay.record.streams import (
     Stream,
     device_stream,
     difference_in_words,

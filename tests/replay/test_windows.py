@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.replay.judging import Verdict
-from ftckpt.replay.trial import Tried
+from ftckpt.replay.compare.verdict import Verdict
+from ftckpt.replay.run.trial import Tried
 from tests.replay.trials import Trials
 
 PROGRAM = Path(__file__).parent / "frameworks" / "window_train.py"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from ftckpt.replay import trial
-from ftckpt.replay.trial import Tried
+from ftckpt.replay.run import trial
+from ftckpt.replay.run.trial import Tried
 
 
 class Trials:

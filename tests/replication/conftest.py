@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import ftckpt.digest
+import ftckpt.digests.blocks
 import ftckpt.manifest
-import ftckpt.manifest_parser
+import ftckpt.manifest.parse
+import ftckpt.replication.carry_files
 import ftckpt.replication.damage
 import ftckpt.replication.evidence
-import ftckpt.replication.moving
-import ftckpt.replication.repairing
-import ftckpt.transfer.local_staging
+import ftckpt.replication.repair
+import ftckpt.transfer.staging.local
 import ftckpt.verification.blocks
 from tests.commands.golden import RUN
 from tests.replication.replicas import sealed
@@ -29,14 +29,14 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if request.node.get_closest_marker("s3"):
         return
     modules: tuple[Any, ...] = (
-        ftckpt.digest,
+        ftckpt.digests.blocks,
         ftckpt.manifest,
-        ftckpt.manifest_parser,
+        ftckpt.manifest.parse,
         ftckpt.replication.damage,
         ftckpt.replication.evidence,
-        ftckpt.replication.moving,
-        ftckpt.replication.repairing,
-        ftckpt.transfer.local_staging,
+        ftckpt.replication.carry_files,
+        ftckpt.replication.repair,
+        ftckpt.transfer.staging.local,
         ftckpt.verification.blocks,
     )
     for module in modules:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.resolve import files_at, open_source, open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.opening import files_at, open_source, open_target
-from ftckpt.replication.copying import CopyReport, copy
+from ftckpt.manifest.seal import seal
+from ftckpt.replication.copy import CopyReport, copy
 from ftckpt.replication.options import ReplicationOptions
-from ftckpt.replication.repairing import RepairReport, repair, settle
-from ftckpt.sealing import seal
-from ftckpt.stores import StoreOptions
+from ftckpt.replication.repair import RepairReport, repair, settle
+from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, verify
 
 STORES = StoreOptions(retry_seconds=5)

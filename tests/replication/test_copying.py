@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import ftckpt.replication.copying
+import ftckpt.replication.copy
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
@@ -22,11 +22,11 @@ from ftckpt.errors import (
     UnsafeError,
 )
 from ftckpt.manifest import NAME, SUFFIX, Manifest
-from ftckpt.stores import is_leftover
-from ftckpt.stores.local import LocalReader
-from ftckpt.stores.localwrite import LocalUpload
-from ftckpt.transfer.changes import require_unchanged
-from ftckpt.transfer.local_staging import LocalStaging
+from ftckpt.storage import is_leftover
+from ftckpt.storage.local.store import LocalReader
+from ftckpt.storage.local.write_in_place import LocalUpload
+from ftckpt.transfer.request.source_changes import require_unchanged
+from ftckpt.transfer.staging.local import LocalStaging
 from tests.killing import kill_points
 from tests.replication.replicas import (
     INSIDE,
@@ -112,7 +112,7 @@ def test_nothing_is_overwritten(source: Path, out: Path, kind: str) -> None:
         shutil.copytree(source, out)
         (out / NAME).unlink()
         flip(out / VICTIM, INSIDE)
-        from ftckpt.sealing import seal
+        from ftckpt.manifest.seal import seal
 
         seal(opened(out))
     elif kind == "unsealed":
@@ -202,7 +202,7 @@ def test_a_bit_that_flips_on_the_way_is_read_again(
             flipped.append(offset)
 
     # The structure check reads headers before; the flip is to hit what is copied.
-    monkeypatch.setattr(ftckpt.replication.copying, "_require_structure", lambda checkpoint: None)
+    monkeypatch.setattr(ftckpt.replication.copy, "_require_structure", lambda checkpoint: None)
     monkeypatch.setattr(LocalReader, "readinto", readinto)
     copied(plain, out, jobs=1)
     assert len(flipped) == 1
@@ -226,7 +226,7 @@ def test_a_source_that_changes_meanwhile_is_no_result(
     source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ftckpt.replication.copying.require_unchanged",
+        "ftckpt.replication.copy.require_unchanged",
         _after(lambda: (source / VICTIM).write_bytes(b"the next save")),
     )
     with pytest.raises(IncompleteError, match="changed while it was being read"):

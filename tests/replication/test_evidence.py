@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.replication.evidence import RecordEvidence
-from ftckpt.transfer.blocks import BlockMade, Ledger, RunningSums
+from ftckpt.transfer.write.blocks import BlockMade, Ledger, RunningSums
 from tests.replication.conftest import SMALL
 
 SIZE = 5 * SMALL + 123

@@ -20,10 +20,10 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import FOLDER, NAME, SUFFIX
 from ftckpt.replication.places import staging_at
-from ftckpt.stores import open_store
-from ftckpt.stores.memory import MemoryStore
-from ftckpt.stores.s3 import S3Store
-from ftckpt.stores.s3upload import S3Upload
+from ftckpt.storage import open_store
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.s3.store import S3Store
+from ftckpt.storage.s3.upload import S3Upload
 from ftckpt.transfer.places import around
 from tests.replication.replicas import (
     INSIDE,
@@ -224,7 +224,7 @@ def test_what_stands_there_is_kept(source: Path, place: str) -> None:
 def test_two_at_once_show_one_whole_checkpoint(
     source: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ftckpt.transfer.remote_staging import RemoteStaging
+    from ftckpt.transfer.staging.remote import RemoteStaging
 
     real: Callable[..., None] = RemoteStaging.publish
     inner: list[object] = []

@@ -20,11 +20,11 @@ from ftckpt.errors import (
     UnverifiedError,
 )
 from ftckpt.manifest import NAME, SUFFIX
-from ftckpt.replication.exchanging import ExchangeStaging
-from ftckpt.stores import renaming
-from ftckpt.stores.exchange import exchange
-from ftckpt.stores.local import LocalReader
-from ftckpt.transfer.changes import require_unchanged
+from ftckpt.replication.swap_in_place import ExchangeStaging
+from ftckpt.storage.local import renaming
+from ftckpt.storage.local.exchange import exchange
+from ftckpt.storage.local.store import LocalReader
+from ftckpt.transfer.request.source_changes import require_unchanged
 from tests.commands.golden import RUN
 from tests.delta.packs import pack_places, save_steps
 from tests.killing import kill_points
@@ -339,7 +339,7 @@ def test_a_restart_leaves_the_damaged_manifest_where_it_is(
         exchange(one, other)
 
     with monkeypatch.context() as patch:
-        patch.setattr("ftckpt.replication.exchanging.exchange", swap)
+        patch.setattr("ftckpt.replication.swap_in_place.exchange", swap)
         with pytest.raises(KilledError):
             repaired(path, tmp_path / "copy.safetensors")
     repaired(path, tmp_path / "copy.safetensors", restart=True)
@@ -373,7 +373,7 @@ def test_a_checkpoint_that_changes_meanwhile_is_let_be(
         (source / OTHER).write_bytes(b"the next save")
         require_unchanged(*args)
 
-    monkeypatch.setattr("ftckpt.replication.repairing.require_unchanged", changed)
+    monkeypatch.setattr("ftckpt.replication.repair.require_unchanged", changed)
     with pytest.raises(IncompleteError, match="changed"):
         repaired(source, replica)
     assert (source / OTHER).read_bytes() == b"the next save"

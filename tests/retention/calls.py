@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.stores import renaming
+from ftckpt.storage.local import renaming
 
 _CALLS = ("open", "mkdir", "write", "pwrite", "ftruncate", "fsync", "unlink", "rmdir")
 

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftckpt import opening
 from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.resolve import Place
+from ftckpt.discovery.roots import Child, Root, join
 from ftckpt.manifest import SUFFIX
-from ftckpt.opening import Place
-from ftckpt.registry import Listing, Recognition
 from ftckpt.retention import Policy, apply, prepare, purge, undelete
-from ftckpt.retention.outcome import Applied, Purged, Undeleted
-from ftckpt.retention.plan import Plan
-from ftckpt.roots import Child, Root, join
-from ftckpt.source import Source
-from ftckpt.stores import StoreOptions
+from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
+from ftckpt.retention.policy.plan import Plan
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.source import Source
 from tests.small_format import Small, SmallCheckpoint
 
 NOW = 1_800_000_000.0

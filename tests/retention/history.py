@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from ftckpt.retention.entries import EntryClass, Lease, Pin, RootEntry
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy
+from ftckpt.retention.scan.entries import EntryClass, Lease, Pin, RootEntry
 
 from .oracle import Asked, Thing
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 
 from ftckpt.checkpoint import CommitState, Topology
+from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.roots import Child, Root, join
 from ftckpt.findings import Finding, finding
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
-from ftckpt.registry import Listing, Recognition
-from ftckpt.roots import Child, Root, join
-from ftckpt.source import Source
+from ftckpt.storage.source import Source
 from tests.small_format import SmallCheckpoint, write
 
 from .carrying import OneFile

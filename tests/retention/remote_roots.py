@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ftckpt import opening
-from ftckpt.candidates import Walk
+from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.candidates import Walk
+from ftckpt.discovery.resolve import Place
 from ftckpt.errors import FtckptError
-from ftckpt.opening import Place
 from ftckpt.retention import Policy, Prepared, prepare
-from ftckpt.store import Entry, Store
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.store import Entry, Store
 from tests.small_format import MARKER, Small
 
 NOW = 1_800_000_000.0

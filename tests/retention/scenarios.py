@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from ftckpt.quantities import duration
-from ftckpt.retention.entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
+from ftckpt.discovery.roots import step_in_name
+from ftckpt.planning.quantities import duration
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy
-from ftckpt.roots import step_in_name
+from ftckpt.retention.scan.entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
 
 NOW = datetime(2026, 3, 31, 12, 30, tzinfo=UTC).timestamp()
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from ftckpt import opening
+from ftckpt.discovery import resolve as opening
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.delta_bases import bases
-from ftckpt.retention import Applied, Policy, apply, pins, prepare, purge, remember, undelete
-from ftckpt.stores import StoreOptions
+from ftckpt.formats.delta.bases import bases
+from ftckpt.retention import Applied, Policy, apply, prepare, purge, remember, undelete
+from ftckpt.retention.records import pins
+from ftckpt.storage import StoreOptions
 
 from .trainer import DAY, Trainer, digests
 

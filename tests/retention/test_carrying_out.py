@@ -20,13 +20,15 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.retention import Policy, leases, log, pins, tags, trashed
+from ftckpt.retention import Policy, trashed
 from ftckpt.retention.document import dump_plan, load_plan
-from ftckpt.retention.holding import hold
-from ftckpt.retention.local_trash import LocalTrash
+from ftckpt.retention.locks import leases
+from ftckpt.retention.locks.hold import hold
 from ftckpt.retention.policy import DeleteLimit
-from ftckpt.stores import renaming
-from ftckpt.stores.local import LocalStore
+from ftckpt.retention.records import log, pins, tags
+from ftckpt.retention.trash.local import LocalTrash
+from ftckpt.storage.local import renaming
+from ftckpt.storage.local.store import LocalStore
 from tests.small_format import read
 
 from .carrying import (

@@ -18,12 +18,14 @@ from random import Random
 
 import pytest
 
-from ftckpt import opening, sealing
+from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, IncompleteError, NotFoundError, RefusedError
 from ftckpt.manifest import NAME, Manifest
-from ftckpt.retention import Policy, apply, pins, prepare, tags
-from ftckpt.roots import Root
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.manifest import seal as sealing
+from ftckpt.retention import Policy, apply, prepare
+from ftckpt.retention.records import pins, tags
+from ftckpt.storage import StoreOptions, open_store
 from tests import campaign
 from tests.s3_places import QUICK
 

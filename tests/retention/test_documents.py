@@ -11,13 +11,13 @@ import pytest
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import RefusedError, UsageError
-from ftckpt.retention.deciding import decide
 from ftckpt.retention.document import dump_plan, load_plan, plan_id, rows
-from ftckpt.retention.entries import Contents, EntryClass, RootEntry, SharedFile
-from ftckpt.retention.metrics import metric_of
-from ftckpt.retention.plan import Plan
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy, flag
-from ftckpt.retention.policy_file import parse_policy_file, tier_of
+from ftckpt.retention.policy.decide import decide
+from ftckpt.retention.policy.file import parse_policy_file, tier_of
+from ftckpt.retention.policy.metrics import metric_of
+from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry, SharedFile
 from tests.small_format import read, write
 
 from .history import History, any_policy

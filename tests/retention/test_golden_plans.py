@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.retention.deciding import decide
 from ftckpt.retention.document import rows
-from ftckpt.retention.plan import Plan
+from ftckpt.retention.policy.decide import decide
+from ftckpt.retention.policy.plan import Plan
 
 from .scenarios import NOW, scenario
 

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from ftckpt.errors import RefusedError
-from ftckpt.retention.deciding import decide
-from ftckpt.retention.entries import EntryClass, RootEntry
-from ftckpt.retention.plan import Plan
 from ftckpt.retention.policy import Policy
+from ftckpt.retention.policy.decide import decide
+from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
 
 from . import oracle
 from .history import START, History, any_policy, asked_by, one_more_rule, thing_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.stores import is_leftover, open_store
+from ftckpt.storage import is_leftover, open_store
 from tests.checkpoints import save_dcp
 from tests.json_run import ftckpt_json
 from tests.s3_places import QUICK

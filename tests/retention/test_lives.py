@@ -25,9 +25,11 @@ from hypothesis.stateful import (
 
 from ftckpt.errors import ExitCode, RefusedError
 from ftckpt.manifest import SUFFIX
-from ftckpt.retention import Policy, leases, log, pins, trashed
-from ftckpt.retention.holding import SKEW
-from ftckpt.retention.plan import Plan
+from ftckpt.retention import Policy, trashed
+from ftckpt.retention.locks import leases
+from ftckpt.retention.locks.hold import SKEW
+from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.records import log, pins
 from tests.small_format import read
 
 from .calls import Calls, Killed

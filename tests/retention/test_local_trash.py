@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from ftckpt.errors import ExistsError, ExitCode, NoResourceError, RefusedError, UnsafeError
 from ftckpt.manifest import SUFFIX
 from ftckpt.retention import Plan, Policy, apply, trashed
-from ftckpt.retention.entries import EntryClass
-from ftckpt.retention.preparing import prepare
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.trash import BESIDE, Trashed, parse_trash_name, trash_name
-from ftckpt.stores import renaming
-from ftckpt.stores.removal import Removal
-from ftckpt.stores.renaming import rename_new
+from ftckpt.storage.local import renaming
+from ftckpt.storage.local.removal import Removal
+from ftckpt.storage.local.renaming import rename_new
 
 from .calls import Calls, Killed
 from .carrying import (

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import opening, sealing
-from ftckpt.candidates import look
+from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.candidates import look
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.manifest import seal as sealing
+from ftckpt.manifest.seal import seal
 from ftckpt.retention import EntryClass, Policy, apply, prepare, purge
-from ftckpt.retention.found import Found
-from ftckpt.retention.plan import Plan
-from ftckpt.sealing import seal
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.scan.entry import Found
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.checkpoints import save_dcp
 from tests.json_run import ftckpt_json
 from tests.s3_places import QUICK

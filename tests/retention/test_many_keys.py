@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.stores import open_store
-from ftckpt.stores.s3client import S3Client
+from ftckpt.storage import open_store
+from ftckpt.storage.s3.client import S3Client
 from tests.retention.remote_roots import planned, save
 from tests.s3_places import QUICK
 from tests.servers.s3 import BUCKET, S3Service

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import ExitCode, RefusedError
-from ftckpt.retention import leases, pins, trashed
-from ftckpt.retention.records import write
+from ftckpt.retention import trashed
+from ftckpt.retention.locks import leases
+from ftckpt.retention.records import pins, write
 from tests.small_format import read
 
 from .carrying import (

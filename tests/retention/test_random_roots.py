@@ -14,9 +14,9 @@ from random import Random
 
 import pytest
 
-from ftckpt import opening
-from ftckpt.retention.preparing import Prepared, prepare
-from ftckpt.stores import StoreOptions
+from ftckpt.discovery import resolve as opening
+from ftckpt.retention.apply.prepare import Prepared, prepare
+from ftckpt.storage import StoreOptions
 
 from . import oracle
 from .history import any_policy, asked_by

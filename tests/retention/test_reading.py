@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from ftckpt import opening
 from ftckpt.checkpoint import Topology
+from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.roots import Child, Root
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -22,17 +24,16 @@ from ftckpt.errors import (
 from ftckpt.findings import Finding, finding
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
-from ftckpt.registry import Listing, Recognition
-from ftckpt.retention import leases, pins, tags
-from ftckpt.retention.entries import EntryClass, RootEntry
-from ftckpt.retention.found import Reading
+from ftckpt.retention.apply.prepare import Prepared, prepare, remember
+from ftckpt.retention.locks import leases
 from ftckpt.retention.policy import Metric, Policy
-from ftckpt.retention.preparing import Prepared, prepare, remember
-from ftckpt.roots import Child, Root
-from ftckpt.source import Source
+from ftckpt.retention.records import pins, tags
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
+from ftckpt.retention.scan.entry import Reading
 from ftckpt.status.survey import survey
-from ftckpt.stores import StoreOptions
-from ftckpt.stores.local import LocalStore
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.source import Source
 from tests.small_format import DATA, MARKER, Small, SmallCheckpoint, read, write
 
 NOW = time.time()
@@ -228,7 +229,7 @@ def test_a_large_checkpoint_is_planned_by_a_few_of_its_names(
         return names(store, path, most)
 
     monkeypatch.setattr(LocalStore, "names", counted)
-    monkeypatch.setattr("ftckpt.listing.FEW", 8)
+    monkeypatch.setattr("ftckpt.discovery.listing.FEW", 8)
     assert plan_of(tmp_path, sizes=True).plan == whole.plan
     assert listed == []
     # Two go, of 41 files each. Nine of each were seen; more are counted only where that matters.
@@ -541,7 +542,7 @@ def test_planning_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_memory_root_is_walked_once_an_entry() -> None:
-    from ftckpt.stores.memory import MemoryStore
+    from ftckpt.storage.memory import MemoryStore
 
     store = MemoryStore("memory://retention-reading")
     for step in range(1, 5):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import opening
+from ftckpt.discovery import resolve as opening
 from ftckpt.errors import ExitCode
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.delta_bases import bases
+from ftckpt.formats.delta.bases import bases
 from ftckpt.retention import Policy, apply, prepare, purge, trashed, undelete
-from ftckpt.stores import StoreOptions
+from ftckpt.storage import StoreOptions
 
 from .carrying import DAY, saved
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import opening
+from ftckpt.discovery import resolve as opening
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.retention import log, pins
-from ftckpt.retention.entries import EntryClass
+from ftckpt.retention.apply.prepare import Prepared, prepare
 from ftckpt.retention.policy import Policy
-from ftckpt.retention.preparing import Prepared, prepare
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.retention.records import log, pins
+from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.storage import StoreOptions, open_store
 from tests.servers.s3 import BUCKET
 from tests.small_format import Small, read
 

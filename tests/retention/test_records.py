@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import NotFoundError, UnsafeError, UsageError
-from ftckpt.retention import leases, log, pins, tags
-from ftckpt.retention.entries import Lease, Pin
-from ftckpt.roots import Root
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.retention.locks import leases
+from ftckpt.retention.records import log, pins, tags
+from ftckpt.retention.scan.entries import Lease, Pin
+from ftckpt.storage.memory import MemoryStore
 from tests.small_format import read, write
 
 NOW = 1_700_000_000.0

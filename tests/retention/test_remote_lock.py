@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, FtckptError, RefusedError, UnsupportedError
-from ftckpt.retention.remote_lock import FOLDER, RemoteLock
-from ftckpt.roots import Root
-from ftckpt.store import Entry
-from ftckpt.stores import open_store
-from ftckpt.stores.memory import MemoryStore
+from ftckpt.retention.locks.remote import FOLDER, RemoteLock
+from ftckpt.storage import open_store
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.store import Entry
 from tests.s3_places import QUICK
 from tests.servers.faults import Fault, fault_proxy
 from tests.servers.s3 import BUCKET, S3Service

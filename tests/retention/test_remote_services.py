@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from ftckpt.discovery.recognise import Format
+from ftckpt.discovery.resolve import open_target
 from ftckpt.errors import (
     DeniedError,
     ExitCode,
@@ -23,15 +25,14 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.opening import open_target
-from ftckpt.registry import Format
-from ftckpt.retention import Policy, apply, prepare, purge, remote_lock, undelete
-from ftckpt.retention.markers import marker_of
-from ftckpt.retention.outcome import Applied, Purged, Undeleted
-from ftckpt.store import Store
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.stores.s3 import S3Store
-from ftckpt.stores.s3client import S3Client
+from ftckpt.retention import Policy, apply, prepare, purge, undelete
+from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
+from ftckpt.retention.locks import remote as remote_lock
+from ftckpt.retention.scan.markers import marker_of
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.s3.client import S3Client
+from ftckpt.storage.s3.store import S3Store
+from ftckpt.storage.store import Store
 from tests.checkpoints import save_dcp
 from tests.retention.remote_roots import KEEP_2, newest, place_of, save
 from tests.s3_places import QUICK

@@ -16,11 +16,13 @@ from ftckpt.errors import (
     RefusedError,
     UnavailableError,
 )
-from ftckpt.retention import Policy, apply, markers, pins, purge, undelete
-from ftckpt.retention.entries import EntryClass
-from ftckpt.retention.outcome import Applied, Purged, Undeleted
-from ftckpt.retention.remote_lock import RemoteLock
-from ftckpt.store import Entry
+from ftckpt.retention import Policy, apply, purge, undelete
+from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
+from ftckpt.retention.locks.remote import RemoteLock
+from ftckpt.retention.records import pins
+from ftckpt.retention.scan import markers
+from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.storage.store import Entry
 from tests.retention.remote_roots import (
     DAY,
     HOUR,

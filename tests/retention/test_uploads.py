@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, UnavailableError
-from ftckpt.retention.uploads import abort_own, old_uploads, own_uploads, upload_notes
-from ftckpt.roots import Root
-from ftckpt.stores import open_store
-from ftckpt.stores.s3 import S3Store
-from ftckpt.transfer.remote_staging import RemoteStaging
+from ftckpt.retention.scan.uploads import abort_own, old_uploads, own_uploads, upload_notes
+from ftckpt.storage import open_store
+from ftckpt.storage.s3.store import S3Store
+from ftckpt.transfer.staging.remote import RemoteStaging
 from tests.retention.remote_roots import planned, save
 from tests.s3_places import QUICK
 from tests.servers.s3 import BUCKET, S3Service

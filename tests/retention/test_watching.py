@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import ExitCode
-from ftckpt.retention import Policy, tags
-from ftckpt.retention.local_trash import LocalTrash
+from ftckpt.retention import Policy
 from ftckpt.retention.policy import DeleteLimit
-from ftckpt.stores.local import LocalStore
+from ftckpt.retention.records import tags
+from ftckpt.retention.trash.local import LocalTrash
+from ftckpt.storage.local.store import LocalStore
 from tests.small_format import read
 
 from .carrying import NOW, apply_to, dropped, names_in, plan_of, save

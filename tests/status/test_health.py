@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftckpt.retention.entries import Contents, EntryClass, RootEntry, SharedFile
+from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry, SharedFile
 from ftckpt.status import AlertKind, Held, Status, Survey, Thresholds, metrics, status
 
 NOW = 1_000_000.0

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint, Extent, Kind, ObjectInfo, Piece, TensorInfo
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Box
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 
 Described = Mapping[str, tuple[str, str, tuple[int, ...], str]]

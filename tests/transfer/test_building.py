@@ -12,27 +12,22 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ftckpt.digest
-import ftckpt.forks
-import ftckpt.transfer.blocks
-import ftckpt.transfer.building
+import ftckpt.digests.blocks
+import ftckpt.transfer.write.blocks
+import ftckpt.transfer.write.files
+import ftckpt.workers.processes
 from ftckpt.errors import UnavailableError
 from ftckpt.manifest import FileDigest
-from ftckpt.source import Source
-from ftckpt.store import Upload
-from ftckpt.stores import open_store
-from ftckpt.transfer.block_shares import MadeShare, make_shares
-from ftckpt.transfer.blocks import BlockMade
-from ftckpt.transfer.building import Built, build
-from ftckpt.transfer.gathering import Gatherer
-from ftckpt.transfer.layout import (
-    Layout,
-    Literal,
-    OutputFile,
-    Segment,
-)
-from ftckpt.transfer.regions import boxes_of_range, whole_rows
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Upload
+from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.transfer.read.geometry import boxes_of_range, whole_rows
 from ftckpt.transfer.staging import StagedFile, Staging
+from ftckpt.transfer.write.blocks import BlockMade
+from ftckpt.transfer.write.files import Built, build
+from ftckpt.transfer.write.in_processes import MadeShare, make_shares
 from tests.materialise import file_bytes
 from tests.raw_checkpoint import RawCheckpoint, slices
 from tests.transfer.layouts import Crcs, transfers
@@ -45,7 +40,11 @@ BLOCK = 64
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ftckpt.digest, ftckpt.transfer.blocks, ftckpt.transfer.building):
+    for module in (
+        ftckpt.digests.blocks,
+        ftckpt.transfer.write.blocks,
+        ftckpt.transfer.write.files,
+    ):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     monkeypatch.setattr(Gatherer, "chunk", 24)
 
@@ -258,7 +257,7 @@ def test_threads_share_a_file_that_a_process_would_make_alone(
         asked.append(what)
         return make_shares(*what, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ftckpt.transfer.building, "make_shares", made)
+    monkeypatch.setattr(ftckpt.transfer.write.files, "make_shares", made)
     files = []
     for number, size in enumerate(sizes):
         segments: list[Segment] = [Literal(bytes(size * BLOCK))]
@@ -266,7 +265,9 @@ def test_threads_share_a_file_that_a_process_would_make_alone(
         files.append(OutputFile(f"file{number}", segments))
     staging, layout, checkpoint = MemoryStaging(), Layout(files=files), _nothing()
     staging.by_processes = True
-    monkeypatch.setattr(ftckpt.forks, "are_safe", lambda: False)  # the staging is in memory
+    monkeypatch.setattr(
+        ftckpt.workers.processes, "are_safe", lambda: False
+    )  # the staging is in memory
     built = build(layout, Gatherer(checkpoint), staging, jobs=2, forks=2)
     _require_right(checkpoint, layout, staging, built)
     assert bool(asked) == apart

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ftckpt.errors import IncompleteError, NotFoundError
-from ftckpt.source import Source
-from ftckpt.stores.memory import MemoryStore
-from ftckpt.transfer.changes import blamed
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
+from ftckpt.transfer.request.source_changes import blamed
 
 
 def test_what_a_stale_listing_still_shows_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftckpt.checkpoint import Kind
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Box
 from ftckpt.transfer.content import Content, Copy, Part, Wanted
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import raw_dtype
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.errors import NoResourceError, UsageError
-from ftckpt.transfer import gathering
 from ftckpt.transfer.content import Content, Part, Shard
 from ftckpt.transfer.device import DeviceGatherer, gatherer
-from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import Elements, Layout, OutputFile
+from ftckpt.transfer.read import elements as gathering
+from ftckpt.transfer.read.elements import Gatherer
 from tests.materialise import shard_bytes
 from tests.raw_checkpoint import RawCheckpoint, checkpoints, cut
 
@@ -77,8 +77,8 @@ def test_every_range_has_the_same_bits(
 
 def test_spans_are_cut_where_elements_lie_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
-    from ftckpt.source import Source
-    from ftckpt.stores.memory import MemoryStore
+    from ftckpt.storage.memory import MemoryStore
+    from ftckpt.storage.source import Source
 
     monkeypatch.setattr(gathering, "SPAN", 200)
     whole = np.arange(10 * 12, dtype="<u4").reshape(10, 12)
@@ -116,8 +116,8 @@ def test_auto_measures_only_where_there_is_a_choice() -> None:
     import torch
 
     from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
-    from ftckpt.source import Source
-    from ftckpt.stores.memory import MemoryStore
+    from ftckpt.storage.memory import MemoryStore
+    from ftckpt.storage.source import Source
 
     store = MemoryStore("memory://auto")
     store.put("f", bytes(64))

@@ -14,17 +14,17 @@ import pytest
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.comparison import Field
 from ftckpt.comparison.state import compare_fields, state_tensors
+from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.safetensors_checkpoint import SafetensorsCheckpoint
-from ftckpt.formats.same_object import SameObject
-from ftckpt.formats.state_fields import state_fields
+from ftckpt.formats.safetensors.reader import SafetensorsCheckpoint
+from ftckpt.formats.state.fields import state_fields
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import WRITERS, format_and_writer
-from ftckpt.stores import StoreOptions
-from ftckpt.tensor_digest import digest_tensor
-from ftckpt.transfer.carrying import TransferOptions, require_place, transfer
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes, Writer
-from ftckpt.transfer.rehearsal import rehearse
+from ftckpt.transfer.prove.rehearsal import rehearse
+from ftckpt.transfer.run import TransferOptions, require_place, transfer
 from tests.campaign import examples
 from tests.checkpoints import open_checkpoint
 from tests.real_sets import ARCHIVES, real_set

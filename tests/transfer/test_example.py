@@ -18,12 +18,12 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.formats.torchsave_writer import TorchSaveWriter
-from ftckpt.stores import open_store
+from ftckpt.formats.torchsave.writer import TorchSaveWriter
+from ftckpt.storage import open_store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.example import lay_out
 from ftckpt.transfer.layout import Layout, Wishes
-from ftckpt.transfer.narrowing import drop
+from ftckpt.transfer.request.example import lay_out
+from ftckpt.transfer.request.narrowing import drop
 from tests.checkpoints import flip, open_checkpoint, save_dcp
 
 

@@ -18,9 +18,9 @@ from ftckpt.errors import (
     RefusedError,
     UnsupportedError,
 )
-from ftckpt.transfer.blocks import BlockMade
 from ftckpt.transfer.layout import Literal, OutputFile
-from ftckpt.transfer.local_staging import LocalStaging
+from ftckpt.transfer.staging.local import LocalStaging
+from ftckpt.transfer.write.blocks import BlockMade
 
 DATA = b"a few bytes"
 
@@ -248,7 +248,7 @@ def test_a_manifest_that_a_killed_run_put_beside_one_file_is_replaced(
     for plan, restart in (("one", False), ("one", False), ("two", True)):
         staging = _built(out, plan, single=True, restart=restart)
         with monkeypatch.context() as patch:
-            patch.setattr("ftckpt.transfer.local_staging.sync_directory", die)
+            patch.setattr("ftckpt.transfer.staging.local.sync_directory", die)
             real = os.link
 
             def link(old: Any, new: Any, real: Any = real, **named: Any) -> None:
@@ -270,8 +270,8 @@ def test_a_transfer_is_of_one_place(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     from ftckpt import open_checkpoint
-    from ftckpt.transfer.journal import fingerprint
     from ftckpt.transfer.layout import Layout
+    from ftckpt.transfer.write.journal import fingerprint
 
     plans = set()
     for step in ("step-1", "step-2", "step-1"):

@@ -8,12 +8,12 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.assembly import dense_strides
 from ftckpt.checkpoint import Box
-from ftckpt.coverage import intersection
-from ftckpt.dtypes import DTYPES
-from ftckpt.transfer.moves import Move, meeting, readings
-from ftckpt.transfer.regions import Held
+from ftckpt.checkpoint.coverage import intersection
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.transfer.read.copies_plan import Move, meeting, readings
+from ftckpt.transfer.read.geometry import Held
 from tests.raw_checkpoint import cut
 
 _DTYPE = DTYPES["float32"]

@@ -6,7 +6,7 @@ import pytest
 
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.narrowing import Only, drop, only
+from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.transfer.contents import content_of
 
 TENSORS = {

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ftckpt import api
-from ftckpt.commands.app import run
-from ftckpt.commands.invocation import Invocation
+from ftckpt.commands.cli.app import run
+from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.errors import ExitCode, RefusedError
 from ftckpt.manifest import NAME, SUFFIX
-from ftckpt.stores import StoreOptions, open_store
+from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.places import require_outside
 
 DATA = Path(__file__).parents[1] / "data"

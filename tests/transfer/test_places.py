@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import RefusedError, UnsafeError
-from ftckpt.source import Source
-from ftckpt.stores import open_store
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.places import absolute, place_of, require_apart, require_names
 

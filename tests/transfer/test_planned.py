@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import ftckpt.transfer.planned as planned
+import ftckpt.transfer.request.dry_run as planned
 from ftckpt.errors import NoResourceError
-from ftckpt.memory import budget, held, set_budget
-from ftckpt.transfer.planned import affordable_jobs
+from ftckpt.transfer.request.dry_run import affordable_jobs
+from ftckpt.workers.memory import budget, held, set_budget
 
 MIB = 1 << 20
 

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ftckpt.transfer.proof as proof
+import ftckpt.transfer.prove.elements as proof
 from ftckpt import open_checkpoint
 from ftckpt.checkpoint import Checkpoint, Piece
-from ftckpt.dtypes import DTYPES, DType
+from ftckpt.checkpoint.dtypes import DTYPES, DType
+from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import CorruptError
 from ftckpt.extents import Box, Extent
-from ftckpt.formats.same_object import SameObject
-from ftckpt.limits import RateLimit
-from ftckpt.tensor_digest import digest_tensor
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content, Known
-from ftckpt.transfer.digest_proof import DigestProof
+from ftckpt.transfer.prove.digests import DigestProof
+from ftckpt.workers.limits import RateLimit
 from tests.counting import Added
 from tests.raw_checkpoint import RawCheckpoint, checkpoints, placed
 

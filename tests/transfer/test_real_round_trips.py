@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.candidates import newest_child
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.digests.tensors import digest_tensor
+from ftckpt.discovery.candidates import newest_child
+from ftckpt.discovery.resolve import open_part, open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import WRITERS
-from ftckpt.opening import open_part, open_target
-from ftckpt.stores import StoreOptions
-from ftckpt.tensor_digest import digest_tensor
-from ftckpt.transfer.carrying import TransferOptions, TransferReport, transfer
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.renaming import parse_renames, rename
+from ftckpt.transfer.request.renaming import parse_renames, rename
+from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from tests.real_sets import ARCHIVES, real_set
 
 SETS = sorted(p.name.removesuffix(".tar.xz") for p in ARCHIVES.glob("*.tar.xz"))

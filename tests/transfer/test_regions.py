@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box
-from ftckpt.coverage import intersection
-from ftckpt.transfer.regions import Boxes
+from ftckpt.checkpoint.coverage import intersection
+from ftckpt.transfer.read.geometry import Boxes
 
 
 @st.composite

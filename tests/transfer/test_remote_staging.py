@@ -10,11 +10,11 @@ import xxhash
 
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError
 from ftckpt.manifest import NAME, TRANSFER
-from ftckpt.store import Entry
-from ftckpt.stores.memory import MemoryStore
-from ftckpt.transfer.blocks import BlockMade
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.store import Entry
 from ftckpt.transfer.layout import Literal, OutputFile
-from ftckpt.transfer.remote_staging import RemoteStaging
+from ftckpt.transfer.staging.remote import RemoteStaging
+from ftckpt.transfer.write.blocks import BlockMade
 
 FILE = OutputFile("data", [Literal(b"a few bytes")])
 MANIFEST = b"{}"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.transfer.renaming import parse_renames, rename
+from ftckpt.transfer.request.renaming import parse_renames, rename
 from tests.transfer.contents import content_of
 
 TENSORS = {

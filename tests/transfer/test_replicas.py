@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
+from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import CorruptError, ExitCode
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
-from ftckpt.stores import StoreOptions
-from ftckpt.tensor_digest import digest_tensor
-from ftckpt.transfer.carrying import TransferOptions, TransferReport, transfer
+from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.digest_proof import DigestProof
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.proof import Proof, Prover, prove
+from ftckpt.transfer.prove.digests import DigestProof
+from ftckpt.transfer.prove.elements import Proof, Prover, prove
+from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.checkpoints import flip, open_checkpoint
 from tests.formats.deepspeed_sets import tag

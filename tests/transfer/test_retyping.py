@@ -8,10 +8,10 @@ import pytest
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.safetensors_writer import SafetensorsWriter
+from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from ftckpt.transfer.retyping import retype
+from ftckpt.transfer.request.retyping import retype
 from tests.checkpoints import open_checkpoint
 from tests.materialise import materialise
 from tests.transfer.contents import content_of

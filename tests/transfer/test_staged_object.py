@@ -23,17 +23,19 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.manifest import SUFFIX
-from ftckpt.source import Source
-from ftckpt.store import Store
-from ftckpt.stores import open_store, s3copy
-from ftckpt.stores.memory import MemoryStore
-from ftckpt.stores.s3 import S3Store
-from ftckpt.stores.s3upload import S3Upload
-from ftckpt.transfer import object_staging, staged_object
-from ftckpt.transfer.carrying import TransferOptions, TransferReport
+from ftckpt.storage import open_store
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.s3 import copy as s3copy
+from ftckpt.storage.s3.store import S3Store
+from ftckpt.storage.s3.upload import S3Upload
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.narrowing import Only, only
-from ftckpt.transfer.staged_object import StagedObject
+from ftckpt.transfer.request.narrowing import Only, only
+from ftckpt.transfer.run import TransferOptions, TransferReport
+from ftckpt.transfer.staging import object as object_staging
+from ftckpt.transfer.staging import staged_object
+from ftckpt.transfer.staging.staged_object import StagedObject
 from tests.commands.golden import RUN
 from tests.replication.replicas import STORES, KilledError, killed, require_good
 from tests.servers.faults import Fault, fault_proxy

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-import ftckpt.digest
+import ftckpt.digests.blocks
 import ftckpt.manifest
-import ftckpt.manifest_parser
-import ftckpt.stores.s3upload
-import ftckpt.transfer.blocks
-import ftckpt.transfer.building
-import ftckpt.transfer.local_staging
+import ftckpt.manifest.parse
+import ftckpt.storage.s3.upload
+import ftckpt.transfer.staging.local
+import ftckpt.transfer.write.blocks
+import ftckpt.transfer.write.files
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.resolve import open_target
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
@@ -29,17 +30,16 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.formats.safetensors import Safetensors
-from ftckpt.formats.safetensors_writer import SafetensorsWriter
-from ftckpt.formats.same_object import SameObject
+from ftckpt.formats.safetensors.writer import SafetensorsWriter
+from ftckpt.formats.state.same_object import SameObject
 from ftckpt.manifest import FOLDER, NAME, find
-from ftckpt.opening import open_target
 from ftckpt.progress import NULL, Counter
-from ftckpt.source import Source
-from ftckpt.stores import StoreOptions, open_store
-from ftckpt.transfer.carrying import TransferOptions, TransferReport, transfer
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.gathering import Gatherer
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.counting import Added
 from tests.killing import kill_points
@@ -65,12 +65,12 @@ def _small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     if request.node.get_closest_marker("s3"):
         return  # a part of an upload has a least size there
     modules: tuple[Any, ...] = (
-        ftckpt.digest,
+        ftckpt.digests.blocks,
         ftckpt.manifest,
-        ftckpt.manifest_parser,
-        ftckpt.transfer.blocks,
-        ftckpt.transfer.building,
-        ftckpt.transfer.local_staging,
+        ftckpt.manifest.parse,
+        ftckpt.transfer.write.blocks,
+        ftckpt.transfer.write.files,
+        ftckpt.transfer.staging.local,
     )
     for module in modules:
         monkeypatch.setattr(module, "BLOCK", 512)
@@ -210,7 +210,7 @@ def test_two_at_once_do_not_share_a_place(
 ) -> None:
     destination = tmp_path / "out"
     refused: list[BaseException] = []
-    real = ftckpt.transfer.local_staging.LocalStaging.publish
+    real = ftckpt.transfer.staging.local.LocalStaging.publish
 
     def publish(*args: Any) -> None:
         with pytest.raises(RefusedError, match="another ftckpt is writing") as caught:
@@ -218,7 +218,7 @@ def test_two_at_once_do_not_share_a_place(
         refused.append(caught.value)
         real(*args)
 
-    monkeypatch.setattr(ftckpt.transfer.local_staging.LocalStaging, "publish", publish)
+    monkeypatch.setattr(ftckpt.transfer.staging.local.LocalStaging, "publish", publish)
     _move(source, destination)
     assert len(refused) == 1
     _require_good(destination, 5)
@@ -279,13 +279,13 @@ def test_a_source_that_changes_meanwhile_is_no_result(
 
     copy = tmp_path / "copy"
     shutil.copytree(source, copy)
-    real = ftckpt.transfer.local_staging.LocalStaging.source
+    real = ftckpt.transfer.staging.local.LocalStaging.source
 
     def touched(*args: Any) -> Source:
         os.utime(copy / "model.safetensors", (1, 1))
         return real(*args)
 
-    monkeypatch.setattr(ftckpt.transfer.local_staging.LocalStaging, "source", touched)
+    monkeypatch.setattr(ftckpt.transfer.staging.local.LocalStaging, "source", touched)
     with pytest.raises(IncompleteError, match=r"model\.safetensors changed"):
         _move(copy, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -352,7 +352,7 @@ def test_on_s3_the_manifest_is_the_last_word(source: Path, s3_url: str) -> None:
 def test_on_s3_a_killed_run_is_incomplete_and_goes_on(
     source: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ftckpt.transfer.remote_staging as remote
+    import ftckpt.transfer.staging.remote as remote
 
     url = f"{s3_url}/out"
 

@@ -14,11 +14,11 @@ import zstandard
 from ftckpt.checkpoint import Payload
 from ftckpt.errors import CorruptError, NoResourceError
 from ftckpt.extents import Extent
-from ftckpt.memory import budget, set_budget
-from ftckpt.source import Source
-from ftckpt.stores import open_store
-from ftckpt.transfer.undone import UndoneStreams
-from ftckpt.transforms import open_stream
+from ftckpt.storage import open_store
+from ftckpt.storage.decompress import open_stream
+from ftckpt.storage.source import Source
+from ftckpt.transfer.read.decompressed_cache import UndoneStreams
+from ftckpt.workers.memory import budget, set_budget
 
 LENGTH = 1 << 20
 RECORDS = 6
@@ -61,7 +61,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         with lock:
             busy -= 1
 
-    monkeypatch.setattr("ftckpt.transfer.undone.open_stream", counted)
+    monkeypatch.setattr("ftckpt.transfer.read.decompressed_cache.open_stream", counted)
     return seen
 
 

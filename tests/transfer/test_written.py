@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ftckpt.digest
-import ftckpt.forks
-import ftckpt.transfer.block_shares
-import ftckpt.transfer.blocks
-from ftckpt.transfer.block_shares import make_shares
-from ftckpt.transfer.gathering import Gatherer
+import ftckpt.digests.blocks
+import ftckpt.transfer.write.blocks
+import ftckpt.transfer.write.in_processes
+import ftckpt.workers.processes
 from ftckpt.transfer.layout import Elements, Layout, Literal, OutputFile
-from ftckpt.transfer.local_staging import LocalStaging
-from ftckpt.transfer.written import Peek, Written, depth_of, depths_of, in_order
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.transfer.staging.local import LocalStaging
+from ftckpt.transfer.write.in_processes import make_shares
+from ftckpt.transfer.write.peek_output import Peek, Written, depth_of, depths_of, in_order
 from tests.delta.packs import tensors_of
 from tests.materialise import file_bytes
 from tests.raw_checkpoint import RawCheckpoint
@@ -97,7 +97,11 @@ def test_of_copies_the_one_that_is_made_first_is_found() -> None:
 
 
 def test_what_others_need_is_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ftckpt.digest, ftckpt.transfer.blocks, ftckpt.transfer.block_shares):
+    for module in (
+        ftckpt.digests.blocks,
+        ftckpt.transfer.write.blocks,
+        ftckpt.transfer.write.in_processes,
+    ):
         monkeypatch.setattr(module, "BLOCK", 32)
     content = content_of(dict.fromkeys("abcd", ("model", "param", (8,), "float32")))
     needs = {"a": ["b", "c"], "c": ["b"], "d": ["a"]}
@@ -114,7 +118,7 @@ def test_what_others_need_is_made_first(tmp_path: Path, monkeypatch: pytest.Monk
     assert in_order(layout, depths_of(needing(source, {}))) is layout
     assert depth_of(files[1], depths, 0, 32) == 2
     assert depth_of(files[1], depths, 16, 64) == 2 / 3
-    monkeypatch.setattr(ftckpt.forks, "are_safe", lambda: False)
+    monkeypatch.setattr(ftckpt.workers.processes, "are_safe", lambda: False)
     monkeypatch.setattr(Gatherer, "fill_bytes", lambda *_: None)
     staging = LocalStaging(str(tmp_path / "out"), single=False)
     staging.begin("plan", {file.path: file.size for file in layout.files}, restart=False)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from ftckpt.digest import BLOCK
+from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, UnavailableError
 from ftckpt.findings import Finding
 from ftckpt.manifest import Manifest, find
-from ftckpt.sealing import seal
-from ftckpt.source import Source
-from ftckpt.stores import open_store
-from ftckpt.stores.local import LocalReader
+from ftckpt.manifest.seal import seal
+from ftckpt.storage import open_store
+from ftckpt.storage.local.store import LocalReader
+from ftckpt.storage.source import Source
 from ftckpt.verification.content import ContentResult, check_manifest
 from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
 

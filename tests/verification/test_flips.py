@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch.distributed.checkpoint._extension import ZStandard
 
-from ftckpt.assembly import read_tensor
 from ftckpt.checkpoint import Record
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Severity
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.dcp_checkpoint import DcpCheckpoint
-from ftckpt.source import Source
-from ftckpt.store import Store
-from ftckpt.stores import open_store
+from ftckpt.formats.dcp.reader import DcpCheckpoint
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.formats.dcp_writing import DATA, save
 

@@ -14,13 +14,13 @@ import zstandard
 from ftckpt.checkpoint import Checkpoint, Extent, Record
 from ftckpt.errors import CorruptError, ExitCode, FtckptError
 from ftckpt.findings import Finding
-from ftckpt.limits import RateLimit
-from ftckpt.source import Source
-from ftckpt.stores import open_store
-from ftckpt.transforms import open_stream
+from ftckpt.storage import open_store
+from ftckpt.storage.decompress import open_stream
+from ftckpt.storage.source import Source
 from ftckpt.verification import verify
 from ftckpt.verification.content import ContentResult, StopChecking, check_records
 from ftckpt.verification.sums import PART, SPAN
+from ftckpt.workers.limits import RateLimit
 from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 
@@ -155,7 +155,7 @@ def test_small_records_are_read_together(tmp_path: Path, monkeypatch: pytest.Mon
         for at in range(0, len(data), step)
         if at + step <= len(data)
     ]
-    from ftckpt.stores.local import LocalReader
+    from ftckpt.storage.local.store import LocalReader
 
     reads: list[int] = []
     plain_read = LocalReader.readinto

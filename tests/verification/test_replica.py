@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
-from ftckpt.digest import BLOCK
+from ftckpt.digests.blocks import BLOCK
 from ftckpt.findings import Finding
-from ftckpt.source import Source
-from ftckpt.stores import open_store
-from ftckpt.verification.content import (
-    ContentResult,
-    check_against,
-    check_tensors_against,
-)
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
+from ftckpt.verification.content import ContentResult, check_against, check_tensors_against
 from ftckpt.verification.replica import _narrow
 from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
 

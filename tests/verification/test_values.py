@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard
 
-from ftckpt.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import ExitCode
 from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp

@@ -13,7 +13,7 @@ from ftckpt.errors import CorruptError, ExitCode
 from ftckpt.findings import Finding, Severity
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.safetensors import Safetensors
-from ftckpt.sealing import seal
+from ftckpt.manifest.seal import seal
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
 from tests.format_suite import open_path
 from tests.formats.dcp_writing import DATA, save

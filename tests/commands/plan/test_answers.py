@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands import app
-from ftckpt.commands.invocation import Invocation
-from ftckpt.interval import exact
+from ftckpt.commands.cli import app
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.planning.models import exact
 from tests.commands.golden import RUN, check_golden, ftckpt
 from tests.json_run import ftckpt_json
 

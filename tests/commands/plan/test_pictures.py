@@ -123,7 +123,7 @@ def test_without_matplotlib_it_is_13_and_the_plan_needs_none(tmp_path: Path) -> 
 
 def test_a_plan_imports_nothing_heavy() -> None:
     script = (
-        "import sys\nfrom ftckpt.commands.app import main\n"
+        "import sys\nfrom ftckpt.commands.cli.app import main\n"
         "try:\n    main(sys.argv[1:])\n"
         "finally:\n"
         "    heavy = {'numpy', 'matplotlib', 'torch', 'rich', 'fsspec'} & set(sys.modules)\n"

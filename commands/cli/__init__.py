@@ -1,0 +1,1 @@
+"""What the verbs share: the app, their options, their answers, and how they end."""

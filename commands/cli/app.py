@@ -1,0 +1,274 @@
+"""The typer app; the only place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, NamedTuple, NoReturn, cast
+
+import typer
+
+from ftckpt import __version__
+from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
+from ftckpt.storage.remotes import named_in
+from ftckpt.workers.memory import spare_addresses
+
+from . import watchdog
+from .ending import SignalError, leave, signals_caught
+from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
+from .render import error_line, json_text, printable, result_record
+from .verbs import RESUMABLE, VERBS, Verbs, environment_name
+
+# What `typer` raises for a wrong command line; it exports only the subclass.
+_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+
+app = typer.Typer(
+    name="ftckpt",
+    cls=Verbs,
+    help="Checkpoint operations for large-model training.",
+    epilog="ftckpt VERB --help explains a verb, ftckpt help exit-codes what scripts can rely on.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    subcommand_metavar="VERB ...",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        write(sys.stdout, f"ftckpt {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Show the version and exit.",
+        ),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Remember what stands before the verb."""
+    ctx.obj.debug |= debug
+
+
+class _Line(NamedTuple):
+    """What can be said of a command line before it is parsed."""
+
+    verb: str
+    json: bool
+    debug: bool
+
+
+def scan(arguments: Sequence[str]) -> _Line:
+    """Find verb, `--json` and `--debug` on a command line that may not parse."""
+    words = list(arguments)
+    flags = words[: words.index("--")] if "--" in words else words
+    first = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
+    named = (" ".join(words[first : first + length]) for length in (2, 1))
+    verb = next((name for name in named if name in VERBS), "")
+    variable = os.environ.get(environment_name(verb, ["--json"]), "").strip().lower()
+    wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
+    return _Line(verb, wanted, "--debug" in flags)
+
+
+def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
+    """Run a command line and return how it ended; raises what the verb raises."""
+    root = typer.main.get_command(app)
+    words = list(arguments)
+    if not words:
+        with root.make_context("ftckpt", ["--version"], resilient_parsing=True) as ctx:
+            write(sys.stderr, root.get_help(ctx) + "\n")
+        return Result(ExitCode.USAGE, "no verb was given", "see ftckpt --help")
+    try:
+        with root.make_context("ftckpt", words, obj=invocation, max_content_width=100) as ctx:
+            result = root.invoke(ctx)
+    except typer.Exit as asked:
+        return Result(ExitCode(asked.exit_code))
+    except OSError as error:
+        if not invocation.started:  # typer prints the help by itself
+            unwritable(sys.stdout, error)
+        raise
+    return result if isinstance(result, Result) else Result()
+
+
+def run(arguments: Sequence[str], invocation: Invocation) -> Result:
+    """Run a command line; every failure becomes a Result, with its words on stderr."""
+    try:
+        return execute(arguments, invocation)
+    except ClosedPipeError:
+        return Result(ExitCode.CLOSED_PIPE, "the output was closed")
+    except SignalError as ended:
+        invocation.close()
+        return _ended(ended, invocation)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return Result(ExitCode.INTERRUPTED, "interrupted")
+    except BaseException as error:
+        invocation.close()
+        if invocation.debug and not isinstance(error, _UsageError):
+            import traceback
+
+            write(sys.stderr, traceback.format_exc())
+        result = verdict(error, invocation.verb)
+        complain(printable(result.message), printable(result.hint))
+        return result
+
+
+def _ended(signalled: SignalError, invocation: Invocation) -> Result:
+    """Say that a signal ended the run, and what to do next."""
+    again = "the same command goes on where this one was" if invocation.verb in RESUMABLE else ""
+    complain(signalled.message, again)
+    return Result(signalled.code, signalled.message, again)
+
+
+def verdict(error: BaseException, verb: str = "") -> Result:
+    """Return the exit code and the words for an exception."""
+    if isinstance(error, FtckptError):
+        return Result(error.exit_code, error_line(error), error.hint)
+    if isinstance(error, _UsageError):
+        return _usage(" ".join(cast(Any, error).format_message().split()), verb)
+    if isinstance(error, MemoryError) or _found_no_room(error):
+        return Result(
+            ExitCode.NO_RESOURCE,
+            "the memory of this machine or of its limits does not suffice",
+            "see the verb's --max-memory and --jobs, or the memory limit of the job",
+        )
+    if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+        return Result(
+            ExitCode.NO_RESOURCE,
+            "the system starts no more threads for this process",
+            "raise the limit of processes (ulimit -u, or the job's), or lower --jobs",
+        )
+    if isinstance(error, OSError):
+        from ftckpt.storage.local.oserror import AWAY, translate
+
+        refused = translate(error, str(error.filename or "a file"), "use")
+        # The machine's word, no bug of ours.
+        if isinstance(refused, (DeniedError, NoResourceError)) or error.errno in AWAY:
+            return Result(refused.exit_code, error_line(refused), refused.hint)
+    lost = _lost_module(error)
+    if lost:
+        return Result(
+            ExitCode.UNAVAILABLE,
+            f"{lost} of ftckpt itself cannot be read: {error}",
+            "the filesystem that ftckpt is installed on is away, or it was just installed anew",
+        )
+    return Result(
+        ExitCode.INTERNAL,
+        f"a bug in ftckpt {__version__}: {type(error).__name__}: {error}",
+        "this says nothing about the checkpoint; please report it with the output of the same "
+        "command under --debug",
+    )
+
+
+def _lost_module(error: BaseException) -> str:
+    """Return the name of a module that is installed and cannot be read, or ''."""
+    if not isinstance(error, ImportError) or not error.name:
+        return ""
+    unreadable = "Input/output error" in str(error) or "cannot read file data" in str(error)
+    gone = isinstance(error, ModuleNotFoundError) and error.name.startswith("ftckpt.")
+    return error.name if unreadable or gone else ""
+
+
+def _found_no_room(error: BaseException) -> bool:
+    """Say whether a library could not be mapped, which the dynamic linker says in words alone."""
+    return isinstance(error, ImportError) and bool(
+        re.search("failed to map segment|[Cc]annot allocate memory", str(error))
+    )
+
+
+def _usage(message: str, verb: str) -> Result:
+    """Return what typer says of a command line, in our words where its own say too little."""
+    message = message.rstrip(".").replace("Value error, ", "")
+    hint = f"see ftckpt {verb} --help".replace("  ", " ")
+    extra = re.fullmatch(r"Got unexpected extra arguments? *\(?s?\)? \((.*)\)", message)
+    if extra:
+        message = f"more arguments than {verb or 'ftckpt'} takes: {extra[1]}"
+        hint = f"a path with spaces needs quotes; {hint}"
+    return Result(ExitCode.USAGE, message, hint)
+
+
+def prepare_streams() -> None:
+    """Make every text printable in every locale, as escapes where the encoding lacks it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with the exit code.
+
+    Args:
+        arguments: instead of the process's own; then it ends by SystemExit, and signals are handled
+            again as they were before.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    line = scan(words)
+    invocation = Invocation(verb=line.verb, words=words, json=line.json, debug=line.debug)
+    printed: list[bool] = []
+
+    def print_document(result: Result) -> None:
+        if invocation.json and not printed:
+            printed.append(True)
+            write(sys.stdout, json_text(document(invocation, result)) + "\n")
+
+    def last_words(code: ExitCode) -> None:
+        message = "interrupted" if code is ExitCode.INTERRUPTED else "terminated"
+        # The signal may have come in the middle of a write, or nobody may read any more.
+        with suppress(ClosedPipeError, FtckptError, RuntimeError):
+            print_document(Result(code, message))
+
+    def last_words_for(number: int) -> None:
+        """Say for a process that cannot: it hangs in C code."""
+        code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+        with suppress(ClosedPipeError, FtckptError, RuntimeError):
+            print_document(_ended(SignalError(code), invocation))
+
+    if arguments is None:
+        invocation.on_begin = lambda: watchdog.start(last_words_for)
+    prepare_streams()
+    spare_addresses()
+    with signals_caught(last_words):
+        try:
+            result = run(words, invocation)
+            if invocation.started or result.code:  # else help or the version was the answer
+                print_document(result)
+            write(sys.stdout, "")
+        except ClosedPipeError:
+            result = Result(ExitCode.CLOSED_PIPE)
+        except FtckptError as error:  # stdout is full: there is no place for a document
+            result = Result(error.exit_code, error.message)
+            complain(error.message, error.hint)
+        except SignalError as ended:
+            last_words(ended.code)
+            result = Result(ended.code)
+        invocation.close()
+        if arguments is None or result.code >= ExitCode.INTERRUPTED:
+            # Threads of interrupted work may hang in the network, and taking a large index apart
+            # object by object would cost more than the answer did.
+            leave(result.code)
+    sys.exit(int(result.code))
+
+
+def document(invocation: Invocation, result: Result) -> dict[str, Any]:
+    """Return the one JSON document of a run."""
+    name = f"ftckpt.{invocation.verb.replace(' ', '-')}/1" if invocation.verb else "ftckpt/1"
+    body = {"schema": name, "target": None, "format": None} | invocation.document
+    if invocation.environment:
+        body["environment"] = dict(invocation.environment)
+    remotes = named_in([*invocation.words, *invocation.environment.values()])
+    if remotes:
+        body["remotes"] = remotes
+    return body | {"result": result_record(*result)}

@@ -1,0 +1,52 @@
+"""Options that bound what a verb takes of the machine; several verbs share them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ftckpt.workers.limits import RateLimit
+
+MemoryOption = Annotated[
+    str, typer.Option("--max-memory", metavar="SIZE", help="Memory that may be used.")
+]
+JobsOption = Annotated[
+    int, typer.Option("--jobs", "-j", metavar="N", min=0, help="Workers; 0: one a processor.")
+]
+RateOption = Annotated[
+    str, typer.Option("--limit-rate", metavar="RATE", help="Read no faster: 200MB/s.")
+]
+
+
+def bound_memory(text: str) -> int:
+    """Set the memory budget of the process and return it in bytes.
+
+    Raises:
+        UsageError: `text` is no size.
+    """
+    from ftckpt.workers import limits, memory
+
+    nbytes = limits.parse_bytes(text)
+    available = limits.memory()
+    memory.set_budget(nbytes if available is None else min(nbytes, available))
+    return nbytes
+
+
+def job_count(jobs: int) -> int:
+    """Return a number of threads: what was asked for, or one for each processor we may use."""
+    from ftckpt.workers import limits
+
+    return jobs or limits.jobs()
+
+
+def rate_limit(text: str) -> RateLimit | None:
+    """Return a limiter for `--limit-rate`, or None where there is no limit.
+
+    Raises:
+        UsageError: `text` is no rate.
+    """
+    from ftckpt.workers.limits import RateLimit, parse_rate
+
+    return RateLimit(parse_rate(text)) if text else None

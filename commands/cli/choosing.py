@@ -1,0 +1,167 @@
+"""What `latest` and `restart` share: the flags that choose a checkpoint, and how it is reported."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from ftckpt.errors import MissingError, NotFoundError, UsageError
+
+from .invocation import Invocation
+from .render import finding_line
+from .units import parse_duration
+
+if TYPE_CHECKING:
+    from ftckpt.discovery.checks import Checks
+    from ftckpt.discovery.conditions import Part
+    from ftckpt.discovery.roots import Root
+    from ftckpt.discovery.select import Selection
+
+
+class Level(StrEnum):
+    """How deep a checkpoint is checked; spelled here so that help needs no core."""
+
+    STRUCTURE = "structure"
+    CONTENT = "content"
+    VALUES = "values"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions:
+    """Which checkpoint is taken, and which checks count."""
+
+    TITLE: ClassVar[str] = "Which checkpoint is taken"
+
+    require: Annotated[
+        str,
+        typer.Option(
+            metavar="PARTS",
+            help="Walk back over those that do not show these parts of the training state: "
+            "model,optimizer,scheduler,rng,dataloader,step,scaler.",
+        ),
+    ] = ""
+    step_at_most: Annotated[
+        int | None, typer.Option(metavar="STEP", min=0, help="Take no step above this one.")
+    ] = None
+    max_fallback: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Walk back over at most N checkpoints.")
+    ] = None
+    reuse: Annotated[
+        str,
+        typer.Option(
+            metavar="T", help="Let a content check of the last T count if no file has changed."
+        ),
+    ] = ""
+    receipts: Annotated[
+        str, typer.Option(metavar="DIR", help="Where --reuse keeps its receipts.")
+    ] = ""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the training state that `--require` names.
+
+        Raises:
+            UsageError: there is no such part.
+        """
+        from ftckpt.discovery.conditions import parse_parts
+
+        return parse_parts(self.require) if self.require else ()
+
+
+def read_root(invocation: Invocation, path: str, *, create: bool = False) -> Root:
+    """Read the root; with `create`, one without checkpoints is made or marked first.
+
+    Raises:
+        MissingError: it is not there.
+        UsageError: it is a checkpoint, or one step of a root.
+    """
+    from ftckpt.discovery import resolve as opening
+    from ftckpt.discovery import root_marker
+    from ftckpt.formats.catalog import FORMATS
+
+    try:
+        place = opening.locate_root(path, invocation.stores)
+    except MissingError as error:
+        if not create:
+            words = shlex.join(["ftckpt", "latest", path, "--create-root"])
+            first = f"for a first start, once: {words}"
+            error.hint = f"{error.hint}; {first}" if error.hint else first
+            raise
+        root_marker.create_root(path, invocation.stores)
+        place = opening.locate_root(path, invocation.stores)
+    if place.which:
+        raise UsageError(f"the root is wanted, not one step of it: {path}")
+    try:
+        root = opening.open_root(place, FORMATS)
+        if create and not root.holds_checkpoints():
+            root_marker.create_root(path, invocation.stores)
+    except NotFoundError as error:  # it went while it was listed: no first start
+        raise MissingError(error.message, hint=error.hint) from error
+    return root
+
+
+def checks_of(invocation: Invocation, level: Level, choice: ChoiceOptions) -> Checks:
+    """Return the check of each checkpoint.
+
+    Raises:
+        UsageError: `--reuse` is no duration, or there is nothing that it could save.
+    """
+    from ftckpt import verification
+    from ftckpt.discovery.checks import Checks, Reuse
+    from ftckpt.workers.limits import jobs
+
+    reuse, folder = choice.reuse, choice.receipts
+    if level is Level.STRUCTURE and (reuse or folder):
+        raise UsageError("--reuse is about a check of the content: add --verify content")
+    if folder and not reuse:
+        raise UsageError("--receipts needs --reuse")
+    options = verification.VerifyOptions(
+        verification.Level(level.value), jobs=jobs(), require_content=level is Level.VALUES
+    )
+    age = Reuse(parse_duration(reuse, "--reuse"), folder) if reuse else None
+    counter = invocation.counter
+    return Checks(options, invocation.stores, age, counter, invocation.warn)
+
+
+def report_choice(invocation: Invocation, found: Selection) -> None:
+    """Report what was chosen and what was passed over; the verb names the field of the path."""
+    invocation.report(
+        format=found.format,
+        step=found.step,
+        skipped=[s._asdict() | {"code": int(s.code), "name": s.code.name} for s in found.skipped],
+        pointers=found.pointers,
+        findings=found.findings,
+        foreign=found.foreign,
+    )
+
+
+def report_receipts(invocation: Invocation, checks: Checks, found: Selection) -> None:
+    """Report which receipts stand for a check of the chosen checkpoint."""
+    taken = [
+        {"url": url, "receipt": where, "checked": receipt.checked, "level": receipt.level}
+        | {"evidence": receipt.evidence}
+        for url, (receipt, where) in checks.taken.items()
+        if found.path is not None and (url + "/").startswith(found.path + "/")
+    ]
+    if checks.reuse is not None:
+        invocation.report(receipts=taken)
+
+
+def warn_about(invocation: Invocation, found: Selection) -> None:
+    """Print what disagrees; of names that say another step, only the chosen one's.
+
+    Some trainers number saves or epochs, so that every name of a root disagrees.
+    """
+    names = 0
+    for one in found.findings:
+        chosen = found.path is not None and found.path.endswith("/" + (one.file or ""))
+        if one.kind == "step-name" and not chosen:
+            names += 1
+        else:
+            invocation.warn(finding_line(one))
+    if names:
+        invocation.say(f"note: {names} other names say another step than their content (--json)")

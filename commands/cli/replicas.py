@@ -1,0 +1,78 @@
+"""What `copy` and `repair` share: how a replica is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from .bounds import MemoryOption, RateOption, bound_memory, job_count, rate_limit
+
+if TYPE_CHECKING:
+    from ftckpt.replication.options import ReplicationOptions
+
+# Requests to an object store have a latency to hide, whatever processors there are.
+_REQUESTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaOptions:
+    """How it is carried out."""
+
+    TITLE: ClassVar[str] = "How it is done"
+
+    no_proof: Annotated[
+        bool, typer.Option("--no-proof", help="Do not read back what was written.")
+    ] = False
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what another run to DST has left.")
+    ] = False
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            "-j",
+            "--concurrency",
+            metavar="N",
+            min=0,
+            help="Blocks in flight; 0: one a processor, 8 to or from an object store.",
+        ),
+    ] = 0
+    limit_rate: RateOption = ""
+    max_memory: MemoryOption = "1GiB"
+
+    def bound(self) -> None:
+        """Set the memory budget of the process; before anything is opened.
+
+        Raises:
+            UsageError: it is no size.
+        """
+        bound_memory(self.max_memory)
+
+    def replication(
+        self, *, reads_local: bool, writes_local: bool, beside: bool = False
+    ) -> ReplicationOptions:
+        """Return the options of the core, with as many blocks in flight as memory allows.
+
+        Args:
+            reads_local: whether everything that is read is on this machine.
+            writes_local: whether the replica is.
+            beside: whether files that do not belong to the checkpoint are carried too.
+
+        Raises:
+            UsageError: a rate that is none.
+            NoResourceError: the memory budget does not hold one block.
+        """
+        from ftckpt.replication.options import ReplicationOptions
+        from ftckpt.transfer.request.dry_run import affordable_jobs
+
+        near = reads_local and writes_local
+        wanted = self.jobs or max(job_count(0), 0 if near else _REQUESTS)
+        return ReplicationOptions(
+            jobs=affordable_jobs(wanted, local=writes_local),
+            limiter=rate_limit(self.limit_rate),
+            proof=not self.no_proof,
+            restart=self.restart,
+            beside=beside,
+        )

@@ -1,0 +1,200 @@
+"""A PATH or URL becomes an open checkpoint; the one file of the verbs that knows formats.
+
+Reading verbs that get a root take its newest checkpoint and say so; others refuse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftckpt.discovery import resolve as opening
+from ftckpt.errors import FtckptError, UsageError
+
+from .render import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.checkpoint.rules import Rules
+    from ftckpt.discovery.resolve import Target
+    from ftckpt.discovery.roots import Child, Part, Root
+    from ftckpt.findings import Finding
+    from ftckpt.storage.store import Store
+
+    from .invocation import Invocation
+
+PathArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A checkpoint or root: local path, s3:// or other URL, REMOTE:path, ROOT@STEP, "
+        "ROOT@latest.",
+    ),
+]
+
+# How many candidates an error message lists.
+_LISTED = 8
+
+
+def open_target(
+    invocation: Invocation, path: str, *, rules: Rules | None = None, bases: Sequence[str] = ()
+) -> Target:
+    """Find out what lies at a path and report it as `target` and `format`.
+
+    Args:
+        invocation: told what it is.
+        path: as typed.
+        rules: the user's table of how tensors are cut over ranks.
+        bases: where the user says that bases of deltas lie.
+
+    Raises:
+        NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.discovery.resolve.open_target`.
+    """
+    from ftckpt.discovery.parent_checkpoint import enclosing
+    from ftckpt.formats.catalog import formats
+    from ftckpt.storage.store import EntryKind
+
+    invocation.report(target=path)
+    known = formats(rules, bases)
+    target = opening.open_target(path, known, invocation.stores)
+    invocation.report(format=target.format)
+    # A remark is worth a look at the directory, but no request for what else may lie there.
+    place = target.place
+    if place.store.traits.local and target.part is not None:
+        if target.part.entry.kind is EntryKind.FILE:
+            what, whole = "file", opening.checkpoint_around(place, known)
+        else:
+            what, whole = "part", enclosing(place.url, place.store, known)
+        if whole:
+            told = f"{path} is one {what} of the checkpoint {whole}: this is about it alone"
+            invocation.say(told)
+    return target
+
+
+def open_checkpoint(
+    invocation: Invocation,
+    path: str,
+    *,
+    newest: bool = True,
+    rules: Rules | None = None,
+    bases: Sequence[str] = (),
+) -> Checkpoint:
+    """Open the one checkpoint that a path means.
+
+    Args:
+        invocation: told which checkpoint and format it is.
+        path: as typed.
+        newest: whether a root without a selector means its newest checkpoint; otherwise the verb
+            is refused, with the candidates in the hint.
+        rules: the user's table of how tensors are cut over ranks.
+        bases: where the user says that bases of deltas lie.
+
+    Raises:
+        UsageError: a root, and `newest` is False; or a step that holds several checkpoints.
+        NotFoundError: the selected step is not there.
+        IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
+    """
+    target = open_target(invocation, path, rules=rules, bases=bases)
+    return open_from(invocation, target, newest=newest)
+
+
+def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:
+    """Open the one checkpoint that a target means (see `open_checkpoint`)."""
+    from ftckpt.workers.memory import no_gc
+
+    if target.root is None:
+        with no_gc():  # it lives until the end, and is large: no garbage to look for
+            return invocation.keep(target.open())
+    if not target.place.which and not newest:
+        raise UsageError(
+            f"{target.place.url} is a root, not one checkpoint",
+            hint=f"name one of its checkpoints: {_names(target.root)}",
+        )
+    child = choose(target.root, target.place.which, invocation.warn)
+    url = target.root.url_of(child.candidate)
+    if not target.place.which:
+        invocation.say(f"{printable(target.place.url)} is a root; taking {printable(url)}")
+    invocation.report(target=url, format=child.parts[0].format.name)
+    if len(child.parts) > 1:
+        inside = ", ".join(target.root.store.describe(p.entry.path) for p in child.parts)
+        raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
+    with no_gc():
+        return invocation.keep(opening.open_part(target.root.store, child.parts[0]))
+
+
+def known_step(checkpoint: Checkpoint) -> int | None:
+    """Return the step of a checkpoint that was verified; None also where it cannot be read.
+
+    Why it cannot be read is among the findings by then.
+    """
+    try:
+        return checkpoint.step
+    except FtckptError:
+        return None
+
+
+def choose(root: Root, which: str, note: Callable[[str], None] = lambda _: None) -> Child:
+    """Return the child of a root that `@STEP` means; the newest committed for "" and "latest".
+
+    Args:
+        root: where to look.
+        which: as `Place.which`.
+        note: told which newer ones are not committed.
+
+    Raises:
+        NotFoundError: there is no such step.
+    """
+    from ftckpt.discovery.candidates import child_of_step, newest_child
+
+    return child_of_step(root, int(which)) if which.isdecimal() else newest_child(root, note)
+
+
+def _names(root: Root) -> str:
+    from ftckpt.discovery.roots import Child, newest_names_first
+
+    named = [c for c in newest_names_first(root.candidates) if not c.staging]
+    names = [root.url_of(c) for c in named if c.step is not None]
+    if not names:  # then the names say nothing, and what is there has to be asked
+        found = root.recognise_all(named[: 2 * _LISTED])
+        names = [root.url_of(one.candidate) for one in found if isinstance(one, Child)]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return printable(", ".join(names[:_LISTED])) + more
+
+
+def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None) -> Checkpoint:
+    """Open a second checkpoint, to compare with or to learn from; it is not reported as the target.
+
+    Args:
+        invocation: says how to reach object stores.
+        path: as typed.
+        rules: the user's table of how tensors are cut over ranks.
+
+    Raises:
+        UsageError: a root without a selector.
+    """
+    from ftckpt.formats.catalog import formats
+
+    target = opening.open_target(path, formats(rules), invocation.stores)
+    if target.root is None:
+        return target.open()
+    if not target.place.which:
+        raise UsageError(
+            f"{path} is a root, not one checkpoint",
+            hint=f"name one of its checkpoints: {_names(target.root)}",
+        )
+    child = choose(target.root, target.place.which)
+    return opening.open_part(target.root.store, child.parts[0])
+
+
+def hostile_findings(store: Store, part: Part) -> tuple[Finding, ...]:
+    """Return what is unsafe in the pickles of a checkpoint that no format can open."""
+    from ftckpt.formats.recognised import hostile
+    from ftckpt.storage.source import Source
+    from ftckpt.storage.store import EntryKind
+
+    if part.entry.kind is EntryKind.FILE:
+        return tuple(hostile(Source.file(store, part.entry)))
+    return tuple(hostile(Source.directory(store, part.entry.path)))

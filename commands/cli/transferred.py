@@ -1,0 +1,107 @@
+"""The answers of verbs that write and prove: what was written, or what would be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
+
+from .invocation import Invocation, Result
+from .render import human_bytes, human_duration, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.transfer.layout import Layout
+    from ftckpt.transfer.prove.elements import Proof
+    from ftckpt.transfer.request.dry_run import Planned
+    from ftckpt.transfer.run import TransferReport
+
+
+def show_report(invocation: Invocation, report: TransferReport) -> Result:
+    """Report and print what a transfer did."""
+    invocation.report(
+        files=report.files,
+        bytes=report.nbytes,
+        taken_over=report.taken_over,
+        already_there=report.already_there,
+        proof=report.proof,
+        seconds=report.seconds,
+    )
+    if report.already_there:
+        return nothing_left(invocation, report.url)
+    taking = report.seconds["write"]
+    message = f"wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    speed = f"in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
+    speed += taken_over(report.taken_over)
+    invocation.print(printable(f"{message} as {report.format} {speed}: {report.url}"))
+    invocation.print(proof_line(report.proof, "equal the source", report.seconds))
+    proven = "not proven" if report.proof is None else "proven"
+    return Result(ExitCode.OK, f"{message}, {proven}")
+
+
+def nothing_left(invocation: Invocation, url: str) -> Result:
+    """Answer that an earlier run had made all of it."""
+    message = "an earlier run had finished: nothing was left to do"
+    invocation.print(printable(f"ok: {message}: {url}"))
+    return Result(ExitCode.OK, message)
+
+
+def taken_over(nbytes: int) -> str:
+    """Return how a sentence ends about a run that went on where another was killed."""
+    return f", {human_bytes(nbytes)} of it taken over from a run before" if nbytes else ""
+
+
+def proof_line(proof: Proof | None, held: str, seconds: Mapping[str, float]) -> str:
+    """Return what was proven.
+
+    Args:
+        proof: None where the user wanted none.
+        held: what was found of the tensors and objects.
+        seconds: how long each stage took.
+    """
+    if proof is None:
+        return "not proven: --no-proof"
+    took = f"(in {human_duration(seconds['prove'])})"
+    objects, cast = counted(proof.objects, "object"), proof.cast
+    if cast is None:
+        return (
+            f"proven: {counted(proof.tensors, 'tensor')}, {human_bytes(proof.nbytes)}, and "
+            f"{objects} {held} bit for bit {took}"
+        )
+    infinite = f", {cast.infinite:,} from finite to infinite" if cast.infinite else ""
+    return (
+        f"proven: {counted(cast.tensors, 'tensor')} {held} cast to {' and '.join(cast.dtypes)} "
+        f"({cast.changed:,} of {cast.values:,} values changed{infinite}); "
+        f"{counted(proof.tensors - cast.tensors, 'tensor')} and {objects} {held} bit for bit; "
+        f"{human_bytes(proof.nbytes)} compared {took}"
+    )
+
+
+def show_plan(
+    invocation: Invocation, layout: Layout, checkpoint: Checkpoint, plan: Planned
+) -> Result:
+    """Print every copy, the files, and the cost."""
+    from ftckpt.checkpoint.coverage import show
+    from ftckpt.transfer.request.dry_run import box_copies
+
+    copies = list(box_copies(layout, checkpoint))
+    for copy in copies:
+        cast = f" as {copy.cast}" if copy.cast else ""
+        invocation.print(
+            f"{copy.file}: {show(copy.local)} <- {copy.key} {show(copy.source)}"
+            f" {human_bytes(copy.nbytes)}{cast}"
+        )
+    for file in plan.files:
+        invocation.print(f"{file.path}: {human_bytes(file.nbytes)}")
+    took = "" if plan.seconds is None else f", about {human_duration(plan.seconds)}"
+    message = (
+        f"would write {counted(len(plan.files), 'file')}, {human_bytes(plan.nbytes)}, with "
+        f"{counted(len(copies), 'copy') if len(copies) == 1 else f'{len(copies)} copies'}, "
+        f"at most {human_bytes(plan.memory)} of memory{took}"
+    )
+    invocation.print(message)
+    invocation.report(plan=plan, copies=copies)
+    return Result(ExitCode.OK, message)

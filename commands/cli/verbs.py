@@ -1,0 +1,333 @@
+"""The verbs: found by name, imported on demand, given the options that every verb has.
+
+A verb is imported when it runs or when its own help is asked for, so that `ftckpt --help` starts as
+fast as Python does. A verb of two words (`plan sweep`) is a verb like any other: the command line
+is matched against two words first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, cast
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from ftckpt.storage.options import StoreOptions
+
+from .codes import ALWAYS, MEANINGS
+from .invocation import Invocation
+from .parameters import lighten
+
+# Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
+VERBS: dict[str, str] = {
+    "inspect": "Show what a checkpoint holds, from headers alone",
+    "verify": "Check that a checkpoint can be trusted, and say which evidence says so",
+    "seal": "Record digests of a checkpoint, so that any later change is found",
+    "latest": "Print the newest checkpoint that passes",
+    "promote": "Point a root at a checkpoint, after verifying it",
+    "restart": "Print a checkpoint that a job of N ranks loads: find, check, reshard if needed",
+    "reshard": "Write a checkpoint for another number of ranks, optimizer included",
+    "convert": "Write a checkpoint in another format: whole, or the part that is asked for",
+    "copy": "Copy a checkpoint between tiers: verified on the way, resumable, visible at the end",
+    "sync": "Ship the checkpoints of a root to another tier, the oldest missing one first",
+    "repair": "Mend a damaged checkpoint with the blocks of a replica",
+    "diff": "Show what changed between two checkpoints, of any formats and topologies",
+    "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
+    "gc undelete": "Have back what gc has dropped: without a name, list the trash",
+    "gc purge": "Free what gc has dropped long enough ago, for good",
+    "pin": "Keep a checkpoint until it is unpinned, whatever the rules of gc say",
+    "unpin": "Take the pin of a checkpoint away; the rules of gc say then whether it stays",
+    "pins": "List the pins and tags of a root",
+    "tag": "Put tags on a checkpoint, for gc --keep-tag to ask for",
+    "untag": "Take tags off a checkpoint; the rules of gc say then whether it stays",
+    "delta pack": "Write a checkpoint as what it adds to another one, or compressed whole",
+    "delta unpack": "Write what was packed as a full checkpoint, every tensor proven by its digest",
+    "delta info": "Show what a delta holds, what it depends on, and what a restore costs",
+    "delta rebase": "Rewrite a delta against another base, or none; every bit stays",
+    "plan": "Say how often to save, what it costs, and what to improve first",
+    "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
+    "plan elastic": "Say what batch, accumulation and learning rate become on fewer or more GPUs",
+    "plan compress": "Say whether compressing a checkpoint makes the save shorter",
+    "plan risk": "Say how likely a run is to fail, and how long it takes without checkpoints",
+    "status": "Say how a root is doing: newest saves, age, cadence, bytes, and what needs a look",
+    "replay run": "Run a training and its restart, and say whether they are the same",
+    "replay compare": "Compare the logs of runs, and name the first event that differs",
+    "replay audit": "Say what a restart from a checkpoint would lack, without running it",
+    "demo": "Make a small real checkpoint, damage it, and walk through the incident",
+    "completions": "Print the completion script of a shell",
+    "help": "Explain exit codes, the environment, or a verb",
+}
+
+# Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
+NO_ENVIRONMENT = frozenset(
+    {
+        "apply",
+        "create_root",
+        "force",
+        "no_proof",
+        "purge_now",
+        "restart",
+        "skip_unsafe",
+        "skip_unverified",
+        "yes",
+    }
+    | {
+        "trust_recorded",
+        "backwards",
+        "allow_missing_tier",
+        "delete_corrupt",
+        "free",
+        "max_delete",
+        "min_survivors",
+        "policy",
+        "trash_ttl",
+    }
+)
+
+# What they have done so far is taken up by the next run of the same command.
+RESUMABLE = frozenset(
+    {"restart", "reshard", "convert", "copy", "sync", "repair"}
+    | {"delta pack", "delta unpack", "delta rebase"}
+)
+
+
+def _common(
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout, errors included.")
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="No progress and no remarks on stderr; warnings stay."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Options of every verb."""
+
+
+def _storage(
+    endpoint: Annotated[
+        str, typer.Option(metavar="URL", help="S3-compatible service (AWS_ENDPOINT_URL).")
+    ] = "",
+    profile: Annotated[
+        str, typer.Option(metavar="NAME", help="Profile of the AWS configuration.")
+    ] = "",
+    region: Annotated[str, typer.Option(metavar="NAME", help="Region of the bucket.")] = "",
+    requester_pays: Annotated[
+        bool, typer.Option("--requester-pays", help="Pay for reading somebody else's bucket.")
+    ] = False,
+    anonymous: Annotated[bool, typer.Option("--anonymous", help="Send no credentials.")] = False,
+    retry_seconds: Annotated[
+        float, typer.Option(metavar="S", min=0, help="How long one request is tried again.")
+    ] = StoreOptions().retry_seconds,
+) -> None:
+    """Options of every verb that opens a place."""
+
+
+_COMMON = set(_common.__annotations__) - {"return"}
+_STORAGE = set(_storage.__annotations__) - {"return"}
+
+
+def _parameters(function: Any) -> list[Any]:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(function)
+    return typer.main.get_command(app).params
+
+
+class OptionGroup(NamedTuple):
+    """Options that several verbs share, under a heading of their own in the help.
+
+    Attributes:
+        type: the dataclass whose fields are the options.
+        names: of its fields.
+        build: makes an instance from the parsed values.
+    """
+
+    type: type[Any]
+    names: frozenset[str]
+    build: Callable[..., Any]
+
+
+class Verb(TyperCommand):
+    """A verb with the options that every verb has, its examples and its exit codes."""
+
+    module: Any = None
+    groups: Sequence[OptionGroup] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; an option that the module's `BARE` names may lack its value.
+
+        Such a value is joined by `=`: a word that follows is no value of it.
+        """
+        bare: dict[str, str] = getattr(self.module, "BARE", {})
+        end = args.index("--") if "--" in args else len(args)
+        given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
+        return super().parse_args(ctx, [*given, *args[end:]])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb with an `Invocation` as the context's object."""
+        device = ctx.params.get("device")
+        common = {k: ctx.params.pop(k) for k in _COMMON & ctx.params.keys()}
+        storage = {k: ctx.params.pop(k) for k in _STORAGE & ctx.params.keys()}
+        invocation = cast(Invocation, ctx.find_root().obj)
+        invocation.json |= common["json"]
+        invocation.quiet |= common["quiet"]
+        invocation.debug |= common["debug"]
+        invocation.stores = StoreOptions(**storage)
+        invocation.environment = environment_flags(ctx)
+        for group in self.groups:
+            values = {k: ctx.params.pop(k) for k in group.names}
+            invocation.groups[group.type] = group.build(**values)
+        invocation.begin()
+        ctx.obj = invocation
+        # `help` and `completions` must answer so that the right name can be found.
+        if getattr(self.module, "STORAGE", True) and any(
+            n.startswith("FTCKPT_") for n in os.environ
+        ):
+            from .environment import refuse_unknown
+
+            refuse_unknown()
+        if device not in (None, "cpu", "auto"):
+            from ftckpt.transfer.device import torch_device
+
+            torch_device(device)  # before anything is read
+        return super().invoke(ctx)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return `--help`."""
+        return lighten(super().get_help_option(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, the verb's own options, then those of every verb."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(self._section(param), []).append(record)
+        own = [group.type.TITLE for group in self.groups]
+        for name in ("Arguments", *own, "Options", "Storage options", "Common options"):
+            if name in sections:
+                with formatter.section(name):
+                    formatter.write_dl(sections[name])
+
+    def _section(self, param: Any) -> str:
+        if param.param_type_name == "argument":
+            return "Arguments"
+        if param.name in _STORAGE:
+            return "Storage options"
+        for group in self.groups:
+            if param.name in group.names:
+                return str(group.type.TITLE)
+        return "Common options" if param.name in _COMMON | {"help"} else "Options"
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples and the exit codes."""
+        with formatter.section("Examples"):
+            for line, does in self.module.EXAMPLES:
+                formatter.write(f"  {line}\n      {does}\n")
+        rows = dict.fromkeys(ALWAYS, "") | dict(self.module.CODES)
+        with formatter.section("Exit codes"):
+            formatter.write_dl(
+                [(str(int(c)), rows[c] or MEANINGS[c].meaning) for c in sorted(rows)], col_max=6
+            )
+
+
+class Verbs(TyperGroup):
+    """All verbs, each imported on demand."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return `--help`."""
+        return lighten(super().get_help_option(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb; None where there is no such verb."""
+        return load(cmd_name) if cmd_name in VERBS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb that the command line names, or suggest what was meant."""
+        if " ".join(args[:2]) in VERBS:
+            args = [" ".join(args[:2]), *args[2:]]
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            known = family(name)
+            if known:
+                ctx.fail(f"{name} is several verbs: {', '.join(known)}")
+            near = _near(name)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"there is no verb {name!r}{meant}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the verbs from the static table."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def family(first: str) -> list[str]:
+    """Return the verbs that begin with a word: `delta pack` and its kin for `delta`."""
+    return [verb for verb in VERBS if verb.partition(" ")[0] == first]
+
+
+def _near(name: str) -> list[str]:
+    """Return the verbs that a word may mean: the second of two (`undelete`), or one mistyped."""
+    seconds = {verb.rpartition(" ")[2]: verb for verb in VERBS if " " in verb}
+    if name in seconds:
+        return [seconds[name]]
+    firsts = dict.fromkeys(verb.partition(" ")[0] for verb in VERBS)
+    near = [verb for one in get_close_matches(name, firsts) for verb in family(one)]
+    return near or [seconds[one] for one in get_close_matches(name, seconds)]
+
+
+def load(verb: str) -> Verb:
+    """Import a verb's module and return its command."""
+    module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name=verb, cls=Verb)(module.command)
+    command = cast(Verb, typer.main.get_command(app))
+    command.module = module
+    command.groups = [_group(one, command) for one in getattr(module, "OPTIONS", ())]
+    if getattr(module, "STORAGE", True):
+        command.params += _parameters(_storage)
+    command.params += _parameters(_common)
+    for param in map(lighten, command.params):
+        if isinstance(param, TyperOption):
+            param.show_envvar = False  # one rule for all, told by `ftckpt help environment`
+            if param.name not in NO_ENVIRONMENT:
+                param.envvar = environment_name(verb, param.opts)
+    return command
+
+
+def _group(of: type[Any], command: Verb) -> OptionGroup:
+    """Add the fields of a dataclass to a verb's options."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(of)
+    made = typer.main.get_command(app)
+    command.params += made.params
+    return OptionGroup(of, frozenset(str(p.name) for p in made.params), cast(Any, made.callback))
+
+
+def environment_flags(ctx: Any) -> dict[str, str]:
+    """Return the environment variables that set flags of this run, with their values."""
+    found = {}
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name)
+        if source is not None and source.name == "ENVIRONMENT":
+            found[param.envvar] = os.environ.get(param.envvar, "")
+    return found
+
+
+def environment_name(verb: str, flags: Sequence[str]) -> str:
+    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`.
+
+    Of a flag's names the first long one counts; others stand for it.
+    """
+    flag = next(flag for flag in flags if flag.startswith("--"))
+    name = f"ftckpt_{verb}_{flag.lstrip('-')}"
+    return name.replace("-", "_").replace(" ", "_").upper()

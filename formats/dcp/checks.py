@@ -1,0 +1,255 @@
+"""What only DCP can get wrong: keys without places, files that do not tile, items of another shape.
+
+Every checkpoint that torch writes tiles its files: the items of a file follow each other from the
+first byte to the last. So the listing and the metadata alone show truncation, swapped files and
+trailing bytes, with no data read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.formats.pickles.inert import one_bit_from
+from ftckpt.formats.torch_files.local_headers import check_local_headers, local_extents
+from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.progress import Counter
+from ftckpt.storage.source import Source
+
+from .items import Item, only_tensor, windows
+from .metadata import DcpMetadata
+from .records import TABLE
+
+# Data may be written this long after the commit marker by a clock or a copy that is a little off.
+WRITE_ORDER_SLACK = 2.0
+
+
+def check_keys(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
+    """The chunks of all tensors and the places of all items must be the same set."""
+    for name, entry in meta.tensors.items():
+        for chunk in entry.chunks:
+            if chunk.item is None:
+                yield finding(
+                    "bad-metadata",
+                    f"{name} has a chunk at {list(chunk.offsets)} that lies in no file",
+                    file=marker,
+                    tensor=name,
+                )
+    for name, item in meta.objects.items():
+        if item is None:
+            yield finding("bad-metadata", f"{name} lies in no file", file=marker, tensor=name)
+    for name, offsets in meta.orphans:
+        where = f" at {list(offsets)}" if offsets is not None else ""
+        yield finding(
+            "bad-metadata",
+            f"{name}{where} has a place in a file but is part of nothing",
+            file=marker,
+            tensor=name,
+        )
+
+
+def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
+    """Yield keys whose path is not theirs, and names one bit from a name that torch writes.
+
+    No checksum covers the metadata. What it says twice is compared.
+    """
+    # A dialect may leave out paths, and hide other things among them.
+    if (meta.paths or meta.planned) and not meta.extras:
+        for name in (*meta.tensors, *meta.objects):
+            path = meta.paths.get(name)
+            if path is None or ".".join(map(str, path)) != name:
+                what = "no path" if path is None else f"the path of {'.'.join(map(str, path))}"
+                yield finding(
+                    "bad-metadata", f"planner_data gives {name} {what}", file=marker, tensor=name
+                )
+    for name in meta.opaque:
+        near = one_bit_from(name, TABLE)
+        if near:
+            message = f"{marker} names {name}, one bit from {near}: the bit flipped"
+            yield finding("bad-metadata", message, file=marker)
+
+
+def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:
+    """Return (offset, length, stored name) of the items of each file, by offset."""
+    files: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for name, _, item in meta.placed():
+        files[item.path].append((item.offset, item.length, name))
+    for (name, _), item in meta.orphans.items():
+        files[item.path].append((item.offset, item.length, name))
+    for items in files.values():
+        items.sort()
+    return files
+
+
+def check_tiling(meta: DcpMetadata, source: Source) -> Iterator[Finding]:
+    """The items of each file must lie side by side from its first byte to its last."""
+    for file, items in sorted(by_file(meta).items()):
+        entry = source.entries.get(file)
+        if entry is None:
+            ranks = f", needed by {len(items)} items"
+            yield finding("missing-file", f"{file} is missing{ranks}", file=file)
+            continue
+        end = 0
+        for offset, length, name in items:
+            if offset < end:
+                yield finding(
+                    "extent-overlap",
+                    f"{name} and the item before it claim the same bytes of {file}",
+                    file=file,
+                    tensor=name,
+                    offset=offset,
+                    length=end - offset,
+                )
+            elif offset > end:
+                yield finding(
+                    "extent-hole",
+                    f"{offset - end} bytes of {file} before {name} belong to no item",
+                    file=file,
+                    offset=end,
+                    length=offset - end,
+                )
+            end = max(end, offset + length)
+        if entry.size < end:
+            lost = [name for offset, length, name in items if offset + length > entry.size]
+            yield finding(
+                "truncated-file",
+                f"{file} has {entry.size} of {end} bytes: {_names(lost)} cut off",
+                file=file,
+                tensor=lost[0],
+                offset=entry.size,
+                length=end - entry.size,
+            )
+        elif entry.size > end:
+            yield finding(
+                "trailing-bytes",
+                f"{file} has {entry.size - end} bytes after its last item: it is not the file "
+                "that the metadata describes",
+                file=file,
+                offset=end,
+                length=entry.size - end,
+            )
+
+
+def check_items(
+    source: Source, meta: DcpMetadata, items: Iterable[Item], counter: Counter, other: Set[str]
+) -> Iterator[Finding]:
+    """Open every item: its archive, its pickle, and its shape and type against the metadata.
+
+    Args:
+        source: the files.
+        meta: the parsed metadata.
+        items: what to open.
+        counter: is told of every item.
+        other: files that do not tile: a record that is cut anywhere is damage there, however
+            ambiguous its pieces look as an archive.
+    """
+    counter.start("items", sum(1 for _ in meta.placed()), "items")
+    opaque: dict[str, tuple[str, str]] = {}
+    for window in windows(source, (i for i in items if i.extent.file in source.entries)):
+        counter.add(1)
+        if isinstance(window, FtckptError):
+            if window.kind != "truncated-file":  # the tiling said so already
+                yield from_error(window)
+            continue
+        item = window.item
+        try:
+            stream = window.parse()
+            archive = stream.archive
+            if archive is not None:
+                # An object may have many records, each of which would cost two reads.
+                places = () if item.name in meta.tensors else local_extents(archive)
+                read = window.read_first(places)
+                for found in check_local_headers(archive, read, file=item.extent.file):
+                    yield _in_item(found, item)
+            for name in stream.opaque:
+                opaque.setdefault(name, (item.extent.file, item.name))
+            if item.name in meta.tensors:
+                yield from _compare(stream, item, meta)
+        except FtckptError as error:
+            if error.kind == "unsafe-zip" and item.extent.file in other:
+                message = f"the record of {item.name} is not where {item.extent.file} has it"
+                yield _in_item(finding("bad-zip", message, file=item.extent.file), item)
+            else:
+                yield _in_item(from_error(error), item)
+    yield from opaque_note(opaque)
+
+
+def _in_item(found: Finding, item: Item) -> Finding:
+    """Say whose record it is; a place inside a compressed record is no place in the file."""
+    if item.transforms or found.offset is None:
+        found = replace(found, offset=item.extent.offset, length=item.extent.length)
+    return replace(found, file=item.extent.file, tensor=item.name, rank=item.rank)
+
+
+def opaque_note(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+    """Say once which classes outside the allow-list are kept inert, however many they are.
+
+    Args:
+        found: class name -> the first file and object that names it.
+    """
+    if not found:
+        return
+    names = sorted(found)
+    file, holder = found[names[0]]
+    if len(names) == 1:
+        message = f"{holder} holds a {names[0]}, kept inert"
+    else:
+        message = f"{len(names)} classes are kept inert: {listed(names)}"
+    yield finding("opaque-object", message, file=file, tensor=holder)
+
+
+def _compare(stream: TorchStream, item: Item, meta: DcpMetadata) -> Iterator[Finding]:
+    tensor = only_tensor(stream, item)
+    entry = meta.tensors[item.name]
+    place = {
+        "file": item.extent.file,
+        "tensor": item.name,
+        "offset": item.extent.offset,
+        "length": item.extent.length,
+    }
+    if tensor.dtype != entry.dtype:
+        yield finding(
+            "dtype-mismatch",
+            f"{item.name} is {tensor.dtype.name} in its file and {entry.dtype.name} in the "
+            "metadata",
+            rank=item.rank,
+            **place,  # type: ignore[arg-type]
+        )
+    if item.sizes is not None and tensor.shape != item.sizes:
+        yield finding(
+            "shape-mismatch",
+            f"{item.name} has shape {list(tensor.shape)} in its file and {list(item.sizes)} in the "
+            "metadata",
+            rank=item.rank,
+            **place,  # type: ignore[arg-type]
+        )
+
+
+def check_write_order(source: Source, markers: Iterable[str]) -> Iterator[Finding]:
+    """Data newer than the marker hints at an overwrite that was torn; copies reset the times."""
+    times = [e.mtime for m in markers if (e := source.entries.get(m)) and e.mtime is not None]
+    if not times:
+        return
+    newer = [
+        name
+        for name, entry in source.entries.items()
+        if name.endswith(".distcp")
+        and entry.mtime is not None
+        and entry.mtime > max(times) + WRITE_ORDER_SLACK
+    ]
+    if newer:
+        yield finding(
+            "write-order",
+            f"{_names(sorted(newer))} newer than the metadata: perhaps an overwrite that did not "
+            "finish, perhaps a copy",
+            file=sorted(newer)[0],
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"{names[0]} is"
+    return f"{names[0]} and {len(names) - 1} more are"

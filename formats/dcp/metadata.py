@@ -1,0 +1,345 @@
+"""The `.metadata` pickle of torch.distributed.checkpoint: tensors, objects, and their places.
+
+One pickle of one `Metadata` object; a save without collectives has one a rank. An item is kept at
+its chunk, not in a dict of its own: there may be millions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.formats.pickles import unpickle
+from ftckpt.storage.source import safe_name
+from ftckpt.workers.memory import no_gc
+
+from .records import (
+    MAX_INT,
+    SHAPES,
+    TABLE,
+    BytesEntry,
+    Chunk,
+    Fields,
+    Index,
+    Offsets,
+    StoredItem,
+    TensorEntry,
+    is_shape,
+)
+
+# Dict keys and list indices.
+Path = tuple[str | int, ...]
+
+
+class Placed(NamedTuple):
+    """One item and what it belongs to: a chunk of a tensor, or (None) an object."""
+
+    name: str
+    chunk: Chunk | None
+    item: StoredItem
+
+
+@dataclass(slots=True)
+class DcpMetadata:
+    """What the metadata says, checked for types and unsafe names, not for sense.
+
+    Attributes:
+        tensors: stored name -> entry; its chunks know their items.
+        objects: stored name of a byte item -> item, None where the metadata gives it no place.
+        paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
+        planned: whether `planner_data` names a tensor or object, with a path or something else.
+        orphans: (stored name, offsets or None) -> item, of items that belong to nothing.
+        copies: further copies of chunks and objects, which a save without collectives has.
+        files: names of the data files that items lie in.
+        transforms: names of the transforms that any item lies behind.
+        save_id: uuid of the save, where recorded (torch >= 2.4).
+        version: `Metadata.version`, where recorded (torch >= 2.9).
+        reformulated: stored name -> shape of a tensor that is stored in another one (Megatron-Core
+            up to 0.14 stores optimizer state as a grid of flat shards).
+        extras: members that plain torch does not write (a dialect's).
+        opaque: names outside the table.
+    """
+
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    objects: dict[str, StoredItem | None] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+    planned: bool = False
+    orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
+    copies: list[Placed] = field(default_factory=list)
+    files: set[str] = field(default_factory=set)
+    transforms: set[str] = field(default_factory=set)
+    save_id: str = ""
+    version: str = ""
+    reformulated: dict[str, Offsets] = field(default_factory=dict)
+    extras: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
+
+    def placed(self) -> Iterator[Placed]:
+        """Yield every item that belongs to something, once, in no order."""
+        for name, entry in self.tensors.items():
+            # Empty chunks at one place share an item.
+            once = {id(chunk.item): chunk for chunk in entry.chunks}
+            for chunk in once.values():
+                if chunk.item is not None:
+                    yield Placed(name, chunk, chunk.item)
+        for name, item in self.objects.items():
+            if item is not None:
+                yield Placed(name, None, item)
+        yield from self.copies
+
+    def stored(self) -> Iterator[StoredItem]:
+        """Yield every item, orphans too."""
+        for entry in self.tensors.values():
+            for chunk in entry.chunks:
+                if chunk.item is not None:
+                    yield chunk.item
+        yield from (item for item in self.objects.values() if item is not None)
+        yield from (copy.item for copy in self.copies)
+        yield from self.orphans.values()
+
+
+def parse_metadata(data: bytes, file: str) -> DcpMetadata:
+    """Parse one metadata pickle.
+
+    Args:
+        data: the file.
+        file: its name, for messages.
+
+    Raises:
+        UnsafeError, CorruptError: see `ftckpt.formats.pickles.unpickle.load`; also a path that
+        leaves the
+            checkpoint (`unsafe-path`), or members of the wrong type (`bad-metadata`).
+    """
+    try:
+        loaded = unpickle.load(data, file=file, table=TABLE)
+    finally:
+        SHAPES.clear()  # what another thread has in use stays alive; it only meets them anew
+    top = loaded.value
+    if not isinstance(top, Fields):
+        raise CorruptError(f"{file} is a pickle, but not of checkpoint metadata",
+                           kind="bad-metadata", file=file)  # fmt: skip
+    state = top.state
+    meta = DcpMetadata(opaque=loaded.opaque)
+    try:
+        with no_gc():
+            take_entries(meta, state["state_dict_metadata"], file)
+            take_paths(meta, state.get("planner_data"))
+            _take_storage(meta, state.get("storage_data"), file)
+            take_members(meta, state)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CorruptError(
+            f"{file} contradicts the layout of checkpoint metadata ({error})",
+            kind="bad-metadata",
+            file=file,
+        ) from None
+    return meta
+
+
+def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
+    """Join the metadata of a save without collectives: a union by (name, offsets).
+
+    Every rank's file has global sizes but only that rank's chunks. What every rank holds stands in
+    every rank's data: the first rank's is the main copy, and each rank restarts from its own.
+
+    Raises:
+        CorruptError: two ranks give one tensor different sizes or types (`bad-metadata`).
+    """
+    tensors: dict[str, TensorEntry] = {}
+    whole = DcpMetadata(tensors=tensors)
+    chunks: dict[str, list[Chunk]] = {}
+    seen: dict[str, dict[Offsets, Chunk]] = {}
+    for file, part in parts.items():
+        for name, entry in part.tensors.items():
+            first = tensors.setdefault(name, entry)
+            if first.size != entry.size or first.dtype != entry.dtype:
+                raise CorruptError(f"{file} gives {name} another shape or type than other ranks",
+                                   kind="bad-metadata", file=file, tensor=name)  # fmt: skip
+            if first is entry:
+                entry.chunks = chunks[name] = list(entry.chunks)
+                seen[name] = {chunk.offsets: chunk for chunk in entry.chunks}
+                continue
+            for chunk in entry.chunks:
+                known = seen[name].setdefault(chunk.offsets, chunk)
+                if known is chunk:
+                    chunks[name].append(chunk)
+                elif known.item is None:
+                    known.item = chunk.item
+                elif chunk.item is not None:
+                    whole.copies.append(Placed(name, chunk, chunk.item))
+        for name, item in part.objects.items():
+            if whole.objects.get(name) is None:
+                whole.objects[name] = item
+            elif item is not None:
+                whole.copies.append(Placed(name, None, item))
+        whole.paths.update(part.paths)
+        whole.planned = whole.planned or part.planned
+        whole.reformulated.update(part.reformulated)
+        whole.orphans = part.orphans | whole.orphans
+        whole.files |= part.files
+        whole.transforms |= part.transforms
+        whole.save_id = whole.save_id or part.save_id
+        whole.version = whole.version or part.version
+        whole.extras += tuple(n for n in part.extras if n not in whole.extras)
+        whole.opaque += tuple(n for n in part.opaque if n not in whole.opaque)
+    return whole
+
+
+def _text(value: Any) -> str:
+    return value[:200] if type(value) is str else ""
+
+
+def take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
+    """Take tensors and objects from `state_dict_metadata`.
+
+    Raises:
+        CorruptError, TypeError, AttributeError: an entry is not what it must be.
+    """
+    tensors: dict[str, TensorEntry] = {}
+    for name, entry in entries.items():
+        if type(name) is not str:
+            raise TypeError(f"a tensor's name is a {type(name).__name__}")
+        if type(entry) is TensorEntry:
+            if not isinstance(entry.dtype, DType):
+                raise CorruptError(f"{file} gives {name} no element type",
+                                   kind="bad-metadata", file=file, tensor=name)  # fmt: skip
+            if prod(entry.size) >= MAX_INT:
+                raise TypeError(f"{name} has more elements than a tensor can")
+            if type(entry.chunks) is not list:
+                raise TypeError(f"{name} has no chunks")
+            for chunk in entry.chunks:
+                if type(chunk) is not Chunk:
+                    raise TypeError(f"{name} has a chunk that is none")
+                chunk.item = None  # and has offsets and sizes, or this raises AttributeError
+            tensors[name] = entry
+        elif type(entry) is BytesEntry:
+            meta.objects[name] = None
+        else:
+            raise TypeError(f"{name} is neither tensor nor bytes")
+    meta.tensors = tensors
+
+
+_PARTS = frozenset({str, int})
+
+
+def take_paths(meta: DcpMetadata, paths: Any) -> None:
+    """Take paths of dict keys and list indices from `planner_data`, and leave what is none."""
+    for name, path in (paths or {}).items():
+        # A newer Megatron dialect hides plans under a reserved key: not a path, not needed.
+        if type(name) is str and type(path) is tuple and _PARTS.issuperset(map(type, path)):
+            meta.paths[name] = path
+        if not meta.planned and type(name) is str:
+            meta.planned = name in meta.tensors or name in meta.objects
+
+
+def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
+    """Take the members of a Metadata object that are not long dicts."""
+    storage_meta = state.get("storage_meta")
+    if isinstance(storage_meta, Fields):
+        meta.save_id = _text(storage_meta.state.get("save_id"))
+    elif storage_meta is not None:
+        raise TypeError("storage_meta is of another class")
+    meta.version = _text(state.get("version"))
+    _take_shapes(meta, state.get("mcore_data"))
+    known = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
+    meta.extras = tuple(sorted(k for k in state if isinstance(k, str) and k not in known))
+
+
+def _take_shapes(meta: DcpMetadata, said: Any) -> None:
+    for name, entry in (said or {}).items():
+        shape = entry.get("nd_reformulated_orig_global_shape")
+        if type(name) is str and name in meta.tensors and is_shape(shape):
+            meta.reformulated[name] = shape
+
+
+def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
+    # The one loop over every item of a checkpoint: what is common is done in line.
+    files = meta.files
+    tensors = meta.tensors
+    numbered: _Numbered = {}
+    placed = 0
+    for index, stored in (storage or {}).items():
+        if type(index) is not Index or type(stored) is not StoredItem:
+            raise TypeError("storage_data holds something else than item locations")
+        name, path, start, length = index.fqn, stored.path, stored.offset, stored.length
+        if type(name) is not str or type(path) is not str:
+            raise TypeError("storage_data holds something else than names")
+        if path not in files:
+            files.add(safe_name(path, named_by=file))
+        if type(start) is not int or type(length) is not int:
+            raise TypeError(f"the place of {name} is not a number")
+        if not (0 <= start < MAX_INT and 0 <= length < MAX_INT):
+            raise TypeError(f"the place of {name} is outside any file")
+        if stored.transforms:
+            stored.transforms = _transforms(stored.transforms, name)
+            meta.transforms.update(stored.transforms)
+        entry = None if index.offset is None else tensors.get(name)
+        if entry is not None:
+            chunk = _chunk_of(name, entry.chunks, index, numbered)
+            if chunk is not None:
+                if chunk.item is not None:
+                    raise _placed_twice(file, name)
+                chunk.item = stored
+                placed += 1
+                continue
+        if not _attach_other(meta, index, stored):
+            raise _placed_twice(file, name)
+    if placed < sum(len(entry.chunks) for entry in tensors.values()):
+        _share(meta)
+
+
+_Numbered = dict[str, dict[Offsets, Chunk]]
+
+
+def _chunk_of(
+    name: str, chunks: Sequence[Chunk], index: Index, numbered: _Numbered
+) -> Chunk | None:
+    """Return the chunk that an item belongs to."""
+    hint, offset = index.hint, index.offset
+    if type(hint) is int and 0 <= hint < len(chunks):
+        chunk = chunks[hint]
+        if chunk.offsets is offset or chunk.offsets == offset:
+            return chunk
+    # A rank's own numbering, or none: looked up by offsets, which are the identity.
+    if name not in numbered:
+        numbered[name] = {chunk.offsets: chunk for chunk in reversed(chunks)}
+    return numbered[name].get(offset)
+
+
+def _attach_other(meta: DcpMetadata, index: Index, stored: StoredItem) -> bool:
+    """Give an item to an object, or to nothing; False where that has one already."""
+    name, offset = index.fqn, index.offset
+    if offset is None and name in meta.objects:
+        taken = meta.objects[name] is not None
+        meta.objects[name] = stored
+        return not taken
+    return meta.orphans.setdefault((name, offset), stored) is stored
+
+
+def _placed_twice(file: str, name: str) -> UnsafeError:
+    return UnsafeError(
+        f"{file} gives two places for one piece of {name}",
+        kind="bad-metadata",
+        file=file,
+        tensor=name,
+    )
+
+
+def _share(meta: DcpMetadata) -> None:
+    """Let chunks at one place share their item: empty shards of several ranks are stored once."""
+    for entry in meta.tensors.values():
+        chunks = entry.chunks
+        if len(chunks) > 1 and any(chunk.item is None for chunk in chunks):
+            known = {chunk.offsets: chunk.item for chunk in chunks if chunk.item is not None}
+            for chunk in chunks:
+                if chunk.item is None:
+                    chunk.item = known.get(chunk.offsets)
+
+
+def _transforms(value: Any, name: str) -> tuple[str, ...]:
+    if type(value) not in (list, tuple) or not all(type(t) is str for t in value):
+        raise TypeError(f"the transforms of {name} are no list of names")
+    return tuple(value)

@@ -1,0 +1,43 @@
+"""The data files of a distributed checkpoint that is written: one a rank, items in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ftckpt.transfer.layout import OutputFile, Segment
+
+from .write_metadata import Place
+
+
+class RankFiles:
+    """One data file a rank.
+
+    Attributes:
+        sizes: bytes of each rank's file so far.
+    """
+
+    def __init__(self, world: int) -> None:
+        """Begin the files of `world` ranks, all empty."""
+        self.sizes = [0] * world
+        self._segments: list[list[Segment]] = [[] for _ in range(world)]
+
+    def add(self, rank: int, segments: list[Segment], transforms: tuple[str, ...] = ()) -> Place:
+        """Put an item at the end of a rank's file."""
+        start = self.sizes[rank]
+        length = sum(segment.nbytes for segment in segments)
+        self.sizes[rank] = start + length
+        self._segments[rank] += segments
+        return Place(_file(rank), start, length, transforms)
+
+    def lightest(self, ranks: Iterable[int] | None = None) -> int:
+        """Return the rank, of `ranks` or of all, with the smallest file; the first of equals."""
+        return min(range(len(self.sizes)) if ranks is None else ranks, key=self.sizes.__getitem__)
+
+    def outputs(self) -> Iterator[OutputFile]:
+        """Yield the files of all ranks; torch leaves an empty one where a rank has nothing."""
+        for rank, segments in enumerate(self._segments):
+            yield OutputFile(_file(rank), segments)
+
+
+def _file(rank: int) -> str:
+    return f"__{rank}_0.distcp"

@@ -1,0 +1,338 @@
+"""An opened DCP checkpoint, and how one is opened (see `dcp` for what is read)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, TypeVar
+
+from ftckpt.checkpoint import (
+    Checkpoint,
+    Commit,
+    CommitState,
+    Extent,
+    ObjectInfo,
+    Payload,
+    Piece,
+    Record,
+    Scalar,
+)
+from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
+from ftckpt.findings import Finding, counted, finding
+from ftckpt.formats.torch_files.values import TensorRef
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.source import Source
+from ftckpt.workers.memory import no_gc
+
+from .checks import (
+    check_items,
+    check_keys,
+    check_names,
+    check_tiling,
+    check_write_order,
+    opaque_note,
+)
+from .items import (
+    OVERHEAD,
+    Item,
+    Window,
+    as_item,
+    misshapen,
+    only_tensor,
+    open_item,
+    rank_of,
+    windows,
+)
+from .markers import read_metadata
+from .metadata import DcpMetadata
+from .names import COMMON, CONFIGURATION, DATA, MARKER
+from .scalars import read_scalars
+from .state import State, is_common, unfinished
+from .tensors import logical_tensors
+
+# What Megatron-Core keeps beside the metadata.
+_BESIDE = frozenset({CONFIGURATION, "integrity.json"})
+
+# A record that is opened for one of its pieces, which have no names.
+_UNNAMED = "a tensor"
+
+
+@dataclass(kw_only=True)
+class DcpCheckpoint(Checkpoint):
+    """An opened DCP checkpoint.
+
+    Attributes:
+        meta: the parsed metadata.
+        markers: the metadata files.
+        stored: key -> name in the metadata.
+        beside: objects that are files of their own, by their item.
+    """
+
+    format: ClassVar[str] = "dcp"
+    meta: DcpMetadata
+    markers: tuple[str, ...]
+    stored: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, Item] = field(default_factory=dict)
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """Torch reshards it while it loads."""
+        return True
+
+    def members(self) -> Iterable[str]:
+        """The markers, every data file that an item names, and what Megatron puts beside them."""
+        yield from self.markers
+        yield from self.beside
+        named = self.meta.files
+        yield from sorted(named)
+        for name, entry in self.source.entries.items():
+            empty = DATA.search(name) and entry.size == 0 and name not in named
+            if empty or name in _BESIDE:
+                yield name
+
+    def load_object(self, name: str) -> Any:
+        """Return one byte item as inert data."""
+        window = open_item(self.source, self._object_item(name))
+        assert isinstance(window, Window)
+        return window.parse().tree
+
+    def payload(self, piece: Piece) -> Payload:
+        """Open the item and find the elements of its tensor."""
+        try:
+            tensor, span, transforms = self._elements(piece)
+        except FtckptError as error:
+            if error.tensor == _UNNAMED:
+                error.tensor = None  # whose piece it is the caller knows
+            raise
+        if tensor.shape != piece.box.sizes:
+            raise misshapen(piece.extent, tensor.shape, piece.box.sizes)
+        strides = None if tensor.dense else tensor.strides
+        if transforms:
+            return Payload(piece.extent, strides, transforms, (span.offset, span.length))
+        return Payload(span, strides)
+
+    def _elements(self, piece: Piece) -> tuple[TensorRef, Extent, tuple[str, ...]]:
+        """Return the tensor in a piece's record, where it lies there, and what must be undone.
+
+        The place is in the file, or in the undone stream where there are transforms.
+        """
+        place_ = piece.extent
+        transforms, limit = self._transformed.get(place_, ((), 0))
+        item = Item(_UNNAMED, place_, transforms, piece.rank, limit)
+        window = open_item(self.source, item)
+        assert isinstance(window, Window)
+        stream = window.parse()
+        tensor = only_tensor(stream, item)
+        if tensor.conj or tensor.neg or stream.storages[tensor.key].inline is not None:
+            raise UnsupportedError(
+                f"a record of {place_.file} holds a conjugate or negative view, or no bytes of "
+                "its own",
+                file=place_.file,
+                offset=place_.offset,
+                length=place_.length,
+            )
+        return tensor, tensor.span(stream.storages), transforms
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield defects of keys, tiling, items and left-overs."""
+        for found in self._check(counter):
+            if found.tensor is None:
+                yield found
+                continue
+            place_ = None
+            if found.file is not None and found.offset is not None and found.length is not None:
+                place_ = Extent(found.file, found.offset, found.length)
+            yield replace(found, tensor=self.owner(found.tensor, place_))
+
+    def _check(self, counter: Counter) -> Iterator[Finding]:
+        """Yield the same, with the metadata's own names for tensors."""
+        yield from check_keys(self.meta, self.markers[0])
+        yield from check_names(self.meta, self.markers[0])
+        other: set[str] = set()  # files that are not those which the metadata describes
+        for found in check_tiling(self.meta, self.source):
+            if found.code and found.file:
+                other.add(found.file)
+            yield found
+        yield from check_items(self.source, self.meta, self.items(), counter, other)
+        yield from check_write_order(self.source, self.markers)
+        named = self.meta.files
+        # A checkpoint of its own in a directory below is no shard of this one.
+        places = {name.rpartition("/")[0] for name in named}
+        for name, entry in self.source.entries.items():
+            here = name.rpartition("/")[0] in places
+            if DATA.search(name) and name not in named and entry.size and here:
+                yield finding(
+                    "stale-shard",
+                    f"{name} is named by no item: left by a save with more ranks or threads",
+                    file=name,
+                )
+        if f"{MARKER}.tmp" in self.source.entries:
+            yield finding(
+                "leftover-commit",
+                f"{MARKER}.tmp was left by a save that did not finish; {MARKER} is complete",
+                file=f"{MARKER}.tmp",
+            )
+
+    def items(self) -> Iterator[Item]:
+        """Yield every item, by file and offset."""
+        for name, chunk, item in sorted(
+            self.meta.placed(), key=lambda p: (p.item.path, p.item.offset, p.name)
+        ):
+            if chunk is None:
+                yield as_item(name, item)
+                continue
+            # A chunk is at most the tensor: a bound, where the exact size is `check`'s matter.
+            entry = self.meta.tensors[name]
+            yield as_item(name, item, entry.dtype.nbytes(prod(entry.size)), chunk.sizes)
+        yield from self.beside.values()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the CRC-32 of every record; items that cannot be opened are `check`'s to report."""
+        for window in windows(self.source, self.items()):
+            if isinstance(window, FtckptError):
+                continue
+            item = window.item
+            owner = self.owner(item.name, item.extent)
+            for _, place_, crc in _records(window):
+                if item.transforms:
+                    inner = (place_.offset, place_.length)
+                    yield Record(item.extent, crc, owner, item.rank, item.transforms, inner)
+                else:
+                    yield Record(place_, crc, owner, item.rank)
+
+    def owner(self, stored: str, place: Extent | None) -> str:
+        """Return the key of a tensor, or the name of an object, by its name in the metadata.
+
+        Args:
+            stored: the metadata's name.
+            place: the item in question, where one is.
+        """
+        return self._keys.get(stored, stored)
+
+    def scalars(self, limit: int) -> Iterator[Scalar]:
+        """Yield step counters, at most `limit` a file."""
+        return read_scalars(self.source, self.meta, limit, self.state.scalars())
+
+    def fields(self) -> Iterable[str]:
+        """Names of objects, and of what is inside those that hold a whole dict."""
+        yield from self.objects
+        for error in self.state.errors:
+            raise error
+        yield from self.state.names()
+
+    @cached_property
+    def state(self) -> State:
+        """The objects that hold a whole dict, read."""
+        flat = ("optimizer.", "lr_scheduler.")
+        whole = [
+            name
+            for name in self.objects
+            if len(self.meta.paths.get(name, (name,))) == 1
+            and not name.startswith(flat)
+            and "_extra_state" not in name
+        ]
+        return State(self.source, [self._object_item(name) for name in whole])
+
+    @cached_property
+    def _keys(self) -> Mapping[str, str]:
+        """Name in the metadata -> key."""
+        return {stored: key for key, stored in self.stored.items()}
+
+    @cached_property
+    def _transformed(self) -> Mapping[Extent, tuple[tuple[str, ...], int]]:
+        """Place of a transformed tensor -> its transforms, and the most that it may unfold to."""
+        if not self.meta.transforms:
+            return {}
+        return {
+            Extent(i.path, i.offset, i.length): (i.transforms, prod(chunk.sizes) * 16 + OVERHEAD)
+            for _, chunk, i in self.meta.placed()
+            if chunk is not None and i.transforms
+        }
+
+    def _object_item(self, name: str) -> Item:
+        if name in self.beside:
+            return self.beside[name]
+        item = self.meta.objects[name]
+        if item is None:
+            raise CorruptError(f"{name} lies in no file", kind="bad-metadata",
+                               file=self.markers[0], tensor=name)  # fmt: skip
+        return as_item(name, item)
+
+
+def _records(window: Window) -> list[tuple[str, Extent, int | None]]:
+    try:
+        return window.parse().records
+    except FtckptError:
+        return []
+
+
+def open_plain(source: Source) -> DcpCheckpoint:
+    """Open a store that is not Megatron's (see `open_dcp`).
+
+    Raises:
+        IncompleteError: it is Megatron's, and not finished.
+    """
+    checkpoint = open_dcp(source, DcpCheckpoint)
+    if CONFIGURATION not in source.entries and any(map(is_common, checkpoint.objects)):
+        raise unfinished()  # by its names alone it could not be told from a plain store
+    return checkpoint
+
+
+C = TypeVar("C", bound=DcpCheckpoint)
+
+
+def open_dcp(source: Source, kind: type[C]) -> C:
+    """Parse the metadata of a checkpoint, which `kind` will stand for.
+
+    Raises:
+        IncompleteError: it has no metadata (`uncommitted`).
+        CorruptError, UnsafeError, NoResourceError: the metadata cannot be trusted, or is too large.
+    """
+    meta, markers = read_metadata(source)
+    with no_gc():
+        return _build(source, meta, markers, kind)
+
+
+def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: type[C]) -> C:
+    tensors, stored = logical_tensors(meta)
+    objects = {}
+    for name, item in meta.objects.items():
+        if item is not None:
+            extent = Extent(item.path, item.offset, item.length)
+            objects[name] = ObjectInfo(name, extent, rank_of(item.path))
+    beside = {}
+    if COMMON in source.entries and COMMON not in objects:
+        extent = Extent(COMMON, 0, source.entries[COMMON].size)
+        objects[COMMON] = ObjectInfo(COMMON, extent)
+        beside[COMMON] = Item(COMMON, extent, (), None)
+    ranks = {rank_of(path) for path in meta.files} - {None}
+    world = max((r for r in ranks if r is not None), default=-1) + 1
+    checkpoint = kind(
+        source=source,
+        tensors=tensors,
+        objects=objects,
+        commit=Commit(CommitState.COMMITTED, markers[0]),
+        dialect=_dialect(meta, markers),
+        notes=list(opaque_note(dict.fromkeys(meta.opaque, (markers[0], markers[0])))),
+        meta=meta,
+        markers=markers,
+        stored=stored,
+        beside=beside,
+    )
+    evidence = f"data files of {counted(len(ranks), 'rank')}" if ranks else ""
+    # Only Megatron's arguments say more, and only they are worth a read while opening.
+    state = checkpoint.state if any(map(is_common, objects)) else State(source, ())
+    checkpoint.topology = state.topology(world or None, evidence)
+    return checkpoint
+
+
+def _dialect(meta: DcpMetadata, markers: Sequence[str]) -> str:
+    words = []
+    if len(markers) > 1 or markers[0] != MARKER:
+        words.append(f"metadata of {len(markers)} ranks, saved without collectives")
+    words += [f"items under {name}" for name in sorted(meta.transforms)]
+    if meta.version:
+        words.append(f"metadata version {meta.version}")
+    return ", ".join(words)

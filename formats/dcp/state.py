@@ -1,0 +1,146 @@
+"""What stands inside the objects of a DCP checkpoint that hold a whole dict.
+
+torch flattens what it saves down to single values since 2.4. Before, a dict without a tensor was
+one object; Megatron-Core still keeps its common state (arguments, iteration, scheduler) as one, in
+the store or, up to core 0.18, in a file `common.pt` beside it. These are small, and few: they are
+read whole for the names, the step counters and the topology in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Scalar, StepRole, Topology
+from ftckpt.checkpoint.dtypes import decode_scalar
+from ftckpt.checkpoint.steps import is_counter, role_of
+from ftckpt.errors import FtckptError, IncompleteError
+from ftckpt.formats.pickles.field_names import field_names
+from ftckpt.formats.pickles.unpickle import Inert
+from ftckpt.formats.pickles.walk import leaves
+from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.formats.torch_files.values import TensorRef
+from ftckpt.storage.source import Source
+
+from .items import Item, Window, windows
+from .names import COMMON, CONFIGURATION
+
+# Beyond these an object is data, not state that a person would name.
+MOST_OBJECTS, MOST_BYTES = 32, 4 << 20
+_COMMON_STATE = "common_state/"
+
+
+class Held(NamedTuple):
+    """One object, read."""
+
+    window: Window
+    stream: TorchStream
+
+
+class State:
+    """The whole dicts of a checkpoint.
+
+    Attributes:
+        errors: why some could not be read; the checks report them too.
+    """
+
+    def __init__(self, source: Source, items: Iterable[Item]) -> None:
+        """Read the small ones of `items`, the common state first."""
+        small = [
+            i for i in items if i.extent.length <= MOST_BYTES and i.extent.file in source.entries
+        ]
+        small.sort(key=lambda item: not is_common(item.name))
+        self.errors: list[FtckptError] = []
+        self._held: list[Held] = []
+        for window in windows(source, small[:MOST_OBJECTS]):
+            if isinstance(window, FtckptError):
+                self.errors.append(window)
+                continue
+            try:
+                self._held.append(Held(window, window.parse()))
+            except FtckptError as error:
+                self.errors.append(error)
+
+    def names(self) -> Iterator[str]:
+        """Yield dotted names of what is inside."""
+        for window, stream in self._held:
+            yield from (f"{window.item.name}.{inner}" for inner in field_names(stream.tree))
+
+    def scalars(self) -> Iterator[Scalar]:
+        """Yield step counters, the trainer's iteration first."""
+        found: list[Scalar] = []
+        for held in self._held:
+            try:
+                found += _counters(held)
+            except FtckptError:
+                continue  # what cannot be walked or read is the checks' matter
+        yield from sorted(found, key=lambda s: s.role is not StepRole.ITERATION)
+
+    def topology(self, world_size: int | None, evidence: str) -> Topology:
+        """Return what Megatron's arguments say, else the world size that is known otherwise."""
+        for window, stream in self._held:
+            args = _arguments(stream.tree) if is_common(window.item.name) else None
+            if args is None:
+                continue
+            said = {
+                field: size
+                for field, name in (
+                    ("world_size", "world_size"),
+                    ("tp", "tensor_model_parallel_size"),
+                    ("pp", "pipeline_model_parallel_size"),
+                    ("dp", "data_parallel_size"),
+                    ("ep", "expert_model_parallel_size"),
+                )
+                if type(size := args.get(name)) is int and 0 < size < 1 << 32
+            }
+            if said:
+                evidence = f"arguments in {window.item.name}" + (
+                    f", {evidence}" if evidence else ""
+                )
+                return Topology(**{"world_size": world_size, **said, "evidence": evidence})  # type: ignore[arg-type]
+        return Topology(world_size=world_size, evidence=evidence)
+
+
+def is_common(name: str) -> bool:
+    """Return whether an object is Megatron's common state."""
+    return name == COMMON or name.startswith(_COMMON_STATE)
+
+
+def unfinished() -> IncompleteError:
+    """Return the error of a checkpoint that Megatron did not finish."""
+    return IncompleteError(
+        f"{CONFIGURATION} is absent: Megatron writes it last, so the save did not finish",
+        hint="wait for the save, or use an earlier checkpoint",
+        kind="uncommitted",
+        file=CONFIGURATION,
+    )
+
+
+def _counters(held: Held) -> Iterator[Scalar]:
+    window, stream = held
+    item = window.item
+    for path, value in leaves(stream.tree):
+        if not path:
+            return  # a single value, which is known by the object's own name
+        inner = ".".join(map(str, path))
+        optimizer = any(part in ("optimizer", "optim") for part in path)
+        role = role_of(f"{item.name}.{inner}", optimizer=optimizer)
+        if role is None:
+            continue
+        number = value
+        if isinstance(value, TensorRef) and value.numel == 1 and value.key in stream.storages:
+            if stream.storages[value.key].inline is not None:
+                continue
+            span = value.span(stream.storages)
+            start = 0 if item.transforms else item.extent.offset
+            number = decode_scalar(value.dtype, window.read(span.offset - start, span.length))
+        if is_counter(number):
+            yield Scalar(item.extent.file, f"{item.name}.{inner}", float(number), role)
+
+
+def _arguments(tree: Any) -> Inert | None:
+    """Return the Namespace that Megatron keeps as `args`, in a dict or in a list of one."""
+    if type(tree) is list and len(tree) == 1:
+        tree = tree[0]
+    args = tree.get("args") if isinstance(tree, dict) else None
+    return args if isinstance(args, Inert) else None

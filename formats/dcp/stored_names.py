@@ -1,0 +1,102 @@
+"""What a stored name of a DCP checkpoint is: which component, which kind, which parameter.
+
+torch flattens the saved state_dict to dotted names and keeps the path of keys in `planner_data`.
+The path decides; a dot never does, because keys may hold dots (Hugging Face's own `model.`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint.dtypes import DType
+
+# Top-level keys under which trainers put the model and the optimizer. Exact, never prefixes.
+_MODEL = frozenset({"model", "state_dict", "model_state_dict", "module", "net", "network"})
+_OPTIMIZER = frozenset(
+    {"optimizer", "optim", "optimizer_state_dict", "optimizers", "optimizer_0", "optim_state_dict"}
+)
+_EMA = frozenset({"ema", "ema_model", "model_ema", "ema_state_dict"})
+# Keys under which trainers put the whole state: torch's own example saves `{"app": AppState(…)}`.
+WRAPPERS = ("app", "checkpoint", "ckpt")
+WRAPPED = _MODEL | _OPTIMIZER | _EMA
+
+_KIND_OF_LEAF = {
+    "exp_avg": Kind.EXP_AVG,
+    "exp_avg_sq": Kind.EXP_AVG_SQ,
+    "master_param": Kind.MASTER,
+    "master_weight": Kind.MASTER,
+    "fp32_param": Kind.MASTER,
+    "param": Kind.MASTER,
+}
+# BatchNorm's buffers; floating point, so that only their names tell them from parameters.
+_BUFFER_LEAVES = ("running_mean", "running_var", "num_batches_tracked")
+# Looked up once: an enum's members are found by a slow search, and there are many tensors.
+_BUFFER, _PARAM = Kind.BUFFER, Kind.PARAM
+
+
+class Place(NamedTuple):
+    """Component, kind and name of one tensor."""
+
+    component: str
+    kind: Kind
+    name: str
+
+
+def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
+    """Classify one tensor.
+
+    Args:
+        stored: the dotted name in the metadata.
+        path: its `planner_data` path; empty where the planner kept none.
+        dtype: its element type: integers and booleans are never trained.
+    """
+    if len(path) > 1 and path[0] in _MODEL:  # most of a checkpoint
+        name = ".".join(map(str, path[1:]))
+        return Place("model", weight_kind(name, dtype), name)
+    parts = list(map(str, path)) or [stored]
+    if len(parts) > 2 and parts[0] in WRAPPERS and parts[1] in WRAPPED:
+        del parts[0]
+    top, rest = parts[0], parts[1:]
+    if rest and top in _MODEL:
+        return place("", parts, dtype)
+    if rest and top in _OPTIMIZER:
+        return _optimizer(rest)
+    if rest and top in _EMA:
+        return Place("ema", weight_kind(rest[-1], dtype), ".".join(rest))
+    if rest:
+        return Place(f"extra:{top}", Kind.OTHER, ".".join(rest))
+    # One key, so a dotted one was written flat: torchtitan keeps the model at the top and torch's
+    # `flatten_optimizer_state_dict` writes `state.<fqn>.<leaf>` below `optimizer.`.
+    for prefix in ("optimizer.", "optim."):
+        if stored.startswith((prefix + "state.", prefix + "distributed.")):
+            return _optimizer([stored.removeprefix(prefix)])
+    return Place("model", weight_kind(stored, dtype), stored)
+
+
+def weight_kind(name: str, dtype: DType) -> Kind:
+    """Return what a tensor of a state_dict is: integers and BatchNorm's statistics are buffers."""
+    if dtype.family != "float" and dtype.family != "complex":
+        return _BUFFER
+    if name.endswith(_BUFFER_LEAVES) and name.rpartition(".")[2] in _BUFFER_LEAVES:
+        return _BUFFER
+    return _PARAM
+
+
+def _optimizer(rest: Sequence[str]) -> Place:
+    """Classify what lies below the optimizer's key: `state`, the parameter, the leaf."""
+    if len(rest) == 1 and rest[0].startswith("state."):
+        name, _, leaf = rest[0].removeprefix("state.").rpartition(".")
+    elif len(rest) >= 3 and rest[0] == "state":
+        name, leaf = ".".join(rest[1:-1]), rest[-1]
+    else:
+        return Place("optimizer", Kind.OTHER, ".".join(rest))
+    first, _, tail = name.partition(".")
+    if leaf not in _KIND_OF_LEAF and first in _KIND_OF_LEAF:
+        # Megatron-Core puts the kind first: `optimizer.state.exp_avg.<parameter>`.
+        return Place("optimizer", _KIND_OF_LEAF[first], f"{tail}.{leaf}")
+    kind = _KIND_OF_LEAF.get(leaf)
+    if kind is None:
+        return Place("optimizer", Kind.OTHER, f"{name}.{leaf}" if name else leaf)
+    return Place("optimizer", kind, name)

@@ -1,0 +1,138 @@
+"""Lay out a PyTorch Distributed Checkpoint for a world size: each rank reads its own file in order.
+
+Parameters, masters and moments are cut along their first axis as DTensor's `Shard(0)` divides, so
+that a rank of FSDP2 finds its rows contiguous in `__<rank>_0.distcp`; what FSDP2 replicates
+(buffers, step counters, everything else) is stored once. Empty shards are not stored: torch asks
+for no bytes of theirs.
+
+A distributed checkpoint keeps its stored names, its key paths and its byte items as they are. Any
+other source is saved as torch saves its `get_state_dict`: `formats.state_paths` has the names, and
+non-tensor state is flattened to single values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ftckpt.checkpoint.sharding import even_rows
+from ftckpt.errors import UnsupportedError
+from ftckpt.extents import Box
+from ftckpt.formats.pickles.walk import Path, dotted
+from ftckpt.formats.state.objects import StateObjects
+from ftckpt.formats.state.paths import (
+    is_divided,
+    recorded_items,
+    recorded_paths,
+    tensor_paths,
+    with_aliases,
+)
+from ftckpt.formats.state.worlds import world_notes, world_of
+from ftckpt.formats.torch_files.write_tree import save, save_shard
+from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment, Stored, Wishes
+
+from .names import MARKER
+from .rank_files import RankFiles
+from .write_metadata import Chunk, Place, TensorItems, metadata
+
+
+class DcpWriter:
+    """The writer of the format `dcp` (fits `ftckpt.transfer.layout.Writer`)."""
+
+    name = "dcp"
+    single = False
+    grants = ("dp",)
+
+    def layout(self, content: Content, wishes: Wishes) -> Layout:
+        """Lay out `content` for `wishes.dp` ranks; the source's world size where it is None.
+
+        Raises:
+            UsageError: a wish for another division than over one world.
+            UnsupportedError: a tensor of a type that torch.save cannot write.
+        """
+        world = world_of(content, wishes)
+        content = with_aliases(content)
+        state = _State(content, world)
+        state.add_objects()  # before the tensors, as torch writes them
+        state.add_tensors()
+        marker = metadata(state.tensors, state.objects, state.paths)
+        return Layout(
+            files=list(state.files.outputs()),
+            commit=[OutputFile(MARKER, [Literal(marker)])],
+            unplaced=state.unplaced,
+            notes=world_notes(content, world),
+        )
+
+
+class _State:
+    """Files and metadata, as they grow."""
+
+    def __init__(self, content: Content, world: int) -> None:
+        self.tensors: dict[str, TensorItems] = {}
+        self.objects: dict[str, Place] = {}
+        self.paths: dict[str, Path] = {}
+        self.files = RankFiles(world)
+        self._content = content
+        self._world = world
+        self._recorded = recorded_paths(content.checkpoint)
+        self._places, self.unplaced = tensor_paths(
+            content, self._recorded.tensors, flat=self._recorded.flat
+        )
+        self._taken = {dotted(path) for path in self._places.values()}
+
+    def add_objects(self) -> None:
+        """Place the non-tensor state, each rank's in that rank's file while there is one."""
+        trees = StateObjects(self._content, self._recorded.objects)
+        stored = recorded_items(self._content.checkpoint)
+        for name, info in self._content.objects.items():
+            rank = (info.rank or 0) % self._world
+            if name in stored:
+                item: list[Segment] = [Stored(info.extent)]
+                self._object(self._recorded.objects[name], rank, item, stored[name])
+                continue
+            try:
+                # All of an object or nothing: what cannot be written shows before it is placed.
+                parts = [(leaf, save(leaf.value)) for leaf in trees.flattened(name)]
+            except UnsupportedError:
+                self.unplaced.append(name)
+                continue
+            for leaf, segments in parts:
+                based = all(type(segment) is Literal for segment in segments)
+                at = self.files.sizes[rank]
+                self._object(leaf.path, rank, segments if based else save(leaf.value, base=at))
+
+    def _object(
+        self, path: Path, rank: int, segments: list[Segment], transforms: tuple[str, ...] = ()
+    ) -> None:
+        name = dotted(path)
+        if name in self._taken:
+            self.unplaced.append(name)
+            return
+        self._taken.add(name)
+        self.paths[name] = path
+        self.objects[name] = self.files.add(rank, segments, transforms)
+
+    def add_tensors(self) -> None:
+        """Place every tensor: in rows over the ranks, or whole on the rank with the least."""
+        for key, path in self._places.items():
+            wanted = self._content.tensors[key]
+            name = dotted(path)
+            chunks = [self._chunk(key, rank, box) for rank, box in self._boxes(wanted)]
+            self.tensors[name] = TensorItems(wanted.dtype, wanted.shape, chunks)
+            self.paths[name] = path
+
+    def _boxes(self, wanted: Wanted) -> Iterator[tuple[int, Box]]:
+        if self._world == 1 or not is_divided(wanted):
+            yield self.files.lightest(), Box.whole(wanted.shape)
+            return
+        rows, *rest = wanted.shape
+        zeros = (0,) * len(rest)
+        for rank in range(self._world):
+            start, stop = even_rows(rows, self._world, rank)
+            if start < stop:
+                yield rank, Box((start, *zeros), (stop - start, *rest))
+
+    def _chunk(self, key: str, rank: int, box: Box) -> Chunk:
+        shard = self._content.part(key, box)
+        place = self.files.add(rank, save_shard(shard, base=self.files.sizes[rank]))
+        return Chunk(box.offsets, box.sizes, place)

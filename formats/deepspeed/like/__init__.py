@@ -1,0 +1,1 @@
+"""Laying DeepSpeed's files out as an example of the target job shows."""

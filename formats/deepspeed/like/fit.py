@@ -1,0 +1,258 @@
+"""The tensors of a source as an example has them: its names, shapes and types, the source's values.
+
+Nothing is made up: what the example has and the source lacks is refused by name, and what the
+source has and the example has no place for is listed. Values change in two ways alone, both
+DeepSpeed's own: a trained weight is its master in the compute type, and where the source keeps no
+master the weight, widened, is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, finding, listed
+from ftckpt.formats.deepspeed.job.counters import Numbers, counters_of
+from ftckpt.formats.deepspeed.job.deal import OWN
+from ftckpt.formats.deepspeed.job.models import COPIES
+from ftckpt.formats.deepspeed.job.plan import Plan
+from ftckpt.formats.deepspeed.universal.cuts import Cuts
+from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.layout import Wishes
+
+from .match import require_asked, require_castable, require_tied, widens
+
+_SLICE = "extra:tp"
+_SHOWN = 3
+
+
+class Fitting:
+    """The content that a result laid out as an example holds.
+
+    Attributes:
+        content: it. Tensors of other components, which are no model's, are kept as they were.
+        unplaced: keys of tensors that the example has no place for.
+        numbers: parameter -> leaf -> value, of what is stored as plain numbers.
+        notes: what the user should know.
+    """
+
+    def __init__(self, content: Content, plan: Plan, wishes: Wishes, numbers: Numbers) -> None:
+        """Fit every tensor.
+
+        Args:
+            content: what is to be written.
+            plan: of the example.
+            wishes: may have rules for buffers, and the true size of a vocabulary.
+            numbers: parameter -> leaf -> value of the source's states that are no tensors.
+
+        Raises:
+            UnsupportedError: something of the example is not there, or is of another shape.
+        """
+        self._given, self._plan, self._example = content, plan, plan.checkpoint
+        self._cuts, self._rules = Cuts(plan.models.states[0], wishes), wishes.rules
+        self.numbers, self._used = counters_of(content, plan, numbers)
+        self._widened: list[str] = []
+        self._cast: list[str] = []
+        self._resized: list[str] = []
+        made = {wanted.key: wanted for wanted in (*self._fitted(), *self._unseen())}
+        others = [w for w in content.tensors.values() if _is_other(w)]
+        self.unplaced = sorted(self._left(made) - {wanted.key for wanted in others})
+        tied = {a: b for a, b in self._example.aliases.items() if {a, b} <= made.keys()}
+        for alias, owner in tied.items():
+            require_tied(made[alias], made[owner], content.checkpoint)
+        tensors = {**made, **{wanted.key: wanted for wanted in others}}
+        self.content = replace(content, tensors=tensors, aliases=tied)
+        self.notes = list(self._remarks())
+
+    def _fitted(self) -> Iterator[Wanted]:
+        """Yield what the example has.
+
+        Raises:
+            UnsupportedError: the source lacks some of it.
+        """
+        missing: list[TensorInfo] = []
+        for info in self._example.tensors.values():
+            if info.component.startswith(OWN):
+                continue
+            found = self._found(info)
+            if found is not None:
+                yield self._shaped(found, info)
+            elif not self._is_number(info):
+                missing.append(info)
+        if missing:
+            raise self._lacking(missing)
+
+    def _is_number(self, info: TensorInfo) -> bool:
+        """Say whether the source has a plain number where the example has a tensor."""
+        name, _, leaf = info.name.rpartition(".")
+        return info.kind is Kind.OTHER and leaf in self.numbers.get(name, ())
+
+    def _found(self, info: TensorInfo) -> Wanted | None:
+        """Return the source's values of one of the example's tensors, in its name and type."""
+        name, dtype = info.name, info.dtype
+        own = self._own(info)
+        if info.kind is Kind.MASTER and own is None:
+            own = self._lookup("model", Kind.PARAM, name)
+            if own is None or not widens(own.dtype, dtype):
+                return None
+            self._widened.append(name)
+        if own is not None and info.kind is Kind.PARAM:
+            require_asked(own, info, self._given.checkpoint)
+        if info.kind is Kind.PARAM and name in self._plan.models.trained:
+            master = self._lookup("optimizer", Kind.MASTER, name)
+            if master is not None and (own is None or own.dtype is not dtype):
+                self._mark(own)
+                own = master
+                self._cast.append(name)
+        if own is None:
+            return None
+        self._mark(own)
+        if own.dtype is not dtype:
+            require_castable(own, info)
+            if info.component == "model" and name not in self._cast:
+                self._cast.append(name)
+        return own._replace(component=info.component, kind=info.kind, name=name, dtype=dtype)
+
+    def _own(self, info: TensorInfo) -> Wanted | None:
+        key = f"{info.component}:{info.name}" if info.component.startswith(_SLICE) else None
+        found = self._given.tensors.get(key) if key else None
+        found = found or self._lookup(info.component, info.kind, info.name)
+        return found or (self._of_slices(info) if info.kind is Kind.BUFFER else None)
+
+    def _lookup(self, component: str, kind: Kind, name: str) -> Wanted | None:
+        """Return what the source has under a key, or under that of a tie: its own or the job's."""
+        if component.startswith(_SLICE):
+            return None
+        key, tensors = tensor_key(component, kind, name), self._given.tensors
+        for one in (key, self._given.aliases.get(key), self._example.aliases.get(key)):
+            if one is not None and one in tensors:
+                return tensors[one]
+        owner = self._plan.models.shared.get(name)
+        return tensors.get(tensor_key(component, kind, owner)) if owner is not None else None
+
+    def _of_slices(self, info: TensorInfo) -> Wanted | None:
+        """Return a buffer that a rule of the user's calls the same on every tensor slice.
+
+        Raises:
+            UnsupportedError: the source's slices differ.
+        """
+        rule = None if self._rules is None else self._rules.get(info.name)
+        if rule is None or rule.split.axis is not None:
+            return None
+        buffers = (w for w in self._given.tensors.values() if w.kind is Kind.BUFFER)
+        copies = [w for w in buffers if w.name == info.name]
+        keys = [copy.key for wanted in copies for copy in wanted.copies]
+        if len({read_tensor(self._given.checkpoint, key) for key in keys}) > 1:
+            raise UnsupportedError(
+                f"{info.name} is not the same on every tensor slice", tensor=info.name
+            )
+        self._used.update(wanted.key for wanted in copies)
+        return copies[0] if copies else None
+
+    def _mark(self, wanted: Wanted | None) -> None:
+        if wanted is not None:
+            self._used.add(wanted.key)
+
+    def _shaped(self, wanted: Wanted, info: TensorInfo) -> Wanted:
+        """Return a tensor in the example's shape; the padding of a vocabulary is made anew.
+
+        Raises:
+            UnsupportedError: it is of another shape.
+        """
+        if wanted.shape == info.shape:
+            return wanted
+        fitted = self._cuts.padded(wanted, info.shape)
+        if fitted is None:
+            raise UnsupportedError(
+                f"{info.key} is of shape {list(wanted.shape)}, and {list(info.shape)} in the"
+                " example: they are of different models",
+                hint="a vocabulary that is padded otherwise: --true-vocab-size says its rows",
+                tensor=info.key,
+            )
+        self._resized.append(info.name)
+        return fitted
+
+    def _unseen(self) -> Iterator[Wanted]:
+        """Yield the state of parameters that the example's optimizer has never stepped."""
+        known = {
+            name
+            for info in self._example.tensors.values()
+            if info.component == "optimizer" and info.kind is not Kind.MASTER
+            for name in (info.name, info.name.rpartition(".")[0])
+        }
+        trained: set[str] = set()
+        for mp, number in self._plan.groups():
+            names = self._plan.members(mp, number)
+            trained.update(names)
+            if self._plan.source.numbers[mp][number]:
+                known.update(names)
+        trained -= known
+        shapes = {name: placed.shape for name, placed in self._plan.placed.items()}
+        for wanted in self._given.tensors.values():
+            if wanted.component != "optimizer" or wanted.kind is Kind.MASTER:
+                continue
+            name = wanted.name
+            if wanted.kind is Kind.OTHER and name not in trained:
+                name = name.rpartition(".")[0]
+            if name in trained:
+                self._mark(wanted)
+                shape = wanted.shape and shapes[name]
+                like = TensorInfo("optimizer", wanted.name, wanted.kind, shape, wanted.dtype, ())
+                yield self._shaped(wanted, like)
+
+    def _left(self, made: Mapping[str, Wanted]) -> set[str]:
+        """Return the keys of tensors that nothing of the result was made of."""
+        tied = {key for key, owner in self._given.aliases.items() if owner in self._used}
+        stage3 = self._plan.job.stage == 3
+        return {
+            key
+            for key, wanted in self._given.tensors.items()
+            if key not in self._used
+            and key not in tied
+            and wanted.component != COPIES
+            and not (stage3 and wanted.key in self._plan.models.trained)
+        }
+
+    def _lacking(self, missing: Sequence[TensorInfo]) -> UnsupportedError:
+        """Return the error about what the source lacks."""
+        names = {info.name for info in missing if info.kind in _NAMED}
+        more = sorted(
+            w.name
+            for key, w in self._given.tensors.items()
+            if key not in self._used and w.kind in _NAMED and not _is_other(w)
+        )
+        if names and more:
+            return UnsupportedError(
+                f"the example has {listed(sorted(names), _SHOWN)}, which the source lacks, and the"
+                f" source has {listed(list(dict.fromkeys(more)), _SHOWN)}, which the example lacks",
+                hint="--rename gives the source's parameters the example's names",
+                tensor=min(names),
+            )
+        keys = [info.key for info in missing]
+        return UnsupportedError(
+            f"the example has {listed(keys, _SHOWN)}, and the source does not",
+            hint="an example of the same model with the same optimizer is needed",
+            tensor=keys[0],
+        )
+
+    def _remarks(self) -> Iterator[Finding]:
+        for names, what in (
+            (self._widened, "has no master: the weight, widened, is one"),
+            (self._cast, "is cast to the type of the example, as DeepSpeed makes its weights"),
+            (self._resized, "is padded as the example pads the vocabulary"),
+        ):
+            if names:
+                more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+                yield finding("note", f"{names[0]} {what}{more}", tensor=names[0])
+
+
+_NAMED = (Kind.PARAM, Kind.MASTER, Kind.BUFFER)
+
+
+def _is_other(wanted: Wanted) -> bool:
+    """Say whether a tensor is no model's: random states, averages, a client's own."""
+    known = wanted.component in ("model", "optimizer", COPIES)
+    return not known and not wanted.component.startswith(_SLICE)

@@ -1,0 +1,1 @@
+"""The files of a DeepSpeed model: whole, or layer by layer of a pipeline."""

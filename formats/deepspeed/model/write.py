@@ -1,0 +1,81 @@
+"""Lay out the model's files of a DeepSpeed checkpoint: weights, and the state of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ftckpt.formats.deepspeed.job.plan import Plan
+from ftckpt.formats.deepspeed.job.shares import Dealer, Place, Share
+from ftckpt.formats.deepspeed.states import MODULE
+from ftckpt.formats.deepspeed.zero.flats import Holdings
+from ftckpt.formats.pickles.inert import Ordered
+from ftckpt.formats.torch_files.write_tree import Carried, save
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import OutputFile
+
+from .modules import Modules, size_of
+from .pipeline_layers import RestOfLayers
+
+
+class ModelFiles:
+    """The model's files of a job.
+
+    Args:
+        content: what they hold.
+        holdings: of that content.
+        plan: how they are laid out.
+        rest: the state around the weights.
+        layers: the same in the files of a pipeline's layers.
+
+    Attributes:
+        pipeline: whether the weights are in files of layers.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        holdings: Holdings,
+        plan: Plan,
+        rest: Dealer,
+        layers: RestOfLayers,
+    ) -> None:
+        self._plan, self._job, self._rest = plan, plan.job, rest
+        self._modules = Modules(content, holdings, plan, layers)
+        self.pipeline = plan.pipeline
+
+    def files(self) -> Iterator[OutputFile]:
+        """Yield the files of all ranks; stage 3 has one a partition."""
+        grid = self._job.grid
+        for mp in range(grid.mp):
+            for dp in range(grid.dp) if self._job.stage == 3 else [None]:
+                name = f"mp_rank_{mp:02d}_model_states"
+                if dp is not None:
+                    name = f"zero_pp_rank_{dp}_{name}"
+                place = Place(mp, dp or 0)
+                share = self._rest.deal(place, grid.rank(mp, dp), first=place == (0, 0))
+                tree = Carried(self._tree(share, place), share.storages)
+                yield OutputFile(f"{name}.pt", save(tree, folder=name))
+        self._rest.settle()
+
+    def _tree(self, share: Share, place: Place) -> dict[str, Any]:
+        mp, dp = place
+        weights, called = self._modules.weights(mp), self._plan.models.called
+        tree = {**share.layout, "optimizer": None, **share.below()}
+        tree[MODULE] = None if self.pipeline else Ordered({**weights, **share.below(MODULE)})
+        tree["param_shapes"] = [
+            Ordered((called.get(name, name), size_of(shape)) for name, shape in flat.items())
+            for group in self._plan.flats[mp]
+            for flat in group
+        ]
+        tree |= self._modules.frozen(mp, dp, weights)
+        if dp:
+            tree["shared_params"] = {}  # only rank 0 lists them
+        tree["dp_world_size"] = self._job.grid.dp
+        return tree
+
+    def layer_files(self) -> Iterator[OutputFile]:
+        """Yield the files of a pipeline's layers."""
+        for file in self._plan.layers:
+            stem = file.path.removesuffix(".pt")
+            yield OutputFile(file.path, save(self._modules.layer(file), folder=stem))

@@ -1,0 +1,307 @@
+"""Read the pickled trees of DeepSpeed's files into records, as far as they say how tensors lie.
+
+Everything in a tree is the file's word, so every type is checked. What says nothing of the layout
+(a scheduler, a random state, the client's own keys) is left to `deepspeed_contents`.
+
+Sources: `deepspeed/runtime/engine.py` (`_common_checkpoint_state`), `runtime/zero/` and
+`runtime/bf16_optimizer.py` (`state_dict`) of DeepSpeed 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NoReturn
+
+from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.formats.deepspeed.zero.partition import Shape
+from ftckpt.formats.pickles.inert import Inert
+from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
+
+from .names import DeepSpeedFile
+
+MODULE = "module"
+OPTIMIZER = "optimizer_state_dict"
+INFO = "universal_checkpoint_info"
+# Keys that say how the files cut the state; they mean nothing beside another cut.
+LAYOUT_OF_MODEL = frozenset({
+    "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments",
+    "shared_params", "dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions",
+    "sparse_tensor_module_names",
+})  # fmt: skip
+LAYOUT_OF_OPTIMIZER = frozenset({
+    "zero_stage", "group_paddings", "param_alignment_paddings", "partition_count",
+    "param_slice_mappings", "ds_zero_partition_groups",
+})  # fmt: skip
+MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
+BASES = ("base_optimizer_state", OPTIMIZER)
+
+# What torch's activation checkpointing adds to names of parameters, and keeps out of state_dicts.
+_WRAPPER = "_checkpoint_wrapped_module."
+
+Storages = Mapping[str, StoredStorage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelState:
+    """What a `*_model_states.pt` says of tensors.
+
+    Attributes:
+        file: where it stands.
+        storages: of the file.
+        weights: the module's state_dict; stage 3 has placeholders of no elements in it.
+        groups: name -> shape of one parameter group, or sub-group of stage 3, in flat order.
+        frozen: name -> shape of parameters that are not trained.
+        fragments: what the file holds of those.
+        keeps_frozen: whether the file lists them: stage 1 does not, nor a job that leaves them out.
+        shared: name that is not stored -> name of the same parameter that is.
+        buffers: names of buffers among `weights`.
+        called: name -> what the optimizer calls the parameter, where a wrapper adds to it.
+        parallel: (pp, tp) as recorded.
+        dp: number of data-parallel ranks, as recorded.
+        info: `universal_checkpoint_info`: how tensor-parallel parameters are cut.
+        optimizer: the optimizer's state where ZeRO is off.
+        args: the arguments of Megatron-DeepSpeed, a record, where that wrote it.
+    """
+
+    file: DeepSpeedFile
+    storages: Storages
+    weights: Mapping[str, TensorRef]
+    groups: tuple[Mapping[str, Shape], ...]
+    frozen: Mapping[str, Shape]
+    fragments: Mapping[str, TensorRef]
+    keeps_frozen: bool
+    shared: Mapping[str, str]
+    buffers: frozenset[str]
+    called: Mapping[str, str]
+    parallel: tuple[int, int] | None
+    dp: int | None
+    info: Mapping[str, Any] | None
+    optimizer: Any
+    args: Any
+
+    def lists_as(self, other: ModelState) -> bool:
+        """Say whether two files list the same parameters, in the same order and shapes."""
+        return len(self.groups) == len(other.groups) and all(
+            list(mine.items()) == list(theirs.items())
+            for mine, theirs in zip(
+                (*self.groups, self.frozen), (*other.groups, other.frozen), strict=True
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerState:
+    """What a `*_optim_states.pt` holds: one partition of every group.
+
+    Attributes:
+        file: where it stands.
+        storages: of the file.
+        stage: of ZeRO.
+        partitions: number of partitions of each group; one number for all in stage 3.
+        masters: flat fp32 weights of each group, or sub-group of stage 3.
+        states: state name -> value of each group: flat tensors, counters.
+        state_paths: where the state of each group stands in the tree.
+        gaps: elements after each parameter of each group, where they were recorded.
+        elastic: whether the states are stored without padding, as a list.
+    """
+
+    file: DeepSpeedFile
+    storages: Storages
+    stage: int
+    partitions: tuple[int, ...]
+    masters: tuple[TensorRef, ...]
+    states: tuple[Mapping[str, Any], ...]
+    state_paths: tuple[tuple[str | int, ...], ...]
+    gaps: tuple[tuple[int, ...], ...]
+    elastic: bool
+
+
+def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState:
+    """Read the tree of a `*_model_states.pt`.
+
+    Raises:
+        CorruptError: it is none (`bad-metadata`).
+        UnsupportedError: a weight is of a tensor subclass, or experts are partitioned.
+    """
+    path = file.path
+    if not isinstance(tree, dict) or MODULE not in tree:
+        _malformed(path, "no module's state")
+    for key in ("ds_autoep_layers", "autoep_layers"):
+        if tree.get(key):
+            raise UnsupportedError(
+                f"{path} has {key}: experts are partitioned over groups of their own",
+                hint="convert it with DeepSpeed's ds_to_universal.py and name the result",
+                file=path,
+            )
+    shapes = tree.get("param_shapes") or ()
+    if isinstance(shapes, dict):  # one group, as versions before 0.4 wrote
+        shapes = [shapes]
+    shared = tree.get("shared_params") or {}
+    if isinstance(shared, list):
+        pairs = [p for p in shared if isinstance(p, (list, tuple)) and len(p) == 2]
+        shared = {p[0]: p[1] for p in pairs if isinstance(p[0], str)}
+    if not isinstance(shapes, (list, tuple)) or not _texts(shared):
+        _malformed(path, "parameter shapes or shared names of the wrong type")
+    dims = tree.get("checkpoint_parallel_dimensions")
+    parallel = None
+    if isinstance(dims, dict):
+        pp, tp = _natural(dims.get("pp_degree")), _natural(dims.get("tp_degree"))
+        parallel = (pp, tp) if pp and tp else None
+    info = tree.get(INFO)
+    weights = read_weights(path, tree[MODULE])
+    groups = [_shapes(path, group) for group in shapes]
+    frozen = _shapes(path, tree.get("frozen_param_shapes") or {})
+    buffers = [n for n in _list(tree.get("buffer_names")) if isinstance(n, str)]
+    bare = _bare((*chain(*groups), *frozen, *chain(*shared.items()), *buffers), weights)
+    fragments = read_weights(path, tree.get("frozen_param_fragments"))
+    return ModelState(
+        file=file,
+        storages=storages,
+        weights=weights,
+        groups=tuple({bare.get(n, n): shape for n, shape in group.items()} for group in groups),
+        frozen={bare.get(n, n): shape for n, shape in frozen.items()},
+        fragments={bare.get(n, n): ref for n, ref in fragments.items()},
+        keeps_frozen=tree.get("frozen_param_fragments") is not None,
+        shared={bare.get(a, a): bare.get(b, b) for a, b in shared.items()},
+        buffers=frozenset(bare.get(n, n) for n in buffers),
+        called={name: called for called, name in bare.items()},
+        parallel=parallel,
+        dp=_natural(tree.get("dp_world_size")) or None,
+        info=info if isinstance(info, dict) else None,
+        optimizer=tree.get("optimizer"),
+        args=tree.get("args"),
+    )
+
+
+def _bare(names: Iterable[str], weights: Mapping[str, TensorRef]) -> dict[str, str]:
+    """Return name with a wrapper -> name in the module's state_dict, for those that have one.
+
+    Optimizers go by `named_parameters`, which a parent answers with the wrapper's own name in it.
+    """
+    known = {*names, *weights}
+    bare = {name: name.replace(_WRAPPER, "") for name in known if _WRAPPER in name}
+    return {name: own for name, own in bare.items() if own in weights and name not in weights}
+
+
+def read_weights(path: str, tree: Any) -> Mapping[str, TensorRef]:
+    """Return the tensors of a flat state_dict; None, as pipelines have it, holds none.
+
+    Raises:
+        CorruptError: it is no state_dict (`bad-metadata`).
+        UnsupportedError: a tensor is no strided view of a storage.
+    """
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        _malformed(path, "a state_dict that is no dict")
+    found = {}
+    for name, value in tree.items():
+        if isinstance(value, (SubclassRef, Composite)):
+            raise UnsupportedError(
+                f"{str(name)[:200]} in {path} is a tensor subclass, which hides its bytes",
+                file=path,
+                tensor=str(name)[:200],
+            )
+        if isinstance(name, str) and isinstance(value, TensorRef):
+            found[name] = value
+    return found
+
+
+def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> OptimizerState:
+    """Read the tree of a `*_optim_states.pt`.
+
+    Raises:
+        CorruptError: it is none (`bad-metadata`).
+    """
+    path = file.path
+    inner = tree.get(OPTIMIZER) if isinstance(tree, dict) else None
+    if not isinstance(inner, dict):
+        _malformed(path, "no optimizer's state")
+    masters = next((inner[key] for key in MASTERS if key in inner), None)
+    base = next((key for key in BASES if key in inner), "")
+    if not isinstance(masters, (list, tuple)) or not all(type(m) is TensorRef for m in masters):
+        _malformed(path, "no flat master weights")
+    states, paths = _states(inner.get(base), len(masters))
+    counts = inner.get("partition_count")
+    counts = counts if isinstance(counts, (list, tuple)) else [counts]
+    gaps = _list(inner.get("param_alignment_paddings"))
+    if not all(_naturals(g) for g in gaps):
+        _malformed(path, "gaps between parameters that are no lengths")
+    return OptimizerState(
+        file=file,
+        storages=storages,
+        stage=_stage(path, inner),
+        partitions=tuple(c for c in map(_natural, counts) if c),
+        masters=tuple(masters),
+        states=states,
+        state_paths=tuple((OPTIMIZER, base, *inside) for inside in paths),
+        gaps=tuple(tuple(g) for g in gaps),
+        elastic=isinstance(inner.get(base), list),
+    )
+
+
+def _stage(path: str, inner: Mapping[str, Any]) -> int:
+    """Return the stage; BF16_Optimizer records none and partitions as stage 1 does."""
+    value = inner.get("zero_stage", 1 if MASTERS[0] in inner else 3)
+    if isinstance(value, Inert):  # an enumeration, pickled as its class and its value
+        value = value.args[0] if len(value.args) == 1 else None
+    if value not in (1, 2, 3) or (value == 3) is not (MASTERS[1] in inner):
+        _malformed(path, "a ZeRO stage that its own keys contradict")
+    return int(value)
+
+
+def _states(
+    base: Any, groups: int
+) -> tuple[tuple[Mapping[str, Any], ...], list[tuple[str | int, ...]]]:
+    """Return each group's state and its path; a group that was never stepped has none.
+
+    The base optimizer sees one flat parameter a group, so its parameter ids are group numbers.
+    """
+    inside: tuple[str | int, ...] = ()
+    if isinstance(base, dict):
+        base, inside = base.get("state"), ("state",)
+    found: list[Mapping[str, Any]] = []
+    for number in range(groups):
+        if isinstance(base, dict):
+            state = base.get(number)
+        else:
+            state = base[number] if isinstance(base, list) and number < len(base) else None
+        found.append(
+            {k: v for k, v in state.items() if isinstance(k, str)}
+            if isinstance(state, dict)
+            else {}
+        )
+    return tuple(found), [(*inside, number) for number in range(groups)]
+
+
+def _shapes(path: str, group: Any) -> Mapping[str, Shape]:
+    if not isinstance(group, dict) or not all(
+        isinstance(name, str) and type(shape) is tuple and _naturals(shape)
+        for name, shape in group.items()
+    ):
+        _malformed(path, "a parameter group that is no mapping of names to shapes")
+    return group
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
+    )
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_natural(n) is not None for n in value)
+
+
+def _natural(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 48 else None
+
+
+def _malformed(path: str, what: str) -> NoReturn:
+    raise CorruptError(f"{path} holds {what}", kind="bad-metadata", file=path)

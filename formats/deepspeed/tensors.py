@@ -1,0 +1,321 @@
+"""Put weights, masters and moments of a DeepSpeed checkpoint together from the files of all ranks.
+
+What contradicts the other files is reported and left out, so that a tensor shows a hole and can
+never be read as if it were whole.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import finding
+from ftckpt.formats.deepspeed.zero.partition import FlatGroup, Run, Shape, SlicedGroup
+from ftckpt.formats.ranks.tensors import Boxes, Entry, Identity, Report, odd
+from ftckpt.formats.torch_files.dtensor import Patch
+from ftckpt.formats.torch_files.values import TensorRef
+
+from .checkpoint import StepCopy
+from .geometry import Grid, Part, Placed, ranges
+from .names import DeepSpeedFile
+from .states import ModelState, OptimizerState, Storages
+
+KINDS = {"exp_avg": Kind.EXP_AVG, "exp_avg_sq": Kind.EXP_AVG_SQ}
+
+
+class Weight(NamedTuple):
+    """A tensor of the model as one model-parallel rank holds it."""
+
+    mp: int
+    rank: int | None
+    file: DeepSpeedFile
+    ref: TensorRef
+    storages: Storages
+
+
+def weight_tensor(
+    identity: Identity, placed: Placed, held: Sequence[Weight], report: Report
+) -> TensorInfo:
+    """Return a weight or buffer from the ranks' own tensors, each dense or strided.
+
+    Raises:
+        UnsupportedError: a conjugate view, or bytes inside the pickle.
+    """
+    boxes = Boxes()
+    dtype = held[0].ref.dtype
+    for weight in held:
+        part = placed.parts.get(weight.mp)
+        entry = Entry(weight.rank, weight.file.path, weight.ref, weight.storages)
+        if part is None or weight.ref.shape != part.shape:
+            needs = None if part is None else list(part.shape)
+            report(odd("shape-mismatch", identity, entry, f"needs {needs} and is another shape in"))
+        elif weight.ref.dtype is not dtype:
+            report(odd("dtype-mismatch", identity, entry, f"is not {dtype.name} in"))
+        else:
+            patches = [Patch(slab.box, slab.local.offsets) for slab in part.slabs]
+            boxes.add(entry, weight.ref, patches)
+    return _info(identity, placed.shape, dtype, boxes.pieces)
+
+
+def _info(identity: Identity, shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> TensorInfo:
+    return TensorInfo(
+        identity.component, identity.name, identity.kind, shape, dtype, tuple(pieces),
+        identity.stored_name,
+    )  # fmt: skip
+
+
+class Flat(NamedTuple):
+    """A flat tensor of one rank, of which runs are parameters' elements."""
+
+    path: str
+    rank: int | None
+    ref: TensorRef
+    storages: Storages
+
+    def extent(self, at: int, numel: int) -> Extent:
+        """Return the bytes of a run.
+
+        Raises:
+            UnsupportedError: the tensor is no dense vector in the file.
+        """
+        place = self.storages[self.ref.key]
+        if place.inline is not None or self.ref.conj or self.ref.neg or not self.ref.dense:
+            raise UnsupportedError(
+                f"a flat partition in {self.path} is no dense vector", file=self.path
+            )
+        size = self.ref.dtype.itemsize
+        first = place.extent.offset + (self.ref.storage_offset + at) * size
+        return Extent(self.path, first, numel * size)
+
+
+class Partitions:
+    """Collects the pieces of everything that ZeRO partitions.
+
+    Attributes:
+        extra: tensors that are no partition of anything, by name.
+    """
+
+    def __init__(self, placed: Mapping[str, Placed], grid: Grid, report: Report) -> None:
+        self._placed, self._grid, self._report = placed, grid, report
+        self._pieces: dict[tuple[Kind, str, str], list[Piece]] = defaultdict(list)
+        self._dtypes: dict[tuple[Kind, str, str], DType] = {}
+        self._counters: dict[tuple[int, int, str], list[Flat]] = defaultdict(list)
+        self._members: dict[tuple[int, int], list[str]] = {}
+        self._layouts: dict[tuple[int, int], FlatGroup] = {}
+        self._sliced: dict[int, SlicedGroup] = {}
+        self.extra: list[tuple[str, Flat]] = []
+
+    def add(self, state: OptimizerState, model: ModelState) -> None:
+        """Add what one rank's optimizer file holds of its model-parallel rank's parameters."""
+        groups = model.groups
+        if len(groups) == 1 and len(state.masters) > 1 and state.stage < 3:
+            raise UnsupportedError(
+                f"{model.file.path} lists all parameters as one group, {state.file.path} has"
+                f" {len(state.masters)}: which parameter is in which is not recorded",
+                file=model.file.path,
+            )
+        if state.stage == 3:
+            self._add_stage3(state, groups)
+        else:
+            self._add_groups(state, groups)
+
+    def _add_groups(self, state: OptimizerState, groups: Sequence[Mapping[str, Shape]]) -> None:
+        file, dp = state.file, state.file.dp or 0
+        if len(groups) != len(state.masters):
+            self._odd("bad-metadata", file, f"has {len(state.masters)} parameter groups where the"
+                      f" model's file lists {len(groups)}")  # fmt: skip
+            return
+        for number, shapes in enumerate(groups):
+            layout = self._layouts.get((file.mp, number))
+            gaps = state.gaps[number] if number < len(state.gaps) else ()
+            if layout is None:
+                if gaps and len(gaps) != len(shapes):
+                    self._odd("bad-metadata", file, f"records {len(gaps)} gaps between the"
+                              f" {len(shapes)} parameters of group {number}")  # fmt: skip
+                    continue
+                layout = FlatGroup(shapes, self._grid.dp, gaps)
+                self._layouts[file.mp, number] = layout
+            runs = list(layout.runs(dp))
+            self._members.setdefault((file.mp, number), list(shapes))
+            for kind, leaf, flat in self._flats(state, number):
+                # With the padding or without: both forms are in use, even in one file.
+                if self._fits(flat, layout.held(dp), layout.size, (kind, leaf), number):
+                    self._put(flat, kind, leaf, file.mp, runs)
+
+    def _add_stage3(self, state: OptimizerState, groups: Sequence[Mapping[str, Shape]]) -> None:
+        """Walk the flat tensors of all sub-groups as one: old versions list shapes otherwise."""
+        file, dp = state.file, state.file.dp or 0
+        layout = self._sliced.get(file.mp)
+        if layout is None:
+            shapes = {name: shape for group in groups for name, shape in group.items()}
+            layout = self._sliced[file.mp] = SlicedGroup(shapes, self._grid.dp)
+        has = sum(master.numel for master in state.masters)
+        if has != layout.total:
+            self._odd("size-mismatch", file, f"holds {has} elements of master weights where the"
+                      f" shapes need {layout.total}")  # fmt: skip
+            return
+        begin = 0
+        for number, master in enumerate(state.masters):
+            end = begin + master.numel
+            self._members.setdefault((file.mp, number), layout.names(begin, end))
+            runs = list(layout.runs(dp, begin, end))
+            for kind, leaf, flat in self._flats(state, number):
+                if self._fits(flat, master.numel, master.numel, (kind, leaf), number):
+                    self._put(flat, kind, leaf, file.mp, runs)
+            begin = end
+
+    def _flats(self, state: OptimizerState, number: int) -> list[tuple[Kind, str, Flat]]:
+        """Return the flat tensors of one group; counters, which are of no dimension, are kept."""
+        file = state.file
+        rank = self._grid.rank(file.mp, file.dp)
+        found = [(Kind.MASTER, "", Flat(file.path, rank, state.masters[number], state.storages))]
+        for leaf, value in state.states[number].items():
+            if not isinstance(value, TensorRef):
+                continue
+            flat = Flat(file.path, rank, value, state.storages)
+            if value.shape == ():
+                self._counters[file.mp, number, leaf].append(flat)
+            else:
+                found.append((KINDS.get(leaf, Kind.OTHER), leaf, flat))
+        return found
+
+    def _fits(self, flat: Flat, least: int, most: int, what: tuple[Kind, str], number: int) -> bool:
+        has = flat.ref.numel
+        if len(flat.ref.shape) == 1 and least <= has <= most:
+            return True
+        kind, leaf = what
+        if kind is Kind.OTHER:  # an optimizer's own workspace
+            self.extra.append((f"optimizer.state.{number}.{leaf}", flat))
+        else:
+            name = leaf or "master weights"
+            self._odd("size-mismatch", flat, f"holds {has} elements of {name} of group"
+                      f" {number} where the shapes need {least}")  # fmt: skip
+        return False
+
+    def _put(self, flat: Flat, kind: Kind, leaf: str, mp: int, runs: Sequence[Run]) -> None:
+        for run in runs:
+            placed = self._placed.get(run.name)
+            part = None if placed is None else placed.parts.get(mp)
+            if part is None:
+                continue  # its parts contradict each other, which is reported
+            key = (kind, run.name, leaf if kind is Kind.OTHER else "")
+            if self._dtypes.setdefault(key, flat.ref.dtype) is not flat.ref.dtype:
+                self._odd("dtype-mismatch", flat, f"holds {leaf or 'masters'} of {run.name} as"
+                          f" {flat.ref.dtype.name}, other files do not")  # fmt: skip
+                continue
+            self._pieces[key] += _pieces(flat, part, run)
+
+    def tensors(self) -> list[TensorInfo]:
+        """Return everything that was added, by kind and in the order of the groups."""
+        found = []
+        kinds, order = list(Kind), {name: n for n, name in enumerate(self._placed)}
+        for key in sorted(self._pieces, key=lambda k: (kinds.index(k[0]), k[2], order[k[1]])):
+            kind, name, leaf = key
+            full = f"{name}.{leaf}" if leaf else name
+            pieces = tuple(sorted(self._pieces[key], key=lambda p: p.replica))
+            shape = self._placed[name].shape
+            found.append(TensorInfo("optimizer", full, kind, shape, self._dtypes[key], pieces))
+        return found + self._counter_tensors()
+
+    def _counter_tensors(self) -> list[TensorInfo]:
+        """Return a group's counters as one tensor a parameter, as torch's own optimizers have it.
+
+        All parameters of a group share the group's one number; every rank has a copy.
+        """
+        made: dict[tuple[tuple[tuple[int, int], ...], str], tuple[Piece, ...]] = {}
+        owners: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for place, names in sorted(self._members.items()):
+            for name in names:
+                owners[name].append(place)
+        found = []
+        for leaf in dict.fromkeys(leaf for _, _, leaf in self._counters):
+            for name, places in owners.items():
+                flats = [f for place in places for f in self._counters.get((*place, leaf), ())]
+                if not flats or name not in self._placed:
+                    continue
+                pieces = made.get((tuple(places), leaf))
+                if pieces is None:
+                    pieces = made[tuple(places), leaf] = copies(flats)
+                dtype = flats[0].ref.dtype
+                found.append(
+                    TensorInfo("optimizer", f"{name}.{leaf}", Kind.OTHER, (), dtype, pieces)
+                )
+        return found
+
+    def steps(self) -> list[StepCopy]:
+        """Return every copy of the groups' step counters."""
+        return [
+            StepCopy(mp, group, flat.rank, flat.extent(0, 1), flat.ref.dtype)
+            for (mp, group, leaf), flats in self._counters.items()
+            if leaf == "step"
+            for flat in flats
+        ]
+
+    def _odd(self, kind: str, file: DeepSpeedFile | Flat, what: str) -> None:
+        rank = file.rank if isinstance(file, Flat) else self._grid.rank(file.mp, file.dp)
+        self._report(finding(kind, f"{file.path} {what}", file=file.path, rank=rank))
+
+
+def _pieces(flat: Flat, part: Part, run: Run) -> list[Piece]:
+    return [
+        Piece(
+            place.box,
+            flat.extent(run.at + place.at, place.numel),
+            place.flat,
+            replica=part.replica,
+            rank=flat.rank,
+        )
+        for place in ranges(part, run.start, run.stop)
+    ]
+
+
+def copies(flats: Sequence[Flat]) -> tuple[Piece, ...]:
+    """Return the pieces of a 0-d tensor of which every rank has a copy."""
+    return tuple(
+        Piece(Box((), ()), flat.extent(0, 1), replica=number, rank=flat.rank)
+        for number, flat in enumerate(flats)
+    )
+
+
+def rank_tensor(name: str, flat: Flat) -> TensorInfo:
+    """Return a tensor that is one rank's own and no part of a parameter."""
+    boxes = Boxes()
+    shape = flat.ref.shape
+    entry = Entry(flat.rank, flat.path, flat.ref, flat.storages)
+    boxes.add(entry, flat.ref, [Patch(Box.whole(shape), (0,) * len(shape))])
+    identity = Identity(f"extra:rank{flat.rank}", Kind.OTHER, name)
+    return _info(identity, shape, flat.ref.dtype, boxes.pieces)
+
+
+def fragment_tensor(
+    identity: Identity, placed: Placed, held: Sequence[Weight], grid: Grid, report: Report
+) -> TensorInfo:
+    """Return a frozen parameter of stage 3, of which each rank's file holds a run.
+
+    Raises:
+        UnsupportedError: a fragment is no dense vector.
+    """
+    pieces: list[Piece] = []
+    dtype = held[0].ref.dtype
+    for fragment in held:
+        file, part = fragment.file, placed.parts.get(fragment.mp)
+        flat = Flat(file.path, fragment.rank, fragment.ref, fragment.storages)
+        if part is None:
+            continue
+        layout = SlicedGroup({placed.name: part.shape}, grid.dp)
+        runs = list(layout.runs(file.dp or 0, 0, layout.total))
+        entry = Entry(flat.rank, flat.path, flat.ref, flat.storages)
+        if flat.ref.numel < sum(run.stop - run.start for run in runs):
+            what = f"needs {layout.total} elements and has {flat.ref.numel} in"
+            report(odd("size-mismatch", identity, entry, what))
+        elif flat.ref.dtype is not dtype:
+            report(odd("dtype-mismatch", identity, entry, f"is not {dtype.name} in"))
+        else:
+            for run in runs:
+                pieces += _pieces(flat, part, run)
+    pieces.sort(key=lambda piece: piece.replica)
+    return _info(identity, placed.shape, dtype, pieces)

@@ -1,0 +1,246 @@
+"""Lay out a universal checkpoint: what `ds_to_universal.py` makes, for a job of any topology.
+
+A folder of each parameter holds its masters and moments, whole, with what a job needs to cut them
+for its tensor slices: the axis, the sub-blocks, whether it is a vocabulary (whose padding is left
+out). `zero/optimizer_state.pt` has the form of stages 1 and 2 and that of stage 3 in one file, so
+that a job of any stage loads it. The model's files are the source's; DeepSpeed reads counters,
+schedulers and the client's state in them.
+
+What the converter makes of buffers, of frozen and of shared parameters (copies, widened to fp32) is
+not made: nothing reads it.
+
+`latest_universal` stands in the directory around a checkpoint and is never written.
+
+Sources: `checkpoint/ds_to_universal.py`, `checkpoint/universal_checkpoint.py`,
+`runtime/base_optimizer.py` and `runtime/zero/stage3.py` (`load_hp_checkpoint_state_from_…`) of
+DeepSpeed 0.19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ftckpt.checkpoint import Kind, tensor_key
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.findings import Finding, finding
+from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed.job.deal import RestOfRole, stored, unplaced
+from ftckpt.formats.deepspeed.job.from_other_format import Foreign
+from ftckpt.formats.deepspeed.job.plan import Plan
+from ftckpt.formats.deepspeed.job.settings import all_equal, bare
+from ftckpt.formats.deepspeed.job.shares import GROUPS, Place
+from ftckpt.formats.deepspeed.job.source import Source
+from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
+from ftckpt.formats.deepspeed.model.write import ModelFiles
+from ftckpt.formats.deepspeed.names import STATE, ZERO, Role
+from ftckpt.formats.deepspeed.states import OPTIMIZER, ModelState
+from ftckpt.formats.deepspeed.zero.flats import Holdings
+from ftckpt.formats.torch_files.write_tree import Carried, Tensor, save
+from ftckpt.storage.source import safe_name
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Layout, OutputFile, Wishes
+
+from .cuts import Cuts
+
+_STEP = "step"
+
+
+class DeepSpeedUniversalWriter:
+    """The writer of the format `deepspeed-universal` (fits `ftckpt.transfer.layout.Writer`)."""
+
+    name = "deepspeed-universal"
+    single = False
+    grants = ("rules", "true_vocab_size")
+
+    def layout(self, content: Content, wishes: Wishes) -> Layout:
+        """Lay out `content`.
+
+        Raises:
+            UsageError: the true size of a vocabulary where nothing says which parameters have one.
+            UnsupportedError: there is no optimizer's state, or some that the loader cannot read.
+        """
+        checkpoint = content.checkpoint
+        if isinstance(checkpoint, DeepSpeedCheckpoint):
+            return _of_deepspeed(content, checkpoint, wishes)
+        return _of_other(content, wishes)
+
+
+def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wishes) -> Layout:
+    source = Source(checkpoint)
+    job = source.job
+    cuts = _cuts(source.models.states[0], wishes)
+    content = source.models.content(content, job.stage, job.stage)
+    content = content.with_tensors(cuts.without_padding(content.tensors.values()))
+    holdings = Holdings(content, checkpoint.placed)
+    around = RestOfRole.of(content, source.files[Role.MODEL])
+    plan = Plan(checkpoint, source, job)
+    layers = RestOfLayers(content, plan)
+    model = ModelFiles(content, holdings, plan, around, layers)
+    optimizer = RestOfRole.of(content, source.files[Role.OPTIMIZER])
+    numbers: dict[str, Any] = {}
+    for mp, groups in source.groups.items():
+        for group, found in zip(groups, source.numbers[mp], strict=True):
+            numbers |= dict.fromkeys(group, found)
+    folders = _Folders(content, holdings, cuts, numbers, source.models.called)
+    share = optimizer.deal(Place(0, 0), 0, first=True)
+    optimizer.settle()
+    # Without groups the loader would restore no state at all; one of no settings changes none.
+    empty: list[Any] = [{"params": [number]} for number in range(len(source.groups[0]))]
+    base: dict[str, Any] = {GROUPS: empty, **share.base}
+    tree = folders.state_tree(share.inner, base, source.version)
+    state = _state_file(Carried(tree, share.storages))
+    files = [*model.files(), *model.layer_files(), *folders.files(), state]
+    rests = (around, optimizer, layers)
+    notes = [*_notes(cuts, base), *(note for rest in rests for note in rest.notes)]
+    return Layout(
+        files=files,
+        unplaced=unplaced(content, rests),
+        notes=notes,
+        content=stored(content, rests, renumbered=False),
+    )
+
+
+def _of_other(content: Content, wishes: Wishes) -> Layout:
+    source = Foreign(content)
+    cuts = _cuts(None, wishes)
+    holdings = Holdings(source.content, {})
+    folders = _Folders(source.content, holdings, cuts, {name: {} for name in source.trained}, {})
+    tree = folders.state_tree(source.optimizer, source.base, source.version)
+    files = [source.model_file(), *folders.files(), _state_file(tree)]
+    return Layout(
+        files=files,
+        unplaced=source.unplaced,
+        notes=[*_notes(cuts, source.base), *source.notes],
+        content=source.content,
+    )
+
+
+def _cuts(state: ModelState | None, wishes: Wishes) -> Cuts:
+    cuts = Cuts(state, wishes)
+    if wishes.true_vocab_size is not None and not cuts.vocabulary:
+        raise UsageError(
+            "--true-vocab-size has no meaning here: no universal_checkpoint_info of the source says"
+            " which parameters have a vocabulary's rows",
+            hint="leave it out",
+        )
+    return cuts
+
+
+class _Folders:
+    """The folders of parameters.
+
+    Args:
+        content: what they hold.
+        holdings: of that content.
+        cuts: how jobs cut parameters.
+        numbers: the names of parameters, each with the states of it that are no tensors.
+        called: name -> folder, where that is another.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        holdings: Holdings,
+        cuts: Cuts,
+        numbers: Mapping[str, Mapping[str, Any]],
+        called: Mapping[str, str],
+    ) -> None:
+        self._content, self._states, self._cuts = content, holdings.states, cuts
+        self._numbers, self._called = numbers, called
+
+    def files(self) -> Iterator[OutputFile]:
+        """Yield the files of all parameters.
+
+        Raises:
+            UnsupportedError: a state that DeepSpeed's loader takes for a parameter's and is not.
+            UnsafeError: a name that is no path below the checkpoint.
+        """
+        tensors = self._content.tensors
+        for name, numbers in self._numbers.items():
+            safe_name(name, named_by="the list of parameters")
+            master = tensor_key("optimizer", Kind.MASTER, name)
+            if master not in tensors:
+                raise UnsupportedError(
+                    f"{master} is not there: a job starts from it", tensor=master
+                )
+            shape = tensors[master].shape
+            how, folder = self._cuts.how(name, shape), self._called.get(name, name)
+            yield _file(folder, "fp32", {**how, "param": self._tensor(master)})
+            for leaf, key in self._states.get(name, {}).items():
+                if leaf == _STEP and tensors[key].shape == ():
+                    yield _file(folder, leaf, self._tensor(key))
+                elif tensors[key].shape == shape:
+                    yield _file(folder, leaf, {**how, "param": self._tensor(key)})
+                else:
+                    raise _unread(key, "is not of its parameter's shape")
+            for leaf, value in numbers.items():
+                if leaf != _STEP:
+                    raise _unread(f"{name}.{leaf}", "is no tensor")
+                yield _file(folder, leaf, value)
+
+    def _tensor(self, key: str) -> Tensor:
+        return Tensor.of(self._content.whole(key))
+
+    def state_tree(
+        self, inner: Mapping[str, Any], base: Mapping[str, Any], version: Any
+    ) -> dict[str, Any]:
+        """Return the tree of `optimizer_state.pt`, as stages 1 and 2 and as stage 3 look for it.
+
+        Args:
+            inner: what the optimizer keeps beside the base optimizer's state.
+            base: the base optimizer's parameter groups.
+            version: of DeepSpeed.
+        """
+        state: dict[int, Any] = {}
+        first = next(iter(self._numbers), "")
+        step = self._states.get(first, {}).get(_STEP)
+        if step is not None:
+            state[0] = {_STEP: self._tensor(step)}
+        elif _STEP in self._numbers.get(first, {}):
+            state[0] = {_STEP: self._numbers[first][_STEP]}
+        return {"ds_version": version, **inner, **base, OPTIMIZER: {"state": state, **base}}
+
+
+def _file(folder: str, leaf: str, tree: Any) -> OutputFile:
+    return OutputFile(f"{ZERO}/{folder}/{leaf}.pt", save(tree, folder=leaf))
+
+
+def _state_file(tree: Any) -> OutputFile:
+    path = f"{ZERO}/{STATE}"
+    return OutputFile(path, save(tree, folder=STATE.removesuffix(".pt")))
+
+
+def _unread(key: str, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{key} {what}: DeepSpeed's loader would take it for one of the parameter's own states",
+        hint="--drop leaves it out",
+        tensor=key,
+    )
+
+
+def _notes(cuts: Cuts, base: Mapping[str, Any]) -> Iterator[Finding]:
+    yield finding(
+        "note",
+        "DeepSpeed finds a universal checkpoint by the file `latest_universal` in the directory"
+        " around it, which is not written: `echo NAME > latest_universal` there",
+    )
+    yield finding(
+        "note",
+        "DeepSpeed restores what its optimizer trains from a universal checkpoint: buffers and"
+        " frozen parameters stay as the job that loads it has made them",
+    )
+    groups = base.get(GROUPS)
+    if isinstance(groups, list) and not all_equal([bare(g) for g in groups if isinstance(g, dict)]):
+        what = (
+            "a job of stage 3 takes the settings of the first parameter group for all that it has:"
+            " give the others their own (lr, weight_decay, …) again after loading, or"
+            " reshard to the job's own form instead"
+        )
+        yield finding("note", what)
+    if not cuts.known:
+        what = (
+            "nothing says how parameters are cut over tensor slices: jobs of more than one would"
+            " cut all along the first axis; --rules says how"
+        )
+        yield finding("note", what)

@@ -1,0 +1,207 @@
+"""Collect the weights of a DeepSpeed checkpoint from the files of all ranks and pipeline layers.
+
+A pipeline keeps each layer in a file of its own, under its local names; the optimizer calls them
+`<layer>.<local name>`, and `tied_modules.<key>.<local name>` where a module is used by several
+layers. Which layers those are is recorded nowhere: a layer whose parameters the optimizer does not
+know is a tied one, and it is matched by its names and shapes.
+
+Source: `deepspeed/runtime/pipe/module.py` of DeepSpeed 0.19.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+from ftckpt.checkpoint import Kind, TensorInfo
+from ftckpt.findings import finding
+from ftckpt.formats.dcp.stored_names import place
+from ftckpt.formats.deepspeed.zero.partition import Shape
+from ftckpt.formats.ranks.tensors import Identity, Report
+from ftckpt.formats.torch_files.values import TensorRef
+
+from .geometry import Grid, Placed, place_all
+from .names import DeepSpeedFile
+from .slices import WHOLE, Cut, CutOf
+from .states import ModelState, Storages
+from .tensors import Weight, fragment_tensor, weight_tensor
+
+_TIED = "tied_modules."
+
+
+class Weights:
+    """The weights that the files hold, by name.
+
+    Attributes:
+        buffers: names that a model's file calls buffers.
+        placed: where each parameter lies that the optimizer or a list of frozen ones names.
+    """
+
+    def __init__(self, grid: Grid, report: Report) -> None:
+        self._grid, self._report = grid, report
+        self._held: dict[int, dict[str, Shape]] = {}
+        self._weights: dict[str, list[Weight]] = defaultdict(list)
+        self._fragments: dict[str, list[Weight]] = defaultdict(list)
+        self._layers: dict[int, list[tuple[DeepSpeedFile, Mapping[str, TensorRef], Storages]]] = (
+            defaultdict(list)
+        )
+        self._pipeline = False
+        self.buffers: set[str] = set()
+        self.placed: dict[str, Placed] = {}
+        self.stages: dict[int, int] = {}
+
+    def add_model(self, state: ModelState) -> None:
+        """Add a `*_model_states.pt`."""
+        file = state.file
+        rank = self._grid.rank(file.mp, file.dp)
+        shapes = {name: shape for group in state.groups for name, shape in group.items()}
+        shapes |= state.frozen
+        self._held.setdefault(file.mp, shapes)
+        self.buffers |= state.buffers
+        self._pipeline |= bool(state.groups) and not state.weights
+        for name, ref in state.weights.items():
+            partitioned = prod(shapes.get(name, (1,))) > 0 and name not in state.buffers
+            if file.dp is not None and partitioned and not ref.numel:
+                continue  # an empty placeholder of stage 3
+            self._weights[name].append(Weight(file.mp, rank, file, ref, state.storages))
+        for name, ref in state.fragments.items():
+            if file.dp is not None:
+                self._fragments[name].append(Weight(file.mp, rank, file, ref, state.storages))
+            elif state.weights.get(name) != ref:  # where both are one view, it is not stored twice
+                self._weights[name].append(Weight(file.mp, rank, file, ref, state.storages))
+
+    def add_layer(
+        self, file: DeepSpeedFile, refs: Mapping[str, TensorRef], storages: Storages
+    ) -> None:
+        """Add the file of one layer and tensor slice."""
+        assert file.layer is not None
+        self._layers[file.layer].append((file, refs, storages))
+
+    def place(self, cut_of: CutOf, *, layers: bool) -> None:
+        """Find where every parameter lies; call it once, when all files were added.
+
+        Args:
+            cut_of: see `deepspeed_slices.cuts_of`.
+            layers: whether a pipeline must have the files of its layers.
+
+        Raises:
+            UnsupportedError: no rule says how a parameter is cut over tensor-parallel ranks.
+        """
+        self.placed = place_all(self._held, self._grid, cut_of, self._report)
+        known = {name for shapes in self._held.values() for name in shapes}
+        stages = {name: min(p.parts) // self._grid.tp for name, p in self.placed.items()}
+        for layer, files in sorted(self._layers.items()):
+            prefix = self._prefix(layer, files[0][1], known)
+            for file, refs, storages in files:
+                for local, ref in refs.items():
+                    stage = stages.get(prefix + local, 0)
+                    self.stages.setdefault(layer, stage)
+                    mp = stage * self._grid.tp + file.mp
+                    weight = Weight(mp, None, file, ref, storages)
+                    self._weights[prefix + local].append(weight)
+        if layers and self._pipeline:
+            self._check_layers(known)
+        self._place_rest(cut_of)
+
+    def _check_layers(self, known: set[str]) -> None:
+        """Report layers of which the optimizer knows parameters and no file has any."""
+        numbers = {name.partition(".")[0] for name in known - self._weights.keys()}
+        for layer in sorted(int(n) for n in numbers if n.isdecimal() and len(n) < 8):
+            name = f"layer_{layer:02d}-model_states.pt"
+            what = f"{name} is missing: the optimizer has parameters of layer {layer}"
+            self._report(finding("missing-file", what, file=name))
+        for name in sorted(known - self._weights.keys()):
+            # Only layers that call the tied module itself are stored, so one file is enough.
+            if name.startswith(_TIED):
+                what = f"the file of a layer is missing: none holds {name}"
+                self._report(finding("missing-file", what, tensor=name))
+
+    def _prefix(self, layer: int, refs: Mapping[str, TensorRef], known: set[str]) -> str:
+        """Return what a layer's names begin with in the whole model."""
+        own = f"{layer}."
+        trained = {n: r.shape for n, r in refs.items() if self._kind(own + n, r) is Kind.PARAM}
+        if not trained or any(own + name in known for name in trained):
+            return own
+        keys = sorted({n[len(_TIED) :].partition(".")[0] for n in known if n.startswith(_TIED)})
+        fits = [key for key in keys if self._is_tied(f"{_TIED}{key}.", trained)]
+        if len(fits) == 1:
+            return f"{_TIED}{fits[0]}."
+        if fits:
+            what = (
+                f"layer {layer} holds one of the tied modules {', '.join(fits)}, and which one is"
+                f" recorded nowhere: its weights keep the names {own}*"
+            )
+            self._report(finding("note", what, file=self._layers[layer][0][0].path))
+        return own
+
+    def _is_tied(self, prefix: str, trained: Mapping[str, Shape]) -> bool:
+        for shapes in self._held.values():
+            mine = {n[len(prefix) :]: s for n, s in shapes.items() if n.startswith(prefix)}
+            if mine:
+                return mine == trained
+        return False
+
+    def _place_rest(self, cut_of: CutOf) -> None:
+        """Place what no list of parameters names: buffers, all parameters where ZeRO is off."""
+        rest: dict[int, dict[str, Shape]] = defaultdict(dict)
+        for name, weights in self._weights.items():
+            if name not in self.placed:
+                for weight in weights:
+                    rest[weight.mp].setdefault(name, weight.ref.shape)
+        params: dict[int, dict[str, Shape]] = {}
+        for mp, shapes in rest.items():
+            params[mp] = {
+                name: shape
+                for name, shape in shapes.items()
+                if self._kind(name, self._weights[name][0].ref) is Kind.PARAM
+            }
+        self.placed |= place_all(params, self._grid, cut_of, self._report)
+
+    def _kind(self, name: str, ref: TensorRef) -> Kind:
+        if name in self.buffers:
+            return Kind.BUFFER
+        return place("", ["model", name], ref.dtype).kind
+
+    def tensors(self) -> Iterator[TensorInfo]:
+        """Yield every weight and buffer, in the order of the files.
+
+        Raises:
+            UnsupportedError: a view or a fragment that the data model cannot hold.
+        """
+        split = 0
+        for name, weights in self._weights.items():
+            placed = self.placed.get(name)
+            kind = self._kind(name, weights[0].ref)
+            if placed is not None and name not in self.buffers:
+                identity = Identity("model", Kind.PARAM, name)
+                yield weight_tensor(identity, placed, weights, self._report)
+            elif kind is Kind.BUFFER:
+                slices = {weight.mp % self._grid.tp for weight in weights}
+                split += len(slices) > 1
+                yield from self._buffer(name, weights, bare=len(slices) == 1)
+        for name, fragments in self._fragments.items():
+            placed = self.placed.get(name)
+            if placed is not None and name not in self._weights:
+                identity = Identity("model", Kind.PARAM, name)
+                yield fragment_tensor(identity, placed, fragments, self._grid, self._report)
+        if split:
+            what = (
+                f"nothing records how {split} buffers are split over tensor-parallel ranks: they"
+                " are kept one a rank, as extra:tp<RANK>, and not merged"
+            )
+            self._report(finding("note", what))
+
+    def _buffer(self, name: str, weights: Sequence[Weight], *, bare: bool) -> Iterator[TensorInfo]:
+        """Yield a buffer, or one for each tensor slice; every rank of a slice has a copy."""
+        slices: dict[int, list[Weight]] = defaultdict(list)
+        for weight in weights:
+            slices[weight.mp % self._grid.tp].append(weight._replace(mp=0))
+        for tp, own in sorted(slices.items()):
+            identity = Identity("model" if bare else f"extra:tp{tp}", Kind.BUFFER, name)
+            whole = place_all({0: {name: own[0].ref.shape}}, Grid(1, 1, 1), _whole, self._report)
+            yield weight_tensor(identity, whole[name], own, self._report)
+
+
+def _whole(name: str, shapes: Sequence[Shape]) -> Cut:
+    return WHOLE

@@ -1,0 +1,1 @@
+"""How ZeRO cuts parameters and their optimizer state over ranks."""

@@ -1,0 +1,221 @@
+"""Flat partitions made of runs of parameters: the inverse of `deepspeed_tensors`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ftckpt.checkpoint import Kind, tensor_key
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.deepspeed.geometry import Placed
+from ftckpt.formats.deepspeed.job import Group, Job
+from ftckpt.formats.deepspeed.tensors import KINDS
+from ftckpt.formats.torch_files.write_tree import Storage, Tensor
+from ftckpt.transfer.content import Content, Part, Shard
+from ftckpt.transfer.layout import Elements, Segment, Zeros
+from ftckpt.transfer.request.parameters import parameter_names, parted
+
+from .partition import FlatGroup, Run, SlicedGroup
+
+
+@dataclass(eq=False)
+class Flat:
+    """What one model-parallel rank's partitions hold of one flat group.
+
+    Attributes:
+        group: name -> shape of the rank's own tensor, in flat order.
+        masters: the parameters in full precision, each as the model-parallel rank has it.
+        states: leaf -> the same of a state, for states of the parameters' own shapes.
+        counters: leaf -> the one number that all parameters of the group have.
+        numbers: leaf -> value of states that are no tensors.
+        gaps: elements after each parameter.
+    """
+
+    group: Group
+    masters: Mapping[str, Shard]
+    states: Mapping[str, Mapping[str, Shard]]
+    counters: Mapping[str, Shard]
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    gaps: tuple[int, ...] = ()
+
+
+class Holdings:
+    """What a model-parallel rank holds of the tensors of some content.
+
+    Args:
+        content: what is to be written.
+        placed: where parameters lie; the others are whole on every rank.
+    """
+
+    def __init__(self, content: Content, placed: Mapping[str, Placed]) -> None:
+        self._content, self._placed = content, placed
+
+    @cached_property
+    def states(self) -> Mapping[str, Mapping[str, str]]:
+        """Parameter -> leaf -> key of what an optimizer keeps of it beside the master."""
+        found: dict[str, dict[str, str]] = defaultdict(dict)
+        names = parameter_names(self._content.tensors.values())
+        leaves = {kind: leaf for leaf, kind in KINDS.items()}
+        for key, wanted in self._content.tensors.items():
+            if wanted.component != "optimizer" or wanted.kind is Kind.MASTER:
+                continue
+            name, rest = parted(wanted, names)
+            found[name][leaves.get(wanted.kind) or rest.removeprefix(".")] = key
+        return found
+
+    def local(self, key: str, mp: int) -> Shard:
+        """Return what a model-parallel rank holds of a tensor."""
+        wanted = self._content.tensors[key]
+        placed = self._placed.get(wanted.name)
+        part = None if placed is None else placed.parts.get(mp)
+        if part is None or len(wanted.shape) != len(part.shape):
+            return self._content.whole(key)
+        parts = [Part(slab.local, key, slab.box) for slab in part.slabs]
+        return self._content.shard(part.shape, wanted.dtype, parts)
+
+    def flat(self, group: Group, mp: int) -> Flat:
+        """Return what a model-parallel rank holds of a flat group.
+
+        Raises:
+            UnsupportedError: a parameter has no master, or another state than the others.
+        """
+        tensors = self._content.tensors
+        masters: dict[str, Shard] = {}
+        for name, shape in group.items():
+            key = tensor_key("optimizer", Kind.MASTER, name)
+            if key not in tensors:
+                raise UnsupportedError(
+                    f"{key} is not there: ZeRO's partitions are made of master weights",
+                    tensor=key,
+                )
+            masters[name] = self.local(key, mp)
+            if masters[name].shape != shape:
+                raise UnsupportedError(
+                    f"{key} is of shape {list(masters[name].shape)} on a rank, and the job has"
+                    f" {list(shape)}",
+                    tensor=key,
+                )
+        _one_type(masters)
+        first = self.states.get(next(iter(group), ""), {})
+        states: dict[str, dict[str, Shard]] = {}
+        counters: dict[str, Shard] = {}
+        for name in group:
+            if self.states.get(name, {}).keys() != first.keys():
+                raise UnsupportedError(
+                    f"the optimizer keeps {sorted(self.states.get(name, {}))} of {name} and"
+                    f" {sorted(first)} of others in its group: ZeRO has one state for all",
+                    tensor=name,
+                )
+        for leaf in first:
+            keys = {name: self.states[name][leaf] for name in group}
+            if self._is_counter(leaf, keys):
+                self._require_equal(list(keys.values()))
+                counters[leaf] = self._content.whole(keys[next(iter(group))])
+                continue
+            states[leaf] = {name: self.local(key, mp) for name, key in keys.items()}
+            _one_type(states[leaf])
+            for name, shard in states[leaf].items():
+                if shard.shape != group[name]:
+                    raise UnsupportedError(
+                        f"{keys[name]} is not of its parameter's shape: ZeRO cannot cut it",
+                        tensor=keys[name],
+                    )
+        return Flat(group, masters, states, counters)
+
+    def _is_counter(self, leaf: str, keys: Mapping[str, str]) -> bool:
+        tensors = self._content.tensors
+        bare = all(tensors[key].shape == () for key in keys.values())
+        return bare and leaf not in KINDS
+
+    def _require_equal(self, keys: Sequence[str]) -> None:
+        """Require one number of all parameters of a group; small reads at most.
+
+        Raises:
+            UnsupportedError: they differ.
+        """
+        checkpoint, values = self._content.checkpoint, set()
+        read: dict[int, bytes] = {}  # the parameters of a flat source share one list of pieces
+        for key in keys:
+            for copy in self._content.tensors[key].copies:
+                pieces = checkpoint.tensors[copy.key].pieces
+                if id(pieces) not in read:
+                    read[id(pieces)] = read_tensor(checkpoint, copy.key)
+                values.add(read[id(pieces)])
+        if len(values) > 1:
+            raise UnsupportedError(
+                f"{keys[0]} and others of its group differ: ZeRO has one counter a group",
+                tensor=keys[0],
+            )
+
+
+def _one_type(shards: Mapping[str, Shard]) -> None:
+    types = {shard.dtype: name for name, shard in shards.items()}
+    if len(types) > 1:
+        raise UnsupportedError(
+            f"{' and '.join(types.values())} are of different types: ZeRO keeps them in one tensor"
+        )
+
+
+class Partition:
+    """One rank's partition of a flat group.
+
+    Attributes:
+        runs: what it holds of the parameters, in order.
+        held: elements that are no padding at the end.
+        size: elements with it.
+    """
+
+    def __init__(self, flat: Flat, job: Job, rank: int) -> None:
+        self._flat = flat
+        if job.stage == 3:
+            sliced = SlicedGroup(flat.group, job.grid.dp)
+            self.runs = list(sliced.runs(rank, 0, sliced.total))
+            self.held = self.size = self.total = sliced.total
+        else:
+            laid = FlatGroup(flat.group, job.grid.dp, flat.gaps)
+            self.runs = list(laid.runs(rank))
+            self.held, self.size, self.total = laid.held(rank), laid.size, laid.total
+
+    def tensor(self, shards: Mapping[str, Shard], length: int) -> Tensor:
+        """Return a flat tensor of masters or of a state, zero where no parameter lies."""
+        dtype = next(iter(shards.values())).dtype
+        segments = tuple(_segments(shards, self.runs, length, dtype))
+        return Tensor(Storage(segments), dtype, (length,), (1,))
+
+    def masters(self, length: int) -> Tensor:
+        """Return the master weights."""
+        return self.tensor(self._flat.masters, length)
+
+    def state(self, length: int) -> dict[str, Any]:
+        """Return the state of the base optimizer; empty where it was never stepped."""
+        flat = self._flat
+        made: dict[str, Any] = dict(flat.numbers)
+        made |= {leaf: Tensor.of(shard) for leaf, shard in flat.counters.items()}
+        made |= {leaf: self.tensor(shards, length) for leaf, shards in flat.states.items()}
+        return made
+
+
+def _segments(
+    shards: Mapping[str, Shard], runs: Sequence[Run], length: int, dtype: DType
+) -> Iterator[Segment]:
+    at = 0
+    for run in runs:
+        if run.at > at:
+            yield Zeros(dtype.nbytes(run.at - at))
+        yield Elements(shards[run.name], run.start, run.stop)
+        at = run.at + run.stop - run.start
+    if length > at:
+        yield Zeros(dtype.nbytes(length - at))
+
+
+def fragment(shard: Shard, ranks: int, rank: int) -> Tensor:
+    """Return one rank's run of a parameter of stage 3 that has no place in a group (frozen)."""
+    layout = SlicedGroup({"": shard.shape}, ranks)
+    runs = list(layout.runs(rank, 0, layout.total))
+    segments = tuple(_segments({"": shard}, runs, layout.total, shard.dtype))
+    return Tensor(Storage(segments), shard.dtype, (layout.total,), (1,))

@@ -1,0 +1,94 @@
+"""The optimizer's state where ZeRO is off: torch's own `state_dict`, in the model's file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from ftckpt.checkpoint import Kind, TensorInfo
+from ftckpt.findings import finding
+from ftckpt.formats.deepspeed.checkpoint import StepCopy
+from ftckpt.formats.deepspeed.geometry import Grid, Placed
+from ftckpt.formats.deepspeed.states import ModelState
+from ftckpt.formats.deepspeed.tensors import KINDS, Flat, Weight, copies, weight_tensor
+from ftckpt.formats.pickles.walk import leaves
+from ftckpt.formats.ranks.tensors import Identity, Report
+from ftckpt.formats.state.rank_optimizer import is_optimizer, states
+from ftckpt.formats.torch_files.sharded import HeldReader
+from ftckpt.formats.torch_files.values import TensorRef
+
+
+class PlainOptimizer:
+    """Collects the state of unpartitioned optimizers.
+
+    Attributes:
+        extra: tensors that cannot be given to a parameter, by name.
+        steps: the copies of the step counters.
+    """
+
+    def __init__(self, placed: Mapping[str, Placed], grid: Grid, report: Report) -> None:
+        self._placed, self._grid, self._report = placed, grid, report
+        self._held: dict[Identity, list[Weight]] = defaultdict(list)
+        self._numbers: dict[Identity, list[Flat]] = defaultdict(list)
+        self.extra: list[tuple[str, Flat]] = []
+        self.steps: list[StepCopy] = []
+
+    def add(self, model: ModelState) -> None:
+        """Add the optimizer in a model's file, if there is one."""
+        if not isinstance(model.optimizer, dict):
+            return
+        if not is_optimizer(model.optimizer):
+            self._add_unknown(model)
+            return
+        file = model.file
+        rank = self._grid.rank(file.mp, file.dp)
+        views: dict[TensorRef, str] = {}  # a tied weight is one parameter
+        for name, ref in model.weights.items():
+            if name not in model.buffers:
+                views.setdefault(ref, name)
+        params = [(name, ref) for ref, name in views.items()]
+        for number, state in enumerate(states(model.optimizer, params, HeldReader(rank).read)):
+            if not isinstance(state.value, TensorRef):
+                continue
+            value, full = state.value, f"{state.parameter}.{state.leaf}"
+            placed = self._placed.get(state.parameter)
+            part = None if placed is None else placed.parts.get(file.mp)
+            if value.shape == ():
+                flat = Flat(file.path, rank, value, model.storages)
+                self._numbers[Identity("optimizer", Kind.OTHER, full)].append(flat)
+                if state.leaf == "step":
+                    place = flat.extent(0, 1)
+                    self.steps.append(StepCopy(file.mp, number, rank, place, value.dtype))
+            elif part is not None and value.shape == part.shape:
+                kind = KINDS.get(state.leaf, Kind.OTHER)
+                name = full if kind is Kind.OTHER else state.parameter
+                weight = Weight(file.mp, rank, file, value, model.storages)
+                self._held[Identity("optimizer", kind, name)].append(weight)
+            else:  # of a parameter whose name cannot be proven, or of another shape than its own
+                flat = Flat(file.path, rank, value, model.storages)
+                self.extra.append((f"optimizer.state.{full}", flat))
+
+    def _add_unknown(self, model: ModelState) -> None:
+        """Keep the tensors of a wrapper (fp16) that stores flat masters with no list of names."""
+        rank = self._grid.rank(model.file.mp, model.file.dp)
+        for path, value in leaves(model.optimizer):
+            if isinstance(value, TensorRef):
+                name = ".".join(["optimizer", *map(str, path)])
+                self.extra.append((name, Flat(model.file.path, rank, value, model.storages)))
+        what = (
+            f"{model.file.path} has flat masters of an fp16 optimizer without ZeRO and no list of"
+            " what lies where in them: they are kept as they are, as extra:rank<RANK>"
+        )
+        self._report(finding("note", what, file=model.file.path))
+
+    def tensors(self) -> Iterator[TensorInfo]:
+        """Yield the moments, then the counters."""
+        for identity, held in self._held.items():
+            parameter = identity.name
+            if identity.kind is Kind.OTHER:
+                parameter = parameter.rpartition(".")[0]
+            yield weight_tensor(identity, self._placed[parameter], held, self._report)
+        for identity, flats in self._numbers.items():
+            yield TensorInfo(
+                "optimizer", identity.name, identity.kind, (), flats[0].ref.dtype, copies(flats)
+            )

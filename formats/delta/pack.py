@@ -1,0 +1,110 @@
+"""Pack opened checkpoints: what `ftckpt.delta.pack.run` needs of the formats, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.delta.pack.assemble import Packable, PackOptions
+from ftckpt.delta.pack.report import PackReport
+from ftckpt.delta.pack.run import pack
+from ftckpt.errors import FtckptError
+from ftckpt.formats.delta import Delta
+from ftckpt.formats.state.optimizer_settings import settings_of
+from ftckpt.formats.state.paths import recorded_paths
+from ftckpt.formats.state.same_object import SameObject
+from ftckpt.manifest import find
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.prefetch import extents_of, reading_ahead
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.places import place_of
+from ftckpt.verification import VerifyReport
+
+from .chain import manifest_digest
+from .checkpoint import DeltaCheckpoint
+from .records import record_file
+
+Check = Callable[[Checkpoint], VerifyReport]
+
+
+def pack_checkpoint(
+    target: Checkpoint,
+    base: Checkpoint | None,
+    destination: str,
+    *,
+    options: PackOptions,
+    store_options: StoreOptions,
+    check: Check | None = None,
+    counter: Counter = NULL,
+) -> PackReport:
+    """Write a checkpoint as a delta based on another, or compressed whole (see `packing.pack`).
+
+    Args:
+        target: what is packed, opened; a delta too.
+        base: what it is packed against; a delta too. None packs it whole.
+        destination: a local path or a URL that does not exist yet.
+        options: how; the optimizer's settings are taken from the target.
+        store_options: how to reach object stores.
+        check: verifies each by its own evidence before anything is written; None does not.
+        counter: is told of the elements' bytes packed and proven.
+
+    Raises:
+        NotFoundError: a base further down the chain is missing.
+        FtckptError: see `ftckpt.delta.pack.run.pack`.
+    """
+    given: tuple[str, ...] = ()
+    if base is not None:
+        require_chain(base)
+        further = base.given if isinstance(base, DeltaCheckpoint) else ()
+        given = (place_of(base.source), *further)
+    require_chain(target)
+    gap = target.source.store.traits.gap
+    # Of longer pieces no more is read here than where their elements lie.
+    near = (extent for extent in extents_of(target) if extent.length <= gap)
+    with reading_ahead(target, near, options.limiter, upon=False):
+        records = record_file(Content.of(target))
+        options = replace(options, settings=settings_of(target, base))
+    return pack(
+        _packable(target, check),
+        None if base is None else _packable(base, check),
+        destination,
+        records,
+        Delta(bases=given, stores=store_options),
+        same_objects=SameObject,
+        options=options,
+        store_options=store_options,
+        counter=counter,
+    )
+
+
+def require_chain(checkpoint: Checkpoint) -> None:
+    """Open all that a delta depends on: what is missing is known before anything is done.
+
+    Raises:
+        NotFoundError: a base is missing.
+        CorruptError: a base is wrong.
+    """
+    if isinstance(checkpoint, DeltaCheckpoint):
+        _ = checkpoint.decoder
+
+
+def _packable(checkpoint: Checkpoint, check: Check | None) -> Packable:
+    """Return a checkpoint with what is known of it."""
+    try:
+        manifest = find(checkpoint.source)
+    except FtckptError:  # one that cannot be understood is no evidence; the check reports it
+        manifest = None
+    recorded = recorded_paths(checkpoint)
+    packable = Packable(
+        checkpoint=checkpoint,
+        paths=(recorded.tensors, recorded.objects),
+        manifest="" if manifest is None else manifest_digest(manifest),
+        check=None if check is None else lambda: check(checkpoint),
+    )
+    if isinstance(checkpoint, DeltaCheckpoint):
+        index = checkpoint.index
+        known = {t.key: t.digest for t in index.tensors if t.key not in index.aliases}
+        return replace(packable, digests=known)
+    return packable

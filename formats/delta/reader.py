@@ -1,0 +1,91 @@
+"""How a delta is opened (see `delta`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftckpt import manifest
+from ftckpt.checkpoint import Box, Commit, CommitState, Extent, Piece, TensorInfo
+from ftckpt.delta import NAME, DeltaIndex
+from ftckpt.delta.index import MAX_BYTES, ROW
+from ftckpt.discovery.recognise import Format
+from ftckpt.errors import CorruptError, IncompleteError
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.source import Source
+
+from .checkpoint import ChainNote, DeltaCheckpoint
+from .objects import stored_objects
+from .source import DecodedSource, decoded_name
+
+_END = 16  # bytes of the digest behind the rows
+
+
+def open_delta(
+    source: Source, formats: Sequence[Format], bases: Sequence[str], stores: StoreOptions
+) -> DeltaCheckpoint:
+    """Read the index (see `Delta.open`).
+
+    Args:
+        source: the delta's files.
+        formats: what reads its base.
+        bases: places where bases may lie, asked before those that are recorded.
+        stores: how to reach them.
+    """
+    if NAME not in source.entries and manifest.NAME not in source.entries:
+        source.require_absent(NAME)
+        raise IncompleteError(
+            f"{source.url} has no {NAME}, which is written last: the packing did not finish",
+            hint="the same ftckpt delta pack goes on where it was",
+            file=NAME,
+        )
+    size = source.size(NAME)
+    if size > MAX_BYTES:
+        raise CorruptError(
+            f"{NAME} has {size} bytes and {MAX_BYTES} is most", kind="bad-delta", file=NAME
+        )
+    index = DeltaIndex.parse(source.read(NAME))
+    begin = size - _END - len(index.rows)
+    tensors: dict[str, TensorInfo] = {}
+    decoded: dict[Extent, Extent] = {}
+    for tensor in index.tensors:
+        rows = Extent(NAME, begin + tensor.first * ROW.size, tensor.blocks * ROW.size)
+        decoded[rows] = Extent(decoded_name(tensor.key), 0, tensor.nbytes)
+        piece = Piece(Box.whole(tensor.shape), rows, packed=True)
+        tensors[tensor.key] = TensorInfo(
+            tensor.component,
+            tensor.name,
+            tensor.kind,
+            tensor.shape,
+            tensor.dtype,
+            (piece,),
+            tensor.stored_name,
+        )
+    stored = stored_objects(index)
+    checkpoint = DeltaCheckpoint(
+        source=source,
+        tensors=tensors,
+        objects=stored.infos,
+        aliases=index.aliases,
+        topology=replace(index.topology, evidence="as recorded when it was packed"),
+        commit=Commit(CommitState.COMMITTED, NAME),
+        dialect=_dialect(index),
+        index=index,
+        stored=stored,
+        decoded=decoded,
+        formats=formats,
+        given=bases,
+        stores=stores,
+    )
+    checkpoint.source = DecodedSource.over(source, checkpoint.fill)
+    if index.base is not None:
+        checkpoint.notes = ChainNote(checkpoint)
+    return checkpoint
+
+
+def _dialect(index: DeltaIndex) -> str:
+    made_of = f"{index.source_format} packed by {index.tool}".strip()
+    if index.base is None:
+        return f"full, of {made_of}"
+    step = "a step that is not known" if index.base.step is None else f"step {index.base.step}"
+    return f"based on {step} at {index.base.path}, of {made_of}"

@@ -1,0 +1,78 @@
+"""Megatron-core's names and shapes for Hugging Face's, and the other way, by a family's table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftckpt.formats.huggingface.config import CONFIG
+from ftckpt.formats.megatron.job.registration import EMBEDDING
+from ftckpt.transfer.content import Content
+
+from .config import config_of
+from .facts import Model, model_of
+from .tables import family_names
+from .translator import DEFAULT_SPELLINGS, Translator
+
+__all__ = ["family_names", "to_hugging_face", "to_megatron"]
+
+
+def to_hugging_face(
+    content: Content, *, family: str = "", true_vocab_size: int | None = None
+) -> Content:
+    """Return the content as Hugging Face spells it, with a `config.json` where it has none.
+
+    Args:
+        content: under Megatron-core's names.
+        family: where the user says it; else what the arguments show.
+        true_vocab_size: rows of the vocabulary that are no padding; None keeps as many as the
+            `config.json` says that the model came with, else all.
+
+    Raises:
+        UsageError: nothing says what the model is, or a shape contradicts it.
+        UnsupportedError: a model or a parameter that no table has, or that has no such form.
+        CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
+    """
+    model = model_of(content.checkpoint, family)
+    rows = true_vocab_size or _true_rows(model, content)
+    made = Translator(model.family, model.heads, true_vocab_size=rows).to_hugging_face(content)
+    if model.config:
+        return made
+    return replace(made, beside={**made.beside, CONFIG: config_of(model, made)})
+
+
+def _true_rows(model: Model, content: Content) -> int | None:
+    """Return how many rows `config.json` says are no padding; None where it says nothing new."""
+    rows = model.config.get("vocab_size")
+    embedding = content.tensors.get(EMBEDDING)
+    if type(rows) is not int or embedding is None or not 0 < rows < embedding.shape[0]:
+        return None
+    return rows
+
+
+def to_megatron(
+    content: Content,
+    *,
+    family: str = "",
+    true_vocab_size: int | None = None,
+    spellings: Sequence[str] = DEFAULT_SPELLINGS,
+) -> Content:
+    """Return the content as Megatron-core spells it.
+
+    Args:
+        content: under Hugging Face's names, with its `config.json`.
+        family: where the user says it; else what `config.json` shows.
+        true_vocab_size: rows of the vocabulary that are no padding; None keeps all.
+        spellings: where implementations of Megatron-core differ
+            (`family_tables.SPELLINGS`): which names are wanted.
+
+    Raises:
+        UsageError: nothing says what the model is, or a shape contradicts it.
+        UnsupportedError: a model or a parameter that no table has, or that has no such form.
+        CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
+    """
+    model = model_of(content.checkpoint, family)
+    translator = Translator(
+        model.family, model.heads, true_vocab_size=true_vocab_size, spellings=spellings
+    )
+    return translator.to_megatron(content)

@@ -1,0 +1,173 @@
+"""What a checkpoint says of its model: the family, the heads, and what no translation can keep.
+
+A Hugging Face folder says it in `config.json`, a checkpoint of Megatron in its pickled arguments,
+which other formats carry along as an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.formats.dcp.state import is_common
+from ftckpt.formats.huggingface.config import CONFIG, read_config
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.pickles.inert import Inert
+
+from .joins import Heads
+from .tables import Family, family, family_names
+
+_MAX_HEADS = 1 << 20
+# Arguments of Megatron that change what the numbers mean, so that other names would not be enough.
+_CHANGES = {
+    "layernorm_zero_centered_gamma": "its norms hold their weights less one",
+    "apply_layernorm_1p": "its norms hold their weights less one",
+    "rotary_interleaved": "its heads interleave the rotated halves",
+    "attention_output_gate": "its attention has an output gate",
+    "multi_latent_attention": "its attention is latent",
+    "apply_residual_connection_post_layernorm": "its residual connection starts behind the norm",
+    "window_size": "its attention sees a window",
+    "moe_router_num_groups": "its router chooses groups of experts first",
+    "moe_router_enable_expert_bias": "its router has a bias that is no weight",
+}
+
+
+class Model(NamedTuple):
+    """What a checkpoint says of its model.
+
+    Attributes:
+        family: its table.
+        heads: shape of its attention.
+        config: its `config.json`; empty where it has none.
+        arguments: of Megatron; empty where it has none.
+    """
+
+    family: Family
+    heads: Heads
+    config: Mapping[str, Any]
+    arguments: Arguments
+
+
+def model_of(checkpoint: Checkpoint, name: str = "") -> Model:
+    """Return what a checkpoint says of its model.
+
+    Args:
+        checkpoint: a Hugging Face folder, or one with the arguments of Megatron.
+        name: of the family, where the user gives it.
+
+    Raises:
+        UsageError: nothing says what the model is, or it is of another family than `name`.
+        UnsupportedError: there is no table for it, or it does what no translation can keep.
+        CorruptError, UnsafeError: the configuration is damaged or hostile.
+    """
+    config = read_config(checkpoint)
+    if config:
+        found = family(name) if name else _family_of_config(config)
+        if config.get("use_parallel_residual", found.name == "gpt_neox"):
+            raise UnsupportedError(
+                f"{checkpoint.source.url} has parallel residual connections, which Megatron-core "
+                "does not have"
+            )
+        return Model(found, _heads_of_config(config, checkpoint), config, Arguments())
+    arguments = arguments_of(checkpoint)
+    if arguments.record is None:
+        raise UsageError(
+            f"nothing says what the model of {checkpoint.source.url} is: it has neither a "
+            f"{CONFIG} nor the arguments of Megatron"
+        )
+    for argument, meaning in _CHANGES.items():
+        if arguments.get(argument) not in (None, False):
+            raise UnsupportedError(
+                f"the model of {checkpoint.source.url} has no Hugging Face form: {meaning} "
+                f"({argument})"
+            )
+    found = family(name) if name else _family_of_arguments(arguments, checkpoint)
+    if name and _differences(found, arguments):
+        key, wanted = _differences(found, arguments)[0]
+        raise UsageError(
+            f"the model of {checkpoint.source.url} is no {name}: its arguments say {key} = "
+            f"{arguments.get(key)!r}, not {wanted!r}"
+        )
+    return Model(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
+
+
+def arguments_of(checkpoint: Checkpoint) -> Arguments:
+    """Return the arguments of Megatron that a checkpoint carries; empty where it has none.
+
+    Raises:
+        CorruptError, UnsafeError: the object that holds them is damaged or hostile.
+    """
+    for name in checkpoint.objects:
+        if name == "args" or name.endswith(".args"):
+            return Arguments(checkpoint.load_object(name))
+        if is_common(name):
+            tree = checkpoint.load_object(name)
+            while isinstance(tree, list) and len(tree) == 1:
+                tree = tree[0]
+            held = tree.get("args") if isinstance(tree, dict) else None
+            if isinstance(held, Inert):
+                return Arguments(held)
+    return Arguments()
+
+
+def _family_of_config(config: Mapping[str, Any]) -> Family:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in family_names():
+        raise UnsupportedError(
+            f"there is no table for models of the type {kind!r}",
+            hint=f"known: {', '.join(family_names())}",
+            kind="unknown-rule",
+        )
+    return family(kind)
+
+
+def _family_of_arguments(arguments: Arguments, checkpoint: Checkpoint) -> Family:
+    for name in family_names():
+        found = family(name)
+        if found.model and not _differences(found, arguments):
+            return found
+    raise UnsupportedError(
+        f"no family has a model like that of {checkpoint.source.url}",
+        hint=f"known: {', '.join(family_names())}",
+        kind="unknown-rule",
+    )
+
+
+def _differences(found: Family, arguments: Arguments) -> list[tuple[str, Any]]:
+    """Return what a family's arguments must be and are not; false stands for absent, too."""
+    return [
+        (key, wanted)
+        for key, wanted in found.model.items()
+        if (arguments.get(key) if isinstance(wanted, str) else bool(arguments.get(key))) != wanted
+    ]
+
+
+def _heads_of_config(config: Mapping[str, Any], checkpoint: Checkpoint) -> Heads:
+    queries = config.get("num_attention_heads", config.get("n_head"))
+    groups = config.get("num_key_value_heads") or queries
+    hidden = config.get("hidden_size", config.get("n_embd"))
+    return _heads(queries, groups, config.get("head_dim"), hidden, f"{CONFIG} of", checkpoint)
+
+
+def _heads_of_arguments(arguments: Arguments, checkpoint: Checkpoint) -> Heads:
+    queries = arguments.get("num_attention_heads")
+    grouped = arguments.flag("group_query_attention")
+    groups = arguments.get("num_query_groups") if grouped else queries
+    width, hidden = arguments.get("kv_channels"), arguments.get("hidden_size")
+    return _heads(queries, groups, width, hidden, "the arguments of", checkpoint)
+
+
+def _heads(
+    queries: Any, groups: Any, width: Any, hidden: Any, origin: str, checkpoint: Checkpoint
+) -> Heads:
+    if width is None and type(queries) is int and queries and type(hidden) is int:
+        width = hidden // queries
+    sound = all(type(n) is int and 0 < n < _MAX_HEADS for n in (queries, groups, width))
+    if not sound or queries % groups:
+        raise UsageError(
+            f"{origin} {checkpoint.source.url} give no attention: {queries!r} heads in {groups!r} "
+            f"groups of width {width!r}"
+        )
+    return Heads(queries, groups, width)

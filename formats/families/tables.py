@@ -1,0 +1,164 @@
+"""The tables of model families: what each parameter is called by Megatron-core and by Hugging Face.
+
+One TOML file in `families/` for each model type of Hugging Face's `config.json`, by its name:
+
+    extends = "llama"            # the other's entries follow this table's own
+    prefix = "model."            # what a model saved without its head lacks in every name
+
+    [config]                     # constants of its config.json
+    [arguments]                  # config.json's fields <- the arguments of Megatron that hold them
+    [model]                      # what Megatron's arguments say of such a model
+
+    [[tensor]]
+    megatron = "decoder.layers.{layer}.self_attention.linear_qkv.weight"
+    hf = ["….q_proj.weight", "….k_proj.weight", "….v_proj.weight"]
+    join = "grouped"             # how the one is made of the others: `family_joins`
+    transposed = true            # Hugging Face stores [in, out]
+    vocabulary = true            # the rows may end in padding
+
+    [[derived]]
+    hf = "model.rotary_emb.inv_freq"     # follows from the configuration: left out
+
+Where implementations of Megatron-core differ, `transformer_engine` and `local`, or `sequential` and
+`grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from ftckpt.errors import UsageError
+
+from .joins import Join
+
+SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
+_NUMBERS = re.compile(r"\{(layer|expert)\}")
+
+
+class Name(NamedTuple):
+    """A parameter's name with places for numbers."""
+
+    text: str
+    pattern: re.Pattern[str]
+
+    @classmethod
+    def of(cls, text: str) -> Name:
+        """Return the name; `{layer}` and `{expert}` match numbers."""
+        parts = _NUMBERS.split(text)
+        pattern = "".join(
+            rf"(?P<{part}>\d+)" if index % 2 else re.escape(part)
+            for index, part in enumerate(parts)
+        )
+        return cls(text, re.compile(pattern))
+
+    def numbers(self, name: str) -> Mapping[str, str] | None:
+        """Return the numbers in `name`, or None where it is another's."""
+        match = self.pattern.fullmatch(name)
+        return None if match is None else match.groupdict()
+
+    def fill(self, numbers: Mapping[str, str]) -> str:
+        """Return the name with its numbers."""
+        return _NUMBERS.sub(lambda match: numbers[match[1]], self.text)
+
+
+class Entry(NamedTuple):
+    """One parameter in both spellings.
+
+    Attributes:
+        megatron: by spelling, a key of `SPELLINGS`.
+        hf: its parts on Hugging Face's side, in order.
+        join: how the parts make the whole.
+        transposed: whether Hugging Face stores the other axis first.
+        vocabulary: whether its rows may end in padding.
+    """
+
+    megatron: Mapping[str, Name]
+    hf: Sequence[Name]
+    join: Join
+    transposed: bool
+    vocabulary: bool
+
+
+class Family(NamedTuple):
+    """A table, with those that it extends.
+
+    Attributes:
+        name: the model type of `config.json`.
+        prefix: of Hugging Face's names, which those of a model without its head lack.
+        entries: in the order in which they are asked.
+        derived: names, in either spelling, of what follows from the configuration.
+        config: constants of `config.json`.
+        arguments: fields of `config.json`, and the arguments of Megatron that hold them.
+        model: what Megatron's arguments say of such a model; empty where they cannot tell.
+        constants: what they say of it in any case.
+    """
+
+    name: str
+    prefix: str
+    entries: Sequence[Entry]
+    derived: Sequence[Name]
+    config: Mapping[str, Any]
+    arguments: Mapping[str, Sequence[str]]
+    model: Mapping[str, Any]
+    constants: Mapping[str, Any]
+
+
+def family_names() -> tuple[str, ...]:
+    """Return the names of the families, sorted."""
+    folder = files("ftckpt.formats") / "families"
+    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+@cache
+def family(name: str) -> Family:
+    """Return a family by its name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in family_names():
+        raise UsageError(
+            f"there is no family called {name!r}", hint=f"known: {', '.join(family_names())}"
+        )
+    path = files("ftckpt.formats") / "families" / f"{name}.toml"
+    table = tomllib.loads(path.read_text("utf-8"))
+    base = family(table["extends"]) if "extends" in table else None
+    own = Family(
+        name,
+        table.get("prefix", "") if base is None else base.prefix,
+        tuple(_entry(entry) for entry in table.get("tensor", ())),
+        tuple(Name.of(text) for entry in table.get("derived", ()) for text in entry.values()),
+        table.get("config", {}),
+        table.get("arguments", {}),
+        table.get("model", {}),
+        table.get("model", {}),
+    )
+    if base is None:
+        return own
+    return Family(
+        name,
+        own.prefix,
+        (*own.entries, *base.entries),
+        (*own.derived, *base.derived),
+        {**base.config, **own.config},
+        {**base.arguments, **own.arguments},
+        # Where a table has none, Megatron's arguments cannot tell it from the one it extends.
+        {**base.model, **own.model} if own.model else {},
+        {**base.constants, **own.constants},
+    )
+
+
+def _entry(entry: Mapping[str, Any]) -> Entry:
+    hf = entry["hf"]
+    return Entry(
+        {key: Name.of(entry[key]) for key in SPELLINGS if key in entry},
+        tuple(Name.of(text) for text in ([hf] if isinstance(hf, str) else hf)),
+        Join(entry.get("join", "whole")),
+        entry.get("transposed", False),
+        entry.get("vocabulary", False),
+    )

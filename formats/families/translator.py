@@ -1,0 +1,312 @@
+"""Translate tensors between Megatron-core's spelling and Hugging Face's, optimizer state and all.
+
+A parameter of one side is one of the other, or is made of several (`family_joins`). Masters,
+moments and averages are made as their parameter is. Nothing is computed: every element of the
+result is an element of the source, so that going there and back gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Box
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.findings import counted, listed
+from ftckpt.formats.state.transposing import transposed
+from ftckpt.transfer.content import Content, Copy, Wanted
+from ftckpt.transfer.request.parameters import parameter_names, parted
+
+from .joins import Heads, part_rows, runs
+from .tables import Entry, Family, Name
+
+
+class Side(StrEnum):
+    """Whose spelling."""
+
+    MEGATRON = "megatron"
+    HUGGING_FACE = "hugging face"
+
+
+# The spellings that Megatron-core itself writes by default: Transformer Engine, expert by expert.
+DEFAULT_SPELLINGS = ("megatron", "transformer_engine", "sequential")
+
+
+class Found(NamedTuple):
+    """Where a table has a parameter's name.
+
+    Attributes:
+        entry: of which it is.
+        part: which part of it; 0 for a whole.
+        numbers: of its layer and its expert.
+    """
+
+    entry: Entry
+    part: int
+    numbers: Mapping[str, str]
+
+
+class Translator:
+    """Translates one family for one shape of attention."""
+
+    def __init__(
+        self,
+        family: Family,
+        heads: Heads,
+        *,
+        true_vocab_size: int | None = None,
+        spellings: Sequence[str] = DEFAULT_SPELLINGS,
+    ) -> None:
+        """Keep what every tensor is translated by.
+
+        Args:
+            family: the table.
+            heads: shape of attention, which no tensor's shape shows.
+            true_vocab_size: rows of a vocabulary that are no padding; None keeps all.
+            spellings: of Megatron's side, where its implementations differ.
+        """
+        self._family = family
+        self._heads = heads
+        self._rows = true_vocab_size
+        self._spellings = spellings
+        self._known: dict[tuple[str, Side], Found | None] = {}
+
+    def find(self, name: str, side: Side) -> Found | None:
+        """Return what a parameter is in one side's spelling; None for what follows from elsewhere.
+
+        Raises:
+            UnsupportedError: the family has no such parameter (`unknown-rule`).
+        """
+        if (name, side) not in self._known:
+            self._known[name, side] = self._find(name, side)
+        return self._known[name, side]
+
+    def _find(self, name: str, side: Side) -> Found | None:
+        names = [name]
+        if side is Side.HUGGING_FACE:
+            names.append(self._family.prefix + name)
+        for spelled in names:
+            found = self._match(spelled, side)
+            if found is not None:
+                return found
+        if any(known.numbers(n) is not None for known in self._family.derived for n in names):
+            return None
+        raise UnsupportedError(
+            f"{self._family.name} has no parameter that {side.title()} calls {name}",
+            hint="--rename gives it another name first, --drop leaves it out",
+            kind="unknown-rule",
+            tensor=name,
+        )
+
+    def _match(self, name: str, side: Side) -> Found | None:
+        for entry in self._family.entries:
+            names: Sequence[Name] = entry.hf
+            if side is Side.MEGATRON:
+                names = tuple(entry.megatron.values())
+            for part, known in enumerate(names):
+                numbers = known.numbers(name)
+                if numbers is not None:
+                    return Found(entry, part if side is Side.HUGGING_FACE else 0, numbers)
+        return None
+
+    # --- to Hugging Face --------------------------------------------------------------------------
+
+    def to_hugging_face(self, content: Content) -> Content:
+        """Return the content under Hugging Face's names and in its shapes.
+
+        Raises:
+            UnsupportedError: a parameter that the family does not have, or that is not stored so
+                that its axes can be exchanged.
+            UsageError: a shape that does not fit the heads, fewer rows than the true vocabulary.
+        """
+        parameters = parameter_names(content.tensors.values())
+        turned: dict[str, Wanted] = {}
+        made: dict[str, list[str]] = {}
+        results: list[Wanted] = []
+        left_out: list[str] = []
+        for key, wanted in content.tensors.items():
+            if _is_foreign(wanted):
+                results.append(wanted)
+                continue
+            parameter, rest = parted(wanted, parameters)
+            found = self.find(parameter, Side.MEGATRON)
+            if found is None:
+                left_out.append(key)
+                continue
+            parts = list(self._parts(wanted, found.entry))
+            for name, part in zip(found.entry.hf, parts, strict=True):
+                new = part._replace(name=name.fill(found.numbers) + rest)
+                if found.entry.transposed and len(new.shape) == 2:
+                    turned[new.key] = new
+                results.append(new)
+                made.setdefault(key, []).append(new.key)
+        content = _renamed(content, results, made, left_out)
+        return transposed(content, turned)
+
+    def _parts(self, wanted: Wanted, entry: Entry) -> Iterator[Wanted]:
+        """Yield the parts of one tensor of Megatron's, still under its name."""
+        count = len(entry.hf)
+        if _is_scalar(wanted):
+            yield from [wanted] * count
+            return
+        if entry.vocabulary and self._rows is not None:
+            wanted = _first_rows(wanted, self._rows)
+        sizes = self._sizes(wanted, entry)
+        cut = list(runs(entry.join, count, wanted.shape[0], self._heads))
+        for part, size in enumerate(sizes):
+            copies = [
+                copy
+                for run in cut
+                if run.part == part
+                for copy in wanted.moved(_rows(wanted.shape, run.joined, run.rows), run.inside)
+            ]
+            yield wanted._replace(shape=(size, *wanted.shape[1:]), copies=tuple(copies))
+
+    def _sizes(self, whole: Wanted, entry: Entry) -> list[int]:
+        sizes = part_rows(entry.join, len(entry.hf), whole.shape[0], self._heads)
+        if sizes is None:
+            raise UsageError(
+                f"{whole.key} of {list(whole.shape)} is not made of {entry.join} parts for "
+                f"{self._heads.queries} heads in {self._heads.groups} groups of width "
+                f"{self._heads.width}"
+            )
+        return sizes
+
+    # --- to Megatron ------------------------------------------------------------------------------
+
+    def to_megatron(self, content: Content) -> Content:
+        """Return the content under Megatron-core's names and in its shapes.
+
+        Raises:
+            UnsupportedError: a parameter that the family does not have, or one without all its
+                parts, or that is not stored so that its axes can be exchanged.
+            UsageError: a shape that does not fit the heads, fewer rows than the true vocabulary.
+        """
+        content = transposed(content, self._to_turn(content))
+        parameters = parameter_names(content.tensors.values())
+        wholes: dict[tuple[str, str, str], dict[int, Wanted]] = {}
+        places: dict[tuple[str, str, str], Found] = {}
+        made: dict[str, list[str]] = {}
+        left_out: list[str] = []
+        others: list[Wanted] = []
+        for key, wanted in content.tensors.items():
+            if _is_foreign(wanted):
+                others.append(wanted)
+                continue
+            parameter, rest = parted(wanted, parameters)
+            found = self.find(parameter, Side.HUGGING_FACE)
+            if found is None:
+                left_out.append(key)
+                continue
+            name = self._spelled(found) + rest
+            whole = wanted.component, wanted.kind.value, name
+            wholes.setdefault(whole, {})[found.part] = wanted
+            places[whole] = found
+            made[key] = [wanted._replace(name=name).key]
+        results = [self._joined(w[2], parts, places[w]) for w, parts in wholes.items()]
+        counters = sum(len(p) - 1 for p in wholes.values() if _is_scalar(next(iter(p.values()))))
+        if counters:
+            left_out.append(f"{counted(counters, 'counter')} of parts, equal to their first part's")
+        return _renamed(content, [*results, *others], made, left_out)
+
+    def _to_turn(self, content: Content) -> dict[str, Wanted]:
+        parameters = parameter_names(content.tensors.values())
+        turned = {}
+        for key, wanted in content.tensors.items():
+            if len(wanted.shape) == 2 and not _is_foreign(wanted):
+                found = self.find(parted(wanted, parameters)[0], Side.HUGGING_FACE)
+                if found is not None and found.entry.transposed:
+                    turned[key] = wanted
+        return turned
+
+    def _spelled(self, found: Found) -> str:
+        spelled = found.entry.megatron
+        return next(spelled[key] for key in self._spellings if key in spelled).fill(found.numbers)
+
+    def _joined(self, name: str, parts: Mapping[int, Wanted], place: Found) -> Wanted:
+        """Return a tensor of Megatron's, made of all its parts."""
+        entry = place.entry
+        some = next(iter(parts.values()))
+        absent = [k.fill(place.numbers) for n, k in enumerate(entry.hf) if n not in parts]
+        if absent:
+            raise UnsupportedError(
+                f"{some.key} is a part of {name}, whose part {absent[0]} is not there",
+                tensor=some.key,
+            )
+        ordered = [parts[n] for n in range(len(entry.hf))]
+        if len({(part.dtype, part.shape[1:], len(part.shape)) for part in ordered}) > 1:
+            raise UnsupportedError(
+                f"the parts of {name} differ in type or shape, so that they make no one tensor",
+                tensor=some.key,
+            )
+        if _is_scalar(some):
+            return ordered[0]._replace(name=name)
+        rows = sum(part.shape[0] for part in ordered)
+        whole = some._replace(name=name, shape=(rows, *some.shape[1:]), copies=())
+        if self._sizes(whole, entry) != [part.shape[0] for part in ordered]:
+            raise UsageError(
+                f"the parts of {name} have {', '.join(str(p.shape[0]) for p in ordered)} rows, "
+                f"which are no {entry.join} parts of {rows}"
+            )
+        copies = [
+            copy
+            for run in runs(entry.join, len(ordered), rows, self._heads)
+            for copy in ordered[run.part].moved(
+                _rows(ordered[run.part].shape, run.inside, run.rows), run.joined
+            )
+        ]
+        whole = whole._replace(copies=tuple(copies))
+        if entry.vocabulary and self._rows is not None:
+            whole = _first_rows(whole, self._rows)
+        return whole
+
+
+def _is_foreign(wanted: Wanted) -> bool:
+    """Whether a tensor belongs to no parameter (RNG states): it is kept as it is."""
+    return wanted.component.startswith("extra:")
+
+
+def _is_scalar(wanted: Wanted) -> bool:
+    """Whether a tensor counts something of its parameter and is not shaped like it."""
+    return wanted.shape in ((), (1,)) and wanted.kind == "other"
+
+
+def _rows(shape: Sequence[int], begin: int, rows: int) -> Box:
+    return Box((begin, *(0 for _ in shape[1:])), (rows, *shape[1:]))
+
+
+def _first_rows(wanted: Wanted, rows: int) -> Wanted:
+    if rows > wanted.shape[0]:
+        raise UsageError(
+            f"{wanted.key} has {wanted.shape[0]} rows, fewer than a vocabulary of {rows}"
+        )
+    copies: tuple[Copy, ...] = tuple(wanted.moved(_rows(wanted.shape, 0, rows), 0))
+    return wanted._replace(shape=(rows, *wanted.shape[1:]), copies=copies)
+
+
+def _renamed(
+    content: Content,
+    results: Sequence[Wanted],
+    made: Mapping[str, Sequence[str]],
+    left_out: Sequence[str],
+) -> Content:
+    """Return the content of `results`, with ties kept and what was left out said."""
+    tensors: dict[str, Wanted] = {}
+    for wanted in results:
+        if wanted.key in tensors:
+            raise UnsupportedError(
+                f"two tensors of the source become {wanted.key}", tensor=wanted.key
+            )
+        tensors[wanted.key] = wanted
+    aliases = {
+        one: other
+        for key, owner in content.aliases.items()
+        for one, other in zip(made.get(key, ()), made.get(owner, ()), strict=False)
+        if one != other
+    }
+    said: tuple[str, ...] = ()
+    if left_out:
+        said = (f"derived from the configuration: {listed(left_out, 3)}",)
+    return replace(content, tensors=tensors, aliases=aliases, dropped=(*content.dropped, *said))

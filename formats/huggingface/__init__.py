@@ -1,0 +1,1 @@
+"""What lies in a Hugging Face folder beside the weights."""

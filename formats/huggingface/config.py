@@ -1,0 +1,56 @@
+"""Read a Hugging Face folder's `config.json`, and keep what it says of the weights' type true."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from ftckpt.checkpoint import Checkpoint, Kind
+from ftckpt.formats.state.strict_json import Limits, parse
+from ftckpt.transfer.content import Content
+
+CONFIG = "config.json"
+_LIMITS = Limits(32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False)
+_MAX_SIZE = 16 << 20  # bytes
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+# How it names the type of the weights: since transformers 5, and before.
+_FIELDS = ("dtype", "torch_dtype")
+
+
+def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the `config.json` of a checkpoint; empty where there is none.
+
+    Raises:
+        CorruptError, UnsafeError: it is damaged or hostile.
+    """
+    source = checkpoint.source
+    if source.single or CONFIG not in source.entries or source.size(CONFIG) > _MAX_SIZE:
+        return {}
+    raw = source.read(CONFIG)
+    value = parse(raw, _LIMITS, file=CONFIG, what="text", bad="bad-index", unsafe="unsafe-index")
+    return value if isinstance(value, dict) else {}
+
+
+def weights_dtype(content: Content) -> str:
+    """Return the floating type that most of the model's weights have; "" where none has one."""
+    weights = (w for w in content.tensors.values() if w.kind is Kind.PARAM)
+    found = Counter(w.dtype.name for w in weights if w.component == "model")
+    return next((name for name, _ in found.most_common() if name in _FLOATS), "")
+
+
+def retyped_config(content: Content) -> bytes | None:
+    """Return a `config.json` that says what type the weights are cast to; None where they are not.
+
+    transformers loads weights in the type that it names, whatever the files hold.
+
+    Raises:
+        CorruptError, UnsafeError: the source's is damaged or hostile.
+    """
+    before, after = weights_dtype(Content.of(content.checkpoint)), weights_dtype(content)
+    config = read_config(content.checkpoint) if before != after else {}
+    said = [field for field in _FIELDS if config.get(field) in _FLOATS]
+    if not said or not after:
+        return None
+    config |= dict.fromkeys(said, after)
+    return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"

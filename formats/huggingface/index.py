@@ -1,0 +1,215 @@
+"""The index of a sharded Hugging Face folder: `<stem>.index.json`, and what it must agree with.
+
+    {"metadata": {"total_size": <bytes>, ...}, "weight_map": {<tensor>: <file name>, ...}}
+
+Shards are `<stem>-00001-of-00003.<suffix>`, numbered from 1, and the index is written last. The
+same text serves `model.safetensors.index.json` and `pytorch_model.bin.index.json`, so nothing here
+knows what a shard looks like inside: the caller says which names each one holds.
+Source: `transformers.modeling_utils.save_pretrained`, `huggingface_hub.serialization`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.findings import Finding, finding
+from ftckpt.formats.state.strict_json import Limits, parse, shown
+from ftckpt.storage.source import safe_name
+
+MAX_INDEX = 100_000_000  # bytes
+_LIMITS = Limits(depth=8, objects=10_000, keys=1_010_000, items=1_100_000, naturals=False)
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<suffix>\.[a-z]+)")
+
+
+class Shard(NamedTuple):
+    """What the name of a shard says: `model-00002-of-00003.safetensors`."""
+
+    stem: str
+    number: int
+    total: int
+    suffix: str
+
+    def sibling(self, number: int) -> str:
+        """Return the name of another shard of the same set."""
+        return f"{self.stem}-{number:05d}-of-{self.total:05d}{self.suffix}"
+
+
+def shard_name(name: str) -> Shard | None:
+    """Return what `name` says if it is the name of a shard."""
+    match = _SHARD.fullmatch(name)
+    if match is None:
+        return None
+    return Shard(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
+
+
+class Index(NamedTuple):
+    """A parsed index.
+
+    Attributes:
+        file: its own name.
+        weight_map: tensor name -> basename of the shard that holds it.
+        total_size: bytes of all tensors as the writer counted them (shared storage once), or None.
+    """
+
+    file: str
+    weight_map: Mapping[str, str]
+    total_size: int | None
+
+    def files(self) -> list[str]:
+        """Return the shards that it names, in the order of first mention."""
+        return list(dict.fromkeys(self.weight_map.values()))
+
+
+def check_index_size(file: str, size: int) -> None:
+    """Refuse, before it is read, an index larger than any writer makes.
+
+    Raises:
+        UnsafeError: it has more than 100 MB (`unsafe-index`).
+    """
+    if size > MAX_INDEX:
+        raise UnsafeError(
+            f"{file} has {size} bytes, over the limit of {MAX_INDEX} for an index",
+            kind="unsafe-index",
+            file=file,
+        )
+
+
+def parse_index(raw: bytes, file: str) -> Index:
+    """Return the index in `raw`.
+
+    Raises:
+        CorruptError: it is no JSON, or lacks a weight_map from text to text (`bad-index`).
+        UnsafeError: equal keys, nesting (`unsafe-index`), or a shard name that is no plain
+            basename (`unsafe-path`).
+    """
+    value = parse(raw, _LIMITS, file=file, what="text", bad="bad-index", unsafe="unsafe-index")
+    weights = value.get("weight_map") if isinstance(value, dict) else None
+    if not isinstance(weights, dict):
+        raise CorruptError(f"{file} has no weight_map", kind="bad-index", file=file)
+    for shard in set(_texts(weights, file)):
+        safe_name(shard, named_by=file)
+        if "/" in shard:
+            raise UnsafeError(
+                f"{file} names the shard {shown(shard)}, which is not a plain file name",
+                kind="unsafe-path",
+                file=file,
+            )
+    metadata = value.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    # Some writers put 1234.0.
+    if isinstance(total, float) and total.is_integer():
+        total = int(total)
+    return Index(file, weights, total if type(total) is int else None)
+
+
+def _texts(weights: Mapping[str, object], file: str) -> Iterator[str]:
+    for name, shard in weights.items():
+        if not isinstance(shard, str):
+            raise CorruptError(
+                f"{file} maps {shown(name)} to {shown(shard)}, which is no file name",
+                kind="bad-index",
+                file=file,
+                tensor=name,
+            )
+        yield shard
+
+
+def check_index(
+    index: Index, held: Mapping[str, Collection[str]], present: Collection[str]
+) -> Iterator[Finding]:
+    """Yield every disagreement between an index and the shards beside it.
+
+    Args:
+        index: the index.
+        held: for each shard that could be read, the names of the tensors in it. A shard that is
+            there and could not be read is in `present` only: it gets no verdict here.
+        present: names of all files in the folder.
+    """
+    weights = index.weight_map
+    owners: dict[str, list[str]] = {}
+    for file, names in held.items():
+        for name in names:
+            owners.setdefault(name, []).append(file)
+
+    for file in index.files():
+        if file not in present:
+            lost = sum(1 for f in weights.values() if f == file)
+            yield finding(
+                "missing-file",
+                f"{file}, which {index.file} names for {lost} tensors, is missing",
+                file=file,
+            )
+    for name, file in weights.items():
+        if file not in held or name in held[file]:
+            continue
+        elsewhere = owners.get(name)
+        if elsewhere:
+            yield finding(
+                "wrong-shard",
+                f"{index.file} sends {shown(name)} to {file}, but it is in {elsewhere[0]}",
+                file=file,
+                tensor=name,
+            )
+        else:
+            yield finding(
+                "missing-tensor",
+                f"{index.file} sends {shown(name)} to {file}, which does not hold it",
+                file=file,
+                tensor=name,
+            )
+    for name, files in owners.items():
+        if name not in weights:
+            yield finding(
+                "unindexed-tensor",
+                f"{shown(name)} is in {files[0]}, but {index.file} does not name it",
+                file=files[0],
+                tensor=name,
+            )
+        if len(files) > 1:
+            yield finding(
+                "duplicate-tensor",
+                f"{shown(name)} is in {files[0]} and in {files[1]}",
+                file=files[1],
+                tensor=name,
+            )
+    yield from check_shard_count(index.files(), index.file)
+
+
+def check_shard_count(files: Collection[str], named_by: str) -> Iterator[Finding]:
+    """Yield where the shards' own names (`-00001-of-00003`) contradict how many there are.
+
+    Args:
+        files: the shards of one set.
+        named_by: what says that they are one set, for the message.
+    """
+    shards = [shard for shard in map(shard_name, files) if shard is not None]
+    totals = sorted({shard.total for shard in shards})
+    if len(totals) > 1:
+        yield finding(
+            "shard-count",
+            f"{named_by} mixes shards of sets of {' and '.join(map(str, totals))}",
+            file=named_by,
+        )
+    elif shards:
+        numbers = {shard.number for shard in shards}
+        absent = sorted(set(range(1, min(totals[0], 1_000_000) + 1)) - numbers)
+        if absent or len(numbers) != totals[0]:
+            first = f", {shards[0].sibling(absent[0])} is not among them" if absent else ""
+            yield finding(
+                "shard-count",
+                f"{named_by} has {len(numbers)} of {totals[0]} shards{first}",
+                file=named_by,
+            )
+
+
+def check_total_size(index: Index, nbytes: int) -> Iterator[Finding]:
+    """Yield a warning where the index's total differs from the bytes of all tensors."""
+    if index.total_size is not None and index.total_size != nbytes:
+        yield finding(
+            "total-size",
+            f"{index.file} says {index.total_size} bytes, the tensors have {nbytes}",
+            file=index.file,
+        )

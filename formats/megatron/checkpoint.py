@@ -1,0 +1,74 @@
+"""An opened legacy Megatron checkpoint, and what a writer needs to know of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from ftckpt.formats.megatron.job.stages import Counts, Stage
+from ftckpt.formats.megatron.rank_files.grid import WEIGHTS, Arguments, Coordinate, Grid
+from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
+from ftckpt.formats.ranks.parse_files import read_stream
+from ftckpt.formats.torch_files.stream import TorchStream
+
+
+class Layout(NamedTuple):
+    """How the job was laid out.
+
+    Attributes:
+        grid: sizes of the groups of ranks.
+        chunks: model chunks a pipeline stage; 1 without interleaving.
+        args: the job's arguments, inert.
+        layers: how many layers each chunk of each stage has.
+        firsts: the number in the model of the first layer of each stack on each stage.
+        experts: how many experts each expert-parallel rank holds; 0 without experts.
+    """
+
+    grid: Grid
+    chunks: int
+    args: Arguments
+    layers: Counts
+    firsts: Mapping[Stage, Mapping[str, int]]
+    experts: int
+
+
+@dataclass(kw_only=True)
+class MegatronCheckpoint(RanksCheckpoint):
+    """An opened legacy Megatron checkpoint; `ranks` numbers its directories in their order.
+
+    Attributes:
+        layout: how the job was laid out.
+    """
+
+    format: ClassVar[str] = "megatron"
+
+    layout: Layout
+
+    @property
+    def keepers(self) -> int:
+        """Ranks that save a state of their own: the first data-parallel one of each model part."""
+        return len(self.layout.grid.directories())
+
+    def stream(self, at: Coordinate, file: str = WEIGHTS) -> TorchStream:
+        """Parse one file of one rank again: trees are not kept.
+
+        Args:
+            at: the rank.
+            file: its name in the rank's directory.
+
+        Raises:
+            CorruptError, UnsafeError: the file is missing, damaged or hostile.
+        """
+        return read_stream(self.source, f"{self.layout.grid.name(at)}/{file}")
+
+    def tree(self, at: Coordinate) -> Mapping[Any, Any]:
+        """Return all that one rank's `model_optim_rng.pt` holds, as inert data.
+
+        Its model chunks give the order of the rank's parameters (`megatron_names.parameters`).
+
+        Raises:
+            CorruptError, UnsafeError: the file is missing, damaged or hostile.
+        """
+        found: Mapping[Any, Any] = self.stream(at).tree
+        return found

@@ -1,0 +1,1 @@
+"""What describes a Megatron job: its arguments, stages, parameters, groups and state."""

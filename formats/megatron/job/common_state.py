@@ -1,0 +1,246 @@
+"""What a source carries of a Megatron job beside its tensors: the state that all ranks share.
+
+Arguments, iteration, schedule and the groups of the optimizer. torch_dist has them as its common
+state; files of ranks repeat them; other formats carry one or the other along, whole or taken apart
+into single values, under the names that they had:
+
+    common_state/shard_0_1, common.pt      of torch_dist; 0.optimizer.param_groups.0.lr taken apart
+    optimizer.distributed.dp_group_idx_G.… of groups of ranks (`megatron_group_state`)
+    rank_R.optimizer, rank_R.args, …       of files of ranks, the same for all R
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftckpt.checkpoint import ObjectInfo
+from ftckpt.findings import Finding, finding
+from ftckpt.formats.dcp.state import is_common
+from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
+from ftckpt.formats.megatron.torch_dist.reader import MegatronDistCheckpoint
+from ftckpt.formats.megatron.torch_dist.reshard import job_of_dist
+from ftckpt.formats.pickles.walk import Path, leaves
+from ftckpt.formats.state.nested import NestedState
+from ftckpt.formats.state.objects import StateObjects, Storages
+from ftckpt.formats.state.paths import recorded_paths
+from ftckpt.formats.torch_files.values import StoredStorage
+from ftckpt.formats.torch_files.write_tree import Carried, Tensor, pickled
+from ftckpt.transfer.content import Content, Wanted
+
+from .recorded_groups import GroupState
+
+_RANK = re.compile(r"rank_(\d{1,7})\.(.+)", re.DOTALL)
+# What a nested state has around an optimizer's tensors, and around those of a rank.
+_HOLDERS = re.compile(r"optimizer\.param_groups|rank\d{1,7}")
+_OF_RANK = re.compile(
+    r"rank_?\d{1,7}\.optimizer\.(?:.*\.)?(?:state|fp32_from_fp16_params)\..*", re.DOTALL
+)
+# A tensor of one rank's; a universal checkpoint has all of them in the state of one rank more.
+_LISTED = re.compile(r"extra:(?:rank_?\d{1,7}\.)?rank_?(\d{1,7})\.(.+)", re.DOTALL)
+# What may stand at the top of a state that nothing else shows to be of a rank.
+_KEYS = (
+    "args", "iteration", "checkpoint_version", "optimizer", "opt_param_scheduler",
+    "num_floating_point_operations_so_far", "content_metadata", "rerun_state_machine",
+)  # fmt: skip
+_RANDOM = "rng_state"
+# Of single ranks, or of another format: Megatron begins it anew, or does not ask for it.
+_NOT_SHARED = ("content_metadata", "rerun_state_machine", _RANDOM)
+_PLAIN = (int, float, str, bool, bytes, type(None))
+
+
+@dataclass
+class JobState:
+    """The state of a job.
+
+    Attributes:
+        root: what the files of all ranks are to hold, by key; inside, everything but containers,
+            numbers and texts is `Carried`, or a `Tensor` where the source lists it.
+        random: random streams by pipeline stage and tensor rank, where the source shows whose they
+            are.
+        placed: names of the objects and keys of the tensors that it was made of.
+        notes: what is worth knowing.
+    """
+
+    root: dict[Any, Any] = field(default_factory=dict)
+    random: dict[tuple[int, int], Carried] = field(default_factory=dict)
+    placed: set[str] = field(default_factory=set)
+    notes: list[Finding] = field(default_factory=list)
+
+
+def job_state(content: Content) -> JobState:
+    """Return the state of the job that a content's source carries; nothing where it has none.
+
+    Raises:
+        UnsupportedError: groups of ranks recorded different optimizers.
+        CorruptError, UnsafeError: an object that holds it is damaged or hostile.
+    """
+    if isinstance(content.checkpoint, MegatronDistCheckpoint):
+        found = _of_store(content)
+    else:
+        found = _of_objects(content)
+    for key in _NOT_SHARED:
+        if found.root.pop(key, None) is not None and key == "rerun_state_machine":
+            what = "the state of reruns is of the ranks that saved it: Megatron begins it anew"
+            found.notes.append(finding("note", what))
+    for key in [*chunk_keys(found.root).values(), "args"]:
+        found.root.pop(key, None)
+    return found
+
+
+def is_random(wanted: Wanted) -> bool:
+    """Return whether a tensor is a random stream, which an object of the job holds."""
+    return wanted.component.startswith("extra:") and _RANDOM in f"{wanted.component}.{wanted.name}"
+
+
+def is_repeated(wanted: Wanted) -> bool:
+    """Return whether a tensor is a rank's own state of an optimizer, left in the rank's object.
+
+    Where the state is by parameter, this is of the last stage's copy of a tied embedding.
+    """
+    where = f"{wanted.component.removeprefix('extra:')}.{wanted.name}"
+    return wanted.component.startswith("extra:") and _OF_RANK.fullmatch(where) is not None
+
+
+def opened(value: Any, storages: Mapping[str, StoredStorage]) -> Any:
+    """Return a part of a source's tree as plain containers with `Carried` leaves (see `JobState`).
+
+    Args:
+        value: dicts and lists become new ones.
+        storages: of the tensors in it.
+    """
+    if type(value) is Carried:
+        return opened(*value)
+    if isinstance(value, dict):
+        return {key: opened(member, storages) for key, member in value.items()}
+    if type(value) is list:
+        return [opened(member, storages) for member in value]
+    plain = type(value) in _PLAIN or (
+        type(value) is tuple and all(type(member) in _PLAIN for member in value)
+    )
+    return value if plain else Carried(value, storages)
+
+
+# --- of torch_dist --------------------------------------------------------------------------------
+
+
+def _of_store(content: Content) -> JobState:
+    job = job_of_dist(content)
+    found = JobState()
+    if job.common is not None:
+        found.root = opened(job.common.root, job.common.storages)
+    infos = content.checkpoint.objects
+    for name, place in job.random.items():
+        value = content.checkpoint.load_object(name)
+        inner = value[0] if type(value) is list and len(value) == 1 else value
+        found.random[place] = Carried(inner, Storages(content.checkpoint, infos[name]))
+    taken = content.objects.keys() - job.objects.keys()
+    reruns = {name for name in content.objects if name.startswith("rerun_state_machine_state/")}
+    found.placed = {*taken, *job.random, *reruns}
+    return found
+
+
+# --- of what other formats carry ------------------------------------------------------------------
+
+
+def _of_objects(content: Content) -> JobState:
+    recorded = recorded_paths(content.checkpoint).objects
+    objects = StateObjects(content, recorded)
+    trees: dict[int, NestedState] = {}
+    found, groups = JobState(), GroupState()
+    for name, info in content.objects.items():
+        path = recorded.get(name, (name,))
+        if str(path[0]).startswith(f"{_RANDOM}/") or _is_nothing(content, name):
+            found.placed.add(name)
+        if groups.takes(path):
+            found.placed.add(name)
+            for leaf in objects.nested(name, path):
+                for inner, value in leaves(leaf.value.value, leaf.path):
+                    groups.put(inner, opened(value, leaf.value.storages))
+            continue
+        if _place(path) is None:
+            continue
+        for place, value in _parts(objects, info, path):
+            found.placed.add(name)
+            if place[1]:
+                trees.setdefault(place[0], NestedState()).put(place[1], value)
+    for key, wanted in content.tensors.items():
+        where = _listed_place(wanted)
+        if where is not None:
+            found.placed.add(key)
+            value = Tensor.of(content.whole(key))
+            trees.setdefault(where[0], NestedState()).put(where[1], value)
+    roots = {n: tree.settled(lambda path: True) for n, tree in sorted(trees.items())}
+    if roots:
+        first = min(roots)
+        found.root = dict(roots[first])
+        found.notes = list(_differences(roots, first))
+        shared = groups.shared(found.root.get("optimizer"))
+        if shared is not None:
+            found.root["optimizer"] = shared
+    return found
+
+
+def _is_nothing(content: Content, name: str) -> bool:
+    """Return whether an object holds nothing but what the checkpoint lists as tensors."""
+    if _HOLDERS.fullmatch(name) is None:
+        return False
+    found = StateObjects(content, {}).nested(name, (name,))
+    return all(leaf.value.value in ({}, []) for leaf in found)
+
+
+def _parts(
+    objects: StateObjects, info: ObjectInfo, path: Path
+) -> Iterator[tuple[tuple[int, Path], Any]]:
+    """Yield the rank, the path in its state and the value of every part of an object."""
+    for leaf in objects.nested(info.name, path):
+        for inner, value in leaves(leaf.value.value, leaf.path):
+            place = _place(inner)
+            if place is not None:
+                yield place, opened(value, leaf.value.storages)
+
+
+def _listed_place(wanted: Wanted) -> tuple[int, Path] | None:
+    """Return where a tensor stood that a reader lists by rank: in a loss scale, say."""
+    match = _LISTED.fullmatch(f"{wanted.component}.{wanted.name}")
+    if match is None or is_random(wanted) or is_repeated(wanted):
+        return None
+    path = tuple(int(step) if step.isdigit() else step for step in match[2].split("."))
+    return (int(match[1]), path) if path[0] in _KEYS else None
+
+
+def _place(path: Path) -> tuple[int, Path] | None:
+    """Return whose state stands at a path, and where in it; None where that is no job's.
+
+    An empty path inside is that of the whole state, where it is empty.
+    """
+    number, first, rest = 0, path[0], path[1:]
+    match = _RANK.fullmatch(first) if isinstance(first, str) else None
+    if match is not None:
+        number, first = int(match[1]), match[2]
+    shown = match is not None
+    if isinstance(first, str) and is_common(first):
+        shown = True
+    else:
+        rest = (first, *rest)
+    if rest[:1] == (0,):  # torch_dist keeps an object in a list of one
+        shown, rest = True, rest[1:]
+    key = rest[0] if rest else None
+    if key is None:
+        return (number, ()) if shown else None
+    if not isinstance(key, str) or not (key in _KEYS or (shown and key.isidentifier())):
+        return None
+    return number, rest
+
+
+def _differences(roots: Mapping[int, Mapping[Any, Any]], first: int) -> Iterator[Finding]:
+    """Yield what was not the same on all ranks."""
+    for key, value in roots[first].items():
+        if key in ("args", "optimizer", *_NOT_SHARED):
+            continue
+        want = pickled(value)[0]
+        if any(pickled(root.get(key))[0] != want for root in roots.values()):
+            what = f"{key} differs between ranks; all have it now as rank {first} had it"
+            yield finding("note", what, tensor=f"rank_{first}.{key}")

@@ -1,0 +1,201 @@
+"""The optimizers of a legacy Megatron source: their groups, and which parameter is in which.
+
+All ranks have the same groups; what is in them depends on the layout. Experts have an optimizer of
+their own where they have data-parallel ranks of their own, and share the dense one elsewhere: then
+groups are split, or joined where all else about them is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.megatron.optimizer.per_rank import (
+    Unmapped,
+    class_of,
+    class_of_group,
+    optimizers,
+    plain_optimizers,
+)
+from ftckpt.formats.megatron.rank_files.source import FirstRanks
+from ftckpt.formats.megatron.rank_files.tensor_names import is_expert
+from ftckpt.formats.torch_files.values import StoredStorage
+
+_EXPERT = "is_expert_parallel"
+_INNER = "optimizer"
+_GROUPS = "param_groups"
+_PLAIN = (int, float, str, bool, type(None), tuple)
+
+
+@dataclass
+class Optimizers:
+    """All optimizers of a layout.
+
+    Attributes:
+        trees: what a file holds of each, but for its groups and the state of parameters.
+        groups: of each, without their parameters.
+        places: by weight: the number of its optimizer, and of its group there.
+        states: by weight: what the state of a parameter holds by leaf; tensors are found elsewhere.
+        storages: of the tensors inside `trees` and `groups`.
+        wrapped: how several are kept: `list`, `dict`, or "" for one alone.
+        dense: how many of them are not the experts' own.
+        plain: whether they keep their state beside the weights, and not in flat buffers.
+    """
+
+    trees: Sequence[Mapping[Any, Any]]
+    groups: list[list[Mapping[Any, Any]]]
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    states: dict[str, Mapping[Any, Any]] = field(default_factory=dict)
+    storages: Mapping[str, StoredStorage] = field(default_factory=dict)
+    wrapped: str = ""
+    dense: int = 1
+    plain: bool = False
+
+
+def optimizers_of(ranks: FirstRanks) -> Optimizers | None:
+    """Return the optimizers of the source; None where it keeps none.
+
+    Raises:
+        UnsupportedError: parameters could not be told from their numbers, or ranks have other
+            groups than the first one.
+    """
+    first = ranks.stream(ranks.coordinates()[0])
+    tree = first.tree.get(_INNER)
+    if not isinstance(tree, (dict, list)) or not tree:
+        return None
+    trees = [dict(one) for _, one in optimizers(tree)]
+    single = isinstance(tree, dict) and not all(type(key) is int for key in tree)
+    if not single and len(trees) != len(tree):
+        raise _unknown("one of the chained optimizers has no state")
+    found = Optimizers(
+        trees=trees,
+        groups=[groups_in(one) for one in trees],
+        storages=first.storages,
+        wrapped="" if single else type(tree).__name__,
+    )
+    apart = ranks.layout.grid.experts_apart and len(trees) > 1
+    found.dense = len(trees) - apart
+    for at in ranks.coordinates():
+        own = ranks.stream(at).tree.get(_INNER)
+        alike = [[_alike(g) for g in groups_in(one)] for _, one in optimizers(own)]
+        if alike != [[_alike(g) for g in groups] for groups in found.groups]:
+            raise _unknown(f"{ranks.stream(at).file} has other groups than {first.file}")
+        _place(found, ranks, at, own)
+    return found
+
+
+def _place(found: Optimizers, ranks: FirstRanks, at: Any, tree: Any) -> None:
+    """Note the optimizer, the group and the state of each parameter of a rank."""
+    apart, args = ranks.layout.grid.experts_apart, ranks.layout.args
+    named = ranks.parameters(at)
+    weights = {(n.local.chunk, n.local.name): n.weight for n in named}
+    held = [n.local for n in named]
+    try:
+        plain = list(plain_optimizers(tree, held, experts_apart=apart, args=args))
+    except Unmapped as reason:
+        raise _unknown(str(reason)) from reason
+    for one in plain:
+        for group, (ids, members) in enumerate(one.members):
+            for number, local in zip(ids, members, strict=True):
+                weight = weights[local.chunk, local.name]
+                found.places.setdefault(weight, (one.number, group))
+                if number in one.state:
+                    found.states.setdefault(weight, one.state[number])
+    if plain:
+        found.plain = True
+        return
+    for local in held:
+        # The distributed optimizer's groups list no parameters: the rule of the groups decides.
+        own = found.dense if len(found.trees) > found.dense and local.expert else 0
+        wanted = class_of(local, args, apart=apart)
+        classes = [class_of_group(group, args, apart) for group in found.groups[own]]
+        group = classes.index(wanted) if wanted in classes else 0
+        found.places.setdefault(weights[local.chunk, local.name], (own, group))
+
+
+def regrouped(found: Optimizers, *, apart: bool) -> Optimizers:
+    """Return the optimizers of a layout in which experts have one of their own, or have none.
+
+    Args:
+        found: of the source.
+        apart: whether they have.
+
+    Raises:
+        UnsupportedError: the source chains optimizers in another way.
+    """
+    chained = len(found.trees) > found.dense
+    if apart == chained or not any(is_expert(weight) for weight in found.places):
+        return found
+    if found.dense != 1:
+        raise _unknown("dense parameters have several optimizers, and experts come to them or go")
+    return _split(found) if apart else _joined(found)
+
+
+def _split(found: Optimizers) -> Optimizers:
+    places: dict[str, tuple[int, int]] = {}
+    sides: list[list[int]] = [[], []]
+    for weight, (_, group) in found.places.items():
+        side = sides[is_expert(weight)]
+        if group not in side:
+            side.append(group)
+    # A group of nobody's parameters stays where it is.
+    sides[0] += [g for g in range(len(found.groups[0])) if g not in sides[0] + sides[1]]
+    for side in sides:
+        side.sort()
+    for weight, (_, group) in found.places.items():
+        number = int(is_expert(weight))
+        places[weight] = (number, sides[number].index(group))
+    groups = [[found.groups[0][g] for g in side] for side in sides]
+    groups[1] = [_of_experts(group, True) for group in groups[1]]
+    wrapped = found.wrapped or "list"
+    return replace(found, trees=[found.trees[0]] * 2, groups=groups, places=places, wrapped=wrapped)
+
+
+def _joined(found: Optimizers) -> Optimizers:
+    dense, own = list(found.groups[0]), found.groups[1]
+    moved: dict[int, int] = {}
+    for number, group in enumerate(own):
+        group = _of_experts(group, False)
+        known = [_alike(one) for one in dense]
+        if _alike(group) not in known:
+            dense.append(group)
+            known.append(_alike(group))
+        moved[number] = known.index(_alike(group))
+    places = {
+        weight: (0, moved[group] if optimizer else group)
+        for weight, (optimizer, group) in found.places.items()
+    }
+    return replace(found, trees=found.trees[:1], groups=[dense], places=places, wrapped="")
+
+
+def _of_experts(group: Mapping[Any, Any], apart: bool) -> Mapping[Any, Any]:
+    return {**group, _EXPERT: apart} if _EXPERT in group else group
+
+
+def torchs(tree: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the part of an optimizer's tree that has torch's form."""
+    inner = tree.get(_INNER)
+    return inner if isinstance(inner, dict) else tree
+
+
+def groups_in(tree: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+    """Return the groups of an optimizer; none where they are not of torch's form."""
+    groups = torchs(tree).get(_GROUPS)
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return []
+    return groups
+
+
+def _alike(group: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """Return what of a group is the same on all ranks, as far as it is plain."""
+    said: Sequence[tuple[Any, Any]] = list(group.items())
+    return sorted((str(k), v) for k, v in said if k != "params" and type(v) in _PLAIN)
+
+
+def _unknown(why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the optimizer's state cannot be laid out anew: {why}",
+        hint="--only model writes the weights alone",
+    )

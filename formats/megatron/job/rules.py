@@ -1,0 +1,56 @@
+"""Which of Megatron's built-in split rules hold for a job: by its arguments and its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ftckpt.checkpoint.rules import Rules
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.state.rule_tables import built_in
+
+_GATED = ("swiglu", "gated_linear_unit", "quick_geglu", "geglu", "reglu")
+
+
+def rules_of(args: Arguments, held: Iterable[Local]) -> Rules:
+    """Return the rules for a job.
+
+    Args:
+        args: of the job.
+        held: the model's tensors in the files of its ranks.
+    """
+    values = {"gated": int(any(args.flag(name) for name in _GATED))}
+    return built_in("megatron", values | _state_space(args) | _latent(args, held))
+
+
+def _state_space(args: Arguments) -> dict[str, int]:
+    """Return the sizes of the sub-blocks of state-space layers.
+
+    They are recorded, or follow from what is (`MambaMixer` in megatron/core/ssm/mamba_mixer.py).
+    """
+    width = args.count("mamba_head_dim", 64) or 64
+    heads = args.count("mamba_num_heads") or 2 * args.count("hidden_size") // width
+    groups = args.count("mamba_num_groups", 8) * args.count("mamba_state_dim", 128)
+    if not heads or not groups:
+        return {}
+    return {"mamba_inner": heads * width, "mamba_groups": groups, "mamba_heads": heads}
+
+
+def _latent(args: Arguments, held: Iterable[Local]) -> dict[str, int]:
+    """Return whether the projections down to latent attention's ranks are cut.
+
+    With Transformer Engine each rank holds all of them, in Megatron's own layers a part; their rows
+    show which (`MLASelfAttention` in megatron/core/transformer/multi_latent_attention.py). One
+    tensor rank has all rows either way: there the arguments show which layers the job has, or
+    nothing does.
+    """
+    rows = args.count("kv_lora_rank") + args.count("qk_pos_emb_head_dim")
+    alone = args.count("tensor_model_parallel_size") == 1
+    make = {"transformer_engine": "latent_whole", "local": "latent_cut"}
+    for local in held:
+        if local.name.endswith(".linear_kv_down_proj.weight") and rows and local.ref.shape:
+            if alone:
+                known = make.get(str(args.get("transformer_impl")))
+                return {known: 1} if known else {}
+            return {"latent_whole" if local.ref.shape[0] == rows else "latent_cut": 1}
+    return {}

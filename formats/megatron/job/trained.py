@@ -1,0 +1,250 @@
+"""The optimizer of a Megatron job as files of ranks keep it, where the source does not show it.
+
+The form follows from the job's arguments: flat buffers (`use_distributed_optimizer`), or torch's
+form with fp32 masters of 16-bit weights beside it. A flat buffer that is laid out otherwise than
+the job lays it out would load without an error and be wrong, so whatever the layout depends on must
+be recorded, or the state is refused.
+
+Source: `get_megatron_optimizer`, `_get_param_groups` and `Float16OptimizerWithFloat16Params` in
+megatron/core/optimizer; `get_parameter_state_dp_zero` in distrib_optimizer.py;
+`wrap_model_chunks_with_ddp` in megatron/training/training.py (core 0.8 to 0.16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint.dtypes import DTYPES, DType
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.families.facts import arguments_of
+from ftckpt.formats.megatron.optimizer.per_rank import HALF, class_of, class_of_group
+from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED, Form
+from ftckpt.formats.megatron.optimizer.write_plain import MASTERS
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.megatron.torch_dist.job import SHARDING, numbered
+from ftckpt.transfer.content import Content, Known, Wanted
+
+from .common_state import JobState
+from .groups import Optimizers, groups_in, regrouped, torchs
+from .kept_state import PLACE, KeptState, Step
+from .registration import unordered
+from .whole_model import Whole
+
+Groups = list[list[Mapping[Any, Any]]]
+_DISTRIBUTED = "use_distributed_optimizer"
+_IN_FP32 = "accumulate_allreduce_grads_in_fp32"
+# Other optimizers than Adam's keep other state, and these arguments make other buffers of it.
+_OTHERWISE = (
+    "use_precision_aware_optimizer", "optimizer_cpu_offload", "use_megatron_fsdp",
+    "use_custom_fsdp", "use_torch_fsdp2", "fp8_param_gather", "fp4_param_gather",
+    "use_layer_wise_distributed_optimizer", "overlap_param_gather_with_optimizer_step",
+)  # fmt: skip
+_HINT = f"{LIKE}; --only model writes the weights alone"
+
+
+class Trained(NamedTuple):
+    """What is to be written of an optimizer.
+
+    Attributes:
+        optimizers: their groups and parameters.
+        form: of the flat buffers; None where there are none.
+        tensors: what they keep of parameters, by key, under the model's own names.
+        known: counters of steps that the source keeps as an object, by key.
+        placed: keys of the source's tensors that this holds.
+    """
+
+    optimizers: Optimizers
+    form: Form | None
+    tensors: Mapping[str, Wanted]
+    known: Mapping[str, Known]
+    placed: frozenset[str]
+
+
+def trained_of(content: Content, whole: Whole, state: JobState, *, apart: bool) -> Trained | None:
+    """Return the optimizer of a job by its arguments; None where the source holds none.
+
+    Args:
+        content: what is written.
+        whole: its model.
+        state: that the source carries of the job.
+        apart: whether experts are to have an optimizer of their own.
+
+    Raises:
+        UnsupportedError: what the layout depends on is not recorded, or the state is not Adam's.
+    """
+    return _Building(content, whole, state, apart=apart).trained() if whole.trained else None
+
+
+class _Building:
+    """One optimizer on its way."""
+
+    def __init__(self, content: Content, whole: Whole, state: JobState, *, apart: bool) -> None:
+        self._args = whole.layout.args
+        self._optimizers = numbered(state.root.get("optimizer"))
+        self._parameters = {p.name: p for p in whole.locals() if p.kind is Kind.PARAM}
+        self._kept = KeptState(content, whole.trained, list(self._optimizers.values()))
+        self._apart = whole.layout.grid.experts_apart and len(self._optimizers) > 1
+        self._wanted_apart = apart
+        if arguments_of(content.checkpoint).record is None:
+            raise uncertain("the source does not carry the arguments of a job")
+        self._regroups = apart != self._apart and whole.layout.experts > 0
+        if not self._optimizers or not all(map(groups_in, self._optimizers.values())):
+            raise uncertain("the source does not record the groups of its parameters")
+
+    def trained(self) -> Trained:
+        """Return all of it."""
+        distributed = is_distributed(
+            self._args, self._optimizers.values(), self._kept.steps, hint=_HINT
+        )
+        trees = [_tree(one, distributed=distributed) for one in self._optimizers.values()]
+        groups = [_groups(one, distributed=distributed) for one in self._optimizers.values()]
+        _require_adam(self._args)
+        dense = len(trees) - self._apart
+        if dense != 1:
+            raise uncertain(f"the source chains {len(trees)} optimizers")
+        lost = unordered(self._parameters)
+        if lost is not None:
+            raise uncertain(f"where {lost} stands among the parameters is not known", lost)
+        grouped = self._regroups or not distributed  # flat buffers need no groups
+        if grouped:
+            _require_known_decay(self._args)
+        places = {
+            name: self._place(local, groups, certain=grouped)
+            for name, local in self._parameters.items()
+        }
+        kept = self._kept
+        states: dict[str, Mapping[Any, Any]] = {
+            name: kept.of_parameter(
+                local,
+                kept.steps[places[name][0]],
+                masters=distributed or local.ref.dtype.name in HALF,
+            )
+            for name, local in self._parameters.items()
+        }
+        found = Optimizers(
+            trees=trees,
+            groups=groups,
+            places=places,
+            states=states,
+            wrapped="" if None in self._optimizers else "list",
+            dense=dense,
+            plain=not distributed,
+        )
+        found = regrouped(found, apart=self._wanted_apart)
+        form = self._form(listed=bool(found.wrapped)) if distributed else None
+        return Trained(found, form, kept.tensors, kept.known, frozenset(kept.placed))
+
+    def _form(self, *, listed: bool) -> Form:
+        args = self._args
+        if not isinstance(args.get("overlap_grad_reduce"), bool):
+            raise uncertain("the arguments do not record overlap_grad_reduce, and buckets need it")
+        float32 = DTYPES["float32"]
+        gradients: dict[DType, DType] = {}
+        for dtype in {local.ref.dtype for local in self._parameters.values()} - {float32}:
+            wide = args.get(_IN_FP32)
+            if not isinstance(wide, bool):
+                raise uncertain(f"the arguments do not record {_IN_FP32}, and buffers have a type")
+            gradients[dtype] = float32 if wide else dtype
+        leaves = dict.fromkeys(("param", "exp_avg", "exp_avg_sq"), PLACE)
+        return Form(listed, gradients | {float32: float32}, {**leaves, UNPADDED: 0}, {})
+
+    def _place(self, local: Local, groups: Groups, *, certain: bool) -> tuple[int, int]:
+        """Return the optimizer and the group of a parameter.
+
+        Raises:
+            UnsupportedError: it must be certain, and not one group alone is of its class.
+        """
+        apart = self._apart
+        number = int(apart and local.expert)
+        classes = [class_of_group(group, self._args, apart) for group in groups[number]]
+        wanted = class_of(local, self._args, apart=apart)
+        if certain and classes.count(wanted) != 1:
+            raise uncertain(f"in which group of parameters {local.name} is", local.name)
+        return number, classes.index(wanted) if wanted in classes else 0
+
+
+def is_distributed(
+    args: Arguments, optimizers: Collection[Mapping[Any, Any]], steps: Sequence[Step], *, hint: str
+) -> bool:
+    """Return whether a job keeps flat buffers, if all that is recorded says the same.
+
+    Args:
+        args: of the job.
+        optimizers: their trees.
+        steps: what each counts for all of its parameters; flat buffers count in their groups.
+        hint: the way out.
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    said = args.get(_DISTRIBUTED)
+    shown: set[bool] = {
+        *(True for one in optimizers if SHARDING in one),
+        *(False for one in optimizers if _is_plain(one)),
+        *(False for step in steps if step is not None),
+        *((said,) if isinstance(said, bool) else ()),
+    }
+    if len(shown) != 1:
+        what = "do not agree on" if shown else "do not record"
+        why = f"the arguments and the optimizer's state {what} {_DISTRIBUTED}"
+        raise uncertain(why, hint=hint)
+    return shown.pop()
+
+
+def _tree(one: Mapping[Any, Any], *, distributed: bool) -> Mapping[Any, Any]:
+    """Return what a file holds of an optimizer, with places for what is parameters' own."""
+    inner = torchs(one)
+    empty: dict[Any, Any] = {} if distributed else {"state": {}}
+    form = empty | {key: value for key, value in inner.items() if key != "state"}
+    if inner is one:
+        return form
+    made = {key: form if value is inner else value for key, value in one.items()}
+    for key in (SHARDING, MASTERS, "fp32_from_fp16"):
+        made.pop(key, None)
+    return made if distributed else made | {MASTERS: []}
+
+
+def _groups(one: Mapping[Any, Any], *, distributed: bool) -> list[Mapping[Any, Any]]:
+    """Return the groups of an optimizer; torch's form lists their parameters, which come later."""
+    groups = groups_in(one)
+    if distributed:
+        return groups
+    return [{**group, "params": []} for group in groups]
+
+
+def _is_plain(one: Mapping[Any, Any]) -> bool:
+    """Return whether an optimizer's tree shows that it is not distributed."""
+    inner = torchs(one)
+    listed = any("params" in group for group in groups_in(one))
+    return listed or bool(inner.get("state")) or MASTERS in one
+
+
+def _require_adam(args: Arguments) -> None:
+    name = args.get("optimizer", "adam")
+    if name != "adam":
+        raise uncertain(f"the optimizer is {name}, whose state has a form of its own")
+    for flag in _OTHERWISE:
+        if args.get(flag) not in (None, False):
+            raise uncertain(f"the job says {flag}, and keeps its state in another form")
+
+
+def _require_known_decay(args: Arguments) -> None:
+    """Refuse jobs whose version of Megatron decides which parameters have no weight decay.
+
+    Versions with `--no-weight-decay-cond-type` leave embeddings of an init of their own without it.
+    """
+    for name in ("no_weight_decay_cond_type", "embedding_init_method_std"):
+        if args.get(name) is not None:
+            raise uncertain(f"the job says {name}, which changes the groups of its parameters")
+
+
+def uncertain(why: str, tensor: str | None = None, *, hint: str = _HINT) -> UnsupportedError:
+    """Return the error about an optimizer that nothing here may lay out."""
+    return UnsupportedError(
+        f"in which form the job keeps its optimizer's state is not certain: {why}",
+        hint=hint,
+        tensor=tensor,
+    )

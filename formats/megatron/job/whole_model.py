@@ -1,0 +1,264 @@
+"""A whole GPT model under Megatron-Core's names, as the writers of Megatron's formats need it.
+
+Whatever format holds it: files of ranks and torch_dist alike need the arguments of a job, with
+which Megatron builds the model before it loads it. They are those that the source carries along, or
+follow from the `config.json` that its names were translated by. The order of the parameters is that
+of Megatron's constructors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ftckpt.checkpoint import Topology
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, finding
+from ftckpt.formats.dcp.state import is_common
+from ftckpt.formats.families.arguments import arguments_of_config, flags_beside
+from ftckpt.formats.families.facts import arguments_of, model_of
+from ftckpt.formats.huggingface.config import read_config
+from ftckpt.formats.megatron.checkpoint import Layout
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.megatron.rank_files.tensor_names import Local, expert_of, tied_to
+from ftckpt.formats.megatron.torch_dist.reshard import layout_of
+from ftckpt.formats.megatron.torch_dist.spelling import own_name
+from ftckpt.formats.pickles.inert import Inert
+from ftckpt.formats.pickles.walk import leaves
+from ftckpt.formats.torch_files.table import TABLE
+from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
+from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.request.parameters import parted
+
+from .registration import EMBEDDING, constructed
+
+_TENSORS = (TensorRef, SubclassRef, Composite)
+# What Megatron reads of a checkpoint beside its model, and what is written of it here.
+VERSION = 3.0
+_OURS = re.compile(r"(?:rank_\d+\.)?(?:args|iteration|checkpoint_version)")
+_EXTRA = "._extra_state"
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_GROUPED = ".experts.linear_fc"
+_LOCAL = re.compile(r"decoder\.layers\.\d+\.input_layernorm\.weight")
+# The sizes of a job without a layout; how many data-parallel ranks it has is open.
+_ONE_RANK = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+    "expert_tensor_parallel_size", "context_parallel_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A model.
+
+    Attributes:
+        content: its tensors, in the order in which it registers them, tied ones once.
+        layout: of the job that the arguments are of; a model that no job has had has one rank.
+        iteration: of the save; 0 for weights that nobody says the step of.
+        rows: of the vocabulary that are no padding, where that is known.
+        trained: by key: what an optimizer keeps of the model's tensors, under their own names too.
+        unplaced: keys of tensors and names of objects that are no part of the model.
+        notes: how Megatron is to be started.
+    """
+
+    content: Content
+    layout: Layout
+    iteration: int
+    rows: int | None
+    trained: Mapping[str, Wanted]
+    unplaced: list[str]
+    notes: list[Finding]
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments of the job by name."""
+        record = self.layout.args.record
+        assert isinstance(record, dict)
+        return record
+
+    def locals(self) -> list[Local]:
+        """Return the tensors as a job of one rank would hold them; where is not said."""
+        return [
+            Local(0, w.name, TensorRef("", 0, w.shape, dense_strides(w.shape), w.dtype), w.kind)
+            for w in self.content.tensors.values()
+        ]
+
+
+def whole_model(content: Content) -> Whole:
+    """Return the model of a content under Megatron-Core's names.
+
+    Raises:
+        UnsupportedError: another name, a model with a gap, or one that arguments cannot describe.
+        UsageError: nothing says what the model is, or it has no weights.
+        CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
+    """
+    checkpoint = content.checkpoint
+    carried = arguments_of(checkpoint)
+    model = {key: w for key, w in content.tensors.items() if w.component == "model"}
+    unplaced = [key for key in content.tensors if key not in model]
+    unplaced += [name for name in content.objects if not is_ours(content, name)]
+    tied = [k for k, owner in content.aliases.items() if tied_to(k) == owner and k in model]
+    if carried.get("untie_embeddings_and_output_weights") is False:
+        # A format without aliases holds the copy too; nothing here shows that it is one.
+        copies = [k for k, w in model.items() if tied_to(w.name) in model and k not in tied]
+        tied += copies
+        unplaced += copies
+    owned = {w.name: own_name(w.name, carried) for k, w in model.items() if k not in tied}
+    named = {
+        owned[w.name]: w._replace(name=owned[w.name]) for k, w in model.items() if k not in tied
+    }
+    names = constructed(named)
+    derived = carried.record is None
+    args = Arguments(_derived(content, named) if derived else plain_arguments(carried))
+    _require_whole(names, args.count("num_layers"), alike=derived)
+    whole = replace(
+        content.with_tensors(named[name] for name in names),
+        objects={},
+        aliases={},
+        topology=Topology() if derived else content.topology,
+    )
+    rows = args.count("vocab_size") if derived else 0
+    notes = [_beside(args)] if derived else []
+    return Whole(
+        whole,
+        layout_of(whole, args),
+        checkpoint.step or 0,
+        rows or None,
+        dict(trained_tensors(content, owned)),
+        unplaced,
+        notes,
+    )
+
+
+def trained_tensors(content: Content, owned: Mapping[str, str]) -> Iterator[tuple[str, Wanted]]:
+    """Yield what an optimizer keeps of tensors, under their own names, by the source's keys.
+
+    Args:
+        content: of which.
+        owned: by the source's name of a tensor: its own.
+    """
+    for key, wanted in content.tensors.items():
+        if wanted.component != "optimizer":
+            continue
+        name, leaf = parted(wanted, owned.keys())
+        if name in owned:
+            yield key, wanted._replace(name=owned[name] + leaf)
+
+
+def namespace(values: Mapping[str, Any]) -> Inert:
+    """Return arguments as Megatron pickles them: an `argparse.Namespace`, inert."""
+    made: Inert = TABLE["argparse.Namespace"]()
+    made.called = False
+    made.state = dict(values)
+    return made
+
+
+def _require_whole(names: Iterable[str], layers: int, *, alike: bool) -> None:
+    """Refuse a model with a gap: Megatron would begin at random what it does not find.
+
+    Args:
+        names: of the model's tensors.
+        layers: how many the arguments say; 0 where they do not.
+        alike: whether all layers have the same tensors.
+
+    Raises:
+        UnsupportedError: the embedding, a layer, or a tensor that other layers have is not there.
+    """
+    held: dict[int, set[str]] = defaultdict(set)
+    embedded = False
+    for name in names:
+        match = _LAYER.fullmatch(name)
+        if match is not None:
+            held[int(match[1])].add(match[2])
+        embedded = embedded or name == EMBEDDING
+    if not embedded:
+        raise _lacking(EMBEDDING)
+    if layers and max(held, default=-1) >= layers:
+        what = f"the model has a layer {max(held)}, and its arguments count {layers} layers"
+        raise UnsupportedError(what)
+    every = set().union(*held.values()) if alike else set()
+    for number in range(layers or max(held, default=-1) + 1):
+        lost = every - held[number]
+        if lost or not held[number]:
+            raise _lacking(f"decoder.layers.{number}.{min(lost, default='*')}")
+
+
+def _lacking(name: str) -> UnsupportedError:
+    what = f"the model lacks {name}, which Megatron would begin at random"
+    return UnsupportedError(what, tensor=name)
+
+
+def _beside(args: Arguments) -> Finding:
+    what = (
+        "the arguments follow from config.json: start Megatron with --use-checkpoint-args"
+        f" {flags_beside(args.record)}"
+    )
+    return finding("note", what.rstrip())
+
+
+def is_ours(content: Content, name: str) -> bool:
+    """Return whether an object says what the result says in its own way, or nothing."""
+    if _OURS.fullmatch(name) or is_common(name):
+        return True
+    return _EXTRA in name and content.checkpoint.load_object(name) in (None, [None])
+
+
+def plain_arguments(carried: Arguments) -> dict[str, Any]:
+    """Return arguments that a source carries along.
+
+    Raises:
+        UnsupportedError: they are no namespace and no dict, or hold tensors.
+    """
+    record = carried.record
+    known = record.state if isinstance(record, Inert) else record
+    if not isinstance(known, dict) or any(isinstance(v, _TENSORS) for _, v in leaves(known)):
+        raise UnsupportedError("the arguments of the job (args) are no namespace of plain values")
+    return known
+
+
+def _derived(content: Content, named: Mapping[str, Wanted]) -> dict[str, Any]:
+    """Return the arguments of a model that no job of Megatron has trained."""
+    if not read_config(content.checkpoint):
+        raise UnsupportedError(
+            f"a {content.checkpoint.format} checkpoint without the arguments of a Megatron job"
+            " (args) and without a config.json does not say what Megatron is to build",
+            hint="put the model's config.json beside its weights",
+        )
+    said = arguments_of_config(model_of(content.checkpoint))
+    experts = [found[1] for name in named if (found := expert_of(name))]
+    grouped = any(_GROUPED in name for name in named)
+    local = any(map(_LOCAL.fullmatch, named))
+    if grouped and local:
+        raise UnsupportedError(
+            "experts that are grouped by matrix, a weight each, are Transformer Engine's, and the"
+            " norms are those of Megatron's own layers",
+            hint="--spelling local or --spelling grouped, not both",
+        )
+    dtype = _dtype(named)
+    rows = named[EMBEDDING].shape[0] if EMBEDDING in named else None
+    return said | dict.fromkeys(_ONE_RANK, 1) | {
+        "virtual_pipeline_model_parallel_size": None,
+        "num_experts": max(experts) + 1 if experts else None,
+        "moe_grouped_gemm": grouped,
+        "transformer_impl": "local" if local else "transformer_engine",
+        "untie_embeddings_and_output_weights": any(tied_to(name) for name in named),
+        "vocab_size": rows,
+        "padded_vocab_size": rows,
+        "make_vocab_size_divisible_by": 128,
+        "params_dtype": dtype,
+        "bf16": dtype is not None and dtype.name == "bfloat16",
+        "fp16": dtype is not None and dtype.name == "float16",
+        "ckpt_format": "torch",
+        "use_dist_ckpt": False,
+    }  # fmt: skip
+
+
+def _dtype(named: Mapping[str, Wanted]) -> DType | None:
+    """Return the type of the weights, by the embedding."""
+    found = named.get(EMBEDDING) or next(iter(named.values()), None)
+    return found.dtype if found is not None else None

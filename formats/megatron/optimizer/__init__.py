@@ -1,0 +1,1 @@
+"""The optimizers of a legacy Megatron job, read and written."""

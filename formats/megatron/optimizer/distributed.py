@@ -1,0 +1,204 @@
+"""The state of Megatron's distributed optimizer (`distrib_optim.pt`): flat buffers to parameters.
+
+    {"buckets_coalesced": True, 0: {(bfloat16, float32): {"param": …, "exp_avg": …, …}}, 1: …}
+
+Buffers are numbered chunk by chunk; `megatron_buffers` builds their layout again. Experts may have
+an optimizer of their own, and then the file is a list, with None for what another rank's file
+holds. A layout is accepted only if it has as many elements as the file, and puts each weight where
+`model_optim_rng.pt` shows that it lay: with this optimizer the weights are views of one buffer,
+and torch.save keeps their places in it.
+
+Source: `DistributedOptimizer.get_parameter_state_dp_zero` and `ChainedOptimizer.
+save_parameter_state` in megatron/core/optimizer; `wrap_model_chunks_with_ddp` and
+`resolve_ddp_bucket_size` in megatron/training/training.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.formats.megatron.job.stages import Stage
+from ftckpt.formats.megatron.rank_files.grid import Arguments, Grid
+from ftckpt.formats.megatron.rank_files.tensor_names import Local, shared_over_stages
+from ftckpt.formats.torch_files.values import TensorRef, is_dense
+
+from .buffers import Buffer, Parameter, by_dtype, default_limit, lay_out, padded
+from .per_rank import State, Unmapped
+
+
+class Held(NamedTuple):
+    """What a rank's buffers hold.
+
+    Attributes:
+        parameters: of the rank, in order.
+        numels: by key of a storage of `model_optim_rng.pt`: its elements.
+        pp: the pipeline stage.
+        grid: sizes of the groups of ranks.
+        args: of the job.
+    """
+
+    parameters: Sequence[Local]
+    numels: Mapping[str, int]
+    pp: int
+    grid: Grid
+    args: Arguments
+
+
+class Group(NamedTuple):
+    """The parameters of one buffer.
+
+    Attributes:
+        locals: in order.
+        shared: names of those that another pipeline stage has a copy of.
+        ranks: how many data-parallel ranks share the buffer.
+    """
+
+    locals: Sequence[Local]
+    shared: frozenset[str]
+    ranks: int
+
+
+def distributed_states(tree: Any, held: Held) -> Iterator[State]:
+    """Yield the state of the parameters in one `distrib_optim.pt`.
+
+    Raises:
+        Unmapped: no layout that the arguments allow fits the buffers.
+    """
+    optimizers = tree if isinstance(tree, list) else [tree]
+    for number, (one, groups) in enumerate(
+        zip(optimizers, groups_of(len(optimizers), held), strict=True)
+    ):
+        if one is not None:
+            label = f"{number}." if isinstance(tree, list) else ""
+            yield from _optimizer(one, groups, held, label)
+
+
+def bucket_starts(tree: Any, held: Held) -> dict[tuple[int, str], int]:
+    """Return by chunk and name where each parameter begins in its buffer of one file.
+
+    Raises:
+        Unmapped: see `distributed_states`.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for state in distributed_states(tree, held):
+        found.setdefault((state.of.chunk, state.of.name), state.held.storage_offset)
+    return found
+
+
+def groups_of(count: int, held: Held) -> list[list[Group]]:
+    """Return the buffers of each optimizer: experts come last, the first chunk may be apart."""
+    dense = _groups(held, experts=False)
+    apart = [_groups(held, experts=True)] if held.grid.experts_apart and count > 1 else []
+    if count - len(apart) == 1:
+        return [dense, *apart]
+    if count - len(apart) == 2:  # --overlap-param-gather-with-optimizer-step
+        first = [group for group in dense if not group.locals[0].chunk]
+        return [first, dense[len(first) :], *apart]
+    raise Unmapped(f"it chains {count} optimizers")
+
+
+def _groups(held: Held, *, experts: bool) -> list[Group]:
+    """Return the buffers of the dense optimizer, or of the experts', in the order of the file."""
+    apart = held.grid.experts_apart
+    tied = held.grid.pp > 1 and not held.args.flag("untie_embeddings_and_output_weights")
+    instances = held.args.count("num_distributed_optimizer_instances") or 1
+    shares = tied or (held.grid.pp > 1 and held.args.count("mtp_num_layers") > 0)
+    found = []
+    for chunk in sorted({local.chunk for local in held.parameters}):
+        own = [p for p in held.parameters if p.chunk == chunk]
+        first = Stage(held.pp, chunk) == Stage(0, 0)
+        shared = frozenset(shared_over_stages(own, first=first, tied=tied) if shares else ())
+        mine = [p for p in own if (apart and p.expert) == experts]
+        by_name = {local.name: local for local in mine}
+        for group in by_dtype(Parameter(p.name, p.ref.shape, p.ref.dtype) for p in mine):
+            ranks = held.grid.expert_ranks if experts else held.grid.dense_ranks
+            sharing = max(1, ranks // instances)
+            found.append(Group([by_name[p.name] for p in group], shared, sharing))
+    return found
+
+
+def _optimizer(tree: Any, groups: Sequence[Group], held: Held, label: str) -> Iterator[State]:
+    if not isinstance(tree, dict) or tree.get("buckets_coalesced") is not True:
+        raise Unmapped("its buckets are stored apart, as Megatron did before 2024")
+    buffers = {key: value for key, value in tree.items() if type(key) is int}
+    if sorted(buffers) != list(range(len(groups))):
+        raise Unmapped(f"it has {len(buffers)} buffers where the parameters need {len(groups)}")
+    for number, group in enumerate(groups):
+        by_type = buffers[number]
+        if not isinstance(by_type, dict) or len(by_type) != 1:
+            raise Unmapped(f"buffer {number} is not of one type")
+        ((types, tensors),) = by_type.items()
+        first = types[0] if isinstance(types, tuple) and types else None
+        if first is not group.locals[0].ref.dtype or not isinstance(tensors, dict):
+            raise Unmapped(f"buffer {number} is of another type than its parameters")
+        yield from _buffer(tensors, group, held, f"{label}{number}")
+
+
+def _buffer(tensors: Mapping[Any, Any], group: Group, held: Held, label: str) -> Iterator[State]:
+    flats = {key: value for key, value in tensors.items() if isinstance(value, TensorRef)}
+    numels = {ref.numel for ref in flats.values()}
+    if len(numels) != 1 or not all(is_dense(ref.shape, ref.strides) for ref in flats.values()):
+        raise Unmapped(f"the tensors of buffer {label} are not of one length")
+    (numel,) = numels
+    if tensors.get("numel_unpadded", numel) != numel:
+        raise Unmapped(f"buffer {label} has another length than it records")
+    starts = _layout(group, held, numel).starts()
+    by_name = {local.name: local for local in group.locals}
+    for leaf, ref in flats.items():
+        for name, start in starts.items():
+            local = by_name[name]
+            part = ref._replace(
+                storage_offset=ref.storage_offset + start,
+                shape=local.ref.shape,
+                strides=dense_strides(local.ref.shape),
+            )
+            yield State(local, str(leaf), part, f"{label}.{leaf}")
+
+
+def _layout(group: Group, held: Held, unpadded: int) -> Buffer:
+    """Return the one layout that fits the file; by the arguments first, then by one bucket."""
+    own = [
+        Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared) for p in group.locals
+    ]
+    for limit in dict.fromkeys((*limits(group, held), None)):
+        layout = lay_out(own, limit)
+        if layout.unpadded == unpadded and _agrees(layout, group, held):
+            return layout
+    raise Unmapped(
+        f"no layout of its {len(own)} parameters has the {unpadded} elements of a buffer and the"
+        " places of the weights in memory"
+    )
+
+
+def limits(group: Group, held: Held) -> tuple[int, ...]:
+    """Return at how many elements the job may have closed a bucket; none for one bucket."""
+    args, grid = held.args, held.grid
+    whole = args.flag("overlap_param_gather_with_optimizer_step")
+    if not args.flag("overlap_grad_reduce") or held.pp > 0 or group.locals[0].chunk or whole:
+        return ()
+    buckets = args.count("ddp_num_buckets")
+    if buckets:
+        return (sum(p.ref.numel for p in held.parameters) // buckets,)
+    size = args.get("ddp_bucket_size")
+    if type(size) is int and size > 0:
+        return (size,)
+    # Versions differ in whether context-parallel ranks count.
+    return default_limit(grid.dense_ranks), default_limit(grid.dp or 1)
+
+
+def _agrees(layout: Buffer, group: Group, held: Held) -> bool:
+    """Return whether the weights lie in memory as the layout says, where the file shows it."""
+    keys = {local.ref.key for local in group.locals}
+    if len(keys) > 1 or len(group.locals) == 1:
+        return True  # each weight was saved on its own, which shows nothing
+    wide = held.args.flag("ddp_pad_buckets_for_high_nccl_busbw")
+    begins, at = [], 0
+    for bucket in layout.buckets:
+        begins.append(at)
+        at += padded(bucket, group.ranks, wide=wide)
+    places = {local.name: local.ref.storage_offset for local in group.locals}
+    return held.numels.get(keys.pop()) == at and all(
+        places[name] == begins[slot.bucket] + slot.start for name, slot in layout.slots.items()
+    )

@@ -1,0 +1,280 @@
+"""Lay out the flat buffers of Megatron's distributed optimizer for another layout.
+
+Which parameters share a buffer, where each begins and where a bucket ends depends on the tensor,
+pipeline and data-parallel ranks: `megatron_buffers` says it, as Megatron will find it when it
+loads. Gaps between parameters are zero. The weights themselves become views of one buffer again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeGuard
+
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.megatron.job.groups import Optimizers
+from ftckpt.formats.megatron.rank_files.contents import Held, Holdings, state_key
+from ftckpt.formats.megatron.rank_files.grid import Arguments, Coordinate, Grid
+from ftckpt.formats.megatron.rank_files.parts import Parts
+from ftckpt.formats.megatron.rank_files.source import FirstRanks
+from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
+from ftckpt.formats.torch_files.write_tree import Carried, Storage, Tensor
+from ftckpt.transfer.content import Wanted
+from ftckpt.transfer.layout import Elements, Segment, Zeros
+
+from .buffers import Buffer, Parameter, lay_out, padded
+from .distributed import Group, groups_of, limits
+from .distributed import Held as Buffered
+
+_COALESCED = "buckets_coalesced"
+UNPADDED = "numel_unpadded"
+LIKE = "--like EXAMPLE lays it out as a checkpoint that the job itself saved"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the source's files keep a buffer.
+
+    Attributes:
+        listed: whether one optimizer alone stands in a list.
+        gradients: type of the gradients, by type of the parameters.
+        leaves: what a buffer holds, in order: tensors and other things.
+        storages: of what else stands there.
+    """
+
+    listed: bool
+    gradients: Mapping[DType, DType]
+    leaves: Mapping[Any, Any]
+    storages: Mapping[str, StoredStorage]
+
+
+def form_of(ranks: FirstRanks) -> Form | None:
+    """Return the form of the source's buffers; None where it has none that could be read."""
+    gradients: dict[DType, DType] = {}
+    form: Form | None = None
+    for at in ranks.coordinates():
+        stream = ranks.distributed(at)
+        if stream is None:
+            continue
+        trees = stream.tree if isinstance(stream.tree, list) else [stream.tree]
+        for buffer in (b for t in trees if isinstance(t, dict) for b in t.values()):
+            for types, leaves in buffer.items() if isinstance(buffer, dict) else ():
+                if not _are_dtypes(types) or not isinstance(leaves, dict):
+                    continue
+                gradients.setdefault(*types)
+                if form is None:
+                    listed = isinstance(stream.tree, list) and len(trees) == 1
+                    form = Form(listed, gradients, leaves, stream.storages)
+    return form
+
+
+def _are_dtypes(types: Any) -> TypeGuard[tuple[DType, DType]]:
+    """Return whether the key of a buffer is what it must be: the types of weights and gradients."""
+    return isinstance(types, tuple) and len(types) == 2 and all(isinstance(t, DType) for t in types)
+
+
+class Buffers(NamedTuple):
+    """The buffers of one rank.
+
+    Attributes:
+        holdings: what the rank holds.
+        optimizers: of each, the parameters of every buffer and where they lie.
+    """
+
+    holdings: Holdings
+    optimizers: list[list[tuple[Group, Buffer]]]
+
+    def held(self, group: Group) -> dict[str, Held]:
+        """Return what the rank holds of the parameters of a buffer, by their names."""
+        wanted = {(local.chunk, local.name) for local in group.locals}
+        found = ((h.local.chunk, h.local.name) for h in self.holdings.parameters)
+        return {
+            held.local.name: held
+            for held, place in zip(self.holdings.parameters, found, strict=True)
+            if place in wanted
+        }
+
+
+class DistributedWriter:
+    """Lays out each rank's `distrib_optim.pt`, and its weights as parts of buffers.
+
+    Attributes:
+        placed: keys of the tensors that were laid out.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        form: Form,
+        grid: Grid,
+        args: Arguments,
+        optimizers: Optimizers,
+        *,
+        certain: bool = False,
+        starts: Mapping[tuple[int, int, str], int] | None = None,
+    ) -> None:
+        """Take how it is laid out.
+
+        Args:
+            parts: how tensors are cut.
+            form: of the buffers.
+            grid: the ranks.
+            args: of the job.
+            optimizers: their groups.
+            certain: whether to refuse buckets that versions of Megatron lay out differently.
+            starts: by stage, chunk and name: where an example's parameters begin in their buffers.
+        """
+        self.placed: set[str] = set()
+        self._parts = parts
+        self._content = parts.content
+        self._form = form
+        self._grid = grid
+        self._args = args
+        self._optimizers = optimizers
+        self._certain = certain
+        self._starts = starts
+
+    def buffers(self, holdings: Holdings) -> Buffers:
+        """Return the buffers of one rank.
+
+        Raises:
+            UnsupportedError: the optimizers are chained in a way that is not known.
+        """
+        locals_ = [held.local for held in holdings.parameters]
+        rank = Buffered(locals_, {}, holdings.at.pp, self._grid, self._args)
+        of_optimizers = []
+        for groups in groups_of(len(self._optimizers.trees), rank):
+            of_optimizers.append([(group, self._layout(group, rank)) for group in groups])
+        return Buffers(holdings, of_optimizers)
+
+    def _layout(self, group: Group, rank: Buffered) -> Buffer:
+        """Return where the parameters lie that share a buffer, as Megatron will put them.
+
+        Raises:
+            UnsupportedError: versions of Megatron put them in different places, or the example
+                in another one than all of them.
+        """
+        parameters = [
+            Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared)
+            for p in group.locals
+        ]
+        if self._starts is not None:
+            wanted = {p.name: self._starts.get((rank.pp, p.chunk, p.name)) for p in group.locals}
+            for limit in (*limits(group, rank), None):
+                layout = lay_out(parameters, limit)
+                if layout.starts() == wanted:
+                    return layout
+            what = "the buckets of the example lie otherwise than Megatron lays them out"
+            raise UnsupportedError(what, tensor=group.locals[0].name)
+        found = [lay_out(parameters, limit) for limit in limits(group, rank) or (None,)]
+        if self._certain and any(other != found[0] for other in found):
+            raise UnsupportedError(
+                "where buckets of the distributed optimizer end is not certain: versions of"
+                " Megatron differ in whether context-parallel ranks count",
+                hint=LIKE,
+            )
+        return found[0]
+
+    def weights(self, buffers: Buffers) -> dict[tuple[int, str], Tensor]:
+        """Return the weights of one rank by chunk and name, as views of its buffers."""
+        wide = self._args.flag("ddp_pad_buckets_for_high_nccl_busbw")
+        found: dict[tuple[int, str], Tensor] = {}
+        for group, layout in (one for groups in buffers.optimizers for one in groups):
+            begins = (0, *accumulate(padded(b, group.ranks, wide=wide) for b in layout.buckets))
+            starts = {name: begins[s.bucket] + s.start for name, s in layout.slots.items()}
+            mine = buffers.held(group)
+            wanted = {name: held.wanted for name, held in mine.items()}
+            storage = self._flat(mine, wanted, starts, begins[-1], buffers.holdings.at)
+            for name, held in mine.items():
+                view = self._parts.view(held.wanted, held.weight, storage, starts[name])
+                found[held.local.chunk, name] = view
+        return found
+
+    def tree(self, buffers: Buffers) -> Any:
+        """Return what one rank's `distrib_optim.pt` holds.
+
+        Raises:
+            UnsupportedError: some parameters of a buffer have a state that others lack.
+        """
+        at = buffers.holdings.at
+        trees: list[Any] = []
+        for number, groups in enumerate(buffers.optimizers):
+            # Only the first data-parallel rank of an optimizer writes: others of the dense one's
+            # ranks can be first among those of the experts.
+            if number < self._optimizers.dense and self._grid.first_rank(at) >= self._grid.tp:
+                trees.append(None)
+                continue
+            one: dict[Any, Any] = {_COALESCED: True}
+            for place, (group, layout) in enumerate(groups):
+                dtype = group.locals[0].ref.dtype
+                known = self._form.gradients
+                types = (dtype, known.get(dtype) or next(iter(known.values())))
+                one[place] = {types: self._buffer(group, layout, buffers)}
+            trees.append(one)
+        return trees if len(trees) > 1 or self._form.listed else trees[0]
+
+    def _buffer(self, group: Group, layout: Buffer, buffers: Buffers) -> dict[Any, Any]:
+        """Return what the file holds of one buffer."""
+        starts, mine = layout.starts(), buffers.held(group)
+        made: dict[Any, Any] = {}
+        for leaf, value in self._form.leaves.items():
+            if leaf == UNPADDED:
+                made[leaf] = layout.unpadded
+            elif not isinstance(value, TensorRef):
+                made[leaf] = Carried(value, self._form.storages)
+            else:
+                keys = {name: state_key(held.weight, str(leaf)) for name, held in mine.items()}
+                wanted = {n: w for n, k in keys.items() if (w := self._content.tensors.get(k))}
+                lacking = keys.keys() - wanted.keys()
+                if wanted and lacking:
+                    what = f"a buffer holds {leaf} of all its parameters, and there is none of "
+                    raise UnsupportedError(what + mine[min(lacking)].weight)
+                if wanted:
+                    self.placed.update(keys.values())
+                    at = buffers.holdings.at
+                    storage = self._flat(mine, wanted, starts, layout.unpadded, at)
+                    dtype, shape = next(iter(wanted.values())).dtype, (layout.unpadded,)
+                    made[leaf] = Tensor(storage, dtype, shape, dense_strides(shape))
+        return made
+
+    def _flat(
+        self,
+        mine: Mapping[str, Held],
+        wanted: Mapping[str, Wanted],
+        starts: Mapping[str, int],
+        length: int,
+        at: Coordinate,
+    ) -> Storage:
+        """Return a flat tensor with each parameter's part at its start, and zeros between them.
+
+        Raises:
+            UnsupportedError: the parts are of several types.
+        """
+        dtypes = {one.dtype for one in wanted.values()}
+        if len(dtypes) != 1:
+            names = ", ".join(sorted(dtype.name for dtype in dtypes))
+            raise UnsupportedError(f"a buffer cannot hold state of several types: {names}")
+        (dtype,) = dtypes
+        return Storage(list(self._segments(mine, wanted, starts, dtype.nbytes(length), at)))
+
+    def _segments(
+        self,
+        mine: Mapping[str, Held],
+        wanted: Mapping[str, Wanted],
+        starts: Mapping[str, int],
+        nbytes: int,
+        at: Coordinate,
+    ) -> Iterator[Segment]:
+        end = 0
+        for name, start in sorted(starts.items(), key=lambda item: item[1]):
+            part = Elements.all(self._parts.shard(wanted[name], mine[name].weight, at))
+            begin = wanted[name].dtype.nbytes(start)
+            if begin > end:
+                yield Zeros(begin - end)
+            yield part
+            end = begin + part.nbytes
+        if nbytes > end:
+            yield Zeros(nbytes - end)

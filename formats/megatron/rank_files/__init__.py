@@ -1,0 +1,1 @@
+"""The files of single ranks in Megatron's legacy layout."""

@@ -1,0 +1,98 @@
+"""What one rank of a legacy Megatron checkpoint is to hold of the model, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Kind, tensor_key
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.formats.megatron.job.layout import Target
+from ftckpt.formats.megatron.job.module_order import Item, Order, items
+from ftckpt.formats.megatron.job.stages import Stage
+from ftckpt.formats.megatron.optimizer.per_rank import KINDS
+from ftckpt.formats.torch_files.values import TensorRef
+from ftckpt.transfer.content import Wanted
+
+from .grid import Coordinate
+from .parts import Parts
+from .tensor_names import Local
+
+Firsts = Mapping[Stage, Mapping[str, int]]
+
+
+class Held(NamedTuple):
+    """A tensor of the model on one rank.
+
+    Attributes:
+        local: as the rank's file will have it; where its elements are is not said.
+        weight: its name in the whole model; the embedding's for a copy of it.
+        item: its place in the file.
+        wanted: the whole tensor.
+    """
+
+    local: Local
+    weight: str
+    item: Item
+    wanted: Wanted
+
+
+class Holdings(NamedTuple):
+    """What one rank holds of the model.
+
+    Attributes:
+        at: the rank.
+        chunks: all places of each model chunk, in order.
+        held: the tensors that stand there, in order.
+    """
+
+    at: Coordinate
+    chunks: list[list[Item]]
+    held: list[Held]
+
+    @property
+    def parameters(self) -> list[Held]:
+        """Those that optimizers update."""
+        return [one for one in self.held if one.local.kind is Kind.PARAM]
+
+
+def holdings(
+    parts: Parts, order: Order, firsts: Firsts, target: Target, experts: int
+) -> list[Holdings]:
+    """Return what every rank holds, in the order of the directories.
+
+    Args:
+        parts: how tensors are cut.
+        order: of every stage.
+        firsts: the number in the model of the first layer of each stack on each stage.
+        target: the layout.
+        experts: how many experts each expert-parallel rank holds.
+
+    Raises:
+        UsageError, UnsupportedError: see `Parts.shape`.
+    """
+    found = []
+    for at in target.grid.directories():
+        chunks, held = [], []
+        for chunk in range(target.chunks):
+            stage = Stage(at.pp, chunk)
+            chunks.append(list(items(order[stage], firsts[stage], at.ep, experts)))
+            held += [one for item in chunks[-1] if (one := _held(parts, item, chunk))]
+        found.append(Holdings(at, chunks, held))
+    return found
+
+
+def _held(parts: Parts, item: Item, chunk: int) -> Held | None:
+    """Return the tensor at one place; None where nothing, or no tensor of the model, stands."""
+    wanted = parts.content.tensors.get(item.weight) if item.entry.full else None
+    if wanted is None or wanted.component != "model":
+        return None
+    shape = parts.shape(wanted, item.weight)
+    ref = TensorRef("", 0, shape, dense_strides(shape), wanted.dtype)
+    return Held(Local(chunk, item.name, ref, wanted.kind), item.weight, item, wanted)
+
+
+def state_key(weight: str, leaf: str) -> str:
+    """Return the key of the state that an optimizer keeps of a weight under the name `leaf`."""
+    kind = KINDS.get(leaf, Kind.OTHER)
+    return tensor_key("optimizer", kind, f"{weight}.{leaf}" if kind is Kind.OTHER else weight)

@@ -1,0 +1,213 @@
+"""What a writer of torch_dist needs of a job: tensors by their names on disk, and other state.
+
+The common state is a dict that every rank shares: arguments, iteration, scheduler, groups of the
+optimizer. Its optimizer is written so that any number of ranks can load it: a distributed one as
+`fully_reshardable`, whatever the source had; one that is not distributed as it is.
+
+Source: `DistributedOptimizer.sharded_state_dict` and `ChainedOptimizer.sharded_state_dict` in
+megatron/core/optimizer; `_build_sharded_state_dict_metadata` in megatron/training/checkpointing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Extent
+from ftckpt.findings import Finding
+from ftckpt.formats.megatron.checkpoint import Layout
+from ftckpt.formats.megatron.job.layout import recorded
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.pickles.inert import Inert
+from ftckpt.formats.torch_files.values import StoredStorage
+from ftckpt.formats.torch_files.write_tree import Carried, save
+from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.layout import OutputFile, Segment, Stored
+
+from .names import Form
+
+SHARDING = "param_state_sharding_type"
+RESHARDABLE = "fully_reshardable"
+_OF_OPTIMIZER = "distrib_optim_sharding_type"
+_METADATA = "content_metadata"
+# Without these entries of the common state a job does not load a store at all.
+NEEDED = ("args", "checkpoint_version", "iteration", _METADATA)
+
+
+class Blob(NamedTuple):
+    """One byte item of a store, or a file of its own.
+
+    Attributes:
+        tree: what torch.save is to write.
+        stored: where the source has it, if it is copied as it is.
+        transforms: to undo there.
+    """
+
+    tree: Any = None
+    stored: Extent | None = None
+    transforms: tuple[str, ...] = ()
+
+    def segments(self, base: int = 0, folder: str = "archive") -> list[Segment]:
+        """Return its bytes.
+
+        Args:
+            base: where it begins in its file.
+            folder: see `torch_tree.save`.
+
+        Raises:
+            UnsupportedError: it holds what torch.save cannot write.
+        """
+        if self.stored is not None:
+            return [Stored(self.stored)]
+        return save(self.tree, folder=folder, base=base)
+
+
+@dataclass
+class Common:
+    """The common state.
+
+    Attributes:
+        root: the dict; a value may be `Carried`.
+        storages: of the tensors in values that are not.
+        file: whether it is a file beside the store (up to core 0.18) or an object in it.
+        stored: where the source has it, as it is.
+        transforms: to undo there.
+    """
+
+    root: dict[Any, Any]
+    storages: Mapping[str, StoredStorage] = field(default_factory=dict)
+    file: bool = True
+    stored: Extent | None = None
+    transforms: tuple[str, ...] = ()
+
+    @property
+    def args(self) -> Arguments:
+        """The job's arguments."""
+        return Arguments(self.root.get("args"))
+
+    def put(self, key: str, value: Any) -> None:
+        """Change one entry."""
+        if self.root.get(key, Inert) != value:
+            self.root[key] = value
+            self.stored = None
+
+    def remove(self, key: str) -> None:
+        """Leave one entry out."""
+        if key in self.root:
+            del self.root[key]
+            self.stored = None
+
+    def keep(self, keys: Sequence[str]) -> None:
+        """Leave out all entries but these."""
+        for key in [key for key in self.root if key not in keys]:
+            self.remove(key)
+
+    def change_arguments(self, changes: Mapping[str, Any]) -> None:
+        """Give arguments other values, where the job recorded its arguments.
+
+        Raises:
+            UnsupportedError: they are neither a namespace nor a dict.
+        """
+        args = self.args
+        said = {name: value for name, value in changes.items() if _raw(args, name) != value}
+        if args.record is None or not said:
+            return
+        self.root["args"] = recorded(args, said)
+        self.stored = None
+
+    def make_reshardable(self, optimizers: Mapping[Any, Mapping[Any, Any]]) -> None:
+        """Say how the optimizer is stored.
+
+        Args:
+            optimizers: what each holds beside the state of its parameters, by number; one alone
+                has the number None.
+        """
+        if not optimizers:
+            return
+        self.put("optimizer", optimizers.get(None, optimizers))
+        said = dict(self.root.get(_METADATA) or {})
+        if any(one.get(SHARDING) == RESHARDABLE for one in optimizers.values()):
+            said[_OF_OPTIMIZER] = RESHARDABLE
+        if None not in optimizers:  # else several optimizers have their numbers in their keys
+            said["chained_optim_avoid_prefix"] = True
+        if said:
+            self.put(_METADATA, said)
+
+    def blob(self) -> Blob:
+        """Return its bytes: the source's own where nothing has changed."""
+        if self.stored is not None:
+            return Blob(stored=self.stored, transforms=self.transforms)
+        tree = Carried(self.root, self.storages)
+        return Blob(tree if self.file else [tree])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A source as a writer of torch_dist sees it.
+
+    Attributes:
+        content: the tensors under their names on disk; of the objects those that the result will
+            have byte for byte.
+        layout: how the job was laid out.
+        common: the state that all ranks share; None where the source has none.
+        form_of: how a tensor is to be stored.
+        weight_of: name of the weight that a tensor is, or is state of.
+        as_stored: keys of tensors that are stored under a name of their own.
+        objects: every byte item but the common state, by name.
+        random: by name: the stage and tensor rank whose RNG state an item is.
+        beside: files of the source that go with the store.
+        further: files that go with it and are not the source's as they are.
+        configuration: of the store: the content of `metadata.json`.
+        master: how the optimizer calls an fp32 copy of a weight.
+        unplaced: names of what has no place.
+        notes: what is worth knowing.
+        rows: of the vocabulary that are no padding, where the source shows it.
+    """
+
+    content: Content
+    layout: Layout
+    common: Common | None
+    form_of: Callable[[Wanted], Form]
+    weight_of: Callable[[Wanted], str]
+    as_stored: Mapping[str, str] = field(default_factory=dict)
+    objects: Mapping[str, Blob] = field(default_factory=dict)
+    random: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    beside: Sequence[str] = ()
+    further: Sequence[OutputFile] = ()
+    configuration: bytes = b""
+    master: str = "param"
+    unplaced: Sequence[str] = ()
+    notes: Sequence[Finding] = ()
+    rows: int | None = None
+
+
+def numbered(optimizer: Any) -> dict[Any, Mapping[Any, Any]]:
+    """Return the optimizers of a common state by number; one alone has the number None."""
+    if isinstance(optimizer, list):
+        optimizer = dict(enumerate(optimizer)) if len(optimizer) > 1 else (*optimizer, None)[0]
+    if not isinstance(optimizer, dict):
+        return {}
+    if optimizer and all(type(key) is int for key in optimizer):
+        return {key: one for key, one in optimizer.items() if isinstance(one, dict)}
+    return {None: optimizer}
+
+
+def master_word(optimizers: Mapping[Any, Mapping[Any, Any]]) -> str:
+    """Return how the optimizer calls an fp32 copy of a weight."""
+    plain = optimizers and not any(SHARDING in one for one in optimizers.values())
+    return "fp32_param" if plain else "param"
+
+
+def weight_among(weights: Collection[str], name: str) -> str:
+    """Return the weight that a tensor's name is or ends in: other state has its own name first."""
+    shorter = name
+    while shorter and shorter not in weights:
+        shorter = shorter.partition(".")[2]
+    return shorter or name
+
+
+def _raw(args: Arguments, name: str) -> Any:
+    """Return one argument; a class that no argument is where it is not recorded."""
+    record = args.record
+    return record.get(name, Inert) if isinstance(record, (Inert, dict)) else Inert

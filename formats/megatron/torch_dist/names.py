@@ -1,0 +1,206 @@
+"""How Megatron's torch_dist spells tensors, and which logical tensors a stored one stands for.
+
+On disk the layers of one kind, and the experts, are stacked: `decoder.layers.mlp.linear_fc1.weight`
+has a leading axis of layers, `decoder.layers.mlp.experts.experts.linear_fc1.weight` axes of layers
+and of experts. A store that is not homogeneous writes the numbers into the names instead.
+
+    decoder.layers.mlp.experts.experts.linear_fc1.weight          stacked over layers and experts
+    decoder.layers.3.mlp.experts.experts.7.linear_fc1.weight      one of them
+    decoder.layers.3.mlp.experts.local_experts.7.linear_fc1.weight    its logical name
+
+Source: `sharded_state_dict` in megatron/core/transformer/{transformer_block,moe/experts}.py,
+`ChainedOptimizer.sharded_state_dict` in megatron/core/optimizer/optimizer.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
+from ftckpt.formats.dcp.stored_names import place
+from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.workers.memory import demand
+
+from .pieces import Joined, Row, rows_of
+
+CHAINED = re.compile(r"chained_\d+\.")
+# Gate and up of a gated MLP where they are stored apart (`singleton_local_shards`).
+_HALVES = ("_w", "_v")
+# Of the model's tensors, those that no optimizer updates.
+_BUFFERS = (".expert_bias", ".local_tokens_per_expert")
+# More layers and experts than any network has would only be somebody's way to fill the memory.
+_MOST_VIEWS = 1 << 20
+_VIEW_BYTES = 1 << 10
+
+
+class Spelling(NamedTuple):
+    """A logical name with places for numbers.
+
+    Attributes:
+        pattern: for `%`, with a `%d` for each leading axis of the stored tensor.
+        axes: how many leading axes are numbers of the name.
+    """
+
+    pattern: str
+    axes: int = 0
+
+    def name(self, numbers: tuple[int, ...]) -> str:
+        """Return the logical name of one layer, or of one expert of it."""
+        return self.pattern % numbers
+
+
+def spelling(name: str) -> Spelling:
+    """Return what the stored name of a parameter stands for."""
+    words = name.replace("%", "%%").split(".")
+    parts: list[str] = []
+    axes = 0
+    for index, word in enumerate(words):
+        following = words[index + 1] if index + 1 < len(words) else ""
+        expert = word == "experts" and index > 0 and words[index - 1] == "experts"
+        parts.append("local_experts" if expert else word)
+        if (expert or word == "layers") and following and not following.isdecimal():
+            parts.append("%d")
+            axes += 1
+    return Spelling(".".join(parts), axes)
+
+
+class Form(NamedTuple):
+    """How a parameter is stored.
+
+    Attributes:
+        layers: whether the layers are stacked on a leading axis.
+        experts: whether the experts are.
+        halves: whether gate and up of a gated MLP are two stored tensors.
+    """
+
+    layers: bool = True
+    experts: bool = True
+    halves: bool = False
+
+
+def form_of(stored: str) -> Form:
+    """Return how a parameter of this stored name is stored; true of what it has none of."""
+    words = stored.split(".")
+    numbered = {"layers": False, "experts": False}
+    for index, word in enumerate(words[:-1]):
+        stack = word == "layers" or (word == "experts" and words[index - 1 : index] == [word])
+        if stack and words[index + 1].isdecimal():
+            numbered[word] = True
+    halves = stored.endswith(_HALVES) and ".linear_fc1." in stored
+    return Form(not numbered["layers"], not numbered["experts"], halves)
+
+
+def stored_place(name: str, form: Form) -> tuple[str, tuple[int, ...]]:
+    """Return the stored name of a logical tensor, and its place on the leading axes.
+
+    The inverse of `spelling`, but for halves.
+    """
+    words = name.split(".")
+    parts: list[str] = []
+    numbers: list[int] = []
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
+        expert = word == "local_experts" and before == "experts"
+        stacked = form.experts if before == "local_experts" else form.layers
+        if before in ("layers", "local_experts") and word.isdecimal() and stacked:
+            numbers.append(int(word))
+        else:
+            parts.append("experts" if expert else word)
+    return ".".join(parts), tuple(numbers)
+
+
+def halves_of(stored: str) -> tuple[str, str]:
+    """Return the names under which gate and up are stored apart."""
+    gate, up = _HALVES
+    return stored + gate, stored + up
+
+
+def logical(stored: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the logical tensors by key: one for each layer and expert.
+
+    What cannot be taken apart (a stack without the axes, a chunk that leaves it, two stored tensors
+    with one meaning) stays as it is stored, so that the checks see and name it.
+
+    Raises:
+        NoResourceError: there are more than the memory budget holds.
+    """
+    whole = [_placed(info) for info in stored]
+    spelt = [_spelt(info) for info in whole]
+    count = sum(prod(info.shape[: s.axes]) for info, s in zip(whole, spelt, strict=True))
+    demand(count * _VIEW_BYTES, f"the index of {count} tensors")
+    tensors: dict[str, TensorInfo] = {}
+    for info, said in zip(whole, spelt, strict=True):
+        views = _views(info, said)
+        if tensors.keys() & views.keys():
+            kept = info._replace(component="extra:stored", name=info.stored_name)
+            views = {kept.key: kept}
+        tensors.update(views)
+    return _joined(tensors)
+
+
+def _placed(info: TensorInfo) -> TensorInfo:
+    """Say what a stored tensor is where the plain reader cannot know it."""
+    if info.component == "model" and info.name.endswith(_BUFFERS):
+        return info._replace(kind=Kind.BUFFER)
+    # The number of the optimizer that holds the state: a parameter has one optimizer.
+    prefix = CHAINED.match(info.stored_name)
+    if prefix is None:
+        return info
+    found = place(info.stored_name[prefix.end() :], (), info.dtype)
+    return info._replace(component=found.component, kind=found.kind, name=found.name)
+
+
+def _spelt(info: TensorInfo) -> Spelling:
+    """Return how its views are called; its own name where it lacks the axes for them."""
+    said = spelling(info.name)
+    lead = info.shape[: said.axes]
+    if len(lead) == said.axes and prod(lead) <= _MOST_VIEWS:
+        return said
+    return Spelling(info.name.replace("%", "%%"))
+
+
+def _views(info: TensorInfo, said: Spelling) -> dict[str, TensorInfo]:
+    lead, shape = info.shape[: said.axes], info.shape[said.axes :]
+    assert isinstance(info.pieces, LazyPieces)
+    rows = rows_of(info.pieces, lead) if lead else None
+    missing = Row(info.pieces, len(lead), ())
+    if rows is None:
+        whole = info._replace(name=info.name if lead else said.name(()))
+        return {whole.key: whole}
+    prefix = tensor_key(info.component, info.kind, "")
+    views: dict[str, TensorInfo] = {}
+    for at in product(*map(range, lead)):  # perhaps a hundred thousand: built without `_replace`
+        name = said.name(at)
+        views[prefix + name] = TensorInfo(
+            info.component,
+            name,
+            info.kind,
+            shape,
+            info.dtype,
+            rows.get(at, missing),
+            info.stored_name,
+        )
+    return views
+
+
+def _joined(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Put gate and up, where they are two stored tensors, into one logical tensor."""
+    joined: dict[str, TensorInfo] = {}
+    for key, info in tensors.items():
+        stem, end = key[:-2], key[-2:]
+        if end not in _HALVES or ".linear_fc1." not in key or stem in tensors:
+            joined[key] = info
+            continue
+        halves = [tensors.get(stem + end) for end in _HALVES]
+        gate, up = halves
+        if gate is None or up is None or (gate.shape, gate.dtype) != (up.shape, up.dtype):
+            joined[key] = info
+        elif end == _HALVES[0] and info.shape:
+            shape = (2 * info.shape[0], *info.shape[1:])
+            pieces = Joined((gate.pieces, up.pieces), info.shape[0])
+            joined[stem] = info._replace(name=info.name[:-2], shape=shape, pieces=pieces)
+    return joined

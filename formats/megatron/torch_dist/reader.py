@@ -1,0 +1,232 @@
+"""An opened `torch_dist` checkpoint, and how one is opened (see `megatron_dist`)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar
+
+from ftckpt.checkpoint import Commit, CommitState, Extent, Payload, Piece, TensorInfo, Topology
+from ftckpt.errors import FtckptError, UnsupportedError
+from ftckpt.findings import finding
+from ftckpt.formats.dcp.items import misshapen
+from ftckpt.formats.dcp.metadata import DcpMetadata
+from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
+from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
+from ftckpt.formats.dcp.state import is_common, unfinished
+from ftckpt.formats.state.strict_json import Limits, parse, shown
+from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.storage.source import Source
+from ftckpt.workers.memory import no_gc
+
+from .buckets import is_bucket, unbucketed
+from .names import logical
+from .pieces import Grid, shard_shape
+
+_JSON = Limits(depth=4, objects=16, keys=256, items=256, naturals=False)
+_MOST_BYTES = 1 << 20
+_VERSION = 1
+# pp.tp of PP.TP: an RNG state of each tensor rank of each stage.
+_RNG = re.compile(r"rng_state/shard_\d+\.\d+_(\d{1,7})\.(\d{1,7})")
+# Folders that Megatron puts beside the store.
+FOLDERS = ("tokenizer/", "modelopt_state/")
+_GATHERED = re.compile(
+    r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.param_state/.*"
+)
+
+
+@dataclass(kw_only=True)
+class MegatronDistCheckpoint(DcpCheckpoint):
+    """An opened torch_dist checkpoint; `meta` has the store's own names and shapes.
+
+    Attributes:
+        unmapped: why the optimizer's state is not given to parameters; "" where it is.
+        bound: whether the optimizer's state lies in buffers of the ranks that wrote it.
+        common_beside: whether the common state was saved to a file beside the store.
+    """
+
+    format: ClassVar[str] = "megatron-dist"
+    unmapped: str = ""
+    bound: bool = False
+    common_beside: bool = False
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """Megatron reshards all but buffers of ranks while it loads."""
+        return not self.bound
+
+    def interpret(self) -> None:
+        """Replace the stored tensors by the logical ones, and say what could not be."""
+        self.commit = Commit(CommitState.COMMITTED, CONFIGURATION)
+        self.topology = _topology(self.topology, self.objects)
+        stored = list(self.tensors.values())
+        tensors = logical(_reformed(i, self.meta) for i in stored if not is_bucket(i))
+        buckets = [info for info in stored if is_bucket(info)]
+        layout = "buckets" if buckets else ""
+        if buckets:
+            model = [info for info in tensors.values() if info.component == "model"]
+            try:
+                found = unbucketed(buckets, model, self.topology)
+                if found.keys() & tensors.keys():
+                    raise UnsupportedError("the same state is stored outside of them too")
+                tensors.update(found)
+            except UnsupportedError as error:
+                self.unmapped = f"the optimizer's buckets are kept as stored: {error.message}"
+                self.notes = [*self.notes, finding("note", self.unmapped, tensor=error.tensor)]
+                tensors.update({info.key: info for info in buckets})
+        if any(_GATHERED.fullmatch(name) for name in self.objects):
+            layout = "gathered buffers"
+            self.unmapped = (
+                "the optimizer's state is in objects (dp_zero_gather_scatter), which are kept whole"
+                " and not given to parameters"
+            )
+            self.notes = [*self.notes, finding("note", self.unmapped)]
+        self.bound = bool(layout)
+        words = ["Megatron-Core torch_dist", *([f"optimizer in {layout}"] if layout else ())]
+        self.dialect = ", ".join([*words, *([self.dialect] if self.dialect else ())])
+        self.tensors = tensors
+        views = Counter(info.stored_name for info in tensors.values())
+        self.stored = {
+            key: info.stored_name
+            for key, info in tensors.items()
+            if info.stored_name and views[info.stored_name] == 1
+        }
+
+    def members(self) -> Iterable[str]:
+        """The store, and what Megatron puts beside it."""
+        yield from super().members()
+        if self.common_beside and COMMON not in self.beside:
+            yield COMMON  # no item names it: without this, nobody would miss it
+        yield from (name for name in self.source.entries if name.startswith(FOLDERS))
+
+    def payload(self, piece: Piece) -> Payload:
+        """Open the item and find the elements of its tensor that are the piece's."""
+        tensor, span, transforms = self._elements(piece)
+        shape, nbytes = tensor.shape, tensor.dtype.nbytes
+        if piece.flat is None:
+            sizes = piece.box.sizes
+            lead = len(shape) - len(sizes)
+            volume = piece.box.volume
+            rows = prod(shape[:lead]) if lead >= 0 else 0
+            row = piece.first // volume if volume else 0
+            if lead < 0 or shape[lead:] != sizes or (volume and row >= rows):
+                raise misshapen(piece.extent, shape, sizes)
+            at = _place(row, shape[:lead], tensor.strides)
+            strides = None if tensor.dense else tensor.strides[lead:]
+            reach = volume if strides is None else _reach(sizes, strides)
+        else:
+            at, reach, strides = piece.first, piece.flat[1] - piece.flat[0], None
+            if at + reach > tensor.numel:
+                raise misshapen(piece.extent, shape, (at + reach,))
+            if not tensor.dense:
+                raise UnsupportedError(
+                    f"a record of {piece.extent.file} holds a strided tensor where a flat range "
+                    "is needed",
+                    file=piece.extent.file,
+                    offset=piece.extent.offset,
+                    length=piece.extent.length,
+                )
+        found = Extent(span.file, span.offset + nbytes(at), nbytes(reach))
+        if transforms:
+            return Payload(piece.extent, strides, transforms, (found.offset, found.length))
+        return Payload(found, strides)
+
+    def owner(self, stored: str, place: Extent | None) -> str:
+        """Return the logical tensor that an item is of; the stored name where it is of several."""
+        key = None if place is None else self._owners.get(place)
+        return key or super().owner(stored, place)
+
+    @cached_property
+    def _owners(self) -> Mapping[Extent, str]:
+        """Item -> the tensor that alone has pieces in it."""
+        owners: dict[Extent, str] = {}
+        for key, info in self.tensors.items():
+            try:
+                for piece in info.pieces:
+                    if owners.setdefault(piece.extent, key) != key:
+                        owners[piece.extent] = ""
+            except FtckptError:
+                continue  # a tensor without a place: the structure check reports it
+        return owners
+
+
+def open_dist(source: Source) -> MegatronDistCheckpoint:
+    """Parse the metadata and say what the stored tensors stand for (see `MegatronDist.open`)."""
+    if CONFIGURATION not in source.entries:
+        raise unfinished()
+    configuration = _configuration(source)
+    if MARKER not in source.entries:
+        source.entry(MARKER)  # it was written before: that it is not here is damage
+    checkpoint = open_dcp(source, MegatronDistCheckpoint)
+    # Since core 0.18 the common state is an object of the store, and no backend of it is named.
+    stored = any(is_common(name) and name != COMMON for name in checkpoint.objects)
+    checkpoint.common_beside = configuration.get("common_backend") == "torch" and not stored
+    with no_gc():
+        checkpoint.interpret()
+    return checkpoint
+
+
+def _configuration(source: Source) -> Mapping[str, Any]:
+    """Return what `metadata.json` says.
+
+    Raises:
+        UnsupportedError: another backend or version.
+        CorruptError, UnsafeError: it is no JSON that can be trusted.
+    """
+    size = source.size(CONFIGURATION)
+    if size > _MOST_BYTES:
+        raise UnsupportedError(f"{CONFIGURATION} has {size} bytes", file=CONFIGURATION)
+    raw = source.read(CONFIGURATION)
+    said = parse(raw, _JSON, file=CONFIGURATION, what="configuration", bad="bad-index",
+                 unsafe="unsafe-index")  # fmt: skip
+    if not isinstance(said, dict) or said.get("sharded_backend") != "torch_dist":
+        raise UnsupportedError(f"{CONFIGURATION} names a backend other than torch_dist",
+                               file=CONFIGURATION)  # fmt: skip
+    version = said.get("sharded_backend_version", _VERSION)
+    if version != _VERSION:
+        raise UnsupportedError(f"{CONFIGURATION} says version {shown(version)} of torch_dist",
+                               file=CONFIGURATION)  # fmt: skip
+    return said
+
+
+def _reformed(info: TensorInfo, meta: DcpMetadata) -> TensorInfo:
+    """Give a tensor that is stored as a grid of flat shards its own shape."""
+    shape = meta.reformulated.get(info.stored_name)
+    pieces = info.pieces
+    assert isinstance(pieces, LazyPieces)
+    shard = None if shape is None else shard_shape(info.shape, shape)
+    if shape is None or shard is None:
+        return info
+    for index in range(len(pieces)):
+        sizes = pieces.box(index).sizes
+        if len(sizes) != len(info.shape) or any(n != 1 for n in sizes[:-1]):
+            return info
+    return info._replace(shape=shape, pieces=Grid(pieces, shard))
+
+
+def _topology(known: Topology, objects: Mapping[str, object]) -> Topology:
+    """Add tensor ranks and stages from the grid of RNG states where no arguments tell them."""
+    grids = {(int(m[2]), int(m[1])) for name in objects if (m := _RNG.fullmatch(name))}
+    if (known.tp is not None and known.pp is not None) or len(grids) != 1:
+        return known
+    tp, pp = grids.pop()
+    evidence = ", ".join(filter(None, (known.evidence, "grid of RNG states")))
+    return replace(known, tp=known.tp or tp, pp=known.pp or pp, evidence=evidence)
+
+
+def _place(row: int, lead: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie before a row of the leading axes."""
+    at = 0
+    for size, stride in zip(reversed(lead), reversed(strides[: len(lead)]), strict=True):
+        row, index = divmod(row, size)
+        at += index * stride
+    return at
+
+
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie from the first to the last of a strided box."""
+    return 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))

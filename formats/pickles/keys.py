@@ -1,0 +1,430 @@
+"""Check what a pickle will use as keys, before the unpickler hashes it.
+
+Python computes the hash of a tuple anew each time, member by member. A pickle of a few hundred
+bytes can make a tuple that holds another one twice, sixty levels deep: as a dict key or set item it
+keeps the C unpickler busy for ever, and no signal handler of Python runs meanwhile. Equality costs
+the same.
+
+So the pickle is walked first, opcode by opcode, with a weight in place of every value: how many
+values its hash would visit. A weight is never less than the truth:
+- a tuple or frozenset weighs the sum of its members, counted as often as it holds them;
+- what a call returns weighs `CALLED`: stand-ins return records with a hash of their own, or tuples
+  that `limited` has checked;
+- everything else is one value; a large integer is as many as its words.
+
+Sources: CPython's `Modules/_pickle.c` (the opcodes, the stack with its marks, the memo).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ftckpt.errors import UnsafeError
+
+if TYPE_CHECKING:
+    from .runs import Run
+
+# What one key may weigh. Real keys are texts, numbers, and tuples of a few of them.
+LIMIT = 2048
+_MOST = LIMIT + 1  # the walk counts no further
+CALLED = 32
+# What `limited` lets through: a torch.Size has at most 64 numbers.
+_BUILT = 256
+
+_PUT = rb"r.(?:[^\x00]..|\x00[^\x00].|\x00\x00[^\x00])"
+_INT = rb"(?:K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}))"
+_TUPLE = (
+    rb"(?:\)|" + _INT + rb"\x85" + _PUT + rb"|" + _INT + _INT + rb"\x86" + _PUT
+    + rb"|" + _INT * 3 + rb"\x87" + _PUT + rb"|\((?:" + _INT + rb"){4,8}t" + _PUT + rb")"
+)  # fmt: skip
+_KEY = rb"X(?:\x01\x00{3}.|\x02\x00{3}..|\x03\x00{3}...|\x04\x00{3}....|\x05\x00{3}.{5})" + _PUT
+# The arguments of one tensor as torch.save writes them, up to the call: most of a large pickle. It
+# takes only early memo slots, which the walk knows, and fills only late ones, of which it assumes
+# that each holds such a tuple.
+_TENSOR = re.compile(
+    rb"\(\(h(.)h(.)" + _KEY + rb"h(.)" + _INT + rb"t" + _PUT + rb"Q" + _INT + _TUPLE * 2
+    + rb"[\x88\x89]h.\)R" + _PUT + rb"t" + _PUT + rb"R",
+    re.DOTALL,
+)  # fmt: skip
+_EARLY = 256
+_BLURRED = 1 << 62  # above every slot
+_TENSOR_WEIGHT = 128
+_LIGHT = 8
+
+# Opcodes that push a value of weight 1, by the length of their argument.
+_PLAIN = dict.fromkeys(b"N]})\x88\x89\x8f\x97", 0) | {
+    ord("K"): 1, ord("M"): 2, ord("J"): 4, ord("G"): 8,
+}  # fmt: skip
+# Opcodes that push a text or bytes, by the length of the length that follows.
+_COUNTED = {
+    0x8C: 1, ord("C"): 1, ord("U"): 1, ord("X"): 4, ord("B"): 4, ord("T"): 4, 0x8D: 8, 0x8E: 8,
+    0x96: 8,
+}  # fmt: skip
+_LINES = {ord("S"): 1, ord("V"): 1, ord("F"): 1, ord("I"): 1, ord("L"): 1, ord("c"): 2}
+_SKIPPED = {0x80: 1, 0x95: 8, 0x98: 0}
+_EXTENSIONS = {0x82: 1, 0x83: 2, 0x84: 4}
+
+
+# What bytes begin with that may be a pickle, or an archive that holds one.
+NESTED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\3\4")
+_NO_ROOM = 64 << 20  # bytes that a bytearray may lack at the end of a cut file
+_BYTES = frozenset(b"BC\x8e\x96TU")
+_MOST_NESTED = 1 << 16
+
+
+class Checked(NamedTuple):
+    """How far a pickle was walked.
+
+    Attributes:
+        end: how many bytes were checked.
+        stopped: whether the last of them is STOP. Where it is not, the unpickler must not go on.
+        nested: (start, end) of bytes in it that begin as a pickle, or as an archive.
+    """
+
+    end: int
+    stopped: bool
+    nested: tuple[tuple[int, int], ...]
+
+
+class NoRoomError(MemoryError):
+    """A bytearray says that it is far longer than the pickle.
+
+    Attributes:
+        at: where its opcode begins.
+    """
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+
+def check_keys(data: bytes) -> Checked:
+    """Walk a pickle up to its STOP, or to what the unpickler cannot pass either.
+
+    Raises:
+        UnsafeError: a key would take unbounded time (`unsafe-pickle`).
+        NoRoomError: a bytearray says that it is far longer than the pickle.
+    """
+    return _known(data) if len(data) <= _SMALL else _checked(data)
+
+
+def _checked(data: bytes) -> Checked:
+    if len(data) >= _LARGE:
+        try:
+            return _walked(data, _Walk(runs=True))
+        except UnsafeError:  # perhaps it only takes what lies between heavy values for heavy
+            pass
+    return _walked(data, _Walk())
+
+
+def _walked(data: bytes, walk: _Walk) -> Checked:
+    try:
+        return Checked(walk.walk(data), True, tuple(walk.nested))
+    except (IndexError, ValueError):  # it ends early, its stack is empty, an unknown opcode
+        return Checked(walk.at, False, tuple(walk.nested))
+
+
+# Tensors of one shape, each with a pickle of its own, have one and the same.
+_SMALL = 1024
+# In a smaller pickle the expressions for runs take longer to compile than they save.
+_LARGE = 1 << 20
+_known = lru_cache(maxsize=1024)(_checked)
+
+
+class _Walk:
+    """One pass over a pickle.
+
+    Attributes:
+        at: where the last opcode began.
+        nested: see `Checked`.
+    """
+
+    def __init__(self, *, runs: bool = False) -> None:
+        self.at = 0
+        self.nested: list[tuple[int, int]] = []
+        self._runs = runs
+        self._memo: dict[int, int] = {}  # only what weighs more than one value
+        # Slots that runs filled: where they begin and end, and what each of them weighs at most.
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self._weights: list[int] = []
+
+    def walk(self, data: bytes) -> int:
+        """Return where the pickle ends; see `check_keys`."""
+        stack: list[int] = []
+        push, pop = stack.append, stack.pop
+        marks: list[int] = []
+        memo = self._memo
+        runs, take, begins = self._runs, self._take, self._begins
+        memoised = -1  # MEMOIZE counts by itself; -1: it was not met
+        numbered = False
+        least = 1  # what late memo slots weigh where tensors were passed over
+        plain, counted, tensor, end = _PLAIN, _COUNTED, _TENSOR.match, len(data)
+        at = 0
+        while True:
+            self.at = at
+            op = data[at]
+            if op == 0x28:  # MARK
+                if data[at + 1] == 0x28 and (found := tensor(data, at)) is not None:
+                    one, two, three = found.groups()
+                    get = memo.get
+                    if max(get(one[0], 1), get(two[0], 1), get(three[0], 1)) <= _LIGHT:
+                        stack[-1] = CALLED
+                        numbered, least = True, _TENSOR_WEIGHT
+                        at = found.end()
+                        continue
+                marks.append(len(stack))
+                at += 1
+                if runs and (run := take(data, at, memoised, stack)) is not None:
+                    at, memoised = run.end, memoised + run.memoised
+            elif op in plain:
+                push(1)
+                at += 1 + plain[op]
+            elif op == 0x68 or op == 0x6A or op == 0x67:  # BINGET, LONG_BINGET, GET
+                if op == 0x68:
+                    index, at = data[at + 1], at + 2
+                elif op == 0x6A:
+                    index, at = int.from_bytes(data[at + 1 : at + 5], "little"), at + 5
+                else:
+                    line = self._line(data, at)
+                    index, at = int(data[at + 1 : line]), line + 1
+                weight = memo.get(index, 1)
+                if begins:
+                    weight = self._weigh(index)
+                push(least if index >= _EARLY and weight < least else weight)
+            elif op == 0x71 or op == 0x72 or op == 0x70:  # BINPUT, LONG_BINPUT, PUT
+                if op == 0x71:
+                    index, at = data[at + 1], at + 2
+                elif op == 0x72:
+                    index, at = int.from_bytes(data[at + 1 : at + 5], "little"), at + 5
+                else:
+                    line = self._line(data, at)
+                    index, at = int(data[at + 1 : line]), line + 1
+                numbered = True
+                weight = stack[-1]
+                if weight > 1 or index in memo:
+                    memo[index] = weight
+            elif op == 0x94:  # MEMOIZE
+                memoised += 1
+                at += 1
+                if stack[-1] > 1:
+                    memo[memoised] = stack[-1]
+                    if runs and (run := take(data, at, memoised, stack)) is not None:
+                        at, memoised = run.end, memoised + run.memoised
+            elif op in counted:
+                begin = at + 1 + counted[op]
+                at = begin + int.from_bytes(data[at + 1 : begin], "little")
+                if op == 0x96 and at - end > _NO_ROOM:
+                    # CPython frees a bytearray that it has no memory for with a count that it never
+                    # set, and may complain about it on stderr.
+                    raise NoRoomError(self.at)
+                push(1)
+                if op in _BYTES and data.startswith(NESTED, begin):
+                    if len(self.nested) == _MOST_NESTED:
+                        raise UnsafeError(
+                            f"a pickle holds more than {_MOST_NESTED} others", kind="unsafe-pickle"
+                        )
+                    self.nested.append((begin, at))
+            elif op == 0x85:  # TUPLE1
+                stack[-1] = min(stack[-1] + 1, _MOST)
+                at += 1
+            elif op == 0x86:
+                last = pop()
+                stack[-1] = min(stack[-1] + last + 1, _MOST)
+                at += 1
+            elif op == 0x87:
+                last = pop() + pop()
+                stack[-1] = min(stack[-1] + last + 1, _MOST)
+                at += 1
+            elif op == 0x74 or op == 0x91:  # TUPLE, FROZENSET
+                mark = marks.pop()
+                if op == 0x91:
+                    _check(stack[mark:])
+                stack[mark:] = [min(1 + sum(stack[mark:]), _MOST)]
+                at += 1
+            elif op == 0x52 or op == 0x81:  # REDUCE, NEWOBJ
+                pop()
+                stack[-1] = CALLED
+                at += 1
+            elif op == 0x73:  # SETITEM
+                pop()
+                if pop() > LIMIT:
+                    _refuse()
+                at += 1
+            elif op == 0x75 or op == 0x64:  # SETITEMS, DICT
+                mark = marks.pop()
+                _check(stack[mark::2])
+                del stack[mark:]
+                if op == 0x64:
+                    push(1)
+                at += 1
+            elif op == 0x90:  # ADDITEMS
+                mark = marks.pop()
+                _check(stack[mark:])
+                del stack[mark:]
+                at += 1
+            elif op == 0x61 or op == 0x62:  # APPEND, BUILD
+                pop()
+                at += 1
+                if runs and (run := take(data, at, memoised, stack)) is not None:
+                    at, memoised = run.end, memoised + run.memoised
+            elif op == 0x65:  # APPENDS
+                del stack[marks.pop() :]
+                at += 1
+            elif op == 0x2E:  # STOP
+                return at + 1
+            else:
+                at = self._rare(op, data, stack, marks)
+            if at > end:
+                self.at = end  # nothing follows that could be executed
+                raise IndexError
+            if memoised >= 0 and numbered:
+                raise UnsafeError(
+                    "a pickle numbers its memo in two ways, which no pickler does",
+                    kind="unsafe-pickle",
+                )
+
+    def _take(self, data: bytes, at: int, memoised: int, stack: list[int]) -> Run | None:
+        """Pass over a run of alike records, where one begins: push what it pushes."""
+        from .runs import find_run
+
+        run = find_run(data, at) if memoised >= 0 else None
+        if run is None:
+            return None
+        first = memoised + 1
+        if (
+            max(map(self._weigh, run.keys), default=0) > _TENSOR_WEIGHT
+            or max(map(self._weigh, run.members), default=0) > CALLED
+            or max(run.keys, default=0) >= first  # taken from the run itself
+        ):
+            _refuse()
+        if not self._ends or self._ends[-1] < _BLURRED:  # else nothing later is numbered exactly
+            self._begins.append(first)
+            self._ends.append(first + run.memoised if run.exact else _BLURRED)
+            self._weights.append(_MOST if run.paths or not run.exact else _TENSOR_WEIGHT)
+        stack += [_TENSOR_WEIGHT, _MOST if run.paths else CALLED] * (run.pushed // 2)
+        return run
+
+    def _weigh(self, index: int) -> int:
+        """Return what a slot of the memo weighs at most."""
+        known = self._memo.get(index, 1)
+        place = bisect_right(self._begins, index) - 1
+        if place >= 0 and index < self._ends[place]:
+            return max(known, self._weights[place])
+        return known
+
+    def _line(self, data: bytes, at: int) -> int:
+        """Return where the line ends that an opcode at `at` takes."""
+        end = data.find(b"\n", at)
+        if end < 0:
+            self.at = len(data)
+            raise IndexError
+        return end
+
+    def _rare(self, op: int, data: bytes, stack: list[int], marks: list[int]) -> int:
+        """Follow one opcode that real pickles seldom hold; return where it ends."""
+        at = self.at
+        if op in _LINES:
+            begin = at
+            for _ in range(_LINES[op]):
+                at = self._line(data, at + 1)
+            stack.append(1 + (at - begin >> 4 if op in b"IL" else 0))
+            return at + 1
+        if op in _SKIPPED:
+            return at + 1 + _SKIPPED[op]
+        if op in (0x8A, 0x8B):  # LONG1, LONG4
+            width = 1 if op == 0x8A else 4
+            length = int.from_bytes(data[at + 1 : at + 1 + width], "little", signed=width == 4)
+            if length < 0:
+                raise ValueError
+            stack.append(1 + (length >> 3))
+            return at + 1 + width + length
+        if op == 0x30:  # POP takes a mark where one is on top
+            if marks and marks[-1] == len(stack):
+                marks.pop()
+            else:
+                stack.pop()
+        elif op == 0x31:  # POP_MARK
+            del stack[marks.pop() :]
+        elif op == 0x32:  # DUP
+            stack.append(stack[-1])
+        elif op == 0x6C:  # LIST
+            stack[marks.pop() :] = [1]
+        elif op == 0x6F:  # OBJ
+            stack[marks.pop() :] = [CALLED]
+        elif op == 0x69:  # INST
+            stack[marks.pop() :] = [CALLED]
+            return self._line(data, self._line(data, at) + 1) + 1
+        elif op == 0x50:  # PERSID
+            stack.append(CALLED)
+            return self._line(data, at) + 1
+        elif op == 0x51:  # BINPERSID
+            stack[-1] = CALLED
+        elif op == 0x92:  # NEWOBJ_EX
+            del stack[-2:]
+            stack[-1] = CALLED
+        elif op == 0x93:  # STACK_GLOBAL
+            stack.pop()
+            stack[-1] = 1
+        elif op in _EXTENSIONS:
+            stack.append(CALLED)
+            return at + 1 + _EXTENSIONS[op]
+        else:
+            raise ValueError
+        return at + 1
+
+
+def _check(weights: list[int]) -> None:
+    if weights and max(weights) > LIMIT:
+        _refuse()
+
+
+def _refuse() -> None:
+    raise UnsafeError(
+        "a pickle uses a key of tuples nested in one another, or a very large number: comparing"
+        " such keys can take for ever",
+        kind="unsafe-pickle",
+        hint="treat the file as hostile: find out who wrote it",
+    )
+
+
+def check_key(value: Any) -> None:
+    """Check a value that a stand-in is about to hash.
+
+    Raises:
+        UnsafeError: hashing it would take unbounded time (`unsafe-pickle`).
+    """
+    if type(value) is int:
+        if value.bit_length() >> 6 > LIMIT:
+            _refuse()
+    elif isinstance(value, (tuple, frozenset)) and _is_heavy(value, LIMIT):
+        _refuse()
+
+
+def limited(value: Any) -> Any:
+    """Return what a stand-in made, which the walk takes for `CALLED` values.
+
+    Raises:
+        UnsafeError: it is a tuple of far more (`unsafe-pickle`).
+    """
+    if type(value) is tuple and _is_heavy(value, _BUILT):
+        _refuse()
+    return value
+
+
+def _is_heavy(value: Any, most: int) -> bool:
+    """Say whether a hash of `value` visits more than so many values."""
+    found = 0
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        found += 1
+        if isinstance(one, (tuple, frozenset)):
+            found += len(one)
+            if found > 2 * most:  # a member is counted twice: in its tuple, and by itself
+                return True
+            todo += one
+    return False

@@ -1,0 +1,201 @@
+"""The one unpickler: it builds inert records and runs nothing.
+
+A pickle is a program. This reader gives that program no functions: every global is looked up by
+its exact name in a table and becomes a stand-in; no module is imported and no attribute of a real
+object is read. What the table does not name becomes an opaque record class that remembers how it
+was used.
+
+The verdict on such a name depends on what the pickle does with it:
+- *named*, or a third party's class that is *built*: an opaque object, worth a note, because
+  trainers do pickle their own configurations;
+- *called*, and it belongs to Python, its standard library, torch or numpy: UnsafeError, because no
+  checkpoint needs it and every known attack does just this.
+
+Rules that hold for every load: STOP is the last byte; memory is bounded whatever lengths and memo
+indices say; results are never walked recursively (a list can be a million deep).
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, NamedTuple, NoReturn
+
+from ftckpt.errors import CorruptError, FtckptError, UnsafeError
+from ftckpt.workers.memory import bounded, no_gc
+
+from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
+from .keys import check_keys
+from .names import BUILTINS
+from .sharing import refuse_unfolding
+
+__all__ = [
+    "BUILTINS",
+    "Inert",
+    "Loaded",
+    "Ordered",
+    "Sealed",
+    "inert",
+    "load",
+    "refuse",
+    "sealed",
+]
+
+# What parsing may cost beyond the input itself. Real metadata needs about six times its size.
+GROWTH = 64 << 20
+GROWTH_PER_BYTE = 16
+
+# Memo slots beyond one a byte: the unpickler starts with a few and doubles.
+_MEMO_SLACK = 64 << 10
+
+
+class _NoBuffers:
+    """Out-of-band buffers of protocol 5: a file has none."""
+
+    def __iter__(self) -> _NoBuffers:
+        return self
+
+    def __next__(self) -> NoReturn:
+        refuse("refers to buffers outside its file")
+
+
+class Loaded(NamedTuple):
+    """What one pickle held.
+
+    Attributes:
+        value: the object, made of plain data, stand-ins and `Inert` records.
+        opaque: names outside the table, in order of appearance.
+        consumed: bytes of the input up to and including STOP.
+    """
+
+    value: Any
+    opaque: tuple[str, ...]
+    consumed: int
+
+
+Persistent = Callable[[Any], Any]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self, stream: io.BufferedIOBase, table: Mapping[str, Any], persistent: Persistent | None
+    ) -> None:
+        super().__init__(stream, encoding="latin1", buffers=_NoBuffers())
+        self._table = table
+        self._persistent = persistent
+        self.opaque: dict[str, type[Inert]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        qualname = f"{module}.{name}"
+        found = self._table.get(qualname)
+        if found is not None:
+            return sealed(found) if type(found) is FunctionType else found
+        cls = self.opaque.get(qualname)
+        if cls is None:
+            cls = self.opaque[qualname] = unknown(module, name)
+        return cls
+
+    def persistent_load(self, pid: Any) -> Any:
+        if self._persistent is None:
+            raise UnsafeError(
+                "a pickle refers to outside storage where there is none", kind="unsafe-pickle"
+            )
+        return self._persistent(pid)
+
+
+def load(
+    data: bytes,
+    *,
+    file: str,
+    table: Mapping[str, Any],
+    persistent: Persistent | None = None,
+    exact: bool = True,
+    offset: int = 0,
+) -> Loaded:
+    """Parse one pickle into inert data.
+
+    Args:
+        data: the pickle; where not `exact`, more may follow it.
+        file: the file that it is from, for messages.
+        table: qualified global name -> stand-in (class, function or value).
+        persistent: resolves persistent ids; None refuses them.
+        exact: whether STOP must be the last byte.
+        offset: where `data` starts in `file`, for messages.
+
+    Raises:
+        UnsafeError: it calls what is not allowed, changes a class, hides bytes after STOP, or asks
+            for more memory than its size can need (kind `unsafe-pickle`).
+        CorruptError: it ends early or is no pickle (kind `bad-pickle`).
+    """
+    from .sniff import refuse_inside
+
+    size = len(data)
+
+    def parse() -> tuple[Any, int, _Unpickler]:
+        with bounded(GROWTH + GROWTH_PER_BYTE * size), no_gc(), _no_extensions():
+            end, stopped, nested = check_keys(data)
+            # Nothing runs that was not checked: the rest is made opcodes that do not exist.
+            stream = io.BytesIO(data if stopped else data[:end] + b"\xff" * (size - end))
+            unpickler = _Unpickler(stream, table, persistent)
+            value = unpickler.load()
+            refuse_unfolding(value)
+            for start, behind in nested:
+                refuse_inside(data[start:behind])
+        if exact and end != size:
+            raise UnsafeError(
+                f"the pickle in {file} hides bytes after its end",
+                kind="unsafe-pickle",
+                file=file,
+                offset=offset + end,
+                length=size - end,
+            )
+        if unpickler.__sizeof__() > _MEMO_SLACK + 16 * size:
+            refuse("reserves memo slots that its size can never fill")
+        return value, end, unpickler
+
+    try:
+        value, consumed, unpickler = parse()
+    except FtckptError as error:
+        error.file = error.file or file
+        raise
+    except MemoryError:
+        raise UnsafeError(
+            f"the pickle in {file} asks for far more memory than its {size} bytes can need",
+            kind="unsafe-pickle",
+            file=file,
+            offset=offset,
+            length=size,
+        ) from None
+    except Exception as error:  # the C unpickler raises almost anything on damaged input
+        reason = " ".join(str(error).split())[:120]
+        raise CorruptError(
+            f"the pickle in {file} is damaged ({type(error).__name__}: {reason})",
+            kind="bad-pickle",
+            file=file,
+            offset=offset,
+            length=size,
+        ) from None
+    return Loaded(value, tuple(unpickler.opaque), consumed)
+
+
+@contextmanager
+def _no_extensions() -> Iterator[None]:
+    """Refuse the EXT opcodes: they look names up in a registry of this process.
+
+    The unpickler asks the registry's cache before `find_class`, and fills it with stand-ins.
+    """
+    cache: dict[int, Any] = copyreg._extension_cache  # type: ignore[attr-defined]
+    cache.clear()
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith("unregistered extension code"):
+            refuse("uses the extension registry")
+        raise
+    if cache:
+        cache.clear()
+        refuse("uses the extension registry")

@@ -1,0 +1,102 @@
+"""Checkpoints of one file a rank: every rank ran `torch.save` on what it held.
+
+The unit is one step. verl's `global_step_N` is a checkpoint: its `actor` is the model, every other
+folder of rank files (`critic`) the component `extra:<folder>`; the folder `actor` alone opens too.
+Nothing marks the end of a save, so a missing rank is a defect of the set and no proof of a crash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ftckpt.checkpoint import CommitState
+from ftckpt.checkpoint.rules import Rules
+from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import EntryKind
+
+from .names import FOLDERS, METADATA, rank_file, rank_files
+
+if TYPE_CHECKING:
+    from .checkpoint import RanksCheckpoint
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One file a rank (fits `ftckpt.discovery.recognise.Format`).
+
+    Attributes:
+        rules: how plain tensors are cut over the ranks, where nothing beside them says it.
+    """
+
+    name: ClassVar[str] = "ranks"
+    rules: Rules | None = None
+
+    def recognise(self, listing: Listing) -> Recognition | None:
+        """Say whether rank files lie in the listing, or in verl's folders below it."""
+        if listing.single:
+            return self._named_by(listing.single)
+        files = rank_files(listing.files)
+        folder = ""
+        for name in FOLDERS:
+            if not files and name in listing.directories:
+                folder = name + "/"
+                files = rank_files(listing.inside(name).files)
+        if not files:
+            return None
+        if len({file.step for file in files}) > 1:
+            return None  # several steps in one directory: each is a checkpoint
+        marked = not folder and METADATA in listing.files
+        state = CommitState.COMMITTED if marked else CommitState.NO_MARKER
+        return Recognition(self.name, f"has {folder}{files[0].path}", state)
+
+    def _named_by(self, name: str) -> Recognition | None:
+        """Know a checkpoint by one of its files, where several steps may share a directory."""
+        file = rank_file(name)
+        if file is None or file.step is None:
+            return None
+        reason = f"is a {file.unit}'s file of step {file.step}"
+        return Recognition(self.name, reason, CommitState.NO_MARKER, shares=True)
+
+    def open(self, source: Source) -> RanksCheckpoint:
+        """Parse the pickles of all ranks and put their tensors together.
+
+        Raises:
+            NotFoundError: no rank's file is there.
+            CorruptError: no rank's file can be parsed, or a compressed one cannot be undone; damage
+                of some is a finding of `check`.
+            UnsafeError, UnsupportedError: of the first file that is hostile or cannot be read.
+        """
+        from .reader import open_ranks
+
+        source = _of_one_step(source) if source.single else source
+        return open_ranks(_unpacked(source), self.rules)
+
+
+def _unpacked(source: Source) -> Source:
+    """Return the files as they are read: what was compressed is undone."""
+    files = [file.path for file in rank_files(source.entries) if file.packed]
+    if not files:
+        return source
+    from ftckpt.formats.torch_files.compression import packed_by
+    from ftckpt.formats.torch_files.unpacked_source import UnpackedSource
+
+    codecs = {path: codec for path in files if (codec := packed_by(source, path)) is not None}
+    return UnpackedSource.over(source, codecs) if codecs else source
+
+
+def _of_one_step(source: Source) -> Source:
+    """Return the files of the step that one of its files names."""
+    name = next(iter(source.entries))
+    mine = rank_file(name)
+    skip = len(source.base) + 1 if source.base else 0
+    entries = [
+        entry
+        for entry in source.store.children(source.base)
+        if entry.kind is not EntryKind.DIRECTORY
+        and (file := rank_file(entry.path[skip:])) is not None
+        and mine is not None
+        and (file.step, file.staged) == (mine.step, mine.staged)
+    ]
+    return Source.some_of(source.store, source.base, name, entries)

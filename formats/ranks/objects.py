@@ -1,0 +1,152 @@
+"""Non-tensor state for a world of other ranks: whose it is, and who can have it.
+
+What every rank of the source held alike (a scheduler, an optimizer's groups) every new rank gets.
+What each had for itself (random streams) stays with the rank of the same number; a rank beyond the
+source's gets none, and what belonged to a rank beyond the new world has no place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ftckpt.errors import UnsupportedError
+from ftckpt.findings import Finding, finding
+from ftckpt.formats.pickles.walk import Path
+from ftckpt.formats.state.objects import Leaf, StateObjects
+from ftckpt.formats.state.paths import recorded_paths
+from ftckpt.formats.torch_files.write_tree import pickled
+from ftckpt.transfer.content import Content
+
+from .checkpoint import RanksCheckpoint
+from .evidence import is_number_in, speaks_of_job
+from .names import Role, rank_file
+from .renumbering import Renumbering
+
+_OWNED = re.compile(r"(?:.*\.)?rank_(\d+)\.(.+)")
+
+
+class RankLeaf(NamedTuple):
+    """A part of the non-tensor state of one rank: in which of its files, where, and what."""
+
+    rank: int
+    role: Role
+    leaf: Leaf
+
+
+class RankObjects:
+    """The non-tensor state of `content`, dealt out over `world` ranks.
+
+    Attributes:
+        leaves: what each rank gets.
+        unplaced: names of objects that no rank can have.
+        notes: which ranks lack what.
+        changed: names of objects in which a number of the old world became one of the new.
+    """
+
+    def __init__(self, content: Content, world: int) -> None:
+        self.leaves: list[RankLeaf] = []
+        self.unplaced: list[str] = []
+        self.notes: list[Finding] = []
+        self.changed: set[str] = set()
+        self._numbers = Renumbering(content.topology.world_size or world, world)
+        self._content = content
+        self._own = type(content.checkpoint) is RanksCheckpoint
+        recorded = recorded_paths(content.checkpoint)
+        self._recorded = recorded.nested_objects()
+        self._trees = StateObjects(content, recorded.objects)
+        owned: dict[str, dict[int, str]] = defaultdict(dict)
+        for name in content.objects:
+            match = None if name in self._recorded else _OWNED.fullmatch(name)
+            if match is not None:
+                owned[match[2]][int(match[1])] = name
+                continue
+            parts = self._read(name)
+            for rank in range(world):
+                self.leaves += (RankLeaf(rank, *part) for part in parts)
+        for label, names in owned.items():
+            self._deal(label, names, world)
+
+    def _deal(self, label: str, names: Mapping[int, str], world: int) -> None:
+        read = {rank: self._read(name, label) for rank, name in sorted(names.items())}
+        first = min(read)
+        # What differs by the number of the rank alone is the same for all.
+        shared = _alike([self._for_rank(parts, rank, 0) for rank, parts in read.items()])
+        for rank in range(world):
+            if rank in read:
+                parts = self._for_rank(read[rank], rank, rank)
+                if any(
+                    a.value is not b.value for (_, a), (_, b) in zip(parts, read[rank], strict=True)
+                ):
+                    self.changed.add(names[rank])
+            else:
+                parts = self._for_rank(read[first], first, rank) if shared else []
+            self.leaves += (RankLeaf(rank, *part) for part in parts)
+        lacking = [rank for rank in range(world) if rank not in read and not shared]
+        if lacking:
+            what = f"{label} was of each rank alone: ranks {lacking[0]} to {lacking[-1]} have none"
+            self.notes.append(finding("note", what, tensor=names[min(names)]))
+        if not shared:
+            self.unplaced += (name for rank, name in names.items() if rank >= world)
+
+    def _for_rank(
+        self, parts: Sequence[tuple[Role, Leaf]], old: int, rank: int
+    ) -> list[tuple[Role, Leaf]]:
+        """Return what an old rank had, with the numbers of a new one."""
+        if not self._own:
+            return list(parts)
+        made = []
+        for part in parts:
+            role, leaf = part
+            *above, key = map(str, leaf.path)
+            speaks = all(map(speaks_of_job, above)) and (not above or is_number_in(key, above[-1]))
+            value = leaf.value.value
+            if speaks:
+                value = self._numbers.value(key, value, old, rank)
+            if value is leaf.value.value:
+                made.append(part)
+            else:
+                made.append((role, leaf._replace(value=leaf.value._replace(value=value))))
+        return made
+
+    def _read(self, name: str, label: str = "") -> list[tuple[Role, Leaf]]:
+        """Return an object in parts; nothing, and its name in `unplaced`, where it has none."""
+        info = self._content.objects[name]
+        path: Path | None = self._recorded.get(name)
+        if self._own:
+            path = info.field
+        elif label:
+            path = (label,)
+        try:
+            parts = list(self._trees.nested(name, path))
+            pickled([part.value for part in parts])
+        except UnsupportedError:
+            self.unplaced.append(name)
+            return []
+        file = rank_file(info.extent.file) if self._own else None
+        if file is not None:
+            return [(file.role, part) for part in parts]
+        return list(_sorted(parts))
+
+
+def _sorted(parts: Sequence[Leaf]) -> Iterator[tuple[Role, Leaf]]:
+    """Yield parts of a nested state with the file that they go to."""
+    roles = {"optimizer": Role.OPTIMIZER, "model": Role.MODEL}
+    for path, value in parts:
+        role = roles.get(str(path[0])) if len(path) > 1 else None
+        yield (role, Leaf(path[1:], value)) if role else (Role.EXTRA, Leaf(path, value))
+
+
+def _alike(read: Sequence[Sequence[tuple[Role, Leaf]]]) -> bool:
+    """Return whether all ranks hold the same; tensors inside are not compared and so differ."""
+    seen = set()
+    for parts in read:
+        text, storages = pickled(
+            [[role.value, list(leaf.path), leaf.value] for role, leaf in parts]
+        )
+        if storages:
+            return False
+        seen.add(text)
+    return len(seen) == 1

@@ -1,0 +1,126 @@
+"""Where each tensor stands in the files of a rank."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import TensorInfo
+from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
+from ftckpt.formats.state.nested import IsList
+from ftckpt.formats.state.paths import tensor_paths
+from ftckpt.transfer.content import Content, Wanted
+
+from .checkpoint import RanksCheckpoint
+from .names import Role, rank_file
+from .parse_files import read_stream
+
+_OF_RANK = re.compile(r"extra:rank(\d+)")
+
+
+class RankPlace(NamedTuple):
+    """A place: in which file of a rank, where in its tree, and whose it is; None is everyone's."""
+
+    role: Role
+    path: Path
+    owner: int | None
+
+
+class RankPlaces:
+    """The places of the tensors of some content.
+
+    Attributes:
+        found: by key.
+        unplaced: keys of tensors that the format has no place for.
+    """
+
+    def __init__(self, content: Content, *, whole: bool) -> None:
+        """Find the places.
+
+        Args:
+            content: what is to be written.
+            whole: whether a rank has one file, which holds other components too.
+        """
+        self.found: dict[str, RankPlace] = {}
+        self.unplaced: list[str] = []
+        self._checkpoint = content.checkpoint
+        self._trees: dict[str, tuple[Any, dict[str, Path]]] = {}
+        others: list[Wanted] = []
+        for key, wanted in content.tensors.items():
+            place = self._own(wanted)
+            if place is None:
+                others.append(wanted)
+            else:
+                self.found[key] = place
+        paths, lost = tensor_paths(content.with_tensors(others), {})
+        self.unplaced += lost
+        for key, path in paths.items():
+            place = _named(content.tensors[key], path, whole=whole)
+            if place is None:
+                self.unplaced.append(key)
+            else:
+                self.found[key] = place
+
+    def tree(self, key: str) -> Any:
+        """Return the tree of the source's file that holds a tensor; None where it is not known."""
+        info = self._checkpoint.tensors.get(key)
+        held = None if info is None or not info.pieces else self._trees.get(_file_of(info))
+        return None if held is None else held[0]
+
+    def is_list(self, role: Role) -> IsList:
+        """Return what says which containers of a file are lists: those that were."""
+        trees = [tree for file, (tree, _) in self._trees.items() if _role(file) is role]
+
+        def says(path: Path) -> bool:
+            return any(_is_list(tree, path) for tree in trees)
+
+        return says
+
+    def _own(self, wanted: Wanted) -> RankPlace | None:
+        """Return where the source has a tensor, if it is a source of this format."""
+        if type(self._checkpoint) is not RanksCheckpoint or len(wanted.copies) != 1:
+            return None
+        info = self._checkpoint.tensors[wanted.copies[0].key]
+        if info.name != wanted.name or not info.pieces:
+            return None
+        path = self._path(info)
+        match = _OF_RANK.fullmatch(wanted.component)
+        role = _role(_file_of(info))
+        return None if path is None else RankPlace(role, path, int(match[1]) if match else None)
+
+    def _path(self, info: TensorInfo) -> Path | None:
+        file = _file_of(info)
+        if file not in self._trees:
+            tree = read_stream(self._checkpoint.source, file).tree
+            self._trees[file] = tree, {dotted(path): path for path, _ in leaves(tree)}
+        # What is one rank's own stands under the rank's name, where another component had it.
+        own = info.name.removeprefix(f"{info.component.removeprefix('extra:')}.")
+        return self._trees[file][1].get(info.stored_name or own)
+
+
+def _file_of(info: TensorInfo) -> str:
+    return info.pieces[0].extent.file
+
+
+def _named(wanted: Wanted, path: Path, *, whole: bool) -> RankPlace | None:
+    """Return the place of a tensor by its path in a nested state."""
+    match = _OF_RANK.fullmatch(wanted.component)
+    if match:
+        return RankPlace(Role.EXTRA, path[1:], int(match[1]))
+    roles = {"model": Role.MODEL, "optimizer": Role.OPTIMIZER}
+    role = roles.get(wanted.component)
+    if role is not None:
+        return RankPlace(role, path[1:], None)
+    return RankPlace(Role.EXTRA, path, None) if whole and wanted.component == "ema" else None
+
+
+def _role(file: str) -> Role:
+    found = rank_file(file)
+    return Role.EXTRA if found is None else found.role
+
+
+def _is_list(tree: Any, path: Path) -> bool:
+    try:
+        return type(at(tree, path)) is list
+    except KeyError:
+        return False

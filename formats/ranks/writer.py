@@ -1,0 +1,253 @@
+"""Lay out one file a rank, with DTensors inside: verl's three files, or one for everything.
+
+A source of this format keeps its own form: folders, names, the mesh's name and device. Plain
+tensors of which it is known how they are cut (`rank_splits`) stay plain, with what is written down
+beside them and in `metadata.json` for the new ranks. Any other source becomes verl's:
+`model_world_size_W_rank_R.pt`, `optim_…`, `extra_state_…` and `fsdp_config.json`.
+
+Parameters and what an optimizer keeps of them are cut along their first axis as FSDP2 cuts; the
+rest is whole on every rank. Non-tensor state is dealt out by `rank_objects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ftckpt.checkpoint import Checkpoint, Extent, Kind
+from ftckpt.checkpoint.sharding import Split as Cut
+from ftckpt.checkpoint.sharding import part_shape, slabs
+from ftckpt.findings import Finding, finding
+from ftckpt.formats.pickles.walk import Path, dotted
+from ftckpt.formats.state.nested import NestedState
+from ftckpt.formats.state.paths import LEAVES, is_divided, owner_of, with_aliases
+from ftckpt.formats.state.worlds import world_notes, world_of
+from ftckpt.formats.torch_files.write_dtensor import RankMesh
+from ftckpt.formats.torch_files.write_tree import Carried, Tensor, save
+from ftckpt.transfer.content import Content, Part, Shard, Wanted
+from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
+
+from .checkpoint import RanksCheckpoint
+from .dialect import Dialect, dialects_of
+from .division import (
+    BesideTensors,
+    require_divisible,
+    shard_box,
+    split_of,
+    splits_of,
+    wish_for_ranks,
+)
+from .names import Role, rank_file
+from .objects import RankObjects
+from .places import RankPlaces
+from .splits import cut_of
+
+
+class RanksWriter:
+    """The writer of the format `ranks` (fits `ftckpt.transfer.layout.Writer`)."""
+
+    name = "ranks"
+    single = False
+    grants = ("tp", "dp")
+
+    def layout(self, content: Content, wishes: Wishes) -> Layout:
+        """Lay out `content` for `wishes.dp` ranks, or `wishes.tp` where tensors are plain.
+
+        The source's world size where neither is asked for.
+
+        Raises:
+            UsageError: a wish for another division than over one world.
+            UnsupportedError: a tensor of a type that torch.save cannot write; a tensor of which
+                nothing says how it is divided (`unknown-rule`); a grid of ranks.
+        """
+        world = world_of(content, wish_for_ranks(content, wishes))
+        content = with_aliases(content)
+        require_divisible(content, world)
+        files: list[OutputFile] = []
+        commit: list[OutputFile] = []
+        unplaced: list[str] = []
+        notes: list[Finding] = world_notes(content, world)
+        changed: set[str] = set()
+        for dialect, part, keys in _folders(content):
+            state = _Folder(part, dialect, world)
+            files += state.outputs()
+            unplaced += (keys.get(name, name) for name in state.unplaced)
+            notes += state.notes
+            changed |= state.changed
+            name = dialect.record[0]
+            if name:
+                before = content.topology.world_size or world
+                record = Literal(dialect.record_bytes(before, world))
+                commit.append(OutputFile(dialect.folder + name, [record]))
+        files += _beside(content)
+        if not changed:
+            return Layout(files=files, commit=commit, unplaced=unplaced, notes=notes)
+        held = {name: info for name, info in content.objects.items() if name not in changed}
+        what = f"world size and ranks inside the files are those of the new ranks: {min(changed)}"
+        more = len(changed) - 1
+        notes.append(finding("note", what + (f" and {more} more" if more else "")))
+        return Layout(
+            files=files, commit=commit, unplaced=unplaced, notes=notes,
+            content=replace(content, objects=held),
+        )  # fmt: skip
+
+
+def _folders(content: Content) -> Iterator[tuple[Dialect, Content, Mapping[str, str]]]:
+    """Yield each folder's dialect, its content, and what its keys are called in the whole."""
+    dialects = dialects_of(content.checkpoint)
+    others = [component for component in dialects if component != "model"]
+    for component, dialect in dialects.items():
+        mine: dict[str, str] = {}
+        tensors: list[Wanted] = []
+        for key, wanted in content.tensors.items():
+            if wanted.component == component and component != "model":
+                moment = wanted.kind in LEAVES or wanted.kind is Kind.OTHER
+                own = wanted._replace(component="optimizer" if moment else "model")
+            elif component == "model" and wanted.component not in others:
+                own = wanted
+            else:
+                continue
+            tensors.append(own)
+            mine[own.key] = key
+        owner = "" if component == "model" else component.removeprefix("extra:") + "."
+        apart = tuple(f"{other.removeprefix('extra:')}.rank_" for other in others)
+        objects = {
+            name: info
+            for name, info in content.objects.items()
+            if (name.startswith(f"{owner}rank_") if owner else not name.startswith(apart or "\0"))
+            and name not in _carried(content.checkpoint)
+        }
+        yield dialect, replace(content.with_tensors(tensors), objects=objects), mine
+
+
+class _Folder:
+    """The files of one folder, as they grow: a nested state for each file of each rank."""
+
+    def __init__(self, content: Content, dialect: Dialect, world: int) -> None:
+        self._content, self._dialect, self._world = content, dialect, world
+        self._states: list[dict[Role, NestedState]] = [{} for _ in range(world)]
+        self._meshes = [RankMesh(rank, world, dialect.mesh) for rank in range(world)]
+        self._tied = set(content.aliases.values())
+        self._locals: dict[tuple[str, int, Cut | None], Tensor] = {}  # of tied weights
+        self._splits = splits_of(content)
+        self._places = RankPlaces(content, whole=dialect.whole)
+        objects = RankObjects(content, world)
+        self.notes, self.changed = objects.notes, objects.changed
+        self.unplaced = [*self._places.unplaced, *objects.unplaced]
+        self._tensors()
+        if self._splits:
+            self._beside_tensors()
+        for rank, role, leaf in objects.leaves:
+            if not self._put(rank, role, leaf.path, leaf.value):
+                self.unplaced.append(f"rank_{rank}.{dotted(leaf.path)}")
+        self._complete_optimizers()
+
+    def _put(self, rank: int, role: Role, path: Path, value: Any) -> bool:
+        """Put a value into one of a rank's files; False where something stands there."""
+        if self._dialect.whole:
+            role, path = Role.WHOLE, (*_TOPS.get(role, ()), *path)
+        state = self._states[rank].setdefault(role, NestedState())
+        return state.put(path, value)
+
+    def _complete_optimizers(self) -> None:
+        """Give groups to optimizers that have none: readers know an optimizer by having both."""
+        whole = self._dialect.whole
+        for states in self._states:
+            state = states.get(Role.WHOLE if whole else Role.OPTIMIZER)
+            at = _TOPS[Role.OPTIMIZER] if whole else ()
+            if state is not None and "param_groups" not in (has := state.below(at)) and has:
+                state.put((*at, "param_groups"), [])
+
+    def _tensors(self) -> None:
+        places = self._places.found
+        axes = {key: self._cut(key) for key in places}
+        # Where nothing is divided, only a placement can say that all ranks hold the same.
+        alone = all(axis is None for axis in axes.values()) and self._world > 1
+        for key, (role, path, owner) in places.items():
+            if owner is not None and owner >= self._world:
+                self.unplaced.append(key)
+                continue
+            for rank in range(self._world) if owner is None else [owner]:
+                value = self._value(key, rank, axes[key], placed=alone and owner is None)
+                if not self._put(rank, role, path, value):
+                    self.unplaced.append(key)
+                    break
+
+    def _cut(self, key: str) -> Cut | None:
+        """Return how a tensor is divided over the ranks; None where all of them hold all of it."""
+        wanted = self._content.tensors[key]
+        if self._splits:
+            split = split_of(self._content, wanted)
+            return None if split is None or split.dim is None else cut_of(split)
+        return Cut(0) if self._world > 1 and is_divided(wanted) else None
+
+    def _value(self, key: str, rank: int, cut: Cut | None, *, placed: bool) -> Any:
+        """Return what a rank holds of a tensor; `placed` says to give a whole one a placement."""
+        wanted, owner = self._content.tensors[key], owner_of(self._content, key)
+        local = self._locals.get((owner, rank, cut))
+        if local is None:
+            local = Tensor.of(self._shard(owner, rank, cut))
+        if owner in self._tied:
+            self._locals[owner, rank, cut] = local
+        if self._splits or (cut is None and not placed):
+            return local
+        axis = None if cut is None else cut.axis
+        return self._meshes[rank].dtensor(local, wanted.shape, wanted.dtype, axis)
+
+    def _shard(self, key: str, rank: int, cut: Cut | None) -> Shard:
+        wanted = self._content.tensors[key]
+        if cut is not None and cut.blocks:
+            parts = [
+                Part(slab.local, key, slab.box)
+                for slab in slabs(wanted.shape, cut, self._world, rank)
+            ]
+            return self._content.shard(
+                part_shape(wanted.shape, cut, self._world), wanted.dtype, parts
+            )
+        return self._content.part(key, shard_box(wanted.shape, cut, self._world, rank))
+
+    def _beside_tensors(self) -> None:
+        """Put what was written down of each shard beside it: for the new ranks, their places."""
+        specs = BesideTensors(self._content, self._places, self._world)
+        for key, (role, path, owner) in self._places.found.items():
+            if owner is not None:
+                continue
+            for rank in range(self._world):
+                for at, value in specs.of(key, path, rank):
+                    self._put(rank, role, at, Carried(value, {}))
+        for rank in range(self._world):
+            for role, at, value in specs.for_all(rank):
+                self._put(rank, role, at, Carried(value, {}))
+
+    def outputs(self) -> Iterator[OutputFile]:
+        """Yield the files, rank by rank."""
+        for rank, states in enumerate(self._states):
+            for role in Role:
+                if role in states:
+                    path = self._dialect.file(role, rank, self._world)
+                    stem = path.rpartition("/")[2].removesuffix(".pt")
+                    tree = states[role].settled(self._places.is_list(role))
+                    yield OutputFile(path, save(tree, folder=stem))
+
+
+_TOPS: Mapping[Role, Path] = {Role.MODEL: ("model",), Role.OPTIMIZER: ("optimizer",)}
+
+
+def _beside(content: Content) -> list[OutputFile]:
+    """Return what verl keeps beside the ranks' files, as it is."""
+    entries = content.checkpoint.source.entries
+    return [
+        OutputFile(name, [Stored(Extent(name, 0, entries[name].size))])
+        for name in sorted(_carried(content.checkpoint))
+        if name not in content.checkpoint.objects or name in content.objects
+    ]
+
+
+def _carried(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the files of a source that are of no rank."""
+    if type(checkpoint) is not RanksCheckpoint:
+        return frozenset()
+    records = {f"{d.folder}{d.record[0]}" for d in dialects_of(checkpoint).values()}
+    own = (name for name in checkpoint.members() if rank_file(name) is None)
+    return frozenset(name for name in own if name not in records)

@@ -1,0 +1,244 @@
+"""The shards that `torch.distributed.checkpoint` writes as safetensors, one set of files a rank.
+
+`HuggingFaceStorageWriter(save_distributed=True)` writes no index but, for each rank R from 1,
+`shard-RRRRR-model-IIIII-of-NNNNN.safetensors`. The place of each piece stands in the header's
+`__metadata__` under `DCP_SHARDING_INFO`, as JSON text: `{fqn: {"saved_offsets": [...]}}`. Neither
+global shapes nor the number of ranks are recorded: a shape is the furthest end of any piece, so a
+tensor whose last rank is lost only looks smaller. What the names give away is checked here.
+Source: `torch/distributed/checkpoint/_hf_utils.py` and `hf_storage.py` (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.errors import CorruptError
+from ftckpt.findings import Finding, finding, from_error
+from ftckpt.formats.state.strict_json import Limits, parse, shown
+
+from .header import Header, HeaderTensor
+
+SHARDING_INFO = "DCP_SHARDING_INFO"
+_NAME = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
+_LIMITS = Limits(depth=3, objects=1_000_002, keys=2_000_010, items=16_000_000, naturals=True)
+
+
+class Place(NamedTuple):
+    """What a shard's name says: which rank wrote it, and which part of the model it is."""
+
+    rank: int  # from 1
+    part: int  # from 1
+    total: int
+
+    @property
+    def file(self) -> str:
+        """Return the name."""
+        return f"shard-{self.rank:05d}-model-{self.part:05d}-of-{self.total:05d}.safetensors"
+
+
+def shard_place(name: str) -> Place | None:
+    """Return what `name` says if it is the name of a rank's shard."""
+    match = _NAME.fullmatch(name)
+    return Place(*map(int, match.groups())) if match else None
+
+
+def offsets_of(header: Header, file: str) -> dict[str, tuple[int, ...]]:
+    """Return where each tensor of a shard begins in its global tensor.
+
+    Raises:
+        CorruptError: the record is absent, no JSON, or does not fit the header (`bad-metadata`).
+        UnsafeError: the record has equal keys or is nested (`unsafe-header`).
+    """
+    text = header.metadata.get(SHARDING_INFO)
+    if text is None:
+        raise _bad(file, "is not there")
+    value = parse(
+        text.encode(),
+        _LIMITS,
+        file=file,
+        what=SHARDING_INFO,
+        bad="bad-metadata",
+        unsafe="unsafe-header",
+    )
+    found: dict[str, tuple[int, ...]] = {}
+    for tensor in header.tensors:
+        try:
+            offsets = value[tensor.name]["saved_offsets"]
+        except (TypeError, KeyError, IndexError):
+            raise _bad(file, f"has no saved_offsets for {shown(tensor.name)}") from None
+        if (
+            type(offsets) is not list
+            or len(offsets) != len(tensor.shape)
+            or not all(type(o) is int and o < 2**62 for o in offsets)
+        ):
+            raise _bad(
+                file,
+                f"places {shown(tensor.name)} at {shown(offsets)}, which does not fit its shape",
+            )
+        found[tensor.name] = tuple(offsets)
+    return found
+
+
+def _bad(file: str, reason: str) -> CorruptError:
+    return CorruptError(f"the {SHARDING_INFO} of {file} {reason}", kind="bad-metadata", file=file)
+
+
+def assemble(
+    headers: Mapping[str, Header],
+) -> tuple[dict[str, TensorInfo], list[Finding]]:
+    """Return the global tensors that the shards of all ranks make, and what contradicts itself.
+
+    Args:
+        headers: by file name (see `shard_place`).
+
+    Raises:
+        CorruptError: the only shard does not say where its tensors belong.
+        UnsafeError: see `offsets_of`.
+    """
+    parts: dict[str, list[tuple[HeaderTensor, Piece]]] = {}
+    found: list[Finding] = []
+    for file, header in headers.items():
+        place = shard_place(file)
+        assert place is not None
+        try:
+            offsets = offsets_of(header, file)
+        except CorruptError as error:
+            if len(headers) == 1:
+                raise
+            found.append(from_error(error))
+            continue
+        for tensor in header.tensors:
+            piece = Piece(
+                Box(offsets[tensor.name], tensor.shape),
+                Extent(file, tensor.begin, tensor.end - tensor.begin),
+                rank=place.rank - 1,
+            )
+            parts.setdefault(tensor.name, []).append((tensor, piece))
+
+    tensors: dict[str, TensorInfo] = {}
+    for name, several in parts.items():
+        dtype, ndim = several[0][0].dtype, len(several[0][0].shape)
+        kept: list[Piece] = []
+        for tensor, piece in several:
+            wrong = _misfit(tensor, piece, dtype, ndim)
+            if wrong is None:
+                kept.append(piece)
+            else:
+                found.append(wrong)
+        ends = ([o + s for o, s in zip(*p.box, strict=True)] for p in kept)
+        shape = tuple(map(max, zip(*ends, strict=True)))
+        tensors[name] = TensorInfo("model", name, Kind.PARAM, shape, dtype, _number_replicas(kept))
+    return tensors, found
+
+
+def _misfit(tensor: HeaderTensor, piece: Piece, dtype: DType, ndim: int) -> Finding | None:
+    """Return what is wrong with a part that cannot belong to the same tensor as the first."""
+    if tensor.dtype != dtype:
+        return finding(
+            "dtype-mismatch",
+            f"{shown(tensor.name)} is {tensor.dtype.name} in {piece.extent.file} and {dtype.name} "
+            "in another shard",
+            file=piece.extent.file,
+            tensor=tensor.name,
+            rank=piece.rank,
+        )
+    if len(tensor.shape) != ndim:
+        return finding(
+            "shape-mismatch",
+            f"{shown(tensor.name)} has {len(tensor.shape)} dimensions in {piece.extent.file} and "
+            f"{ndim} in another shard",
+            file=piece.extent.file,
+            tensor=tensor.name,
+            rank=piece.rank,
+        )
+    return None
+
+
+def _number_replicas(pieces: Sequence[Piece]) -> list[Piece]:
+    """Number equal boxes: the first is the main copy, others repeat it."""
+    seen: dict[Box, int] = {}
+    numbered = []
+    for piece in pieces:
+        replica = seen.get(piece.box, 0)
+        seen[piece.box] = replica + 1
+        numbered.append(piece._replace(replica=replica) if replica else piece)
+    return numbered
+
+
+def check_grid(
+    files: Collection[str], headers: Mapping[str, Header], tensors: Mapping[str, TensorInfo]
+) -> Iterator[Finding]:
+    """Yield the files that the grid of ranks and parts must hold and does not.
+
+    A rank that has no tensor of a part writes no file for it, so a gap alone proves nothing. It is
+    an error where the tensors have a hole, or where tensors elsewhere are cut into as many parts
+    as there are ranks (every rank holds a part of everything) and these are not; otherwise a note.
+
+    Args:
+        files: names of all shards that are there.
+        headers: of those that could be read.
+        tensors: what `assemble` made of them.
+    """
+    places = sorted(place for place in map(shard_place, files) if place is not None)
+    totals = sorted({place.total for place in places})
+    if len(totals) > 1:
+        yield finding(
+            "shard-count",
+            f"shards of sets of {' and '.join(map(str, totals))} lie in one directory",
+        )
+        return
+    ranks = max(place.rank for place in places)
+    yield finding(
+        "count-unknown",
+        f"nothing records how many ranks there are, or how large a tensor is: {ranks} is what the"
+        " highest number in a name implies",
+    )
+    groups: dict[int, set[str]] = {}
+    for file, header in headers.items():
+        place = shard_place(file)
+        assert place is not None
+        groups.setdefault(place.part, set()).update(t.name for t in header.tensors)
+    parts = {name: sum(1 for p in t.pieces if p.replica == 0) for name, t in tensors.items()}
+    everywhere = ranks > 1 and ranks in parts.values()
+    torn = {name for name, t in tensors.items() if _has_hole(t)}
+    if everywhere:
+        # A small vector may be whole on one rank; a matrix beside others that are cut is not.
+        torn |= {
+            n for n, t in tensors.items() if parts[n] < ranks and (parts[n] > 1 or len(t.shape) > 1)
+        }
+    there = set(places)
+    for part in range(1, min(totals[0], 100_000) + 1):
+        if not any(place.part == part for place in places):
+            yield finding(
+                "missing-file",
+                f"no rank has part {part} of {totals[0]}: "
+                f"{Place(1, part, totals[0]).file} and its siblings are missing",
+                file=Place(1, part, totals[0]).file,
+            )
+            continue
+        damaged = not torn.isdisjoint(groups.get(part, ()))
+        for rank in range(1, ranks + 1):
+            place = Place(rank, part, totals[0])
+            if place in there:
+                continue
+            yield finding(
+                "missing-file" if damaged else "note",
+                f"{place.file} is missing"
+                + (
+                    ""
+                    if damaged
+                    else ", and no tensor of the other ranks shows that it was written"
+                ),
+                file=place.file,
+                rank=rank - 1,
+            )
+
+
+def _has_hole(tensor: TensorInfo) -> bool:
+    held = sum(prod(p.box.sizes) for p in tensor.pieces if p.replica == 0)
+    return held < prod(tensor.shape)

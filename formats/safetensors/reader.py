@@ -1,0 +1,272 @@
+"""An opened safetensors checkpoint, and how one is opened (see `safetensors`).
+
+Headers of all files are read together, in at most two rounds: a guess of 64 KiB, then the rest of
+the longer ones. Damage in one of several shards does not hide the others: the tensors of the good
+ones are there and `check` reports the bad one. What is hostile, or damage to a checkpoint of one
+file, is raised.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint.steps import role_of
+from ftckpt.discovery.links import followed_links
+from ftckpt.errors import CorruptError, NotFoundError
+from ftckpt.findings import Finding, finding, from_error
+from ftckpt.formats.dcp.stored_names import Place
+from ftckpt.formats.huggingface.index import check_index, check_total_size, shard_name
+from ftckpt.formats.state.flat import sections_of
+from ftckpt.formats.state.records import INDEX, StoredObjects, read_objects
+from ftckpt.formats.torch_files.compression import packed_by
+from ftckpt.formats.torch_files.unpacked_source import UnpackedSource, inside_of
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.source import Source
+
+from . import dcp_shards as dcp_hf
+from .beside import Beside, find_beside
+from .header import Header
+from .names import (
+    COMPRESSED,
+    SUFFIX,
+    WeightSet,
+    find_sets,
+    has_sharded,
+    members_of,
+    read_indexes,
+    uncommitted,
+)
+from .parse_headers import read_headers
+from .tensor_names import Remarks, read_remarks, tensors_of
+
+_SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
+
+
+@dataclass(kw_only=True)
+class SafetensorsCheckpoint(Checkpoint):
+    """A checkpoint whose tensors lie dense in safetensors files.
+
+    Attributes:
+        sets: the weights in the folder itself, one set a stem.
+        beside: the tensors in folders of their own.
+        stored: the non-tensor state.
+        headers: of each file that could be read.
+    """
+
+    format: ClassVar[str] = "safetensors"
+
+    sets: Sequence[WeightSet] = ()
+    beside: Beside = field(default_factory=Beside)
+    stored: StoredObjects = field(default_factory=StoredObjects)
+    headers: Mapping[str, Header] = field(default_factory=dict)
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """It holds whole tensors, or shards with their places."""
+        return True
+
+    def members(self) -> Iterable[str]:
+        """Yield the weights, their indexes, and what belongs to a model folder."""
+        return members_of(self.source, self.sets, [*self.beside.members(), *self.stored.files])
+
+    def load_object(self, name: str) -> Any:
+        """Return a stored object: parsed where its form is known, else its bytes."""
+        return self.stored.load(self.source, name)
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield damaged headers, and where index, names and headers disagree."""
+        yield from self.found
+        for weights in self.sets:
+            yield from self._check_set(weights)
+        yield from self.beside.check(self.source, self.headers)
+        yield from self.stored.check(self.source)
+        places = [f for f in self.headers if dcp_hf.shard_place(f)]
+        if places and not self.source.single and not self.sets:
+            every = [f for f in self.source.entries if dcp_hf.shard_place(f)]
+            yield from dcp_hf.check_grid(every, {f: self.headers[f] for f in places}, self.tensors)
+
+    def _check_set(self, weights: WeightSet) -> Iterator[Finding]:
+        held = {
+            f: frozenset(t.name for t in self.headers[f].tensors)
+            for f in weights.files
+            if f in self.headers
+        }
+        if weights.index is not None:
+            yield from check_index(weights.index, held, self.source.entries)
+            if len(held) == len(weights.files):
+                tensors = (t for f in held for t in self.headers[f].tensors)
+                yield from check_total_size(weights.index, sum(t.end - t.begin for t in tensors))
+        for file in weights.stale:
+            yield finding(
+                "stale-shard",
+                f"{file} is a shard that no index names, left by another save",
+                file=file,
+            )
+
+    def scalars(self, limit: int) -> Iterator[Scalar]:
+        """Yield the recorded step, and the optimizer's counters from `optimizer/*.safetensors`."""
+        if self.stored.step is not None and limit:
+            yield Scalar(INDEX, "step", self.stored.step, StepRole.ITERATION)
+        taken: dict[str, int] = {}
+        for info in self.tensors.values():
+            code = _SCALARS.get(info.dtype.name)
+            counts = info.component == "optimizer" and info.numel == 1 and code is not None
+            if not counts or role_of(info.name, optimizer=True) is None:
+                continue
+            extent = info.pieces[0].extent
+            if taken.setdefault(extent.file, 0) < limit:
+                taken[extent.file] += 1
+                raw = self.source.read(extent.file, extent.offset, extent.length)
+                value = struct.unpack(f"<{code}", raw)[0]
+                yield Scalar(extent.file, info.name, float(value), StepRole.OPTIMIZER)
+
+
+def open_safetensors(source: Source) -> SafetensorsCheckpoint:
+    """Read the index and all headers (see `Safetensors.open`)."""
+    if source.single:
+        (name,) = source.entries
+        codec = packed_by(source, name) if name.endswith(COMPRESSED) else None
+        if codec is None:
+            return _open_weights(source, [WeightSet("model", [name])])
+        unpacked = UnpackedSource.over(source, {name: codec})
+        opened = _open_weights(unpacked, [WeightSet("model", [inside_of(name)])])
+        opened.dialect = ", ".join(filter(None, (f"compressed with {codec.name}", opened.dialect)))
+        return opened
+    indexes = read_indexes(source)
+    sets = find_sets(source, indexes)
+    beside = find_beside(source)
+    if sets or beside.indexes:
+        return _open_weights(source, sets, beside)
+    shards = [n for n in source.entries if dcp_hf.shard_place(n)]
+    if shards:
+        return _open_shards(source, shards)
+    if has_sharded(source):
+        raise uncommitted(source, f"model{SUFFIX}.index.json")
+    raise NotFoundError(f"{source.url} holds no {SUFFIX} file")
+
+
+def _split(
+    read: Mapping[str, Header | CorruptError],
+) -> tuple[dict[str, Header], list[Finding]]:
+    """Part headers from damage; damage to all that there is, is raised."""
+    headers = {file: h for file, h in read.items() if isinstance(h, Header)}
+    errors = [error for error in read.values() if isinstance(error, CorruptError)]
+    if len(read) == 1 and errors:
+        raise errors[0]
+    return headers, [from_error(error) for error in errors]
+
+
+def _open_weights(
+    source: Source, sets: Sequence[WeightSet], beside: Beside | None = None
+) -> SafetensorsCheckpoint:
+    beside = beside or Beside()
+    wanted = dict.fromkeys(f for s in sets for f in s.files if f in source.entries)
+    present = [f for f in beside.files if f in source.entries]
+    headers, damage = _split(read_headers(source, [*wanted, *present]))
+    remarks = {file: read_remarks(header, file) for file, header in headers.items()}
+    tensors: dict[str, TensorInfo] = {}
+    aliases: dict[str, str] = {}
+    for weights in sets:
+        target = {} if weights.index is None else weights.index.weight_map
+        sections = _sections(headers, remarks, weights)
+        for file in weights.files:
+            for info, owner in _tensors(headers, remarks, file, weights.component, sections):
+                first = tensors.setdefault(info.key, info)
+                tied = owner is not None or info.key in aliases
+                if first is info and owner is not None:
+                    aliases[info.key] = owner
+                elif first is not info and (tied or first.component != info.component):
+                    damage.append(_duplicate(first, info))
+                elif target.get(info.name) == file:
+                    # Where two shards hold it, the index decides; `check` reports it.
+                    tensors[info.key] = info
+    for file in present:
+        for info, owner in _tensors(headers, remarks, file, beside.component(file), {}):
+            first = tensors.setdefault(info.key, info)
+            if first is not info:
+                damage.append(_duplicate(first, info))
+            elif owner is not None:
+                aliases[info.key] = owner
+    stored = StoredObjects() if source.single else read_objects(source)
+    indexes = [s.index.file for s in sets if s.index is not None]
+    if not sets:
+        indexes = [index.file for index in beside.indexes]
+    commit = Commit(CommitState.NO_MARKER)
+    if indexes:
+        commit = Commit(CommitState.COMMITTED, indexes[0])
+    return SafetensorsCheckpoint(
+        source=source,
+        tensors=tensors,
+        objects=stored.infos,
+        aliases=aliases,
+        commit=commit,
+        dialect=_dialect(source, headers),
+        notes=followed_links(source, members_of(source, sets, [*beside.members(), *stored.files])),
+        sets=sets,
+        beside=beside,
+        stored=stored,
+        headers=headers,
+        found=damage,
+    )
+
+
+def _duplicate(first: TensorInfo, second: TensorInfo) -> Finding:
+    here, there = first.pieces[0].extent.file, second.pieces[0].extent.file
+    return finding(
+        "duplicate-tensor", f"{first.key} is in {here} and in {there}", file=there, tensor=first.key
+    )
+
+
+def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
+    headers, damage = _split(read_headers(source, files))
+    tensors, contradictions = dcp_hf.assemble(headers)
+    ranks = {place.rank for place in map(dcp_hf.shard_place, files) if place is not None}
+    return SafetensorsCheckpoint(
+        source=source,
+        tensors=tensors,
+        objects={},
+        dialect=f"written by torch DCP as one set of shards a rank, {len(ranks)} ranks seen; "
+        "global shapes are derived from the parts, so the loss of the last rank may not show",
+        notes=followed_links(source, members_of(source, (), ())),
+        headers=headers,
+        found=[*damage, *contradictions],
+    )
+
+
+def _sections(
+    headers: Mapping[str, Header], remarks: Mapping[str, Remarks], weights: WeightSet
+) -> Mapping[str, Place]:
+    """Return what a flat training state holds; nothing where ftckpt wrote what is what."""
+    if weights.component != "model" or any(remarks[f] != Remarks() for f in remarks):
+        return {}
+    files = [headers[file] for file in weights.files if file in headers]
+    return sections_of(tensor for header in files for tensor in header.tensors)
+
+
+def _tensors(
+    headers: Mapping[str, Header],
+    remarks: Mapping[str, Remarks],
+    file: str,
+    component: str,
+    sections: Mapping[str, Place],
+) -> Iterator[tuple[TensorInfo, str | None]]:
+    """Yield the tensors of a file that could be read; see `safetensors_names.tensors_of`."""
+    if file in headers:
+        yield from tensors_of(headers[file], file, component, remarks[file], sections)
+
+
+def _dialect(source: Source, headers: Mapping[str, Header]) -> str:
+    place = dcp_hf.shard_place(source.name) if source.single else None
+    if place is not None:
+        return f"one shard of a DCP save, of rank {place.rank - 1}: shapes are the shard's own"
+    shard = shard_name(source.name) if source.single else None
+    if shard is not None and shard.total > 1:
+        return f"one shard of {shard.total}"
+    if any(dcp_hf.SHARDING_INFO in h.metadata for h in headers.values()):
+        return "written by torch DCP"
+    said = sorted({h.metadata["format"] for h in headers.values() if "format" in h.metadata})
+    return f"format {', '.join(said)}"[:80] if said else ""

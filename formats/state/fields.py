@@ -1,0 +1,151 @@
+"""The non-tensor state of a checkpoint as named fields that can be compared with another's.
+
+Every object is taken apart into its leaves. So are the namespaces that trainers pickle for their
+arguments, and pickles kept as bytes inside the state (a stateful dataloader's position); what
+cannot be taken apart is compared whole.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.comparison import Field
+from ftckpt.errors import FtckptError
+from ftckpt.formats.pickles.inert import Inert
+from ftckpt.formats.pickles.unpickle import load
+from ftckpt.formats.pickles.walk import Path, dotted, leaves
+from ftckpt.formats.torch_files.table import TABLE
+from ftckpt.formats.torch_files.values import TensorRef
+from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.transfer.content import Content
+
+from .objects import StateObjects
+from .paths import recorded_paths
+from .same_object import state_digest
+
+_RANK = re.compile(r"rank_(\d+)\.(?=.)")
+# Megatron stores a distributed optimizer's groups once for each set of ranks that share them, or
+# once for all: one name for both.
+_GROUP = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.optimizer/shard_\d+_\d+\.\d+\.")
+_LONG = 48  # characters of a value that are shown
+# c10's CPUGeneratorImplState; words of MT19937, which Python and NumPy draw from.
+_TORCH_STATE, _TWISTER = 5056, 624
+_INSIDE = 4  # how many pickles and namespaces inside one another are taken apart
+
+
+def state_fields(checkpoint: Checkpoint) -> Iterator[Field | FtckptError]:
+    """Yield every field of the non-tensor state; an object that cannot be read gives its error.
+
+    Tensors that the checkpoint lists are left out. A field's name is the path to it in the
+    trainer's state, however the format cuts that state into objects.
+    """
+    objects = StateObjects(Content.of(checkpoint), recorded_paths(checkpoint).nested_objects())
+    for name in checkpoint.objects:
+        try:
+            for leaf in objects.fields(name):
+                for path, value in _apart(leaf.path, leaf.value.value, _INSIDE):
+                    yield _field(checkpoint, dotted(path), leaf.value._replace(value=value))
+        except FtckptError as error:
+            error.tensor = error.tensor or name
+            yield error
+
+
+def _apart(path: Path, value: Any, left: int) -> Iterator[tuple[Path, Any]]:
+    """Yield what a leaf is made of where it is a namespace or a pickle; else the leaf."""
+    tree = _inside(value) if left else None
+    if tree is None:
+        yield path, value
+        return
+    for inner, member in leaves(tree, path):
+        yield from _apart(inner, member, left - 1)
+
+
+def _inside(value: Any) -> Any:
+    """Return what a namespace or a pickle holds; None for any other value, and for nothing."""
+    if isinstance(value, Inert):
+        namespace = not value.args and not value.items and isinstance(value.state, dict)
+        return (value.state or None) if namespace else None
+    if type(value) is bytes and value[:1] == b"\x80" and value[-1:] == b".":
+        try:
+            tree = load(value, file="", table=TABLE).value
+        except FtckptError:
+            return None  # bytes that only look like a pickle, or one that we do not take apart
+        return tree if isinstance(tree, (dict, list, Inert)) and tree else None
+    return None
+
+
+def _field(checkpoint: Checkpoint, name: str, part: Carried) -> Field:
+    name = name.removeprefix("0.")  # Megatron keeps its common state in a list of one
+    digest = _digest(checkpoint, part)
+    shown = _shown(part.value, digest)
+    for pattern, instead in ((_RANK, ""), (_GROUP, "optimizer.optimizer.")):
+        match = pattern.match(name)
+        if match:
+            return Field(instead + name[match.end() :], int(match[1]), shown, digest,
+                         _form(part.value))  # fmt: skip
+    return Field(name, None, shown, digest, _form(part.value))
+
+
+def _form(value: Any) -> str:
+    """Return what a value plainly is; see `Field.form`."""
+    if value is None or type(value) in (bool, str):
+        return "text"
+    if type(value) in (int, float):
+        return "integer" if type(value) is int else "number"
+    if type(value) is bytes:
+        return "rng-torch" if len(value) == _TORCH_STATE else ""
+    if type(value) is tuple or type(value) is list:
+        return _generator(value)
+    return ""
+
+
+def _generator(value: Sequence[Any]) -> str:
+    """Recognise `random.getstate()` and `numpy.random.get_state()`."""
+    if len(value) == 3 and value[0] in (2, 3) and type(value[0]) is int:
+        words = value[1]
+        if type(words) in (tuple, list) and len(words) == _TWISTER + 1:
+            return "rng-python" if all(type(word) is int for word in words) else ""
+    if len(value) == 5 and type(value[0]) is str and type(value[2]) is int:
+        return "rng-numpy" if value[0] in ("MT19937", "PCG64", "Philox", "SFC64") else ""
+    return ""
+
+
+def _digest(checkpoint: Checkpoint, part: Carried) -> bytes:
+    value = part.value
+    if type(value) is float:  # by its bits: NaN, -0.0
+        return b"float" + struct.pack("<d", value)
+    if value is None or type(value) in (bool, int, str):
+        plain = f"{type(value).__name__} {value if type(value) is not int else hex(value)}"
+        return plain.encode("utf-8", "surrogatepass")
+    return state_digest(checkpoint, [part])
+
+
+class _Brief(reprlib.Repr):
+    """Values in a few words, whatever a file says that they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = 4
+        self.maxstring = self.maxother = self.maxlong = _LONG
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if abs(x) < 1 << 128 else f"an integer of {x.bit_length()} bits"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return f"{len(x)} bytes"
+
+
+_BRIEF = _Brief()
+
+
+def _shown(value: Any, digest: bytes) -> str:
+    if type(value) is TensorRef:
+        return f"{value.dtype.name}{list(value.shape)} #{digest.hex()[:8]}"
+    text = _BRIEF.repr(value)
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."

@@ -1,0 +1,280 @@
+"""Read non-tensor state for writing it elsewhere: as trees, with the tensors that lie inside.
+
+An object of a torch.save file is a part of the file's tree, and tensors stand in it that are also
+tensors of the checkpoint: those are left out here. Others lie deeper than any reader lists them
+(in a tuple, in a pickled class); their storages are carried over byte for byte.
+
+torch's optimizers number their parameters. Where the state is written under the parameters' names,
+the numbers in `param_groups` become the same names, as torch's `get_optimizer_state_dict` does it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Checkpoint, Extent, ObjectInfo
+from ftckpt.errors import UnsafeError, UnsupportedError
+from ftckpt.formats.dcp.state import is_common
+from ftckpt.formats.pickles.walk import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
+from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
+from ftckpt.formats.torch_files.legacy_stream import MAGIC
+from ftckpt.formats.torch_files.stream import parse_stream
+from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
+from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torchsave.plain_pickle import begins_plain
+from ftckpt.transfer.content import Content
+
+from .paths import LEAVES
+
+_ZIP = b"PK\3\4"
+# How a reader names a tensor of an optimizer's state: `optimizer.state.3.exp_avg`.
+_OPTIMIZER = re.compile(r"(?:(?P<owner>.*?)\.)?state\.(?:(?P<id>\d+)\.(?P<leaf>.+))?")
+
+
+class Leaf(NamedTuple):
+    """A part of the non-tensor state, and where it stands in the nested state."""
+
+    path: Path
+    value: Carried
+
+
+class StateObjects:
+    """The non-tensor state of some content."""
+
+    def __init__(self, content: Content, recorded: Mapping[str, Path]) -> None:
+        """Take the objects of `content`; `recorded` has paths that the source recorded."""
+        self._checkpoint = content.checkpoint
+        self._infos = content.objects
+        self._recorded = recorded
+        self._listed, self._ids = listed_places(content.checkpoint)
+
+    def flattened(self, name: str) -> Iterator[Leaf]:
+        """Yield one object as torch's distributed checkpoint flattens it: mappings and lists.
+
+        Parameters have their names. A dict with keys that are no texts is one value: its keys would
+        not come back.
+        """
+        return self._apart(name, _flat)
+
+    def fields(self, name: str) -> Iterator[Leaf]:
+        """Yield one object in its smallest parts, whatever the keys of its mappings are.
+
+        Parameters have their names. For comparing: not every key could be written again.
+        """
+        return self._apart(name, _small)
+
+    def named(self, name: str) -> Iterator[Leaf]:
+        """Yield one object in one part, as `nested` does; parameters have their names."""
+        return self._apart(name, _whole)
+
+    def _apart(self, name: str, walk: _Walk) -> Iterator[Leaf]:
+        info = self._infos[name]
+        at, names = self._place(info), self._names(info)
+        tree = self._checkpoint.load_object(name)
+        roots: list[tuple[Path, Path, Any]] = [(at, (), tree)]
+        if names and at[-1] == "state" and isinstance(tree, dict):
+            steps = [(step_of(key), entry) for key, entry in tree.items()]
+            roots = [((*at, names.get(str(s), str(s))), (s,), entry) for s, entry in steps]
+        elif names:
+            roots = [(at, (), _named(tree, names))]
+        return self._leaves(info, roots, walk)
+
+    def nested(self, name: str, path: Path | None = None) -> Iterator[Leaf]:
+        """Yield one object in one part, or leaf by leaf where tensors of their own lie in it.
+
+        Args:
+            name: of the object.
+            path: where it is to stand; None where that follows from what it is.
+        """
+        info = self._infos[name]
+        at = self._place(info) if path is None else path
+        return self._leaves(info, [(at, (), self._checkpoint.load_object(name))], _whole)
+
+    def _place(self, info: ObjectInfo) -> Path:
+        """Return the path of an object in the nested state."""
+        if info.name in self._recorded:
+            return self._recorded[info.name]
+        if is_common(info.name):
+            return ()  # Megatron's common state is what others have at the top
+        if self._names(info) is not None:
+            return ("optimizer", _steps(info)[-1])
+        return info.field if dotted(info.field) == info.name else (info.name,)
+
+    def _names(self, info: ObjectInfo) -> Mapping[str, str] | None:
+        """Return number -> parameter where the object is a part of an optimizer's state_dict."""
+        steps = _steps(info)
+        shared = info.rank is None and bool(steps) and info.name not in self._recorded
+        return self._ids.get(dotted(steps[:-1])) if shared else None
+
+    def _leaves(
+        self, info: ObjectInfo, roots: Iterable[tuple[Path, Path, Any]], walk: _Walk
+    ) -> Iterator[Leaf]:
+        storages = Storages(self._checkpoint, info)
+        for at, inside, tree in roots:
+
+            def listed(inner: Path, stands: Path = (*info.field, *inside)) -> bool:
+                return (info.extent.file, dotted((*stands, *inner))) in self._listed
+
+            for inner, value in walk(tree, listed):
+                # What stands at the top of the state must have a name there.
+                path = (*at, *inner) or (info.name,)
+                yield Leaf(path, Carried(value, storages))
+
+
+def listed_places(
+    checkpoint: Checkpoint,
+) -> tuple[set[tuple[str, str]], dict[str, dict[str, str]]]:
+    """Return where tensors stand in their files, and for each optimizer id -> parameter.
+
+    An optimizer is known by the dotted path to it. Where two files disagree about its parameters,
+    its numbers mean nothing.
+    """
+    listed = set(checkpoint.elsewhere) if isinstance(checkpoint, RanksCheckpoint) else set()
+    ids: dict[str, dict[str, str]] = {}
+    odd: set[str] = set()
+    for info in checkpoint.tensors.values():
+        stored = info.stored_name or info.name
+        listed.update((piece.extent.file, stored) for piece in info.pieces)
+        match = _OPTIMIZER.match(stored)
+        if match is None or info.component == "model":
+            continue
+        owner = match["owner"] or ""
+        names = ids.setdefault(owner, {})
+        if match["id"] is not None:
+            name = info.name if info.kind in LEAVES else info.name.removesuffix(f".{match['leaf']}")
+            if names.setdefault(match["id"], name) != name:
+                odd.add(owner)
+    return listed, {owner: {} if owner in odd else names for owner, names in ids.items()}
+
+
+def numbered(content: Content) -> dict[str, Path]:
+    """Return key -> path of an optimizer's tensors whose source numbered their parameters.
+
+    Only where the groups that give the numbers their meaning are there too.
+    """
+    groups = {
+        dotted(_steps(info)[:-1])
+        for info in content.objects.values()
+        if _steps(info)[-1:] == ("param_groups",) and info.rank is None
+    }
+    paths: dict[str, Path] = {}
+    for key, wanted in content.tensors.items():
+        copies = wanted.copies
+        source = content.checkpoint.tensors[copies[0].key].stored_name if copies else ""
+        match = _OPTIMIZER.match(source) if wanted.component == "optimizer" else None
+        if match and match["id"] is not None and (match["owner"] or "") in groups:
+            paths[key] = ("optimizer", "state", int(match["id"]), match["leaf"])
+    return paths
+
+
+def _steps(info: ObjectInfo) -> Path:
+    """Return where an object stood in a tree; nothing where it is a file of its own.
+
+    One that a delta holds has a record of its own, and says it by its name.
+    """
+    return info.field or (tuple(info.name.split(".")) if "." in info.name else ())
+
+
+def _named(tree: Any, names: Mapping[str, str]) -> Any:
+    """Return `param_groups` with names for numbers; anything else as it is."""
+    groups = tree if isinstance(tree, list) else []
+    numbers = [g["params"] for g in groups if isinstance(g, dict) and type(g.get("params")) is list]
+    known = all(type(i) is int and str(i) in names for params in numbers for i in params)
+    if not numbers or len(numbers) != len(groups) or not known:
+        return tree
+    return [{**g, "params": [names[str(i)] for i in g["params"]]} for g in groups]
+
+
+# --- taking trees apart -------------------------------------------------------------------------
+
+_Listed = Callable[[Path], bool]
+_Walk = Callable[[Any, _Listed], Iterator[tuple[Path, Any]]]
+
+
+def _whole(tree: Any, listed: _Listed) -> Iterator[tuple[Path, Any]]:
+    kept = [(path, value) for path, value in leaves(tree) if not listed(path)]
+    if len(kept) == sum(1 for _ in leaves(tree)):
+        yield (), tree
+    else:
+        yield from kept
+
+
+def _small(tree: Any, listed: _Listed) -> Iterator[tuple[Path, Any]]:
+    return ((path, value) for path, value in leaves(tree) if not listed(path))
+
+
+def _flat(tree: Any, listed: _Listed) -> Iterator[tuple[Path, Any]]:
+    """Flatten as `torch/distributed/checkpoint/_traverse.py` does since torch 2.4."""
+    todo: list[tuple[Path, Any]] = [((), tree)]
+    for _ in range(MAX_LEAVES):
+        if not todo:
+            return
+        path, value = todo.pop()
+        if listed(path):
+            continue
+        texts = isinstance(value, dict) and bool(value) and all(type(k) is str for k in value)
+        if texts and len(path) < MAX_DEPTH:
+            todo += reversed([((*path, key), member) for key, member in value.items()])
+        elif type(value) is list and len(path) < MAX_DEPTH and _holds_more(value):
+            todo += reversed([((*path, i), member) for i, member in enumerate(value)])
+        else:
+            yield path, value
+    raise UnsafeError("a pickle unfolds to far more state than a checkpoint has",
+                      kind="unsafe-pickle")  # fmt: skip
+
+
+def _holds_more(values: list[Any], depth: int = 0) -> bool:
+    """Return whether torch looks inside a list: it holds a tensor, a mapping, or such a list."""
+    for value in values:
+        if isinstance(value, dict) or type(value) is TensorRef:
+            return True
+        if type(value) is list and depth < MAX_DEPTH and _holds_more(value, depth + 1):
+            return True
+    return False
+
+
+# --- tensors inside -----------------------------------------------------------------------------
+
+
+class Storages(Mapping[str, StoredStorage]):
+    """The storages of the stream that an object is a part of, found when they are asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, info: ObjectInfo) -> None:
+        self._checkpoint, self._info = checkpoint, info
+        self._found: Mapping[str, StoredStorage] | None = None
+
+    def __getitem__(self, key: str) -> StoredStorage:
+        if self._found is None:
+            self._found = self._find()
+        return self._found[key]
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("storages are looked up by key")
+
+    def __len__(self) -> int:
+        raise TypeError("storages are looked up by key")
+
+    def _find(self) -> Mapping[str, StoredStorage]:
+        source, extent = self._checkpoint.source, self._info.extent
+        # An item of its own in a larger file, or a pickle inside the archive that the file is.
+        for place in (extent, Extent(extent.file, 0, source.size(extent.file))):
+
+            def read(at: int, length: int, base: int = place.offset) -> bytes:
+                return source.read(extent.file, base + at, length)
+
+            head = read(0, min(place.length, len(MAGIC)))
+            # A pickle inside an archive is not one by itself.
+            plain = place.offset == 0 and place.length == source.size(extent.file)
+            if head.startswith((_ZIP, MAGIC)) or (plain and begins_plain(head)):
+                return parse_stream(
+                    read, place.length, file=place.file, base=place.offset, plain=plain
+                ).storages
+        raise UnsupportedError(
+            f"{self._info.name} holds tensors inside a compressed record of {extent.file}",
+            file=extent.file,
+            tensor=self._info.name,
+            offset=extent.offset,
+            length=extent.length,
+        )

@@ -1,0 +1,216 @@
+"""Where each tensor stands in one nested training state: the keys that lead to it.
+
+A state that one file or one distributed checkpoint holds is nested by a path of keys. A source that
+recorded its paths keeps them. Every other gets the paths that torch's own
+`get_state_dict` gives, which all of our readers take apart again by their first key:
+
+    ("model", <name>)
+    ("optimizer", "state", <name>, "exp_avg")       … "exp_avg_sq", "master_param", "step"
+    ("ema", <name>), (<extra component>, <name>)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Checkpoint, Kind, tensor_key
+from ftckpt.checkpoint.names import unwrapped
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.dcp.reader import DcpCheckpoint
+from ftckpt.formats.dcp.stored_names import place
+from ftckpt.formats.delta import Delta
+from ftckpt.formats.pickles.walk import Path
+from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint
+from ftckpt.transfer.content import Content, Wanted
+
+LEAVES = {
+    Kind.EXP_AVG: "exp_avg",
+    Kind.EXP_AVG_SQ: "exp_avg_sq",
+    Kind.MASTER: "master_param",
+}
+
+
+def owner_of(content: Content, key: str) -> str:
+    """Return the key of the tensor whose bytes a tensor shares; its own where it shares none."""
+    owner = content.tensors.get(content.aliases.get(key, key))
+    mine = content.tensors[key]
+    same = owner is not None and (owner.shape, owner.dtype) == (mine.shape, mine.dtype)
+    return owner.key if owner is not None and same else key
+
+
+class Recorded(NamedTuple):
+    """Paths that the source itself recorded.
+
+    Attributes:
+        tensors: by key.
+        objects: by name.
+    """
+
+    tensors: Mapping[str, Path]
+    objects: Mapping[str, Path]
+
+    @property
+    def flat(self) -> bool:
+        """Whether the source keeps its tensors at the top, under dotted names (torchtitan)."""
+        return any(len(path) == 1 for path in self.tensors.values())
+
+    def nested_objects(self) -> Mapping[str, Path]:
+        """Return the paths of the objects where the state is nested, whether it was or not."""
+        if not self.flat:
+            return self.objects
+        groups = "optimizer.param_groups."
+        return {
+            name: ("optimizer", "param_groups", name.removeprefix(groups))
+            if name.startswith(groups)
+            else path
+            for name, path in self.objects.items()
+        }
+
+
+def with_aliases(content: Content) -> Content:
+    """Return `content` with a tensor for every tied weight that the source does not store.
+
+    Megatron's last stage has a copy of the embedding, and a pipeline of one stage none; elsewhere
+    the model's state names both.
+    """
+    tensors = dict(content.tensors)
+    for key, owner in content.aliases.items():
+        wanted = tensors.get(owner)
+        if key not in tensors and wanted is not None and wanted.component == "model":
+            tensors[key] = wanted._replace(name=key)
+    return replace(content, tensors=tensors)
+
+
+def recorded_paths(checkpoint: Checkpoint) -> Recorded:
+    """Return the paths that a distributed checkpoint recorded, or the parts of a bundle.
+
+    A delta of one keeps them.
+    """
+    if checkpoint.format == Delta.name:
+        return _in_delta(checkpoint)
+    if type(checkpoint) is DcpCheckpoint:
+        paths = checkpoint.meta.paths
+        return Recorded(
+            {key: paths.get(name, (name,)) for key, name in checkpoint.stored.items()},
+            {name: paths.get(name, (name,)) for name in checkpoint.objects},
+        )
+    found = Recorded({}, {})
+    if isinstance(checkpoint, BundleCheckpoint):
+        parts = {id(part): recorded_paths(part.checkpoint) for part in checkpoint.parts}
+        return Recorded(
+            {key: path for own in parts.values() for key, path in own.tensors.items()},
+            {
+                shown: parts[id(part)].objects[name]
+                for shown, (part, name) in checkpoint.owners.items()
+                if name in parts[id(part)].objects
+            },
+        )
+    return found
+
+
+def _in_delta(checkpoint: Checkpoint) -> Recorded:
+    from ftckpt.formats.delta.checkpoint import (
+        DeltaCheckpoint,  # it reads objects, and those know paths
+    )
+
+    assert isinstance(checkpoint, DeltaCheckpoint)
+    index = checkpoint.index
+    return Recorded(
+        {tensor.key: tensor.path for tensor in index.tensors if tensor.path},
+        {entry.name: entry.path for entry in index.objects if entry.path},
+    )
+
+
+def recorded_items(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:
+    """Return the objects that are byte items of a distributed checkpoint: name -> transforms.
+
+    Such an item is a torch.save stream of its own, and can be copied as it is.
+    """
+    if type(checkpoint) is DcpCheckpoint:
+        held = checkpoint.meta.objects
+        return {name: item.transforms for name in checkpoint.objects if (item := held.get(name))}
+    if isinstance(checkpoint, BundleCheckpoint):
+        parts = {id(part): recorded_items(part.checkpoint) for part in checkpoint.parts}
+        return {
+            shown: parts[id(part)][name]
+            for shown, (part, name) in checkpoint.owners.items()
+            if name in parts[id(part)]
+        }
+    return {}
+
+
+def tensor_paths(
+    content: Content, recorded: Mapping[str, Path], *, flat: bool = False
+) -> tuple[dict[str, Path], list[str]]:
+    """Return key -> path for the tensors of `content`, and the keys that no path leads back to.
+
+    Args:
+        content: what is to be written.
+        recorded: paths that stay as they are, by key.
+        flat: whether the others are to stand at the top, under dotted names.
+
+    Raises:
+        UnsupportedError: names with a wrapper's prefix, which no reader would give back.
+    """
+    parameters = {
+        wanted.name
+        for wanted in content.tensors.values()
+        if wanted.component == "model" or wanted.kind in LEAVES
+    }
+    paths: dict[str, Path] = {}
+    lost: list[str] = []
+    _require_bare(w for key, w in content.tensors.items() if key not in recorded)
+    for key, wanted in content.tensors.items():
+        path = recorded.get(key)
+        if path is None:
+            path = _nested(wanted, parameters)
+            if flat:
+                path = (".".join(path[1:] if wanted.component == "model" else path),)
+            found = place(path[0], path, wanted.dtype)
+            if tensor_key(found.component, found.kind, found.name) != key:
+                lost.append(key)
+                continue
+        paths[key] = path
+    return paths, lost
+
+
+def is_divided(wanted: Wanted) -> bool:
+    """Return whether FSDP2 divides a tensor: parameters, and what an optimizer keeps of each."""
+    state = wanted.component in ("model", "optimizer", "ema") and wanted.kind is not Kind.BUFFER
+    return state and bool(wanted.shape) and 0 not in wanted.shape
+
+
+def _require_bare(tensors: Iterable[Wanted]) -> None:
+    names = [wanted.name for wanted in tensors if wanted.component == "model"]
+    for name, bare in unwrapped(names).items():
+        if name != bare:
+            raise UnsupportedError(
+                f"{name} begins as a wrapper spells it: it would be read back as {bare}",
+                hint="take the prefix off with --rename: the model's own state_dict has none",
+                tensor=name,
+            )
+
+
+def _nested(wanted: Wanted, parameters: Iterable[str]) -> tuple[str, ...]:
+    component, name, kind = wanted.component, wanted.name, wanted.kind
+    if component == "optimizer":
+        if kind in LEAVES:
+            return ("optimizer", "state", name, LEAVES[kind])
+        parameter, leaf = _parameter_of(name, parameters)
+        return ("optimizer", "state", parameter, leaf) if parameter else ("optimizer", leaf)
+    if component.startswith("extra:"):
+        # The kind is part of the key and not of a path: it becomes part of the name.
+        return (component.removeprefix("extra:"), wanted.key.removeprefix(f"{component}:"))
+    return (component, name)
+
+
+def _parameter_of(name: str, parameters: Iterable[str]) -> tuple[str, str]:
+    """Split `layers.0.weight.step` where the name of the parameter ends."""
+    at = len(name)
+    while (at := name.rfind(".", 0, at)) > 0:
+        if name[:at] in parameters:
+            return name[:at], name[at + 1 :]
+    parameter, _, leaf = name.rpartition(".")
+    return parameter, leaf

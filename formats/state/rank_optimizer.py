@@ -1,0 +1,135 @@
+"""The optimizer's state in one rank's file: which tensor belongs to which parameter.
+
+`torch.optim.Optimizer.state_dict` gives `{"state": {id: {name: tensor}}, "param_groups": […]}` with
+integer ids; FSDP's `optim_state_dict` has parameter names in place of the ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ftckpt.formats.pickles.walk import step_of
+from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
+
+from .param_ids import Shape, names_of_ids
+
+
+class State(NamedTuple):
+    """One value of the optimizer's state.
+
+    Attributes:
+        parameter: the name of its parameter, or `<group>.<position>` where that is not proven.
+        leaf: `exp_avg`, `step`, …
+        path: where it stands in the file's tree.
+        value: as pickled.
+    """
+
+    parameter: str
+    leaf: str
+    path: tuple[str | int, ...]
+    value: Any
+
+
+def is_optimizer(tree: Any) -> bool:
+    """Say whether a value is a torch optimizer's state_dict."""
+    return (
+        isinstance(tree, dict)
+        and isinstance(tree.get("state"), dict)
+        and isinstance(tree.get("param_groups"), (list, dict))
+    )
+
+
+def states(
+    tree: Mapping[str, Any], weights: Sequence[tuple[str, Held]], read: Any
+) -> Iterator[State]:
+    """Yield the values of one optimizer's state_dict.
+
+    Args:
+        tree: see `is_optimizer`.
+        weights: the model's tensors in the same rank, in the order of its state_dict.
+        read: `HeldReader.read` of the file.
+    """
+    entries = state_entries(tree)
+    names = parameter_names(entries, tree["param_groups"], weights, read)
+    for key, state in entries.items():
+        for leaf, value in state.items():
+            yield State(
+                names[key], str(step_of(leaf)), ("state", step_of(key), step_of(leaf)), value
+            )
+
+
+def state_entries(tree: Mapping[str, Any]) -> dict[int | str, dict[Any, Any]]:
+    """Return the state of each parameter by its id or name.
+
+    Other keys are left out, unhashed: hashing a tuple nested a million deep ends the process.
+    """
+    return {
+        key: value
+        for key, value in tree["state"].items()
+        if isinstance(key, (int, str)) and isinstance(value, dict)
+    }
+
+
+def parameter_names(
+    entries: Mapping[int | str, Mapping[Any, Any]],
+    param_groups: Any,
+    weights: Sequence[tuple[str, Held]],
+    read: Any,
+) -> dict[Hashable, str]:
+    """Return a name for each key of the state."""
+    groups = _groups(param_groups)
+    positions = {
+        i: f"{number}.{place}"
+        for number, (ids, _) in enumerate(groups)
+        for place, i in enumerate(ids)
+    }
+    given = {
+        i: name
+        for ids, names in groups
+        if len(names) == len(ids)
+        for i, name in zip(ids, names, strict=True)
+    }
+    if set(entries) <= set(given):  # torch >= 2.6, where the optimizer was given names
+        return {key: given[key] for key in entries}
+    if not any(isinstance(key, int) for key in entries):
+        return {key: str(step_of(key)) for key in entries}
+    shapes: dict[Hashable, Shape] = {}
+    sharded = False
+    for key, state in entries.items():
+        held = [found for value in state.values() if (found := read(value)) is not None]
+        # The largest is a moment; a step counter is a number, and Adafactor's factors are vectors.
+        best = max(held, key=lambda h: len(h.shape), default=None)
+        if best is not None and best.shape:
+            shapes[key] = _fingerprint(best)
+            sharded |= isinstance(best, (Distributed, Listed))
+    # Buffers stay whole where parameters are sharded, so they cannot be what an id means.
+    candidates = [
+        (name, _fingerprint(held))
+        for name, held in weights
+        if not sharded or isinstance(held, (Distributed, Listed))
+    ]
+    proven = names_of_ids([ids for ids, _ in groups], shapes, candidates)
+    if proven is not None:
+        return {key: proven.get(key, positions.get(key, str(step_of(key)))) for key in entries}
+    return {key: positions.get(key, str(step_of(key))) for key in entries}
+
+
+def _groups(param_groups: Any) -> list[tuple[list[Hashable], list[str]]]:
+    found: list[tuple[list[Hashable], list[str]]] = []
+    for group in param_groups if isinstance(param_groups, list) else ():
+        ids = group.get("params") if isinstance(group, dict) else None
+        names = group.get("param_names") if isinstance(group, dict) else None
+        ids = [i for i in ids if isinstance(i, (int, str))] if isinstance(ids, list) else []
+        texts = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+        found.append((ids, texts))
+    return found
+
+
+def _fingerprint(held: Held) -> Shape:
+    """Global and local shape in one: two parameters must agree in both."""
+    if isinstance(held, Distributed):
+        return (*held.shape, -1, *held.local.shape)
+    if isinstance(held, Listed):
+        return (*held.shape, -1, *(n for _, ref in held.shards for n in ref.shape))
+    return held.shape

@@ -1,0 +1,430 @@
+"""Sort what one `torch.save` file holds: the model, the optimizer, averages, everything else.
+
+Trainers save one dict and agree on little but its words. Exact words at the top decide; a dict that
+has none of them and holds tensors is a bare state_dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Box, Kind, Piece, TensorInfo
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.names import unwrapped
+from ftckpt.checkpoint.steps import role_of
+from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.formats.dcp.stored_names import WRAPPED, WRAPPERS, Place, place
+from ftckpt.formats.pickles.field_names import field_names
+from ftckpt.formats.pickles.unpickle import Inert
+from ftckpt.formats.pickles.walk import Path, leaves, step_of
+from ftckpt.formats.pickles.walk import at as inner_at
+from ftckpt.formats.ranks.lone_shards import part_in
+from ftckpt.formats.ranks.specs import DATA, data_key, spec_of
+from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
+
+from .rank_optimizer import is_optimizer, parameter_names, state_entries
+
+MODELS = (
+    "model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params",
+)  # fmt: skip
+OPTIMIZERS = (
+    "optimizer", "optim", "optimizer_state_dict", "optim_state_dict", "optimizer_state",
+    "optimizers", "optimizer_states", "opt", "opt_state_dict",
+)  # fmt: skip
+AVERAGES = (
+    "ema", "ema_model", "model_ema", "ema_state_dict", "ema_state", "model_ema_state_dict",
+    "averaging_state",
+)  # fmt: skip
+# Names of state that one file may give; more are of no use to anyone.
+MAX_NAMES = 4096
+_MAX_MODULES = 1_000_000
+# DTensor and ShardedTensor, whatever the torch release calls their module.
+_DISTRIBUTED = "torch.distributed."
+_SHARDED = "torch.distributed._shard.sharded_tensor"
+
+
+class Found(NamedTuple):
+    """One tensor: what it is, where the file keeps it, and its view of a storage."""
+
+    where: Place
+    stored_name: str
+    ref: TensorRef
+
+    def info(self, stream: TorchStream) -> TensorInfo:
+        """Return the tensor as a checkpoint lists it; `stream` is the file that holds it."""
+        span = self.ref.span(stream.storages)
+        strides = None if self.ref.dense else self.ref.strides
+        piece = Piece(Box.whole(self.ref.shape), span, None, strides)
+        component, kind, name = self.where
+        stored = "" if self.stored_name == name else self.stored_name
+        return TensorInfo(component, name, kind, self.ref.shape, self.ref.dtype, (piece,), stored)
+
+
+class Number(NamedTuple):
+    """A number of the non-tensor state that is a step by its name."""
+
+    name: str
+    value: float
+    optimizer: bool
+
+
+class TrainingTree:
+    """What one file holds.
+
+    Attributes:
+        tensors: all tensors, in the file's order.
+        objects: name -> path in the tree, one for each key at the top that is no tensor.
+        names: dotted names of the non-tensor state, as deep as they are known.
+        numbers: step counters among it.
+        remarks: what a reader should know, in sentences.
+    """
+
+    def __init__(
+        self,
+        stream: TorchStream,
+        *,
+        label: str = "",
+        role: str = "",
+        weights: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        """Sort the tree of `stream`.
+
+        Args:
+            stream: the parsed file.
+            label: what the whole file is called, where its own tree does not say (`scheduler`).
+            role: `model`, `optimizer`, or `state` where the file's name decides; else the tree.
+            weights: (name, what has its shape) of parameters that lie in other files.
+
+        Raises:
+            UnsupportedError: it holds one rank's shard of a distributed tensor.
+            UnsafeError: it unfolds to more state than a checkpoint has.
+        """
+        self.tensors: list[Found] = []
+        self.objects: dict[str, Path] = {}
+        self.names: list[str] = []
+        self.numbers: list[Number] = []
+        self.remarks: list[str] = []
+        self._stream = stream
+        self._label = label
+        self._elsewhere = weights
+        self._weights: list[tuple[str, TensorRef]] = []
+        tree = stream.tree
+        if role == "model" or (not role and _is_value(tree)):
+            self._model(tree, (), "model")
+        elif role == "optimizer" or (not role and is_optimizer(tree)):
+            self._optimizers(tree, ())
+        elif role == "state" or not isinstance(tree, dict):
+            self._state(tree, ())
+        else:
+            part = part_in(tree)
+            if part is not None:
+                raise self._several(part.name) if part.several else self._one_shard(part.name)
+            self._top(tree)
+
+    # --- the top --------------------------------------------------------------------------------
+
+    def _top(self, tree: dict[Any, Any], at: Path = ()) -> None:
+        models = [k for k in MODELS if k in tree and _holds_tensors(tree[k])]
+        known = (*models, *(k for k in (*OPTIMIZERS, *AVERAGES) if k in tree))
+        wrapper = "" if known or at else _wrapper(tree)
+        if wrapper:
+            self._top(tree[wrapper], (wrapper,))
+        elif not known and _holds_tensors(tree):
+            self._model(tree, (), "model")
+            return
+        # The model first, whatever the order of keys: the optimizer's names come from it.
+        for number, key in enumerate(models):
+            self._model(tree[key], (*at, key), "model" if number == 0 else f"extra:{key}")
+        for key, value in tree.items():
+            if key in models or key == wrapper:
+                continue
+            if key in OPTIMIZERS:
+                self._optimizers(value, (*at, key))
+            elif key in AVERAGES and _holds_tensors(value):
+                self._model(value, (*at, key), "ema")
+            else:
+                self._state(value, (*at, step_of(key)))
+
+    # --- weights --------------------------------------------------------------------------------
+
+    def _model(self, tree: Any, at: Path, component: str) -> None:
+        found: list[tuple[str, Path, TensorRef]] = []
+        for path, value in _model_leaves(tree):
+            name = ".".join(map(str, path)) or "tensor"
+            if _is_part_of_more(tree, path, value):
+                raise self._one_shard(".".join(map(str, path[:-1])))
+            parts = list(self._parts(value, name))
+            found += [(name + suffix, (*at, *path), ref) for suffix, ref in parts]
+            if not parts and path:
+                self._object((*at, *path), ".".join(map(str, path)))
+        names = unwrapped(name for name, _, _ in found)
+        for stored, path, ref in found:
+            name = names[stored]
+            kind = _kind(name, ref)
+            shown = ".".join(map(str, path))
+            self.tensors.append(Found(Place(component, kind, name), shown, ref))
+            if component == "model" and kind is Kind.PARAM:
+                self._weights.append((name, ref))
+
+    def _parts(self, value: Any, name: str) -> Iterator[tuple[str, TensorRef]]:
+        """Yield (suffix, view) of what a tensor consists of; nothing where it has no bytes."""
+        if type(value) is TensorRef:
+            if self._stream.storages[value.key].inline is None:
+                yield (".conj" if value.conj else ".neg" if value.neg else ""), value
+        elif type(value) is Composite:
+            for part, inner in value.parts.items():
+                if type(inner) is TensorRef:
+                    yield f".{part}", inner
+        elif isinstance(value, Inert) and value.qualname.startswith(_SHARDED):
+            raise self._one_shard(name)
+        elif type(value) is SubclassRef:
+            if value.type_name.startswith(_DISTRIBUTED):
+                raise self._one_shard(name)
+            if type(value.base) is TensorRef:
+                yield from self._parts(value.base, name)
+            else:
+                for path, inner in leaves(value.state):
+                    if type(inner) is TensorRef:
+                        yield "".join(f".{step}" for step in path), inner
+
+    def _one_shard(self, name: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._stream.file} holds one rank's shard of {name}",
+            hint="name its directory: the files of all ranks are read as one where their names are"
+            " known, like shard_0_of_8.pt or model_rank_0.pt (docs/formats.md)",
+            file=self._stream.file,
+            tensor=name,
+        )
+
+    def _several(self, name: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._stream.file} holds the shards of several ranks, and does not say all that"
+            f" merging {name} needs",
+            hint="a shard that is saved with its global_shape, and its dim, placements or offsets,"
+            " is merged (docs/rules.md)",
+            file=self._stream.file,
+            tensor=name,
+        )
+
+    # --- the optimizer --------------------------------------------------------------------------
+
+    def _optimizers(self, tree: Any, at: Path) -> None:
+        every = list(_find_optimizers(tree, at))
+        for number, (path, optimizer) in enumerate(every):
+            self._optimizer(optimizer, path, f"{number}." if len(every) > 1 else "")
+        if every:
+            return
+        if _is_flat_optimizer(tree):
+            self._flat_optimizer(tree, at)
+        else:
+            self._state(tree, at, "optimizer")
+
+    def _flat_optimizer(self, tree: Mapping[str, Any], at: Path) -> None:
+        """Take what torch's `flatten_optimizer_state_dict` gives: `state.<parameter>.exp_avg`."""
+        found: list[tuple[Place, Path, TensorRef]] = []
+        for key, value in tree.items():
+            parts = list(self._parts(value, key))
+            for suffix, ref in parts:
+                found.append((place("", ["optimizer", key + suffix], ref.dtype), (*at, key), ref))
+            if not parts:
+                self._object((*at, key), f"{self._of(at)}.{key}")
+                self._name(f"{self._of(at)}.{key}", value, optimizer=True)
+        bare = unwrapped(where.name for where, _, _ in found)
+        for where, path, ref in found:
+            named = where._replace(name=bare[where.name])
+            self.tensors.append(Found(named, ".".join(map(str, path)), ref))
+
+    def _optimizer(self, tree: Mapping[Any, Any], at: Path, prefix: str) -> None:
+        entries = state_entries(tree)
+        names = parameter_names(entries, tree["param_groups"], self._candidates(), _plain_view)
+        known = {name for name, _ in (*self._weights, *self._elsewhere)}
+        bare = unwrapped(name for key, name in names.items() if isinstance(key, str))
+        proven = True
+        for key, state in entries.items():
+            name = bare.get(names[key], names[key])
+            if name not in known and not isinstance(key, str):
+                name, proven = prefix + name, False
+            for path, value in leaves(state):
+                if _is_told_to_be_part(state, path, value):
+                    raise self._one_shard(name)
+                leaf = ".".join(map(str, path))
+                where = (*at, "state", step_of(key), *path)
+                parts = list(self._parts(value, leaf))
+                for suffix, ref in parts:
+                    found = place("", ["optimizer", "state", name, leaf + suffix], ref.dtype)
+                    self.tensors.append(Found(found, ".".join(map(str, where)), ref))
+                if not parts and path:
+                    self._object((*at, "state"), f"{self._of(at)}.state")
+                    self._name(f"optimizer.state.{name}.{leaf}", value, optimizer=True)
+        if not proven:
+            self.remarks.append(
+                "the optimizer numbers its parameters and no single assignment to names of the"
+                " model is proven: its state is named <group>.<position>"
+            )
+        for key in tree:
+            if key != "state":
+                self._state(tree[key], (*at, step_of(key)), f"{self._of(at)}.{step_of(key)}")
+
+    def _of(self, at: Path) -> str:
+        return ".".join(map(str, at)) or self._label or "optimizer"
+
+    def _candidates(self) -> Sequence[tuple[str, Any]]:
+        """Weights that an optimizer can number: each parameter once, as `parameters()` gives it."""
+        seen: set[tuple[Any, ...]] = set()
+        once: list[tuple[str, Any]] = list(self._elsewhere)
+        for name, ref in self._weights:
+            place_ = (ref.key, ref.storage_offset, ref.shape, ref.strides)
+            if place_ not in seen:
+                seen.add(place_)
+                once.append((name, ref))
+        return once
+
+    # --- everything else ------------------------------------------------------------------------
+
+    def _state(self, tree: Any, at: Path, label: str = "") -> None:
+        label = label or ".".join(map(str, at)) or self._label or "state"
+        for path, value in leaves(tree):
+            name = ".".join([label, *map(str, path)])
+            if _is_told_to_be_part(tree, path, value):
+                raise self._one_shard(name)
+            for suffix, ref in self._parts(value, name):
+                component, _, rest = (name + suffix).partition(".")
+                where = Place(f"extra:{component}", Kind.OTHER, rest or component)
+                self.tensors.append(Found(where, ".".join(map(str, (*at, *path))), ref))
+        self._object(at, label)
+        self._name(label, tree)
+        for inner in field_names(tree):
+            if len(self.names) >= MAX_NAMES:
+                break
+            self.names.append(f"{label}.{inner}")
+        for path, value in leaves(tree):
+            self._number(".".join([label, *map(str, path)]), value)
+
+    def _object(self, path: Path, name: str) -> None:
+        self.objects.setdefault(name, path)
+
+    def _name(self, name: str, value: Any, *, optimizer: bool = False) -> None:
+        if len(self.names) < MAX_NAMES:
+            self.names.append(name)
+        if optimizer:
+            self._number(name, value, optimizer=True)
+
+    def _number(self, name: str, value: Any, *, optimizer: bool = False) -> None:
+        if type(value) not in (int, float) or len(self.numbers) >= MAX_NAMES:
+            return
+        if role_of(name, optimizer=optimizer) is not None:
+            # NaN and integers beyond any counter would break arithmetic further on.
+            bounded = float(min(max(value, -1e18), 1e18))
+            if bounded == bounded:
+                self.numbers.append(Number(name, bounded, optimizer))
+
+
+def _wrapper(tree: dict[Any, Any]) -> str:
+    """Return the key under which the whole state lies; nothing where it lies at the top."""
+    for key in WRAPPERS:
+        inside = tree.get(key)
+        if isinstance(inside, dict) and any(part in inside for part in WRAPPED):
+            return key
+    return ""
+
+
+def _is_flat_optimizer(tree: Any) -> bool:
+    return (
+        isinstance(tree, dict)
+        and bool(tree)
+        and all(type(key) is str and key.startswith(("state.", "param_groups.")) for key in tree)
+    )
+
+
+def _is_part_of_more(tree: Any, path: Path, value: Any) -> bool:
+    """Whether what stands beside a tensor says that it is a shard of a larger one."""
+    if type(value) is not TensorRef or not path or path[-1] not in DATA:
+        return False
+    try:
+        entry = inner_at(tree, path[:-1])
+    except KeyError:  # inside a pickled module
+        return False
+    if data_key(entry) != path[-1]:
+        return False
+    shape = spec_of(entry, value.shape, str(path[-2:-1])).shape
+    return shape is not None and shape != value.shape
+
+
+def _is_told_to_be_part(tree: Any, path: Path, value: Any) -> bool:
+    """Like `_is_part_of_more`, of state in which a shape alone may mean anything."""
+    if type(value) is not TensorRef or not path or path[-1] not in DATA:
+        return False
+    try:
+        entry = inner_at(tree, path[:-1])
+        spec = spec_of(entry, value.shape, str(path[-1])) if data_key(entry) else None
+    except (KeyError, CorruptError):
+        return False
+    return spec is not None and spec.tells and spec.shape != value.shape
+
+
+def _is_value(tree: Any) -> bool:
+    return type(tree) in (TensorRef, Composite, SubclassRef) or _is_module(tree)
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, Inert) and isinstance(value.get("_parameters"), dict)
+
+
+def _holds_tensors(tree: Any) -> bool:
+    return any(_is_value(value) for _, value in leaves(tree))
+
+
+def _model_leaves(tree: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield what a state_dict or a pickled module holds, by parameter name."""
+    for path, value in leaves(tree):
+        if _is_module(value):
+            yield from ((path + inner, member) for inner, member in _module_leaves(value))
+        else:
+            yield path, value
+
+
+def _module_leaves(module: Inert) -> Iterator[tuple[Path, Any]]:
+    """Yield parameters and buffers as `Module.state_dict` would order and name them."""
+    stack: list[tuple[Path, Inert]] = [((), module)]
+    for _ in range(_MAX_MODULES):
+        if not stack:
+            return
+        path, module = stack.pop()
+        for group in ("_parameters", "_buffers"):
+            members = module.get(group)
+            for name, value in members.items() if isinstance(members, dict) else ():
+                if value is not None:
+                    yield (*path, step_of(name)), value
+        children = module.get("_modules")
+        below = [
+            ((*path, step_of(name)), child)
+            for name, child in (children.items() if isinstance(children, dict) else ())
+            if _is_module(child) and len(path) < 64
+        ]
+        stack += reversed(below)
+
+
+def _find_optimizers(tree: Any, at: Path) -> Iterator[tuple[Path, Mapping[Any, Any]]]:
+    """Yield every optimizer state_dict in `tree`: itself, or below names and list indices."""
+    if is_optimizer(tree):
+        yield at, tree
+    elif len(at) < 5 and isinstance(tree, (dict, list)) and len(tree) <= 64:
+        members = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in members:
+            yield from _find_optimizers(value, (*at, step_of(key)))
+
+
+def _plain_view(value: Any) -> TensorRef | None:
+    return value if type(value) is TensorRef else None
+
+
+def _kind(name: str, ref: TensorRef) -> Kind:
+    if ref.parameter:
+        return Kind.PARAM
+    return _model_kind(name, ref.dtype)
+
+
+def _model_kind(name: str, dtype: DType) -> Kind:
+    return place("", ["model", name], dtype).kind

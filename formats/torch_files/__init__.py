@@ -1,0 +1,1 @@
+"""What `torch.save` writes: archives, streams, storages, and the tensors in them."""

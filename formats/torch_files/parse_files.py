@@ -1,0 +1,93 @@
+"""Parse whole files as torch.save streams, several at once, and check what their zips repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ftckpt.checkpoint import Extent
+from ftckpt.errors import CorruptError
+from ftckpt.findings import Finding, finding
+from ftckpt.storage.source import Source
+
+from .local_headers import check_local_headers, local_extents
+from .stream import TorchStream, parse_stream
+from .zip_directory import Archive, serialization_id
+
+# Local headers of a remote file cost a request each where they lie far apart.
+_REMOTE_RECORDS = 1024
+_ID = ".data/serialization_id"
+
+
+def parse_files(source: Source, names: Sequence[str]) -> dict[str, TorchStream | CorruptError]:
+    """Return each file's stream, or the damage that keeps it from being parsed, in order.
+
+    Raises:
+        UnsafeError, UnsupportedError: of a file that is hostile or of another format.
+    """
+
+    def one(name: str) -> TorchStream | CorruptError:
+        size = source.size(name)
+        try:
+            with source.open(name) as reader:
+                return parse_stream(reader.read, size, file=name, plain=True)
+        except CorruptError as error:
+            error.file = error.file or name
+            return error
+
+    if len(names) == 1:
+        return {names[0]: one(names[0])}
+    with ThreadPoolExecutor(min(len(names) or 1, source.store.traits.parallel)) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
+
+
+def check_streams(source: Source, streams: Mapping[str, TorchStream]) -> Iterator[Finding]:
+    """Yield where a zip contradicts itself, and records that nothing uses."""
+    for file, stream in streams.items():
+        if stream.archive is None:
+            continue
+        yield from _check_local(source, file, stream.archive)
+        yield from _check_id(source, file, stream.archive)
+        unused = stream.unreferenced
+        if unused:
+            nbytes = sum(stream.archive.members[name].size for name in unused)
+            yield finding(
+                "extent-hole",
+                f"{len(unused)} records in {file} ({nbytes} bytes) belong to no tensor, such as"
+                f" {unused[0]}",
+                file=file,
+                offset=stream.archive.members[unused[0]].offset,
+                length=stream.archive.members[unused[0]].size,
+            )
+
+
+def _check_local(source: Source, file: str, archive: Archive) -> Iterator[Finding]:
+    if not source.store.traits.local and len(archive.members) > _REMOTE_RECORDS:
+        yield finding(
+            "not-covered",
+            f"the local headers of {file} were not compared with its directory: "
+            f"{len(archive.members)} requests",
+            file=file,
+        )
+        return
+    places = list(local_extents(archive))
+    read = dict(zip(places, source.read_many([Extent(file, *p) for p in places]), strict=True))
+    yield from check_local_headers(archive, lambda o, n: read[(o, n)], file=file)
+
+
+def _check_id(source: Source, file: str, archive: Archive) -> Iterator[Finding]:
+    """Compare the running sum of all CRCs that torch writes: an edited one shows."""
+    expected = serialization_id(archive)
+    member = archive.members.get(_ID)
+    if expected is None or member is None or member.size != 40:
+        return
+    written = source.read(file, member.offset, member.size)[20:].decode("latin1")
+    if written != expected:
+        yield finding(
+            "note",
+            f"the serialization id in {file} does not follow from its CRC-32s: one of them was"
+            " edited, or another program than torch wrote the file",
+            file=file,
+            offset=member.offset,
+            length=member.size,
+        )

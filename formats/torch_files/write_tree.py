@@ -1,0 +1,253 @@
+"""Lay out what `torch.save` writes of a tree: tensors become views of storages, which are records.
+
+A tree is plain inert data whose leaves may be `Tensor` (to be written from shards or carried over)
+and `Carried` (a part of a source's tree, whose tensors keep their storages byte for byte). Tensors
+with one `Storage` share memory after loading: tied weights.
+
+Sources: `torch/serialization.py` (`_save`), `torch/_tensor.py` (`_reduce_ex_internal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint.dtypes import BY_STORAGE, DType
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.pickles.inert import sealed
+from ftckpt.formats.pickles.write import Call, Global, Persistent, Scoped, dumps
+from ftckpt.transfer.content import Shard
+from ftckpt.transfer.layout import Elements, Literal, Segment, Stored, Zeros
+
+from .table import TABLE
+from .values import StorageRef, StorageType, StoredStorage, TensorRef
+from .write_zip import Ending, Record, lay_out
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """The bytes of one or more tensors; one record.
+
+    Attributes:
+        segments: the bytes, in order.
+    """
+
+    segments: Sequence[Segment]
+
+    @property
+    def nbytes(self) -> int:
+        """Their number."""
+        return sum(segment.nbytes for segment in self.segments)
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """A strided view of a storage.
+
+    Attributes:
+        storage: its bytes.
+        dtype: of its elements.
+        shape: sizes.
+        strides: in elements.
+        offset: its first element.
+    """
+
+    storage: Storage
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def of(cls, shard: Shard) -> Tensor:
+        """Return a shard as a tensor with a storage of its own."""
+        storage = Storage((Elements.all(shard),))
+        return cls(storage, shard.dtype, shard.shape, dense_strides(shard.shape))
+
+
+class Carried(NamedTuple):
+    """A part of a source's tree, with the storages of its stream."""
+
+    value: Any
+    storages: Mapping[str, StoredStorage]
+
+
+def save(tree: Any, *, folder: str = "archive", base: int = 0) -> list[Segment]:
+    """Return the segments of what `torch.save(tree)` writes.
+
+    Args:
+        tree: see the module's docstring.
+        folder: see `torch_archive.lay_out`.
+        base: where it begins in its file.
+
+    Raises:
+        UnsupportedError: a value or a tensor type that torch.save cannot write, or we cannot.
+    """
+    pickle, storages = pickled(tree)
+    records = [
+        Record("data.pkl", (Literal(pickle),)),
+        Record(".format_version", (Literal(b"1"),)),
+        Record(".storage_alignment", (Literal(b"64"),)),
+        Record("byteorder", (Literal(b"little"),)),
+        *(Record(f"data/{key}", storage.segments) for key, storage in enumerate(storages)),
+        Record("version", (Literal(b"3\n"),)),
+    ]
+    return lay_out(records, folder=folder, base=base)
+
+
+def save_shard(shard: Shard, *, base: int = 0) -> list[Segment]:
+    """Return the segments of what `torch.save` writes of one tensor.
+
+    The same as `save(Tensor.of(shard))`, and much faster: shards of one form have one frame.
+    """
+    head, ending = _frame(shard.dtype, shard.shape)
+    return [head] if ending is None else [head, Elements.all(shard), ending.at(base)]
+
+
+@lru_cache(maxsize=4096)
+def _frame(dtype: DType, shape: tuple[int, ...]) -> tuple[Literal, Ending | None]:
+    """Return what stands before and behind the elements of a tensor in an archive of its own."""
+    elements = Zeros(dtype.nbytes(prod(shape)))
+    tensor = Tensor(Storage((elements,)), dtype, shape, dense_strides(shape))
+    head, *rest = save(tensor)
+    assert isinstance(head, Literal)
+    ending = rest[-1] if rest else None
+    assert ending is None or isinstance(ending, Ending)
+    return head, ending
+
+
+def pickled(tree: Any) -> tuple[bytes, list[Storage]]:
+    """Return the pickle of a tree, and its storages in the order of their keys."""
+    writer = _Writer()
+    return dumps(tree, writer.replace), list(writer.storages)
+
+
+class _Writer:
+    """Numbers storages as they are met."""
+
+    def __init__(self) -> None:
+        self.storages: dict[Storage, int] = {}
+
+    def replace(self, value: Any) -> Any:
+        """Return what to write in place of a value of the tree."""
+        if type(value) is Tensor:
+            return self._tensor(value)
+        if type(value) is Carried:
+            return Scoped(value.value, _Carrier(self, value.storages).replace)
+        return names_of(value)
+
+    def _tensor(self, tensor: Tensor) -> Call:
+        kind = _typed(tensor.dtype)
+        nbytes = tensor.storage.nbytes
+        pid = self.storage(tensor.storage, kind or _UNTYPED,
+                           nbytes // tensor.dtype.itemsize if kind else nbytes)  # fmt: skip
+        # Tuples of their own: which sizes are one object depends on where they come from.
+        sizes, strides = (*tensor.shape,), (*tensor.strides,)
+        view = (pid, tensor.offset, sizes, strides, False, Call(_HOOKS))
+        if kind is not None:
+            return Call(_V2, view)
+        return Call(_V3, (*view, Global("torch", tensor.dtype.name)))
+
+    def storage(self, storage: Storage, kind: Global, numel: int) -> Persistent:
+        """Return the reference to a storage, given a key when it is met first."""
+        key = self.storages.setdefault(storage, len(self.storages))
+        return Persistent(("storage", kind, str(key), "cpu", numel))
+
+
+class _Carrier:
+    """Writes the tensors of one source stream."""
+
+    def __init__(self, writer: _Writer, storages: Mapping[str, StoredStorage]) -> None:
+        self._writer = writer
+        self._stored = storages
+        self._made: dict[str, Storage] = {}
+
+    def replace(self, value: Any) -> Any:
+        """Return what to write in place of a value of the source's tree."""
+        if type(value) is TensorRef:
+            return self._tensor(value)
+        if type(value) is StorageRef:
+            kind = _UNTYPED if value.untyped else _typed(value.dtype) or _UNTYPED
+            return self._writer.storage(self._storage(value.key), kind, value.numel)
+        return self._writer.replace(value)
+
+    def _tensor(self, ref: TensorRef) -> Any:
+        view = Tensor(self._storage(ref.key), ref.dtype, ref.shape, ref.strides, ref.storage_offset)
+        made = self._writer.replace(view)
+        flags = {name: True for name in ("conj", "neg") if getattr(ref, name)}
+        *args, _, hooks = made.args[:6]
+        made.args = (*args, ref.requires_grad, hooks, *made.args[6:], *((flags,) if flags else ()))
+        if ref.parameter:
+            return Call(_PARAMETER, (made, ref.requires_grad, Call(_HOOKS)))
+        return made
+
+    def _storage(self, key: str) -> Storage:
+        made = self._made.get(key)
+        if made is None:
+            stored = self._stored[key]
+            inside = stored.inline
+            segment = Stored(stored.extent) if inside is None else Literal(inside)
+            made = self._made[key] = Storage((segment,))
+        return made
+
+
+def names_of(value: Any) -> Global:
+    """Return the name that stands for a value of the reader's table: a dtype, a function, a class.
+
+    Raises:
+        UnsupportedError: it is of no table.
+    """
+    if type(value) is DType:
+        return Global("torch", value.name)
+    if isinstance(value, type) or type(value) is StorageType:
+        name = _names().get(value)
+        if name is not None:
+            return name
+    what = value.__name__ if isinstance(value, type) else type(value).__name__
+    raise UnsupportedError(f"a {what} cannot be written as torch.save writes it")
+
+
+def _typed(dtype: DType) -> Global | None:
+    """Return the storage class of a type; None where torch has none and stores plain bytes.
+
+    Raises:
+        UnsupportedError: torch has no such type, or its tensors need more than their elements.
+    """
+    if dtype.name in _UNTYPED_TYPES:
+        return None
+    for name in dtype.storages:
+        if BY_STORAGE[name] is dtype and dtype.family != "opaque":
+            return Global("torch", name)
+    raise UnsupportedError(f"torch.save has no way to write a tensor of {dtype.name}")
+
+
+_names_cache: dict[Any, Global] = {}
+
+
+def _names() -> Mapping[Any, Global]:
+    """Return the table turned round: what a name stands for -> the name."""
+    if not _names_cache:
+        for qualname, found in TABLE.items():
+            value = sealed(found) if type(found) is FunctionType else found
+            if isinstance(value, type) or type(value) is StorageType:
+                module, _, name = qualname.rpartition(".")
+                _names_cache.setdefault(value, Global(module, name))
+    return _names_cache
+
+
+_V2 = Global("torch._utils", "_rebuild_tensor_v2")
+_V3 = Global("torch._utils", "_rebuild_tensor_v3")
+_PARAMETER = Global("torch._utils", "_rebuild_parameter")
+_HOOKS = Global("collections", "OrderedDict")
+_UNTYPED = Global("torch.storage", "UntypedStorage")
+# Types of torch without a storage class: `torch/_tensor.py` writes them as untyped bytes.
+_UNTYPED_TYPES = frozenset((
+    "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8",
+    "bits2x4", "bits4x2",
+))  # fmt: skip

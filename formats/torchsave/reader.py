@@ -1,0 +1,329 @@
+"""Opened files of torch.save, and how they are opened (see `torchsave`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, ClassVar
+
+from ftckpt.checkpoint import (
+    Checkpoint,
+    Commit,
+    CommitState,
+    Extent,
+    ObjectInfo,
+    Record,
+    Scalar,
+    StepRole,
+    TensorInfo,
+)
+from ftckpt.checkpoint.dtypes import decode_scalar
+from ftckpt.checkpoint.steps import role_of, step_of
+from ftckpt.errors import CorruptError, FtckptError, IncompleteError, NotFoundError
+from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.formats.dcp.stored_names import Place
+from ftckpt.formats.huggingface.index import (
+    Index,
+    check_index,
+    check_index_size,
+    check_total_size,
+    parse_index,
+    shard_name,
+)
+from ftckpt.formats.pickles.walk import at
+from ftckpt.formats.ranks.inside import ranks_inside
+from ftckpt.formats.safetensors.names import is_beside
+from ftckpt.formats.state.training_tree import Found, TrainingTree
+from ftckpt.formats.torch_files.parse_files import check_streams, parse_files
+from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.source import Source
+
+from .names import INDEX, SHARD, STEMS
+
+_LIGHTNING = ("pytorch-lightning_version", "lightning_version")
+
+
+def open_torchsave(source: Source) -> Checkpoint:
+    """Parse the pickles of a file or of a folder's weights (see `TorchSave.open`)."""
+    if source.single:
+        return _open_single(source)
+    names = [n for n in source.entries if "/" not in n]
+    indexes = [n for n in names if INDEX.fullmatch(n)]
+    if indexes:
+        main = min(indexes, key=lambda n: (not n.startswith(STEMS), len(n), n))
+        check_index_size(main, source.size(main))
+        index = parse_index(source.read(main), main)
+        present = [n for n in index.files() if n in source.entries]
+        return open_files(source, present, role="model", index=index)
+    whole = [f"{stem}.bin" for stem in STEMS if f"{stem}.bin" in source.entries]
+    if whole:
+        return open_files(source, whole[:1], role="model")
+    shards = sorted(n for n in names if SHARD.fullmatch(n))
+    if not shards:
+        raise NotFoundError(f"{source.url} holds no pytorch_model.bin")
+    first = shard_name(shards[0])
+    if first is None or first.total > 1:
+        missing = f"{first.stem if first else 'pytorch_model'}.bin.index.json"
+        raise IncompleteError(
+            f"{missing} is not there: the index is written last, so the save did not finish",
+            hint="a later save may be complete",
+            kind="uncommitted",
+            file=missing,
+        )
+    return open_files(source, shards, role="model")
+
+
+def _open_single(source: Source) -> Checkpoint:
+    """Open one file, which may hold one state or the shards of several ranks."""
+    names = list(source.entries)
+    parsed = parse_files(source, names)
+    for stream in parsed.values():
+        if isinstance(stream, TorchStream):
+            try:
+                inside = ranks_inside(stream.tree)
+            except FtckptError as error:
+                error.file = stream.file
+                raise
+            if inside is not None:
+                from ftckpt.formats.ranks.one_file import open_one_file
+
+                return open_one_file(source, stream, inside)
+    return open_files(source, names, parsed=parsed)
+
+
+@dataclass(kw_only=True)
+class TorchSaveCheckpoint(Checkpoint):
+    """One or more opened files.
+
+    Attributes:
+        streams: of each file that could be parsed.
+        trees: what those hold.
+        index: the index of a sharded folder.
+    """
+
+    format: ClassVar[str] = "torchsave"
+
+    streams: Mapping[str, TorchStream] = field(default_factory=dict)
+    trees: Mapping[str, TrainingTree] = field(default_factory=dict)
+    index: Index | None = None
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """One file holds the whole state."""
+        return True
+
+    def members(self) -> Iterable[str]:
+        """Yield the files, their index, and what belongs to a model folder."""
+        files = set(self.streams) | {f.file for f in self.found if f.file}
+        if self.index is not None:
+            files |= {self.index.file, *self.index.files()}
+        if not self.source.single:
+            files |= {n for n in self.source.entries if is_beside(n)}
+        yield from sorted(n for n in files if not n.startswith("ftckpt.manifest"))
+
+    def load_object(self, name: str) -> Any:
+        """Return one object as inert data."""
+        info = self.objects[name]
+        return at(self.streams[info.extent.file].tree, info.field)
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
+        yield from self.found
+        yield from check_streams(self.source, self.streams)
+        if self.index is None:
+            return
+        held = {
+            file: frozenset(found.stored_name for found in tree.tensors)
+            for file, tree in self.trees.items()
+        }
+        yield from check_index(self.index, held, self.source.entries)
+        if len(held) == len(self.index.files()):
+            once = (i.nbytes for k, i in self.tensors.items() if k not in self.aliases)
+            yield from check_total_size(self.index, sum(once))
+        named = set(self.index.files())
+        for name in self.source.entries:
+            if SHARD.fullmatch(name) and name not in named:
+                what = f"{name} is a shard that no index names, left by another save"
+                yield finding("stale-shard", what, file=name)
+
+    def records(self) -> Iterator[Record]:
+        """Yield every record of every zip; a storage belongs to the first tensor that uses it."""
+        owners = {
+            (info.pieces[0].extent.file, key): name
+            for name, (info, key) in reversed(self._storages().items())
+        }
+        for file, stream in self.streams.items():
+            for name, extent, crc in stream.records:
+                owner = owners.get((file, name.removeprefix("data/")), f"{file}:{name}")
+                yield Record(extent, crc, owner)
+
+    def _storages(self) -> dict[str, tuple[TensorInfo, str]]:
+        """Return tensor key -> the tensor and its storage's key, in the file's order."""
+        keys = {
+            found.where: found.ref.key for tree in self.trees.values() for found in tree.tensors
+        }
+        return {
+            key: (info, keys[place])
+            for key, info in self.tensors.items()
+            if (place := Place(info.component, info.kind, info.name)) in keys
+        }
+
+    def scalars(self, limit: int) -> Iterator[Scalar]:
+        """Yield step counters: those in the pickle, then the optimizer's tensors."""
+        order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}
+        for file, tree in self.trees.items():
+            found = [
+                Scalar(file, n.name, n.value, role)
+                for n in tree.numbers
+                if (role := role_of(n.name, optimizer=n.optimizer)) is not None
+            ]
+            found.sort(key=lambda scalar: order[scalar.role])
+            yield from found[:limit]
+            if len(found) < limit:
+                yield from self._step_tensors(file, tree, limit - len(found))
+
+    def _step_tensors(self, file: str, tree: TrainingTree, limit: int) -> Iterator[Scalar]:
+        steps = [f for f in tree.tensors if _is_step(f)][:limit]
+        spans = [f.ref.span(self.streams[file].storages) for f in steps]
+        for found, data in zip(steps, self.source.read_many(spans), strict=True):
+            value = decode_scalar(found.ref.dtype, data)
+            if value is not None and isfinite(value):
+                yield Scalar(file, found.where.name, value, StepRole.OPTIMIZER)
+
+    def fields(self) -> Iterable[str]:
+        """Names of the non-tensor state of all files."""
+        yield from dict.fromkeys(name for tree in self.trees.values() for name in tree.names)
+
+
+def _is_step(found: Found) -> bool:
+    optimizer = found.where.component == "optimizer"
+    return (
+        optimizer
+        and found.ref.numel == 1
+        and found.ref.dtype.itemsize > 0
+        and role_of(found.where.name, optimizer=True) is not None
+    )
+
+
+def open_files(
+    source: Source,
+    names: Sequence[str],
+    *,
+    role: str = "",
+    label: str = "",
+    index: Index | None = None,
+    weights: Sequence[tuple[str, Any]] = (),
+    parsed: Mapping[str, TorchStream | CorruptError] | None = None,
+) -> TorchSaveCheckpoint:
+    """Open some files of a place as one checkpoint.
+
+    Args:
+        source: the place.
+        names: the files.
+        role: `model`, `optimizer` or `state` where names decide what they are (`TrainingTree`).
+        label: what the state in them is called.
+        index: the index that names them.
+        weights: (name, what has its shape) of the model's parameters, where the model lies in
+            other files and the optimizer in these.
+        parsed: the files, where they are parsed already.
+
+    Raises:
+        CorruptError: the only file is damaged.
+        UnsafeError, UnsupportedError: see `TorchSave.open`.
+    """
+    parsed = parse_files(source, names) if parsed is None else parsed
+    streams = {file: s for file, s in parsed.items() if isinstance(s, TorchStream)}
+    errors = [error for error in parsed.values() if isinstance(error, CorruptError)]
+    if errors and index is None:
+        raise errors[0]
+    trees = {
+        f: TrainingTree(s, role=role, label=label, weights=weights) for f, s in streams.items()
+    }
+    damage = [from_error(error) for error in errors]
+    tensors: dict[str, TensorInfo] = {}
+    aliases: dict[str, str] = {}
+    objects: dict[str, ObjectInfo] = {}
+    for file, tree in trees.items():
+        owners: dict[tuple[Any, ...], str] = {}
+        for found in tree.tensors:
+            info = found.info(streams[file])
+            key = info.key
+            if tensors.setdefault(key, info) is not info:
+                damage.append(_twice(tensors[key], info))
+                continue
+            ref = found.ref
+            view = (ref.key, ref.storage_offset, ref.shape, ref.strides, ref.dtype.name)
+            owner = owners.setdefault(view, key)
+            if owner is not key and ref.numel:
+                aliases[key] = owner
+        for name, path in tree.objects.items():
+            objects.setdefault(
+                name, ObjectInfo(name, _pickle_of(source, streams[file]), None, path)
+            )
+    marker = "" if index is None else index.file
+    checkpoint = TorchSaveCheckpoint(
+        source=source,
+        tensors=tensors,
+        objects=objects,
+        aliases=aliases,
+        commit=Commit(CommitState.COMMITTED if marker else CommitState.NO_MARKER, marker),
+        dialect=_dialect(streams),
+        notes=[*_notes(streams, trees), *_links(source, streams)],
+        streams=streams,
+        trees=trees,
+        index=index,
+        found=damage,
+    )
+    checkpoint.step = step_of(checkpoint.scalars(1))
+    return checkpoint
+
+
+def _twice(first: TensorInfo, second: TensorInfo) -> Finding:
+    here, there = first.pieces[0].extent.file, second.pieces[0].extent.file
+    return finding(
+        "duplicate-tensor", f"{first.key} is in {here} and in {there}", file=there, tensor=first.key
+    )
+
+
+def _pickle_of(source: Source, stream: TorchStream) -> Extent:
+    if stream.archive is None:
+        return Extent(stream.file, 0, source.size(stream.file))
+    member = stream.archive.members["data.pkl"]
+    return Extent(stream.file, member.offset, member.size)
+
+
+def _notes(
+    streams: Mapping[str, TorchStream], trees: Mapping[str, TrainingTree]
+) -> Iterator[Finding]:
+    for file, stream in streams.items():
+        if stream.opaque:
+            yield finding(
+                "opaque-object",
+                f"{file} names classes that are kept inert: {listed(stream.opaque)}",
+                file=file,
+            )
+        for remark in trees[file].remarks:
+            yield finding("note", f"{file}: {remark}", file=file)
+
+
+def _links(source: Source, files: Iterable[str]) -> Iterator[Finding]:
+    for name in files:
+        link = source.entries[name].link
+        if link is not None:
+            yield finding("link-followed", f"{name} is a link to {link}", file=name)
+
+
+def _dialect(streams: Mapping[str, TorchStream]) -> str:
+    said = []
+    for stream in streams.values():
+        if isinstance(stream.tree, dict):
+            version = next((stream.tree[k] for k in _LIGHTNING if k in stream.tree), None)
+            if isinstance(version, str) and len(version) < 40:
+                said.append(f"written by Lightning {version}")
+        if stream.legacy:
+            said.append("legacy stream, before torch 1.6")
+        if stream.plain:
+            said.append("a plain pickle (pickle.dump)")
+    return ", ".join(dict.fromkeys(said))

@@ -1,0 +1,161 @@
+"""Lay out one file of torch.save that holds everything.
+
+A source that has a nested state of its own keeps it: one or several torch.save files, and a
+distributed checkpoint that recorded its key paths. Any other becomes what trainers save most:
+
+    {"model": state_dict, "optimizer": {"state": …, "param_groups": […]}, <other state by name>}
+
+and content of weights alone a bare state_dict. An optimizer that numbered its parameters keeps the
+numbers; where the source has none, its state is under the parameters' names. Tensors that share
+their values in the source share one storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
+from ftckpt.formats.state.nested import IsList, NestedState
+from ftckpt.formats.state.objects import StateObjects, numbered
+from ftckpt.formats.state.paths import owner_of, recorded_paths, tensor_paths, with_aliases
+from ftckpt.formats.state.training_tree import MODELS, OPTIMIZERS
+from ftckpt.formats.torch_files.values import TensorRef
+from ftckpt.formats.torch_files.write_tree import Carried, Tensor, pickled, save
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Layout, OutputFile, Wishes
+
+from .reader import TorchSaveCheckpoint
+
+FILE = "checkpoint.pt"
+# Where torch's optimizers have their groups; readers know an optimizer by them.
+_GROUPS: Path = ("optimizer", "param_groups")
+
+
+class TorchSaveWriter:
+    """The writer of the format `torchsave` (fits `ftckpt.transfer.layout.Writer`)."""
+
+    name = "torchsave"
+    single = True
+    grants = ()
+
+    def layout(self, content: Content, wishes: Wishes) -> Layout:
+        """Lay out `content` as one file.
+
+        Raises:
+            UnsupportedError: a tensor of a type that torch.save cannot write.
+        """
+        content = with_aliases(content)
+        nesting = _nesting(content)
+        state = NestedState()
+        unplaced = [*nesting.lost, *_put_tensors(content, nesting, state)]
+        unplaced += _put_objects(content, nesting, state)
+        for path in {path[:-3] for path in nesting.tensors.values() if path[-3:-2] == ("state",)}:
+            # torch's optimizers always have groups (see `_GROUPS`).
+            if path and path[0] in OPTIMIZERS and "param_groups" not in state.below(path):
+                state.put((*path, "param_groups"), [])
+        tree = state.settled(nesting.is_list)
+        return Layout(files=[OutputFile(FILE, save(tree, folder="checkpoint"))], unplaced=unplaced)
+
+
+class _Nesting(NamedTuple):
+    """How the state is nested.
+
+    Attributes:
+        tensors: key -> path.
+        lost: keys that no path leads back to.
+        objects: name -> path, for those that have one of their own.
+        is_list: whether the container at a path is a list.
+    """
+
+    tensors: Mapping[str, Path]
+    lost: list[str]
+    objects: Mapping[str, Path]
+    is_list: IsList
+
+
+def _nesting(content: Content) -> _Nesting:
+    checkpoint = content.checkpoint
+    recorded = recorded_paths(checkpoint)
+    if recorded.tensors and not recorded.flat:
+        paths, lost = tensor_paths(content, recorded.tensors)
+        return _Nesting(paths, lost, recorded.objects, lambda path: True)
+    if isinstance(checkpoint, TorchSaveCheckpoint):
+        own = _own_paths(checkpoint)
+        if own.keys() >= content.tensors.keys():
+            trees = [stream.tree for stream in checkpoint.streams.values()]
+            return _Nesting(
+                {key: own[key] for key in content.tensors},
+                [],
+                {name: info.field for name, info in content.objects.items()},
+                lambda path: any(_is_list(tree, path) for tree in trees),
+            )
+    bare = not content.objects and all(w.component == "model" for w in content.tensors.values())
+    if bare and not any(w.name in (*MODELS, *OPTIMIZERS) for w in content.tensors.values()):
+        return _Nesting({key: (w.name,) for key, w in content.tensors.items()}, [], {}, _never)
+    paths, lost = tensor_paths(content, numbered(content))
+    objects = {n: _GROUPS for n in content.objects if n == dotted(_GROUPS)}
+    return _Nesting(paths, lost, objects | dict(recorded.nested_objects()), _never)
+
+
+def _own_paths(checkpoint: TorchSaveCheckpoint) -> dict[str, Path]:
+    """Return key -> path of the tensors that are views of the source's trees."""
+    paths: dict[tuple[str, str], Path] = {}
+    for file, stream in checkpoint.streams.items():
+        for path, value in leaves(stream.tree):
+            if type(value) is TensorRef and path and not (value.conj or value.neg):
+                paths[file, dotted(path)] = path
+    found = {}
+    for key, info in checkpoint.tensors.items():
+        where = (info.pieces[0].extent.file, info.stored_name or info.name)
+        if where in paths:
+            found[key] = paths[where]
+    return found
+
+
+def _put_tensors(content: Content, nesting: _Nesting, state: NestedState) -> list[str]:
+    made: dict[str, Tensor] = {}
+    unplaced = []
+    for key, path in nesting.tensors.items():
+        owner = owner_of(content, key)
+        tensor = made.get(owner) or made.setdefault(owner, Tensor.of(content.whole(owner)))
+        if not state.put(path, tensor):
+            unplaced.append(key)
+    return unplaced
+
+
+def _put_objects(content: Content, nesting: _Nesting, state: NestedState) -> list[str]:
+    trees = StateObjects(content, recorded_paths(content.checkpoint).objects)
+    unplaced = []
+    for name in content.objects:
+        try:
+            parts = list(trees.nested(name, nesting.objects.get(name)))
+            pickled([part.value for part in parts])  # all of an object or nothing
+        except UnsupportedError:
+            unplaced.append(name)
+            continue
+        placed = [_put(state, part.path, part.value) for part in parts]
+        if not all(placed):
+            unplaced.append(name)
+    return unplaced
+
+
+def _put(state: NestedState, path: Path, value: Carried) -> bool:
+    """Put an object; one that is a dict may share its place with tensors."""
+    if isinstance(value.value, dict) and (state.below(path) or not path):
+        members = value.value.items()
+        placed = [_put(state, (*path, k), Carried(v, value.storages)) for k, v in members]
+        return all(placed)
+    return bool(path) and state.put(path, value)
+
+
+def _is_list(tree: object, path: Path) -> bool:
+    try:
+        return type(at(tree, path)) is list
+    except KeyError:
+        return False
+
+
+def _never(path: Path) -> bool:
+    return False

@@ -1,0 +1,88 @@
+"""A directory that a trainer fills with several files: weights, optimizer, scheduler, RNG.
+
+- Hugging Face Trainer, `checkpoint-N/`: the weights in any Hugging Face layout, `optimizer.pt`,
+  `scheduler.pt`, `rng_state[_R].pth`, `scaler.pt`, `training_args.bin`, and `trainer_state.json`,
+  which is written last.
+- accelerate, any directory: weights, `optimizer.bin`, `scheduler.bin`, `sampler.bin`,
+  `dl_state_dict.bin`, `scaler.pt`, `random_states_R.pkl`; under FSDP the weights and the optimizer
+  are DCP folders `pytorch_model_fsdp_0/` and `optimizer_0/`, or with `use_dcp=False` one file a
+  rank: `pytorch_model_fsdp_0_rank0.bin`, `optimizer_0_rank0.bin`.
+
+Each part is opened by its own format and the whole reads as one checkpoint.
+Sources: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointing.py`,
+`accelerate/utils/fsdp_utils.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.recognise import Format, Listing, Recognition
+from ftckpt.storage.source import Source
+
+from .names import DEEPSPEED, FOLDER, OF_TRAINER, STATE, fits_here, is_state, without_weights
+
+if TYPE_CHECKING:
+    from .checkpoint import BundleCheckpoint
+
+
+class Bundle:
+    """The format `bundle` (see the module's docstring)."""
+
+    name = "bundle"
+
+    def __init__(self, formats: Sequence[Format]) -> None:
+        """Keep the formats that read the parts, in the order in which they are asked.
+
+        Args:
+            formats: `dcp` for folders; what reads weights lying in the directory itself.
+        """
+        self._formats = tuple(formats)
+
+    def recognise(self, listing: Listing) -> Recognition | None:
+        """Know it by state files beside weights, by accelerate's FSDP folders, or by state alone.
+
+        Without its weights it must not be taken for a root of single files.
+        """
+        if listing.single:
+            return None
+        folders = sorted(d for d in listing.directories if FOLDER.fullmatch(d))
+        folders = [d for d in folders if self._of(listing.inside(d)) is not None]
+        state = sorted(n for n in listing.files if is_state(n) and not n.startswith("training"))
+        tags = sorted(d for d in listing.directories if DEEPSPEED.fullmatch(d))
+        weights = self._of(listing)
+        whole = weights is not None or (tags and STATE in state) or without_weights(state)
+        if not (folders or (state and whole)):
+            return None
+        commit = CommitState.NO_MARKER
+        if STATE in listing.files:
+            commit = CommitState.COMMITTED
+        elif any(OF_TRAINER.fullmatch(n) for n in listing.files):
+            commit = CommitState.UNCOMMITTED
+        parts = [r for d in folders if (r := self._of(listing.inside(d))) is not None]
+        if commit is CommitState.NO_MARKER and parts:
+            commit = parts[0].commit
+        if weights is not None:
+            parts.append(weights)
+        if any(part.commit is CommitState.UNCOMMITTED for part in parts):
+            commit = CommitState.UNCOMMITTED
+        seen = [*folders, *state] if weights is None else [weights.reason[4:], *folders, *state]
+        return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
+
+    def _of(self, listing: Listing) -> Recognition | None:
+        fitting = (f for f in self._formats if fits_here(f.name, listing.files))
+        return next((r for f in fitting if (r := f.recognise(listing)) is not None), None)
+
+    def open(self, source: Source) -> BundleCheckpoint:
+        """Open every part.
+
+        Raises:
+            IncompleteError: a part is not committed, or the Trainer's last file is not there.
+            UnsupportedError: a part is of a layout that is not read.
+            CorruptError, UnsafeError: see the parts' formats.
+        """
+        from .reader import open_bundle
+
+        return open_bundle(source, self._formats)

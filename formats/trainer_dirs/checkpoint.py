@@ -1,0 +1,180 @@
+"""The parts of a bundle, and the checkpoint that they make together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding
+from ftckpt.formats.pickles.field_names import field_names
+from ftckpt.formats.state.training_tree import MAX_NAMES
+from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.progress import NULL, Counter
+
+
+class Part(NamedTuple):
+    """One part, opened by its own format.
+
+    Attributes:
+        prefix: what its file names lack: `optimizer_0/`, or "" for files in the directory itself.
+        checkpoint: the opened part.
+        rank: whose state it is, where it is kept by rank.
+    """
+
+    prefix: str
+    checkpoint: Checkpoint
+    rank: int | None = None
+
+    def moved(self, found: Finding) -> Finding:
+        """Return a finding with the file's name as the whole checkpoint has it."""
+        if not self.prefix or found.file is None:
+            return found
+        message = _named(found.message, found.file, self.prefix)
+        return replace(found, file=self.prefix + found.file, message=message)
+
+
+@contextmanager
+def in_part(prefix: str) -> Iterator[None]:
+    """Complete the file's name in errors that a part raises."""
+    try:
+        yield
+    except FtckptError as error:
+        if error.file is not None and prefix:
+            error.message = _named(error.message, error.file, prefix)
+            error.args = (error.message,)
+            error.hint = _named(error.hint, error.file, prefix)
+            error.file = prefix + error.file
+        raise
+
+
+def _named(message: str, file: str, prefix: str) -> str:
+    """Return a sentence with a file's name completed: several parts have a file of that name."""
+    whole = rf"(?<![\w./-]){re.escape(file)}(?![\w/-])"
+    return re.sub(whole, lambda _: prefix + file, message)
+
+
+class Prefixed(LazyPieces):
+    """Pieces of a part whose files lie below a folder; made when they are asked for."""
+
+    __slots__ = ("_pieces", "_prefix")
+
+    def __init__(self, pieces: Sequence[Piece], prefix: str) -> None:
+        self._pieces, self._prefix = pieces, prefix
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[Piece]:
+        for piece in self._pieces:
+            yield _prefixed(piece, self._prefix)
+
+    def piece(self, index: int) -> Piece:
+        """Return one piece; `index` is in range."""
+        return _prefixed(self._pieces[index], self._prefix)
+
+    def box(self, index: int) -> Box:
+        """Return the box of one piece."""
+        return self._pieces[index].box
+
+
+def _prefixed(piece: Piece, prefix: str) -> Piece:
+    return piece._replace(extent=piece.extent._replace(file=prefix + piece.extent.file))
+
+
+@dataclass(kw_only=True)
+class BundleCheckpoint(Checkpoint):
+    """Several parts as one checkpoint.
+
+    Attributes:
+        parts: in the order weights, optimizer, other state.
+        owners: name of an object -> its part and its name there.
+        state: what trainer_state.json holds; None where there is none.
+    """
+
+    format: ClassVar[str] = "bundle"
+
+    parts: Sequence[Part]
+    owners: Mapping[str, tuple[Part, str]]
+    state: Any = None
+
+    @property
+    def loads_at_any_world(self) -> bool:
+        """Each part must."""
+        return all(part.checkpoint.loads_at_any_world for part in self.parts)
+
+    def _part_of(self, file: str) -> Part:
+        for part in self.parts:
+            if part.prefix and file.startswith(part.prefix):
+                return part
+        for part in self.parts:
+            if not part.prefix and file in part.checkpoint.source.entries:
+                return part
+        raise KeyError(file)
+
+    def members(self) -> Iterable[str]:
+        """Yield the members of all parts, and the state file beside them."""
+        seen = {part.prefix + n for part in self.parts for n in part.checkpoint.members()}
+        if self.state is not None:
+            seen.add("trainer_state.json")
+        yield from sorted(seen)
+
+    def load_object(self, name: str) -> Any:
+        """Return one object of one part."""
+        if name == "trainer_state":
+            return self.state
+        part, inner = self.owners[name]
+        with in_part(part.prefix):
+            return part.checkpoint.load_object(inner)
+
+    def payload(self, piece: Piece) -> Payload:
+        """Let the part find the elements."""
+        part = self._part_of(piece.extent.file)
+        file = piece.extent.file.removeprefix(part.prefix)
+        with in_part(part.prefix):
+            found = part.checkpoint.payload(piece._replace(extent=piece.extent._replace(file=file)))
+        return found._replace(extent=found.extent._replace(file=part.prefix + found.extent.file))
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield what each part finds, and where the parts do not fit together."""
+        yield from self.found
+        known = frozenset(self.found)  # a part says again what was wrong as it was opened
+        for part in self.parts:
+            with in_part(part.prefix):
+                for found in part.checkpoint.check(counter):
+                    moved = part.moved(found)
+                    if moved not in known:
+                        yield moved
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records of all parts."""
+        for part in self.parts:
+            for record in part.checkpoint.records():
+                if part.prefix:
+                    extent = record.extent._replace(file=part.prefix + record.extent.file)
+                    record = record._replace(extent=extent)
+                yield record
+
+    def scalars(self, limit: int) -> Iterator[Scalar]:
+        """Yield the Trainer's own step and the counters of all parts."""
+        step = self.state.get("global_step") if isinstance(self.state, dict) else None
+        if type(step) is int:
+            yield Scalar("trainer_state.json", "global_step", float(step), StepRole.ITERATION)
+        for part in self.parts:
+            for scalar in part.checkpoint.scalars(limit):
+                yield scalar._replace(file=part.prefix + scalar.file)
+
+    def fields(self) -> Iterable[str]:
+        """Names of the non-tensor state of all parts."""
+        for part in self.parts:
+            yield from part.checkpoint.fields()
+        if self.state is not None:
+            yield "trainer_state"
+            for number, name in enumerate(field_names(self.state)):
+                if number == MAX_NAMES:
+                    break
+                yield f"trainer_state.{name}"

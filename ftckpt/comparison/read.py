@@ -1,0 +1,258 @@
+"""Read tensors of two checkpoints side by side, in blocks, and tally what differs.
+
+A block that is the same on both sides costs a comparison of bytes and no arithmetic. What the norm
+of a tensor needs of such blocks is read once more at the end, and only of tensors that changed.
+Where a side is decoded, copies of this process do it (`ftckpt.workers.processes`), and the tensors
+of a parameter lie side by side, because a block of one may be what the others are decoded from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import NamedTuple
+
+from ftckpt.errors import FtckptError
+from ftckpt.progress import NULL, Counter
+from ftckpt.transfer.content import Content, Shard
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.workers.buffers import buffer, same, size_for
+from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.processes import run as spread
+from ftckpt.workers.threads import run
+
+from .arithmetic import Tally, Tolerance, measure, unchanged
+from .record_sums import ReadSums, Run
+
+_TASK = 32 << 20  # bytes of a tensor compared by one task
+_BATCH, _TOGETHER = 2 << 20, 256  # bytes and number of small tensors compared by one task
+_SIDE_BY_SIDE = 1 << 20  # elements of each tensor of one parameter that are compared in turn
+_OURS_SLOT, _THEIRS_SLOT = 4, 5
+
+
+class Work(NamedTuple):
+    """Two shards of one shape to compare.
+
+    Attributes:
+        name: whose result it is; the caller's own.
+        ours: and whether it is of the second checkpoint.
+        theirs: the same.
+    """
+
+    name: str
+    ours: tuple[bool, Shard]
+    theirs: tuple[bool, Shard]
+
+
+@dataclass(slots=True)
+class Found:
+    """What became of one piece of work.
+
+    Attributes:
+        tally: what was counted.
+        error: why it could not be read to its end.
+    """
+
+    tally: Tally = field(default_factory=Tally)
+    error: FtckptError | None = None
+    equal: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Part(NamedTuple):
+    work: Work
+    start: int
+    stop: int
+    equal: bool  # whether it is known to be equal, and only its norm is wanted
+
+    @property
+    def nbytes(self) -> int:
+        return self.work.ours[1].dtype.nbytes(self.stop - self.start)
+
+
+class _Done(NamedTuple):
+    name: str
+    tally: Tally
+    nbytes: int
+    equal: list[tuple[int, int]]
+    error: FtckptError | None = None
+    runs: Sequence[Sequence[Run]] = ()  # what was read of each checkpoint
+
+
+class Readers:
+    """Both checkpoints, open for reading by many threads.
+
+    Args:
+        ours: the first.
+        theirs: the second.
+        sums: sum up what is read of the two.
+        limiter: bounds the rate of reading, of both together.
+    """
+
+    def __init__(
+        self,
+        ours: Content,
+        theirs: Content,
+        sums: Sequence[ReadSums],
+        limiter: RateLimit | None = None,
+    ) -> None:
+        checkpoints = ours.checkpoint, theirs.checkpoint
+        self._sums = sums
+        self._sides = tuple(
+            Gatherer(one, limiter, observer)
+            for one, observer in zip(checkpoints, sums, strict=True)
+        )
+        self._block = max(size_for(one.source.store) for one in checkpoints)
+        self._checkpoints = checkpoints
+
+    def compare(
+        self,
+        works: Mapping[str, Work],
+        tolerance: Tolerance | None,
+        *,
+        jobs: int = 1,
+        forks: int = 0,
+        executor: Executor | None = None,
+        counter: Counter = NULL,
+    ) -> dict[str, Found]:
+        """Compare everything; what cannot be read is an answer too.
+
+        Args:
+            works: what to compare, by name.
+            tolerance: see `measure`.
+            jobs: number of threads.
+            forks: number of copies of this process instead, where there can be any: a gain where
+                a side is decoded.
+            executor: where to run instead of either.
+            counter: is told of the bytes of one side.
+        """
+        found = {name: Found() for name in works}
+
+        def compared(
+            tasks: Iterator[Sequence[_Part]], counter: Counter, jobs: int
+        ) -> Iterator[Sequence[_Done]]:
+            def do(task: Sequence[_Part]) -> Sequence[_Done]:
+                return [self._try(part, tolerance) for part in task]
+
+            return run(tasks, do, jobs=jobs, executor=executor)
+
+        def carry_out(parts: Iterable[Sequence[_Part]]) -> None:
+            for task in spread(
+                _batched(parts), compared, jobs=jobs, forks=forks, executor=executor
+            ):
+                for done in task:
+                    result = found[done.name]
+                    result.tally.add(done.tally)
+                    result.equal += done.equal
+                    result.error = result.error or done.error
+                    for sums, runs in zip(self._sums, done.runs, strict=False):
+                        sums.take(runs)
+                    counter.add(done.nbytes)
+
+        def wanted() -> Iterator[Sequence[_Part]]:
+            for several in self._side_by_side(works.values()):
+                parts = [part for part in several if found[part.work.name].error is None]
+                if parts:
+                    yield parts
+
+        def owed() -> Iterator[Sequence[_Part]]:
+            for name, result in found.items():
+                if result.tally.changed and result.error is None:
+                    for start, stop in result.equal:
+                        for place in _cut(works[name].ours[1], start, stop, _TASK):
+                            yield (_Part(works[name], *place, True),)
+
+        carry_out(wanted())
+        carry_out(owed())
+        return found
+
+    def close(self) -> None:
+        """Close every file."""
+        for side in self._sides:
+            side.close()
+
+    def _side_by_side(self, works: Iterable[Work]) -> Iterator[Sequence[_Part]]:
+        """Yield all parts of all works, those together of which some help to decode the others."""
+        if not any(one.helpers() for one in self._checkpoints):
+            for work in works:
+                yield from ((part,) for part in _parts(work, _TASK))
+            return
+        parameters: dict[str, list[Work]] = {}
+        for work in works:
+            parameters.setdefault(self._parameter(work), []).append(work)
+        for several in parameters.values():
+            lists = [_parts(work, work.ours[1].dtype.nbytes(_SIDE_BY_SIDE)) for work in several]
+            for together in zip_longest(*lists):
+                yield [part for part in together if part is not None]
+
+    def _parameter(self, work: Work) -> str:
+        """Return the parameter that a work's tensor is, or belongs to."""
+        second, shard = work.ours
+        if not shard.fills:
+            return work.name
+        return self._checkpoints[second].tensors[shard.fills[0].key].name
+
+    def _try(self, part: _Part, tolerance: Tolerance | None) -> _Done:
+        try:
+            done = self._norm(part) if part.equal else self._compare(part, tolerance)
+        except FtckptError as error:
+            done = _Done(part.work.name, Tally(), 0, [], error)
+        runs = [sums.drain() for sums in self._sums]
+        return done if part.equal else done._replace(runs=runs)  # else it was summed up before
+
+    def _compare(self, part: _Part, tolerance: Tolerance | None) -> _Done:
+        (one, ours), (two, theirs) = part.work.ours, part.work.theirs
+        tally = Tally()
+        equal: list[tuple[int, int]] = []
+        for start, stop in _cut(ours, part.start, part.stop, self._block):
+            count = stop - start
+            mine = buffer(ours.dtype.nbytes(count), _OURS_SLOT)
+            other = buffer(theirs.dtype.nbytes(count), _THEIRS_SLOT)
+            self._sides[one].fill(ours, start, stop, mine)
+            self._sides[two].fill(theirs, start, stop, other)
+            if ours.dtype == theirs.dtype and same(mine, other):
+                if equal and equal[-1][1] == start:
+                    equal[-1] = equal[-1][0], stop
+                else:
+                    equal.append((start, stop))
+                continue
+            tally.add(measure((ours.dtype, mine), (theirs.dtype, other), count, tolerance))
+        return _Done(part.work.name, tally, part.nbytes, equal)
+
+    def _norm(self, part: _Part) -> _Done:
+        one, ours = part.work.ours
+        tally = Tally()
+        for start, stop in _cut(ours, part.start, part.stop, self._block):
+            data = buffer(ours.dtype.nbytes(stop - start), _OURS_SLOT)
+            self._sides[one].fill(ours, start, stop, data)
+            tally.add(unchanged(ours.dtype, data, stop - start))
+        return _Done(part.work.name, tally, 0, [])
+
+
+def _parts(work: Work, nbytes: int) -> Iterator[_Part]:
+    shard = work.ours[1]
+    for start, stop in _cut(shard, 0, shard.numel, nbytes):
+        yield _Part(work, start, stop, False)
+
+
+def _batched(parts: Iterable[Sequence[_Part]]) -> Iterator[Sequence[_Part]]:
+    """Put small parts together: handing a task over costs as much as comparing kilobytes."""
+    task: list[_Part] = []
+    nbytes = 0
+    for several in parts:
+        task += several
+        nbytes += sum(part.nbytes for part in several)
+        if nbytes >= _BATCH or len(task) >= _TOGETHER:
+            yield task
+            task, nbytes = [], 0
+    if task:
+        yield task
+
+
+def _cut(shard: Shard, start: int, stop: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Cut a range of a shard's elements into runs of about `nbytes`."""
+    # Elements smaller than a byte can be cut where a byte ends.
+    step = max(8, nbytes * 8 // shard.dtype.bits) // 8 * 8
+    for begin in range(start, stop, step):
+        yield begin, min(begin + step, stop)

@@ -1,0 +1,198 @@
+"""Choose, by a sample, how a tensor is stored: against which reference, and in which form.
+
+The size of each way is estimated from the entropy of its bytes over some thousand elements. Nothing
+rests on the estimate but size and speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import log2
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftckpt.checkpoint.dtypes import DType
+
+from .blocks import Choice, Form, Reference
+from .entropy import Coder, compress
+from .fit_predictor import Fit
+from .planes import JOINED, Planes
+from .predict import predict
+from .words import difference, rotate, words_of
+
+if TYPE_CHECKING:
+    from .words import Array
+
+TINY = 1024  # bytes of a tensor that is not worth a choice
+_RUNS, _SHARE, _LEAST, _MOST = 8, 32, 4096, 32768
+_GAPS_FROM = 0.8  # share of unchanged words from which gaps beat a mask
+_SPARSE_FROM = 0.3
+
+
+class Effort(NamedTuple):
+    """How much is tried: ratio against speed.
+
+    Attributes:
+        predictions: whether the optimizer's rule is tried.
+        coders: which coders are tried on each plane.
+        price: bits of a byte that a plane must save to be coded, which takes several times as long
+            as to copy it.
+        price_upon: likewise of a plane of differences. More of them save a little, and what they
+            depend on must be read and subtracted as well.
+    """
+
+    predictions: bool
+    coders: tuple[Coder, ...]
+    price: float
+    price_upon: float
+
+
+EFFORTS: Mapping[int, Effort] = {
+    1: Effort(False, (Coder.HUFFMAN,), 0.25, 1.05),
+    2: Effort(True, (Coder.HUFFMAN, Coder.MATCHES), 0.12, 0.12),
+    3: Effort(True, (Coder.HUFFMAN, Coder.MATCHES, Coder.THOROUGH), 0.07, 0.07),
+}
+
+
+class Plan(NamedTuple):
+    """How one tensor is stored.
+
+    Attributes:
+        reference: against what.
+        fit: the rule of a prediction, with its coefficients; else None.
+        choice: the form of choice.
+        bits: estimated bits of a word, and the price of the work.
+    """
+
+    reference: Reference
+    fit: Fit | None
+    choice: Choice
+    bits: float
+
+
+def sample_ranges(elements: int) -> list[tuple[int, int]]:
+    """Return the runs of elements, as half-open ranges, that stand for a tensor."""
+    count = min(elements, max(_LEAST, min(_MOST, elements // _SHARE)))
+    runs = min(_RUNS, max(1, count // 512))
+    length = count // runs
+    if not length:
+        return []
+    starts = [number * (elements - length) // max(1, runs - 1) for number in range(runs)]
+    return [(start, start + length) for start in starts] if runs > 1 else [(0, length)]
+
+
+def untried(dtype: DType, *, upon_base: bool) -> Plan:
+    """Return how a tensor of at most `TINY` bytes is stored: as in the base, or else plain.
+
+    Nothing is read for it: a checkpoint may have more small tensors than large blocks.
+
+    Args:
+        dtype: of the tensor.
+        upon_base: whether the base has it.
+    """
+    reference = Reference.BASE if upon_base else Reference.NOTHING
+    return Plan(reference, None, Choice(Form.PLAIN), 8.0 * words_of(dtype).size)
+
+
+def choose(
+    dtype: DType,
+    values: Array,
+    base: Array | None,
+    fits: Sequence[tuple[Fit, Sequence[Array]]],
+    effort: Effort,
+) -> Plan:
+    """Choose how to store the tensor that a sample stands for.
+
+    Args:
+        dtype: of the tensor.
+        values: its sampled words.
+        base: the base's words at the same places; None where there is no base.
+        fits: rules that may be tried, each with the sampled words of what it needs.
+        effort: how much is tried.
+    """
+    import numpy as np
+
+    references: list[tuple[Reference, Fit | None, Array]] = []
+    if base is not None:
+        references.append((Reference.BASE, None, base))
+    for fit, arrays in fits:
+        guess = np.empty_like(values)
+        if predict(fit.rule, arrays, fit.coefficients, guess):
+            references.append((Reference.PREDICTION, fit, guess))
+    if not values.size:
+        return Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 0.0)
+    for kind, rule, reference in references:
+        if np.array_equal(values, reference):
+            return Plan(kind, rule, Choice(Form.DIFFERENCE), 0.0)
+    plans = list(_alone(dtype, values, effort))
+    for kind, rule, reference in references:
+        plans += _against(dtype, values, reference, kind, rule, effort)
+    return min(plans, key=lambda plan: plan.bits)
+
+
+def _alone(dtype: DType, values: Array, effort: Effort) -> Iterator[Plan]:
+    import numpy as np
+
+    size = values.itemsize
+    yield Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 8.0 * size)
+    planes, bits = _planes(values, effort.coders, effort.price)
+    yield Plan(Reference.NOTHING, None, Choice(Form.PLANES, planes), bits)
+    if words_of(dtype).rotates:
+        rotated = rotate(values, np.empty_like(values))
+        planes, bits = _planes(rotated, effort.coders, effort.price)
+        yield Plan(Reference.NOTHING, None, Choice(Form.ROTATED, planes), bits)
+
+
+def _against(
+    dtype: DType,
+    values: Array,
+    reference: Array,
+    kind: Reference,
+    rule: Fit | None,
+    effort: Effort,
+) -> Iterator[Plan]:
+    import numpy as np
+
+    apart = difference(values, reference, np.empty_like(values))
+    planes, bits = _planes(apart, effort.coders, effort.price_upon)
+    yield Plan(kind, rule, Choice(Form.DIFFERENCE, planes), bits)
+    if dtype.family not in ("float", "complex"):  # flags and packed bits do not carry
+        planes, bits = _planes(values ^ reference, effort.coders, effort.price_upon)
+        yield Plan(kind, rule, Choice(Form.XOR, planes), bits)
+    changed = apart[apart != 0]
+    same = 1 - changed.size / values.size
+    if same >= _SPARSE_FROM and changed.size:
+        # 1.05: what gaps and masks have been seen to take above the bound.
+        places = 1.05 * -(same * log2(same) + (1 - same) * log2(1 - same))
+        form = Form.GAPS if same >= _GAPS_FROM else Form.MASK
+        _, each = _planes(changed, effort.coders, effort.price_upon)
+        yield Plan(kind, rule, Choice(form), places + (1 - same) * each)
+
+
+def _planes(words: Array, tried: Sequence[Coder], price: float) -> tuple[Planes, float]:
+    """Return how to store the byte planes of sampled words, and the estimated bits of a word."""
+    columns = words.view("u1").reshape(-1, words.itemsize)
+    entropies = [_entropy(columns[:, plane]) for plane in range(words.itemsize)]
+    plain = [plane for plane, bits in enumerate(entropies) if bits > 8 - price]
+    noisy = next((p for p in range(words.itemsize) if p not in plain), words.itemsize)
+    joined = max(count for count in JOINED if count <= noisy and count < max(words.itemsize, 2))
+    bits = [8.0 if plane in plain else entropy for plane, entropy in enumerate(entropies)]
+    coders = [Coder.HUFFMAN] * words.itemsize
+    if len(tried) > 1:
+        for plane in set(range(words.itemsize)) - set(plain):
+            dense = columns[:, plane].tobytes()
+            sizes = {coder: len(compress(dense, coder)) for coder in tried}
+            best = min(tried, key=lambda coder: (sizes[coder], coder))
+            if sizes[best] < 0.97 * sizes[Coder.HUFFMAN]:  # the slower must be worth it
+                coders[plane] = best
+                bits[plane] = min(bits[plane], 8 * sizes[best] / len(dense))
+    coded = sum(0 < entropy < 8 for entropy in bits)
+    return Planes(joined, frozenset(plain), tuple(coders)), sum(bits) + coded * price
+
+
+def _entropy(plane: Array) -> float:
+    """Return the order-0 entropy of bytes, in bits."""
+    import numpy as np
+
+    counts = np.bincount(plane, minlength=256)
+    shares = counts[counts > 0] / plane.size
+    return float(-(shares * np.log2(shares)).sum())

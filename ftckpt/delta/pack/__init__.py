@@ -1,0 +1,1 @@
+"""Packing: what is stored against what, encoded, built, proven and shown."""

@@ -1,0 +1,256 @@
+"""Make the data files of a delta in a staging place, several at once, or take over what is there.
+
+A file's size is known only when its last block is encoded, so it is announced by the most that it
+can have. What an earlier run has finished is hashed again before it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from ftckpt.delta.codec.choose_encoding import Plan
+from ftckpt.delta.codec.encode import DeltaEncoder, Rows
+from ftckpt.delta.index import DataFile
+from ftckpt.delta.index.part_record import Receipt, Sums, plans_digest
+from ftckpt.digests.blocks import BLOCK, block_count
+from ftckpt.errors import RefusedError
+from ftckpt.manifest import FileDigest
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.store import Upload
+from ftckpt.transfer.layout import OutputFile, Zeros
+from ftckpt.transfer.staging import StagedFile, Staging
+from ftckpt.transfer.write.blocks import BlockMade
+from ftckpt.workers.processes import run as spread
+from ftckpt.workers.threads import run
+
+from .partition import Part
+
+_FLUSHES = 4  # files at a time that are being flushed, beside those being made
+
+
+@dataclass
+class BuiltFiles:
+    """What building gave.
+
+    Attributes:
+        rows: of the blocks of all tensors.
+        files: in the order of their numbers.
+        digests: of the files, in the same order.
+        sums: by tensor, those of the target's elements and of the base's.
+        taken_over: bytes that an earlier run had made.
+    """
+
+    rows: Rows
+    files: list[DataFile] = field(default_factory=list)
+    digests: list[FileDigest] = field(default_factory=list)
+    sums: dict[int, tuple[Sums, Sums]] = field(default_factory=dict)
+    taken_over: int = 0
+
+    def add(self, part: Part, receipt: Receipt) -> None:
+        """Take the rows and the sums of one file."""
+        for (tensor, block), stored in zip(part.blocks, receipt.blocks, strict=True):
+            self.rows.put(tensor, block, stored)
+        for tensor, (target, base) in receipt.sums.items():
+            ours, theirs = self.sums.get(tensor, (Sums(), Sums()))
+            self.sums[tensor] = ours.plus(target), theirs.plus(base)
+
+
+class _Encoded(NamedTuple):
+    part: Part
+    upload: Upload | None
+    receipt: Receipt
+    blocks: Sequence[BlockMade]
+    found: bool
+
+
+class _Made(NamedTuple):
+    """One file, whole; a few kilobytes, because it may come from another process.
+
+    Attributes:
+        number: of its part.
+        receipt: what was noted of it.
+        digests: of its blocks.
+        found: whether an earlier run had made it.
+    """
+
+    number: int
+    receipt: Receipt
+    digests: bytes
+    found: bool
+
+
+def build_files(
+    parts: Sequence[Part],
+    encoder: DeltaEncoder,
+    plans: Sequence[Plan],
+    staging: Staging,
+    *,
+    jobs: int = 1,
+    forks: int = 0,
+    counter: Counter = NULL,
+) -> BuiltFiles:
+    """Encode every block and write it.
+
+    Args:
+        parts: which blocks go into which file.
+        encoder: encodes them.
+        plans: how each tensor is stored.
+        staging: where the files are made; begun.
+        jobs: number of threads, each of which makes a file of its own.
+        forks: number of copies of this process that do, where there can be any.
+        counter: is told of the elements' bytes that are encoded or taken over.
+
+    Raises:
+        RefusedError: what an earlier run has put on an object store was encoded otherwise.
+        FtckptError: a source could not be read or the place not written; what was made stays.
+    """
+    built = BuiltFiles(Rows([pair.blocks for pair in encoder.pairs]))
+    done: dict[int, tuple[DataFile, FileDigest]] = {}
+    counter.start("packing", sum(part.nbytes for part in parts))
+    made_of = partial(_files, encoder=encoder, plans=plans, staging=staging)
+    forks = forks if staging.by_processes else 0
+    for made in spread(parts, made_of, jobs=jobs, forks=forks, counter=counter):
+        part, receipt = parts[made.number], made.receipt
+        built.add(part, receipt)
+        built.taken_over += receipt.size if made.found else 0
+        done[part.number] = (
+            DataFile(part.path, receipt.size),
+            FileDigest(part.path, receipt.size, made.digests),
+        )
+    for part in parts:
+        file, digest = done[part.number]
+        built.files.append(file)
+        built.digests.append(digest)
+    return built
+
+
+def _files(
+    parts: Iterator[Part],
+    counter: Counter,
+    jobs: int,
+    *,
+    encoder: DeltaEncoder,
+    plans: Sequence[Plan],
+    staging: Staging,
+) -> Iterator[_Made]:
+    """Yield the file of each part, made by so many threads."""
+    opened: dict[int, Upload] = {}
+
+    def encode(part: Part) -> _Encoded:
+        staged = staging.open(_file(part, part.nbytes), at_most=True)
+        if staged.upload is not None:
+            opened[part.number] = staged.upload
+        fingerprint = plans_digest(plans, (tensor for tensor, _ in part.blocks))
+        known = _taken_over(part, staged, staging, fingerprint)
+        if known is not None:
+            counter.add(part.nbytes)
+            numbers = range(max(1, block_count(known.size)))
+            return _Encoded(part, staged.upload, known, [staged.earlier[n] for n in numbers], True)
+        if staged.upload is None:
+            raise RefusedError(
+                f"an earlier run has encoded {part.path} otherwise",
+                hint="--restart builds it anew",
+                file=part.path,
+            )
+        receipt = Receipt(fingerprint)
+        writer = _Writer(part.path, staged.upload)
+        for tensor, block in part.blocks:
+            made = encoder.encode(tensor, block, plans[tensor])
+            target, base = receipt.sums.get(tensor, (Sums(), Sums()))
+            stored = made.at(part.number, writer.append(made.payload))
+            receipt.add(tensor, stored, target.and_of(made.target), base.and_of(made.base))
+            counter.add(made.nbytes)
+        receipt.size = writer.size
+        blocks = writer.end(receipt.dump())
+        for one in blocks:
+            staging.add(one)
+        return _Encoded(part, staged.upload, receipt, blocks, False)
+
+    def finish(encoded: _Encoded) -> _Made:
+        part, upload, receipt, blocks, found = encoded
+        if upload is not None:
+            upload.finish(receipt.size)
+            staging.finished(_file(part, receipt.size), blocks)
+            del opened[part.number]
+        digests = b"".join(made.digest for made in blocks) if receipt.size else b""
+        return _Made(part.number, receipt, digests, found)
+
+    try:
+        # A disk takes a while to flush a file; who encodes the next one does not wait for it.
+        yield from run(run(parts, encode, jobs=jobs, window=jobs), finish, jobs=_FLUSHES)
+    finally:
+        for upload in opened.values():
+            upload.close()
+
+
+class _Writer:
+    """Writes one data file from its beginning to its end.
+
+    Args:
+        path: the file's name.
+        upload: takes its bytes.
+    """
+
+    def __init__(self, path: str, upload: Upload) -> None:
+        import xxhash
+
+        self.size = 0
+        self._path = path
+        self._upload = upload
+        # A store that wants whole parts gets them at once.
+        self._held = bytearray() if upload.unit > 1 else None
+        self._state = xxhash.xxh3_128()
+        self._blocks: list[BlockMade] = []
+
+    def append(self, payload: bytes | memoryview) -> int:
+        """Write bytes at the end, and return where they lie."""
+        offset, view = self.size, memoryview(payload)
+        while view:
+            part = view[: BLOCK - self.size % BLOCK]
+            self._state.update(part)
+            if self._held is None:
+                self._upload.write(self.size, part)
+            else:
+                self._held += part
+            self.size += len(part)
+            view = view[len(part) :]
+            if self.size % BLOCK == 0:
+                self._end_block()
+        return offset
+
+    def end(self, note: str) -> list[BlockMade]:
+        """Write what is left; return the blocks, the last with a note: without it none counts."""
+        if self.size % BLOCK or not self.size:
+            self._end_block()
+        *rest, last = self._blocks
+        return [*rest, last._replace(note=note)]
+
+    def _end_block(self) -> None:
+        number = len(self._blocks)
+        if self._held:
+            self._upload.write(number * BLOCK, memoryview(self._held))
+            self._held = bytearray()
+        self._blocks.append(BlockMade(self._path, number, self._state.digest()))
+        self._state.reset()
+
+
+def _taken_over(part: Part, staged: StagedFile, staging: Staging, plans: str) -> Receipt | None:
+    """Return the receipt of a file that an earlier run has made, if all of it is still there."""
+    notes = [made.note for made in staged.earlier.values() if made.note]
+    receipt = Receipt.parse(notes[-1], plans, len(part)) if notes else None
+    if receipt is None or receipt.size > part.nbytes:
+        return None
+    numbers = range(max(1, block_count(receipt.size)))
+    if any(number not in staged.earlier for number in numbers):
+        return None
+    if staged.upload is None or not receipt.size:
+        return receipt
+    file = _file(part, receipt.size)
+    return receipt if all(staging.holds(file, staged.earlier[n]) for n in numbers) else None
+
+
+def _file(part: Part, size: int) -> OutputFile:
+    return OutputFile(part.path, [Zeros(size)])

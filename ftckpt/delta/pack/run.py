@@ -1,0 +1,176 @@
+"""Pack a checkpoint as what it adds to another one, or compress it whole; proven, then shown.
+
+What is moved here is like what `ftckpt.transfer` moves, and goes by the same rules: built in a
+staging place, read back and compared, shown by one last act. But the sizes of the files are known
+only afterwards, so that there is no layout: data files are filled to their end, one a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.delta.index import NAME
+from ftckpt.delta.index.objects import RecordFile, record_digests
+from ftckpt.discovery.recognise import Format
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.prefetch import reading_ahead
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Layout, Literal, OutputFile
+from ftckpt.transfer.places import absolute, require_apart_from_all, require_outside
+from ftckpt.transfer.prove.elements import Proof, SameObjects, prove
+from ftckpt.transfer.request import source_changes as changes
+from ftckpt.transfer.run import forgetting_failures, manifest_of, require_sound
+from ftckpt.transfer.staging import Staging
+from ftckpt.transfer.staging.local import LocalStaging
+from ftckpt.transfer.staging.remote import RemoteStaging
+from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
+
+from .assemble import Packable, Packing, PackOptions
+from .build import build_files
+from .report import PackReport, Share, shares
+
+
+def pack(
+    target: Packable,
+    base: Packable | None,
+    destination: str,
+    records: RecordFile,
+    result: Format,
+    *,
+    same_objects: SameObjects,
+    options: PackOptions,
+    store_options: StoreOptions,
+    counter: Counter = NULL,
+) -> PackReport:
+    """Write a checkpoint as a delta of `base`, prove it, and make it visible at `destination`.
+
+    Killed at any instant the destination is absent or whole, the sources are untouched, and the
+    same call goes on where it was.
+
+    Args:
+        target: what is packed; of any format and topology.
+        base: what it is packed against, of any other; None packs it whole.
+        destination: a local path or a URL that does not exist yet.
+        records: the target's non-tensor state.
+        result: the format `delta`, which reads the result back with this base.
+        same_objects: how objects are compared.
+        options: how.
+        store_options: how to reach object stores.
+        counter: is told of the elements' bytes packed and proven.
+
+    Raises:
+        ExistsError: something stands at the destination.
+        RefusedError: another run is writing there, or it lies inside a sealed checkpoint or a
+            source.
+        CorruptError: a source is damaged, or the proof failed.
+        FtckptError: what a check found, by its exit code.
+        IncompleteError: a source changed meanwhile.
+        UnsupportedError: the index would be larger than a reader accepts.
+        NoResourceError, DeniedError, UnavailableError: the place could not be written.
+    """
+    started = time.monotonic()
+    sources = [target.checkpoint] + ([base.checkpoint] if base is not None else [])
+    store = open_store(destination, store_options)
+    for source in sources:
+        require_apart_from_all(source, store)
+    require_outside(store)
+    staging: Staging
+    if store.traits.local:
+        staging = LocalStaging(absolute(store), single=False)
+    else:
+        staging = RemoteStaging(store)
+    url = absolute(store) if store.traits.local else store.url.rstrip("/")
+    with ExitStack() as closing:
+        closing.callback(staging.close)
+        work = Packing(target, base, options, counter)
+        closing.callback(work.close)
+        files = [part.path for part in work.parts] + [file.path for file in records.files] + [NAME]
+        plan = work.fingerprint(url, records)
+        where = None if base is None else base.checkpoint.source.url
+        if staging.begin(plan, dict.fromkeys(files, 0), restart=options.restart):
+            return PackReport(destination, where, already_there=True)
+        with _blaming(sources):
+            for one in (target, base):
+                if one is not None and one.check is not None:
+                    require_sound(one.check())
+            checked = time.monotonic()
+            with ExitStack() as reading:
+                for source in sources:
+                    ahead = reading_ahead(source, limiter=options.limiter, jobs=options.jobs)
+                    reading.enter_context(ahead)
+                plans = work.plans()
+                staging.require_room(work.estimate(plans) + records.nbytes)
+                built = build_files(
+                    work.parts,
+                    work.encoder,
+                    plans,
+                    staging,
+                    jobs=options.jobs,
+                    forks=options.forks,
+                    counter=counter,
+                )
+                small = build(Layout(files=records.files), work.gatherer, staging)
+                held = record_digests(records, work.gatherer)
+                name = None if base is None else work.base_name(base, built, url)
+            index = work.index(plans, built, records, held, name)
+        encoded = time.monotonic()
+        commit = commit_bytes([OutputFile(NAME, [Literal(index.dump())])])
+        opened = result.open(staging.source(commit))
+        proof: Proof | None = None
+        if options.proof:
+            with _blaming(sources), forgetting_failures(staging):
+                proof = prove(
+                    Content.of(target.checkpoint),
+                    opened,
+                    same_objects,
+                    jobs=options.jobs,
+                    forks=options.forks,
+                    limiter=options.limiter,
+                    counter=counter,
+                )
+        for source in sources:
+            changes.require_unchanged(source.source, source.members())
+        digests = [*built.digests, *small.digests]
+        digests += [digest_of_bytes(path, data) for path, data in commit.items()]
+        manifest = manifest_of(opened, digests, proven=proof is not None)
+        staging.publish(commit, manifest.dump())
+        bytes_in = sum(info.nbytes for info in work.tensors) + records.bytes_in
+        bytes_out = sum(file.size for file in manifest.files)
+        components, methods = shares(index)
+        if records.entries:
+            components["objects"] = Share.of(records.bytes_in, records.nbytes)
+        return PackReport(
+            destination,
+            where,
+            tensors=len(index.tensors),
+            objects=len(target.checkpoint.objects),
+            files=len(manifest.files),
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            ratio=bytes_in / bytes_out,
+            components=components,
+            methods=methods,
+            index_bytes=len(commit[NAME]),
+            content=index.content(),
+            taken_over=built.taken_over + small.taken_over,
+            proof=proof,
+            seconds={
+                "check": checked - started,
+                "encode": encoded - checked,
+                "prove": time.monotonic() - encoded,
+            },
+            manifest=manifest,
+        )
+
+
+@contextmanager
+def _blaming(sources: Sequence[Checkpoint]) -> Iterator[None]:
+    """Say of a failure that a source is still being written, where one has changed meanwhile."""
+    with ExitStack() as stack:
+        for source in sources:
+            stack.enter_context(changes.blamed(source.source, source.members()))
+        yield

@@ -1,0 +1,71 @@
+"""The bytes of a checkpoint's tensors in their dense C order, whatever its format and topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import Checkpoint, TensorInfo
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.read.elements import Gatherer
+
+if TYPE_CHECKING:
+    from ftckpt.workers.limits import RateLimit
+
+
+class TensorBytes:
+    """Reads the tensors of one checkpoint by key; may be used from many threads.
+
+    Args:
+        checkpoint: opened.
+        limiter: bounds the rate of reading.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, limiter: RateLimit | None = None) -> None:
+        self._content = Content.of(checkpoint)
+        self._gatherer = Gatherer(checkpoint, limiter)
+
+    def fill(self, key: str, offset: int, view: memoryview) -> None:
+        """Put the bytes of a tensor that begin at an offset into `view`: a `Fill`.
+
+        Raises:
+            CorruptError: the checkpoint's bytes are missing, or its pieces leave a hole.
+            UnsupportedError: a tensor whose elements are smaller than a byte, not in one piece.
+            FtckptError: what the storage raises.
+        """
+        self._gatherer.fill_bytes(self._content.whole(key), offset, view)
+
+    def close(self) -> None:
+        """Close every file."""
+        self._gatherer.close()
+
+
+def tied(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the tensors that are copies of another of one kind, shape and type: key -> its key.
+
+    A name that shares memory with one of another kind is a tensor of its own here. A name that the
+    checkpoint does not list as a tensor is a copy too.
+    """
+    tensors, aliases = checkpoint.tensors, checkpoint.aliases
+    found = {}
+    for key in aliases:
+        owner, seen = key, set()
+        while owner in aliases and owner not in seen:
+            seen.add(owner)
+            owner = aliases[owner]
+        held = tensors.get(owner)
+        if held is None or owner in seen:
+            continue
+        if key not in tensors or _form(held) == _form(tensors[key]):
+            found[key] = owner
+    return found
+
+
+def own_tensors(checkpoint: Checkpoint) -> Mapping[str, TensorInfo]:
+    """Return the tensors that are no copies of others, in order: those that the content counts."""
+    copies = tied(checkpoint)
+    return {key: info for key, info in checkpoint.tensors.items() if key not in copies}
+
+
+def _form(info: TensorInfo) -> tuple[object, ...]:
+    return info.component, info.kind, info.shape, info.dtype

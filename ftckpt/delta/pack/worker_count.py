@@ -1,0 +1,69 @@
+"""How many threads, or processes, may pack at once in the memory that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ftckpt.checkpoint import TensorInfo
+from ftckpt.delta.codec.blocks import BLOCK
+from ftckpt.delta.codec.words import words_of
+from ftckpt.digests.blocks import BLOCK as PART
+from ftckpt.storage.prefetch import most_kept
+from ftckpt.storage.store import Store
+from ftckpt.workers import processes as forks
+from ftckpt.workers.memory import budget, demand, held
+
+_BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
+# Blocks that one thread holds: the tensor's, its base's, four that predict it, the prediction, what
+# becomes of them on the way to bytes, and in the proof as many again that are decoded.
+_BLOCKS = 20
+_CHAINED = 2  # the share of the budget that is left where what is read is decoded, as a divisor
+
+
+class Workers(NamedTuple):
+    """Who packs.
+
+    Attributes:
+        jobs: number of threads.
+        forks: number of copies of this process that do more than these
+        (`ftckpt.workers.processes`), or 0.
+    """
+
+    jobs: int
+    forks: int
+
+
+def affordable(
+    jobs: int,
+    tensors: Iterable[TensorInfo],
+    *,
+    local: bool,
+    chained: bool,
+    sources: Iterable[Store] = (),
+) -> Workers:
+    """Return how many of `jobs` threads fit into the memory budget beside what is held already.
+
+    Args:
+        jobs: how many are wanted.
+        tensors: that are packed.
+        local: whether the destination is on this machine; elsewhere parts of files are held too.
+        chained: whether one of the sources is a delta.
+        sources: where what is packed, and what it is packed against, lies.
+
+    Raises:
+        NoResourceError: the budget is less than one thread needs.
+    """
+    largest = max((min(info.nbytes, _block_bytes(info)) for info in tensors), default=0)
+    each = max(1, _BLOCKS * largest) + (0 if local else 3 * PART)
+    share = _CHAINED if chained else 1
+    demand(share * (_BASE + each), "packing by one thread")
+    ahead = sum(map(most_kept, sources))
+    room = budget() // share - held() - ahead
+    jobs = max(1, min(jobs, room // each))
+    return Workers(jobs, forks.affordable(jobs, each, room) if local else 0)
+
+
+def _block_bytes(info: TensorInfo) -> int:
+    words = words_of(info.dtype)
+    return BLOCK * words.each * words.size

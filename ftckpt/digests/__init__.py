@@ -1,0 +1,1 @@
+"""Digests: of blocks, of files, of logical tensors, and the CRC-32s that others wrote."""

@@ -1,0 +1,336 @@
+"""The candidates of a root, newest first: by the step in their content.
+
+A name is only used to decide which headers to read first in a large root, and where the content
+says nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ftckpt.manifest import FOLDER, TRANSFER
+from ftckpt.storage.store import Entry, EntryKind
+
+from .lone_manifests import HINT, alone
+from .resolve import open_child
+from .roots import Candidate, Child, Root, concurrently, newest_names_first
+
+# Headers of so many candidates are read at once; a smaller root is ordered by content alone.
+BATCH = 64
+
+# An older checkpoint may be taken instead of one that ends with these: it is surely not good.
+# NOT_FOUND is one that was deleted since the root was listed.
+WALKED_OVER = frozenset({ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND})
+
+# How many steps the error of one that is absent names.
+_NEAREST = 5
+
+# Seconds after its newest file until which files of no known layout may be a save in flight.
+_IN_FLIGHT = 24 * 3600
+
+
+class Looked(NamedTuple):
+    """A candidate whose headers were read.
+
+    Attributes:
+        candidate: its name.
+        child: what formats recognise; None where none does.
+        step: what the content says.
+        error: why the headers could not be read.
+        unknown: whether its files are of no layout that is known, and may be a save in flight.
+    """
+
+    candidate: Candidate
+    child: Child | None = None
+    step: int | None = None
+    error: FtckptError | None = None
+    unknown: bool = False
+
+    @property
+    def rank(self) -> float:
+        """Its step for ordering.
+
+        What could not be read and has no step in its name may be the newest of all; what was read
+        and shows no step anywhere is taken last.
+        """
+        known = self.candidate.step if self.step is None else self.step
+        if known is not None:
+            return known
+        return -1 if self.error is None else math.inf
+
+    @property
+    def known_step(self) -> int | None:
+        """The step by content, else by name."""
+        return self.candidate.step if self.step is None else self.step
+
+
+@dataclass
+class Walk:
+    """State of one walk over a root.
+
+    Attributes:
+        root: what is walked over.
+        foreign: names that are no checkpoint.
+        looked: candidates whose headers were read.
+        unsupported: checkpoints without a step in their name, of formats that are not read; they
+            count as foreign while there is any other.
+    """
+
+    root: Root
+    foreign: list[str] = field(default_factory=list)
+    looked: list[Looked] = field(default_factory=list)
+    unsupported: list[Child] = field(default_factory=list)
+
+    def newest_first(self, limit: int | None = None) -> Iterator[Looked]:
+        """Yield candidates by descending step, reading no more headers than the order needs."""
+        waiting = newest_names_first(self.root.candidates)
+        if limit is not None and len(waiting) > BATCH:
+            waiting = [c for c in waiting if c.step is None or c.step <= limit]
+        nameless = sum(c.step is None for c in waiting)
+        size = max(BATCH, nameless + BATCH if nameless else 0)
+        pool: list[tuple[float, bool, int, str, Looked]] = []
+        while waiting or pool:
+            # What is not opened yet is at most as new as its name says.
+            if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
+                for looked in self._look_all(waiting[:size]):
+                    # Of equals, the one whose name says its step, then the one named latest.
+                    own = looked.candidate
+                    strange, named = own.step != looked.known_step, -(own.step or 0)
+                    entry = (-looked.rank, strange, named, own.path, looked)
+                    heapq.heappush(pool, entry)
+                waiting, size = waiting[size:], BATCH
+                continue
+            looked = heapq.heappop(pool)[4]
+            if limit is None or 0 <= looked.rank <= limit or looked.rank == math.inf:
+                yield looked
+
+    def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
+        for looked in concurrently(self.root.store, self._look, candidates):
+            if looked is not None:
+                self.looked.append(looked)
+                yield looked
+
+    def _look(self, candidate: Candidate) -> Looked | None:
+        looked = look(self.root, candidate)
+        if looked is None:
+            self.foreign.append(candidate.path)
+        elif looked.child is not None and _is_nameless_unsupported(looked.child):
+            self.foreign.append(candidate.path)
+            self.unsupported.append(looked.child)
+            return None
+        return looked
+
+
+def _is_nameless_unsupported(child: Child) -> bool:
+    return child.candidate.step is None and not child.parts[0].recognition.supported
+
+
+def look(root: Root, candidate: Candidate) -> Looked | None:
+    """Recognise a candidate and read the step from its content; None where it is foreign."""
+    if candidate.staging:
+        message = f"{root.url_of(candidate)} is, by its name, a save that is not finished"
+        return Looked(candidate, error=IncompleteError(message))
+    child = None
+    try:
+        child = root.recognise(candidate)
+        if child is None:
+            if root.is_dropped(candidate):
+                return Looked(candidate, error=_dropped(root, candidate))
+            if candidate.step is None:
+                return None
+            return _of_no_format(root, candidate)
+        if _is_nameless_unsupported(child):
+            return Looked(candidate, child)
+        steps = [_step(checkpoint) for checkpoint in open_child(root, child)]
+        return Looked(candidate, child, steps[0])
+    except NotFoundError as error:
+        return Looked(candidate, child, error=gone(root, candidate, error))
+    except FtckptError as error:
+        return Looked(candidate, child, error=error)
+
+
+def _of_no_format(root: Root, candidate: Candidate) -> Looked:
+    """Tell a save that has just begun from one whose layout is not known.
+
+    Raises:
+        NotFoundError: it is gone.
+    """
+    url, entry = root.url_of(candidate), candidate.entry
+    is_file = entry.kind is EntryKind.FILE
+    inside = [entry] if is_file else root.store.children(entry.path)
+    if not inside or (is_file and not entry.size):
+        return Looked(
+            candidate,
+            error=IncompleteError(f"{url} is empty", hint="perhaps a save that has just begun"),
+        )
+    if _is_transfer(root, inside):
+        message = f"a transfer to {url} is under way, or was killed"
+        hint = "the command that began it goes on where it was"
+        return Looked(candidate, error=IncompleteError(message, hint=hint, file=TRANSFER))
+    lone = "" if is_file else alone(root.store, entry.path)
+    if lone:
+        lost = CorruptError(f"in {url} {lone}", hint=HINT, kind="missing-file")
+        return Looked(candidate, error=lost)
+    shown = ", ".join(sorted(e.path.rpartition("/")[2] for e in inside)[:_NEAREST])
+    more = f" and {len(inside) - _NEAREST} more" if len(inside) > _NEAREST else ""
+    error = UnsupportedError(
+        f"{url} has a layout that is not known: it holds {shown}{more}",
+        hint="ftckpt help and docs/formats.md list the formats; perhaps a save has just begun",
+    )
+    times = [e.mtime for e in (entry, *inside) if e.mtime is not None]
+    return Looked(candidate, error=error, unknown=time.time() - max(times, default=0) < _IN_FLIGHT)
+
+
+def _is_transfer(root: Root, inside: Sequence[Entry]) -> bool:
+    """Say whether a copy of ours has begun there and has no data yet, or none of its marker."""
+    own = next((e for e in inside if e.path.endswith(f"/{FOLDER}")), None)
+    if own is None or own.link is not None:
+        return False
+    try:
+        root.store.stat(own.path + TRANSFER.removeprefix(FOLDER))
+    except NotFoundError:
+        return False
+    return True
+
+
+def _dropped(root: Root, candidate: Candidate) -> NotFoundError:
+    return NotFoundError(
+        f"{root.url_of(candidate)} was dropped and is to be reclaimed",
+        hint=shlex.join(["ftckpt", "gc", "undelete", root.url, candidate.path]) + " has it back",
+    )
+
+
+def gone(root: Root, candidate: Candidate, error: NotFoundError) -> FtckptError:
+    """Return `error` if the root does not list the candidate any more, else that it does.
+
+    A name that is listed and holds nothing is no proof that it was removed: one of the two
+    listings is behind.
+    """
+    try:
+        listed = any(e.path == candidate.entry.path for e in root.store.children(root.base))
+    except NotFoundError:
+        return error
+    except FtckptError as other:
+        return other
+    if not listed:
+        return error
+    return UnavailableError(
+        f"{root.url_of(candidate)} is listed, and nothing is found in it",
+        hint="it is being removed, or a listing is behind: try again",
+    )
+
+
+def _step(checkpoint: Checkpoint) -> int | None:
+    try:
+        return checkpoint.step
+    except CorruptError:
+        return None  # the check that follows says so with its place
+
+
+def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Child:
+    """Return the newest committed checkpoint of a root, damaged or not.
+
+    That is what a root means wherever one checkpoint is wanted. If none is committed, it is the
+    newest that a format recognises.
+
+    Args:
+        root: where to look.
+        note: told which newer ones are not committed.
+
+    Raises:
+        NotFoundError: there is none.
+        UnsupportedError: the newest has a layout that is not known.
+        FtckptError: one that may be the newest could not be reached.
+    """
+    walk = Walk(root)
+    uncommitted: list[Child] = []
+    newer: list[str] = []
+    for looked in walk.newest_first():
+        error = looked.error
+        if error is not None and error.exit_code is ExitCode.INCOMPLETE:
+            newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
+            uncommitted += [looked.child] if looked.child is not None else []
+        elif looked.child is not None:
+            for line in newer:
+                note(line)
+            return looked.child
+        elif looked.unknown:
+            assert error is not None
+            newer.append(error.message)
+        elif error is not None and error.exit_code not in WALKED_OVER:
+            raise error
+    for child in (*uncommitted, *walk.unsupported):
+        return child
+    raise NotFoundError(f"{root.url} holds no checkpoint of any known format")
+
+
+def nothing_known(root: Root, hint: str = "") -> FtckptError:
+    """Return the error for a root in which no checkpoint that can be read was found.
+
+    Args:
+        root: where nothing was found.
+        hint: what to do next, where the place holds nothing at all.
+
+    Returns:
+        CorruptError for a manifest of which all data are gone, UnsupportedError for checkpoints of
+        a format or layout that is not read, else NotFoundError.
+    """
+    lone = alone(root.store, root.base)
+    if lone:
+        return CorruptError(f"in {root.url} {lone}", hint=HINT, kind="missing-file")
+    named = [c for c in newest_names_first(root.candidates) if not c.staging]
+    named = [c for c in named if c.step is not None] + [c for c in named if c.step is None]
+    for candidate in named[:BATCH]:
+        looked = look(root, candidate)
+        if looked is None:
+            continue
+        if isinstance(looked.error, UnsupportedError) or _is_alone(looked):
+            assert looked.error is not None
+            return looked.error
+        if looked.child is not None and _is_nameless_unsupported(looked.child):
+            reason = looked.child.parts[0].recognition.reason
+            url = root.url_of(candidate)
+            return UnsupportedError(f"{url} is not read by this version: {reason}")
+    return NotFoundError(f"{root.url} holds no checkpoint of any known format", hint=hint)
+
+
+def _is_alone(looked: Looked) -> bool:
+    return looked.child is None and isinstance(looked.error, CorruptError)
+
+
+def child_of_step(root: Root, step: int) -> Child:
+    """Return the checkpoint of one step: the name says so, or no name does and the content does.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    for candidate in root.candidates:
+        if candidate.step == step and not candidate.staging:
+            child = root.recognise(candidate)
+            if child is not None:
+                return child
+    for looked in Walk(root).newest_first():
+        if looked.step == step and looked.child is not None:
+            return looked.child
+    steps = sorted(
+        {c.step for c in root.candidates if c.step is not None}, key=lambda s: abs(s - step)
+    )
+    near = ", ".join(map(str, sorted(steps[:_NEAREST])))
+    hint = f"by name it has {near}" if len(steps) <= _NEAREST else f"the nearest by name: {near}"
+    raise NotFoundError(f"{root.url} has no step {step}", hint=hint if steps else "")

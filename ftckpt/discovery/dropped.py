@@ -1,0 +1,89 @@
+"""What of a root in an object store was dropped and is not reclaimed yet.
+
+Nothing can be renamed there, so a tombstone below `.ftckpt/trash/` says that an entry was dropped,
+and its data stay where they are until they are reclaimed. It holds as long as nothing of the entry
+is younger: a trainer that was set back saves the same step again, under the same keys, and that is
+no trash. Both times are the store's own. A manifest that a seal wrote in that moment is no save.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ftckpt.errors import NotFoundError
+from ftckpt.manifest import FOLDER, NAME, SUFFIX
+from ftckpt.storage.store import Entry, EntryKind, Store
+
+TRASH = f"{FOLDER}/trash"
+
+# Some answers of a store give whole seconds, others more.
+_ROUNDING = 1.0
+
+# A time, whether it is being reclaimed, and the name that it had in the root.
+_NAME = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z[~!](.+)", re.DOTALL)
+
+
+class Tomb(NamedTuple):
+    """That an entry was dropped.
+
+    Attributes:
+        path: of the tombstone, in the store.
+        written: when, in seconds since the epoch, by the store's clock.
+    """
+
+    path: str
+    written: float
+
+    def holds(self, files: Iterable[Entry]) -> bool:
+        """Say whether an entry of these files is still what was dropped."""
+        times = [file.mtime for file in files if not is_record(file.path)]
+        return all(time is not None and time <= self.written + _ROUNDING for time in times)
+
+
+def is_record(path: str) -> bool:
+    """Say whether a key of an entry is a manifest, which anybody may write at any time."""
+    name = path.rpartition("/")[2]
+    return name == NAME or name.endswith(SUFFIX)
+
+
+def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, Tomb]:
+    """Return the tombstones of a root, by the name that the entry had there, the latest of each.
+
+    Args:
+        store: where the root lies.
+        base: path of the root in the store.
+        names: what lies directly in the root; where there is no trash, nothing more is listed.
+
+    Raises:
+        UnavailableError, DeniedError: the trash could not be listed; nothing is concluded then.
+    """
+    if store.traits.local or FOLDER not in names:
+        return {}
+    folder = f"{base}/{TRASH}" if base else TRASH
+    try:
+        listed = store.children(folder)
+    except NotFoundError:
+        return {}
+    found: dict[str, Tomb] = {}
+    for entry in listed:
+        match = _NAME.fullmatch(entry.path[len(folder) + 1 :])
+        if match is None or entry.kind is not EntryKind.FILE or entry.mtime is None:
+            continue
+        if match[1] not in found or found[match[1]].written <= entry.mtime:
+            found[match[1]] = Tomb(entry.path, entry.mtime)
+    return found
+
+
+def dropped_names(store: Store) -> set[str]:
+    """Return the names of what was dropped from the root at a store's URL, and may come back.
+
+    Raises:
+        UnavailableError, DeniedError: the trash could not be listed.
+    """
+    try:
+        listed = store.names(TRASH)
+    except NotFoundError:
+        return set()
+    return {match[1] for name in listed if (match := _NAME.fullmatch(name)) is not None}

@@ -1,0 +1,183 @@
+"""What recognition looks at: one level of names of a directory, or one file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache, cached_property
+
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.storage.store import Entry, EntryKind, Store
+
+from .recognise import Listing, listing_of
+from .roots import join
+
+# A local directory of more names is listed only when somebody wants to see all of them: a format
+# with a commit marker asks for that name and a few others, and ten thousand checkpoints of two
+# thousand files each have twenty million.
+FEW = 128
+
+
+def listing_of_directory(store: Store, path: str) -> Listing:
+    """List one level of a directory; deeper levels are listed when a format asks.
+
+    A local listing costs a call a file for more than the names, and recognition looks at few of
+    them, so there each is asked about when it is looked at.
+    """
+    if not store.traits.local:
+        return _listing(store, path, *listing_of(store.children(path), path))
+    names = store.names(path, FEW + 1)
+    is_large = len(names) > FEW
+    listed = _named(store, path, names)
+    if not is_large:
+        return listed
+    large = _Large(store, path)
+    return _listing(store, path, _LargeFiles(large), _LargeDirectories(large), some=listed)
+
+
+def _listing(
+    store: Store,
+    path: str,
+    files: Mapping[str, Entry],
+    directories: Collection[str],
+    some: Listing | None = None,
+) -> Listing:
+    @cache
+    def inside(name: str) -> Listing:
+        return listing_of_directory(store, join(path, name))
+
+    def head(name: str, length: int) -> bytes:
+        return _head(store, files.get(name), length)
+
+    return Listing(files, directories, head, inside, some=some)
+
+
+def _named(store: Store, path: str, names: dict[str, EntryKind]) -> Listing:
+    """Return the listing of a local directory that has these names, which it takes over."""
+    directories: frozenset[str] = frozenset()
+    if EntryKind.DIRECTORY in names.values():  # rarely, and looking is quick
+        directories = frozenset(n for n, kind in names.items() if kind is EntryKind.DIRECTORY)
+    for name in directories:
+        del names[name]
+    return _listing(store, path, _Asked(store, path, names), directories)
+
+
+class _Asked(Mapping[str, Entry]):
+    """Files by name; the store is asked about one when it is looked at."""
+
+    def __init__(self, store: Store, path: str, names: Mapping[str, EntryKind]) -> None:
+        self._store = store
+        self._path = path
+        self._names = names
+        self._known: dict[str, Entry] = {}
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._names:
+            raise KeyError(name)
+        known = self._known.get(name)
+        if known is None:
+            path = join(self._path, name)
+            try:
+                known = self._store.stat(path)
+            except NotFoundError:  # removed since it was listed
+                known = Entry(path, 0, None, EntryKind.SPECIAL)
+            self._known[name] = known
+        return known
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Large:
+    """A local directory of many names: asked about one, it looks; asked for all, it lists them."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        self.at = cache(self._at)
+
+    @cached_property
+    def whole(self) -> Listing:
+        """All names, listed once."""
+        return _named(self._store, self._path, self._store.names(self._path))
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether all names are known, so that nothing else may be said about one of them."""
+        return "whole" in self.__dict__
+
+    def _at(self, name: str) -> Entry | None:
+        """Return what has a name; None where nothing has it, or can have it."""
+        if "/" in name or name in ("", ".", ".."):
+            return None
+        try:
+            return self._store.stat(join(self._path, name))
+        except (NotFoundError, UnsafeError):
+            return None
+
+
+class _LargeFiles(Mapping[str, Entry]):
+    """The files of a large directory."""
+
+    def __init__(self, large: _Large) -> None:
+        self._large = large
+
+    def __getitem__(self, name: str) -> Entry:
+        if self._large.is_listed:
+            return self._large.whole.files[name]
+        found = self._large.at(name)
+        if found is None or found.kind is EntryKind.DIRECTORY:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._large.whole.files)
+
+    def __len__(self) -> int:
+        return len(self._large.whole.files)
+
+
+class _LargeDirectories(Collection[str]):
+    """The names of the directories of a large directory."""
+
+    def __init__(self, large: _Large) -> None:
+        self._large = large
+
+    def __contains__(self, name: object) -> bool:
+        if self._large.is_listed:
+            return name in self._large.whole.directories
+        found = self._large.at(str(name))
+        return found is not None and found.kind is EntryKind.DIRECTORY
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._large.whole.directories)
+
+    def __len__(self) -> int:
+        return len(self._large.whole.directories)
+
+
+def listing_of_file(store: Store, entry: Entry) -> Listing:
+    """Return the listing of a place that is one file."""
+    name = entry.path.rpartition("/")[2]
+
+    def inside(directory: str) -> Listing:
+        raise KeyError(directory)
+
+    return Listing(
+        {name: entry}, frozenset(), lambda _, n: _head(store, entry, n), inside, single=name
+    )
+
+
+def _head(store: Store, entry: Entry | None, length: int) -> bytes:
+    """Return up to `length` first bytes; nothing of what is no regular file or has shrunk."""
+    if entry is None or entry.kind is not EntryKind.FILE or entry.archived:
+        return b""
+    try:
+        return store.read(entry.path, 0, min(length, entry.size))
+    except (CorruptError, UnsafeError):
+        return b""

@@ -1,0 +1,92 @@
+"""Manifests that stand alone: a killed `seal` left them, and what they describe is gone.
+
+On an object store nothing ties the manifest's PUT to the data: a gc that drops the checkpoint in
+that moment takes every key that it lists, and a seal that is killed before it has looked again
+leaves its manifest behind. On a disk only somebody who removes files by hand leaves one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
+from ftckpt.manifest import NAME, SUFFIX, read
+from ftckpt.storage.store import Entry, EntryKind, Store
+
+from .dropped import is_record
+from .roots import join
+
+HINT = (
+    "its data were removed, perhaps by a gc while a seal was at work that was then killed; on an"
+    " object store gc --apply removes what is left, a day later and after another save"
+)
+
+# A step may hold several checkpoints (`actor`, `critic`), each with its manifest.
+_PARTS = 16
+# So many files of each manifest are asked for one by one: a short listing proves nothing.
+_ASKED_FOR = 16
+
+
+def alone(store: Store, path: str) -> str:
+    """Say in words that a directory holds manifests and nothing of what they describe; "" if not.
+
+    Args:
+        store: where it lies.
+        path: of the directory in the store.
+
+    Raises:
+        NotFoundError: it is gone.
+        UnavailableError, DeniedError: it could not be looked into; nothing is concluded then.
+    """
+    files = store.children(path)
+    parts = [entry for entry in files if entry.kind is EntryKind.DIRECTORY]
+    if len(parts) <= _PARTS:
+        files = [entry for entry in files if entry.kind is not EntryKind.DIRECTORY]
+        if all(is_record(entry.path) for entry in files):
+            for part in parts:
+                files += store.children(part.path)
+            return alone_of(store, files)
+    return ""
+
+
+def alone_of(store: Store, files: Sequence[Entry]) -> str:
+    """Say in words that these files are manifests, and nothing of what they describe is there.
+
+    Args:
+        store: where they lie.
+        files: all that a directory holds, or one manifest of one file.
+
+    Raises:
+        UnavailableError, DeniedError: they could not be read; nothing is concluded then.
+    """
+    if not files or not all(_is_plain(file) for file in files):
+        return ""
+    described = 0
+    for file in files:
+        try:
+            manifest = read(store, file.path)
+        except (CorruptError, UnsafeError, UnsupportedError, NotFoundError):
+            return ""  # whatever it is, it does not say what was there
+        base, _, name = file.path.rpartition("/")
+        names = [f.path for f in manifest.files] if name == NAME else [name.removesuffix(SUFFIX)]
+        if any(_stands(store, join(base, one)) for one in names[:_ASKED_FOR]):
+            return ""
+        described += len(names)
+    what = "a manifest stands" if len(files) == 1 else f"{len(files)} manifests stand"
+    gone = f"the {described} files described there are gone"
+    if described == 1:
+        gone = "the file described there is gone"
+    return f"{what} alone: {gone}" if described else ""
+
+
+def _is_plain(file: Entry) -> bool:
+    return file.kind is EntryKind.FILE and file.link is None and is_record(file.path)
+
+
+def _stands(store: Store, path: str) -> bool:
+    """Ask for what a listing does not show."""
+    try:
+        store.stat(path)
+    except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+        return False
+    return True

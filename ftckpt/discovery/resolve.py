@@ -1,0 +1,361 @@
+"""From a path or URL to an open checkpoint, or to the root that holds several.
+
+Recognition looks at one level of names (`registry.Listing`); only a place that is known to be a
+checkpoint is listed as a whole. A root of thousands of checkpoints is never walked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    MissingError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+    UsageError,
+)
+from ftckpt.manifest import NAME, TRANSFER
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import split
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Entry, EntryKind, Store
+
+from .listing import listing_of_directory, listing_of_file
+from .parent_checkpoint import enclosing
+from .recognise import Format, recognise
+from .roots import Child, Part, Root, is_file_of_step, read_root, read_runs
+from .suggestions import hint_for_absent
+
+_NO_ROOT = "ftckpt verify checks a single checkpoint"
+_DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
+_SELECTOR = re.compile(r"(?P<root>.+)@(?P<which>latest|\d+)")
+
+
+class Place(NamedTuple):
+    """A path or URL that exists.
+
+    Attributes:
+        url: as typed, without the selector.
+        store: opened at the directory, or at the directory of the file.
+        entry: the directory (path "") or the one file.
+        which: "latest", a step in decimal, or "" where no selector was given.
+    """
+
+    url: str
+    store: Store
+    entry: Entry
+    which: str = ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What lies at a place: one checkpoint, or a root.
+
+    Attributes:
+        place: where.
+        part: the checkpoint that is there, not opened yet; None for a root.
+        root: the root that is there; None for a checkpoint.
+    """
+
+    place: Place
+    part: Part | None = None
+    root: Root | None = None
+
+    @property
+    def format(self) -> str | None:
+        """Name of the format, for a checkpoint."""
+        return None if self.part is None else self.part.format.name
+
+    def open(self) -> Checkpoint:
+        """Open the checkpoint (see `open_part`).
+
+        Raises:
+            UsageError: it is a root.
+        """
+        if self.part is None:
+            raise UsageError(f"{self.place.url} is a root, not one checkpoint")
+        return open_part(self.place.store, self.part)
+
+
+def locate(url: str, options: StoreOptions) -> Place:
+    """Find out whether `url` names a file, a directory, or `ROOT@STEP` or `ROOT@latest`.
+
+    A path that exists as it is typed wins over a selector.
+
+    Raises:
+        NotFoundError: neither exists.
+    """
+    try:
+        return _at(url, options)
+    except NotFoundError as error:
+        match = _SELECTOR.fullmatch(url)
+        if match is None:
+            error.hint = error.hint or hint_for_absent(url)
+            raise
+    try:
+        return _at(match["root"], options)._replace(which=match["which"])
+    except NotFoundError as error:
+        error.hint = error.hint or hint_for_absent(match["root"])
+        raise
+
+
+def locate_root(url: str, options: StoreOptions) -> Place:
+    """Find a root whose absence must not be taken for a run's first start.
+
+    Raises:
+        MissingError: no such path or bucket; in an object store, no key begins with it.
+    """
+    try:
+        return locate(url, options)
+    except NotFoundError as error:
+        raise MissingError(error.message, hint=error.hint, file=error.file) from error
+
+
+def _at(url: str, options: StoreOptions) -> Place:
+    store = open_store(url, options)
+    entry = store.stat("")
+    if entry.kind is EntryKind.DIRECTORY:
+        return Place(url, store, entry._replace(path=""))
+    # A store is a place below which names lie, so a file is opened through its directory.
+    parent, name = split(url)
+    store = open_store(parent, options)
+    return Place(url, store, entry._replace(path=name))
+
+
+def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> Target:
+    """Recognise what lies at a path or URL; at most its own and its children's names are read.
+
+    Args:
+        url: a local path, a URL, or a root with `@STEP` or `@latest`.
+        formats: in asking order.
+        options: how to reach object stores.
+
+    Raises:
+        NotFoundError: nothing is there, or nothing that any format knows.
+        UsageError: a directory that is one part of a checkpoint, and none by itself.
+        UnsupportedError: one file, and no format knows it.
+        UnsafeError: a fifo, socket or device.
+    """
+    from .candidates import nothing_known
+
+    place = locate(url, options)
+    if place.entry.kind is EntryKind.SPECIAL:
+        raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
+    part = None if place.which else recognise_at(place.store, place.entry, formats)
+    if part is not None:
+        return Target(place, part=part)
+    if place.entry.kind is not EntryKind.DIRECTORY:
+        if place.which:
+            raise UsageError(f"{place.url} is one file and has no steps to select from")
+        whole = _to_name(place, formats)
+        raise UnsupportedError(
+            f"{url} is not a checkpoint of any known format", hint=whole and f"name {whole}"
+        )
+    root = open_root(place, formats)
+    if not root.holds_checkpoints():
+        whole = "" if place.which else _checkpoint_above(place, formats, options)
+        hint = "name a checkpoint, or the directory whose children are checkpoints"
+        raise nothing_known(root, f"name {whole}" if whole else hint)
+    return Target(place, root=root)
+
+
+def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:
+    """Return the directory of a file, as a user would type it; "" where it is no checkpoint."""
+    try:
+        known = recognise_at(place.store, _DIRECTORY, formats) is not None
+    except FtckptError:
+        known = False
+    return _around(place.url) if known else ""
+
+
+def _checkpoint_above(place: Place, formats: Sequence[Format], options: StoreOptions) -> str:
+    """Return the checkpoint that a directory of something else lies in; "" for none."""
+    above = _around(place.url.rstrip("/"))
+    try:
+        return checkpoint_around(Place(place.url, open_store(above, options), _DIRECTORY), formats)
+    except FtckptError:
+        return ""
+
+
+def _to_name(place: Place, formats: Sequence[Format]) -> str:
+    """Return what was meant: the checkpoint around a file, or the root that a pointer is of."""
+    whole = checkpoint_around(place, formats)
+    if whole:
+        return whole
+    url = _around(place.url)
+    try:
+        pointers = open_root(place._replace(url=url, entry=_DIRECTORY), formats).pointers
+    except FtckptError:
+        return ""
+    return url if any(pointer.name == place.entry.path for pointer in pointers) else ""
+
+
+def _around(url: str) -> str:
+    return split(url)[0]
+
+
+def open_root(place: Place, formats: Sequence[Format]) -> Root:
+    """Read a directory as a root: names and pointers of one level (see `roots.read_root`).
+
+    A place that is a checkpoint itself can hold steps too (a trainer saves the final model above
+    its `checkpoint-N`); its own files are not children then.
+
+    Raises:
+        UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
+    """
+    return _as_root(place, read_root(*_asking(place, formats)), formats)
+
+
+def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
+    """Read a directory that may hold several roots, one a run (see `open_root`, `roots.read_runs`).
+
+    Raises:
+        UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
+    """
+    return [_as_root(place, root, formats) for root in read_runs(*_asking(place, formats))]
+
+
+def _asking(
+    place: Place, formats: Sequence[Format]
+) -> tuple[Store, Callable[[Entry], Part | None]]:
+    if place.entry.kind is not EntryKind.DIRECTORY:
+        whole = _to_name(place, formats)
+        hint = f"name {whole}" if whole else _NO_ROOT
+        raise UsageError(f"{place.url} is a file, not a root", hint=hint)
+    return place.store, lambda entry: recognise_at(place.store, entry, formats)
+
+
+def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
+    if root.base:
+        return root
+    if recognise_at(place.store, place.entry, formats) is None:
+        if not root.pointers and all(c.step is None for c in root.candidates):
+            _require_whole(place, formats)
+        return root
+    steps = tuple(
+        c
+        for c in root.candidates
+        if c.step is not None and (c.entry.kind is EntryKind.DIRECTORY or is_file_of_step(c.path))
+    )
+    if not steps:
+        hint = f"leave @{place.which} out" if place.which else _NO_ROOT
+        raise UsageError(f"{place.url} is a checkpoint, not a root", hint=hint)
+    return replace(root, candidates=steps)
+
+
+def _require_whole(place: Place, formats: Sequence[Format]) -> None:
+    """Refuse a rank's folder: its files are no checkpoints of a run.
+
+    Raises:
+        UsageError: it is one.
+    """
+    whole = enclosing(place.url, place.store, formats)
+    if whole:
+        raise UsageError(f"{place.url} is one part of the checkpoint {whole}", hint=f"name {whole}")
+
+
+def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> Part | None:
+    """Ask the formats about one directory or file; None where none knows it."""
+    if entry.kind is EntryKind.SPECIAL:
+        return None
+    is_file = entry.kind is EntryKind.FILE
+    listing = listing_of_file(store, entry) if is_file else listing_of_directory(store, entry.path)
+    found = recognise(formats, listing)
+    return None if found is None else Part(entry, *found)
+
+
+def open_part(store: Store, part: Part) -> Checkpoint:
+    """Open a recognised checkpoint: list it whole, parse headers and metadata.
+
+    Raises:
+        UnsupportedError: recognised by name, but not readable by this version.
+        IncompleteError, CorruptError, UnsafeError: see `Format.open`.
+    """
+    source = _source(store, part.entry)
+    try:
+        return part.format.open(source)
+    except (CorruptError, UnsafeError, NotFoundError) as first:
+        # A bit that flipped on the way is right the second time; a save in flight is told apart
+        # from damage by what has changed since.
+        single = part.entry.kind is EntryKind.FILE
+        again = _source(store, store.stat(part.entry.path) if single else part.entry)
+        try:
+            return part.format.open(again)
+        except (CorruptError, UnsafeError, NotFoundError) as second:
+            moved = again.changed(source.entries)
+            moved += [n for n in source.entries if again.entries.get(n) != source.entries[n]]
+            if moved and not isinstance(second, UnsafeError):
+                raise IncompleteError(
+                    f"{moved[0]} of {again.url} changed while it was being read",
+                    hint="it is still being written, or being removed: try again",
+                    kind="changed-file",
+                    file=moved[0],
+                ) from second
+            raise second from first
+
+
+def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Source:
+    """List the files of a checkpoint that may be too damaged to be recognised.
+
+    Args:
+        url: a path, a URL, or a root with `@STEP` or `@latest`.
+        formats: in asking order, for a root.
+        options: how to reach object stores.
+
+    Raises:
+        NotFoundError: nothing is there, or no such step.
+    """
+    from .candidates import child_of_step, newest_child
+
+    place = locate(url, options)
+    entry = place.entry
+    if place.which:
+        root = open_root(place, formats)
+        newest = place.which == "latest"
+        child = newest_child(root) if newest else child_of_step(root, int(place.which))
+        entry = child.candidate.entry
+    if entry.kind is EntryKind.DIRECTORY:
+        return Source.directory(place.store, entry.path)
+    return Source.file(place.store, entry)
+
+
+def open_source(source: Source, formats: Sequence[Format]) -> Checkpoint:
+    """Open the checkpoint that listed files make up; they are listed anew.
+
+    Raises:
+        UnsupportedError: no format knows them.
+        IncompleteError, CorruptError, UnsafeError: see `open_part`.
+    """
+    entry = Entry(source.base, 0, None, EntryKind.DIRECTORY)
+    if source.single:
+        entry = next(iter(source.entries.values()))
+    part = recognise_at(source.store, entry, formats)
+    if part is None:
+        raise UnsupportedError(f"{source.url} is not a checkpoint of any known format")
+    return open_part(source.store, part)
+
+
+def _source(store: Store, entry: Entry) -> Source:
+    if entry.kind is EntryKind.FILE:
+        return Source.file(store, entry)
+    source = Source.directory(store, entry.path)
+    if TRANSFER in source.entries and NAME not in source.entries:
+        raise IncompleteError(
+            f"a transfer to {source.url} is under way, or was killed",
+            hint="run the same command again to finish it",
+            file=TRANSFER,
+        )
+    return source
+
+
+def open_child(root: Root, child: Child) -> list[Checkpoint]:
+    """Open every part of a child of a root; most have one (see `open_part`)."""
+    return [open_part(root.store, part) for part in child.parts]

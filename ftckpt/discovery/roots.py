@@ -1,0 +1,364 @@
+"""A root: a place that has checkpoints as children, and perhaps pointers to one of them.
+
+Only names of one level are listed to know a root; a child is listed when it is asked about. A name
+is a hint: the step of a checkpoint is what its content says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from ftckpt.errors import FtckptError, NotFoundError, UsageError
+from ftckpt.storage.store import Entry, EntryKind, Store
+
+from .dropped import Tomb, read_tombs
+from .pointers import Pointer, is_pointer, links_beside, read_pointers
+from .recognise import Format, Recognition
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# How many directories without a step in their name are looked into for `checkpoint/step-N`.
+_DEEPER = 16
+
+# How many children are asked about at once.
+_BATCH = 64
+
+# What a trainer puts before a step to say what the checkpoint is for.
+_ROLE = r"(?:(?:best|final|initial|last|latest|release)[-_])?"
+# Lightning writes any logged value as `name=value` before and after `step=100`.
+_LOGGED = (
+    r"(?!(?:global_)?step=)[A-Za-z][A-Za-z0-9_.]*=[-+]?"
+    r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|nan|inf)"
+)
+# Names of one step, as trainers spell them; each must match the whole name, so that `step-10.tmp`
+# or `old-step-10` is never taken for step 10.
+_STEP_NAMES = (
+    # torchtitan, DeepSpeed, verl; scripts write the epoch before it
+    re.compile(rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)"),
+    re.compile(rf"{_ROLE}iter_([0-9]+)"),  # Megatron
+    re.compile(rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)"),  # transformers, accelerate
+    re.compile(  # Lightning
+        rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?"
+    ),
+    re.compile(r"([0-9]+)"),
+)
+# One file of several that make up a step, in a directory that other steps share.
+_FILE_OF_STEP = re.compile(
+    r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
+    r"(?P<step>[0-9]{1,15})[_-]"
+    r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
+    r"\.(?:pt|pth|bin)(?:\.(?:zst|lz4|gz))?"
+)
+_TORCH = (".pt", ".pth", ".ckpt")
+# One file may have been compressed as a whole; `metrics.csv.gz` is none.
+_SUFFIXES = (
+    *_TORCH, ".bin", ".safetensors", ".tar", ".pkl",
+    *(one + packed for one in (*_TORCH, ".safetensors") for packed in (".zst", ".lz4", ".gz")),
+)  # fmt: skip
+
+# What trainers and stores call a save that is not finished.
+_STAGING = re.compile(
+    r"tmp[-_.](?P<after>.*)"
+    r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
+    r"|\.(?:partial|incomplete|inprogress|staging|part))"
+)
+# Not a checkpoint, not readable, and in the top of many a mounted volume.
+_SYSTEM = frozenset({"lost+found"})
+
+
+class Part(NamedTuple):
+    """A recognised checkpoint that is not opened yet.
+
+    Attributes:
+        entry: its directory or file, by the store's path.
+        format: who recognised it.
+        recognition: what was seen.
+    """
+
+    entry: Entry
+    format: Format
+    recognition: Recognition
+
+
+class Candidate(NamedTuple):
+    """A name in a root that may be a checkpoint.
+
+    Attributes:
+        path: relative to the root.
+        entry: the directory or file.
+        step: what the name says, None where it says nothing.
+        staging: whether the name says that a save is not finished.
+    """
+
+    path: str
+    entry: Entry
+    step: int | None
+    staging: bool
+
+
+class Child(NamedTuple):
+    """A candidate that formats recognise.
+
+    Attributes:
+        candidate: its name.
+        parts: one for most; several where a step holds several models (`actor`, `critic`).
+    """
+
+    candidate: Candidate
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Names and pointers of a root.
+
+    Attributes:
+        store: where it lies.
+        base: path of the directory that holds the checkpoints, "" for the store's own URL.
+        candidates: what may be a checkpoint, in the order of names.
+        pointers: what names one of them.
+        foreign: other names; never touched, reported.
+        ask: recognises one directory or file.
+        tombs: of candidates that were dropped where they stand, by path; see `is_dropped`.
+    """
+
+    store: Store
+    base: str
+    candidates: tuple[Candidate, ...]
+    pointers: tuple[Pointer, ...]
+    foreign: tuple[str, ...]
+    ask: Callable[[Entry], Part | None]
+    tombs: Mapping[str, Tomb] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """What the user would type."""
+        return self.store.describe(self.base)
+
+    def url_of(self, candidate: Candidate) -> str:
+        """Return the path or URL of a candidate, as the user would type it."""
+        return self.store.describe(join(self.base, candidate.path))
+
+    def is_dropped(self, candidate: Candidate) -> bool:
+        """Say whether a candidate is trash, although its data still stand in an object store."""
+        tomb = self.tombs.get(candidate.path)
+        if tomb is None:
+            return False
+        entry = candidate.entry
+        try:
+            return tomb.holds(
+                [entry] if entry.kind is EntryKind.FILE else self.store.walk(entry.path)
+            )
+        except NotFoundError:
+            return False
+
+    def recognise(self, candidate: Candidate) -> Child | None:
+        """List one candidate and ask the formats about it; None where none knows it.
+
+        A step that no format knows may hold one checkpoint a model (`global_step_10/actor`). What
+        was dropped is none any more.
+        """
+        if self.is_dropped(candidate):
+            return None
+        part = self.ask(candidate.entry)
+        if part is not None:
+            return Child(candidate, (part,))
+        if candidate.step is None or candidate.entry.kind is not EntryKind.DIRECTORY:
+            return None
+        try:
+            below = self.store.children(candidate.entry.path)
+        except NotFoundError:
+            return None
+        found = (self.ask(e) for e in below if e.kind is EntryKind.DIRECTORY)
+        parts = tuple(part for part in found if part is not None)
+        return Child(candidate, parts) if parts else None
+
+    def recognise_all(self, candidates: Iterable[Candidate]) -> list[Child | FtckptError | None]:
+        """Ask about many candidates at once; an error stands in the place of its candidate."""
+
+        def one(candidate: Candidate) -> Child | FtckptError | None:
+            try:
+                return self.recognise(candidate)
+            except FtckptError as error:
+                return error
+
+        return concurrently(self.store, one, list(candidates))
+
+    def children(self) -> list[Child]:
+        """Return all recognised children: the newest name first, names without a step last.
+
+        What its name says is not finished is left out.
+
+        Raises:
+            FtckptError: a child could not be listed; absence is never concluded from that.
+        """
+        found = self.recognise_all(_named_first(c for c in self.candidates if not c.staging))
+        for child in found:
+            if isinstance(child, FtckptError):
+                raise child
+        return [child for child in found if isinstance(child, Child)]
+
+    def holds_checkpoints(self) -> bool:
+        """Say whether any child is recognised; lists as few of them as that takes.
+
+        Raises:
+            FtckptError: none is, and one could not be listed.
+        """
+        waiting = _named_first(self.candidates)
+        errors = []
+        # Most often the first is one; where it is not, a request each in turn would take minutes.
+        for size in (1, *([_BATCH] * (len(waiting) // _BATCH + 1))):
+            found = self.recognise_all(waiting[:size])
+            if any(isinstance(child, Child) for child in found):
+                return True
+            errors += [child for child in found if isinstance(child, FtckptError)]
+            waiting = waiting[size:]
+        if errors:
+            raise errors[0]
+        return False
+
+
+def read_root(store: Store, ask: Callable[[Entry], Part | None]) -> Root:
+    """Read the names of one level, and the pointers.
+
+    Where nothing there is a step but one directory inside holds steps, as in
+    `outputs/checkpoint/step-N`, that directory is the root.
+
+    Raises:
+        UsageError: several directories inside hold steps: which root is meant?
+    """
+    found = read_runs(store, ask, most=_DEEPER)
+    if len(found) > 1:
+        raise UsageError(
+            f"{store.url} holds several roots",
+            hint="name one of them: " + ", ".join(r.url for r in found[:8]),
+        )
+    return found[0]
+
+
+def read_runs(
+    store: Store, ask: Callable[[Entry], Part | None], *, most: int | None = None
+) -> list[Root]:
+    """Return the root that a place is, or else every directory in it that holds steps.
+
+    Args:
+        store: opened at the place.
+        ask: recognises one directory or file.
+        most: how many directories are looked into; None for all.
+    """
+    root = _read_level(store, "", ask)
+    if any(c.step is not None for c in root.candidates) or root.pointers:
+        return [root]
+    if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
+        return [root]
+    plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
+    deeper = [_read_level(store, c.entry.path, ask) for c in plain[:most]]
+    found = [r for r in deeper if r.pointers or any(c.step is not None for c in r.candidates)]
+    return [r for r in found if r.holds_checkpoints()] or [root]
+
+
+def read_again(root: Root) -> Root:
+    """Return a root as it is now: its names and its pointers are listed again.
+
+    Raises:
+        NotFoundError: it is not there any more.
+    """
+    return _read_level(root.store, root.base, root.ask)
+
+
+def _read_level(store: Store, base: str, ask: Callable[[Entry], Part | None]) -> Root:
+    skip = len(base) + 1 if base else 0
+    entries = {e.path[skip:]: e for e in store.children(base)}
+    links = links_beside(store, base, entries)
+    candidates, foreign = [], []
+    for name, entry in entries.items():
+        if is_pointer(name, entry, links):
+            continue
+        unfinished = _STAGING.fullmatch(name)
+        staging = unfinished is not None
+        step = step_in_name(
+            name if unfinished is None else unfinished["before"] or unfinished["after"] or ""
+        )
+        if _may_be_checkpoint(name, entry, step):
+            candidates.append(Candidate(name, entry, step, staging))
+        else:
+            foreign.append(name)
+    candidates = _one_of_each_step(candidates)
+    pointers = read_pointers(store, entries, links, {c.path: c.step for c in candidates})
+    tombs = read_tombs(store, base, entries)
+    return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+
+
+def is_file_of_step(name: str) -> bool:
+    """Say whether a file is one of several of a step, as its name tells (see `_FILE_OF_STEP`)."""
+    return _FILE_OF_STEP.fullmatch(name) is not None
+
+
+def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
+    """Leave one file of each step whose files lie side by side: the first names the checkpoint."""
+    first: dict[int, tuple[int, str]] = {}
+    numbers = {c.path: m for c in candidates if (m := _FILE_OF_STEP.fullmatch(c.path))}
+    for path, match in numbers.items():
+        place = int(match["rank"]), path
+        step = int(match["step"])
+        first[step] = min(first.get(step, place), place)
+    return [
+        c
+        for c in candidates
+        if c.path not in numbers or first[int(numbers[c.path]["step"])][1] == c.path
+    ]
+
+
+def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
+    """By its name alone: the heads of ten thousand log files are not worth a request each."""
+    if entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name in _SYSTEM:
+        return False
+    if entry.kind is EntryKind.DIRECTORY:
+        return True
+    return name.endswith(_SUFFIXES) or (step is not None and not name.isdecimal())
+
+
+@lru_cache(maxsize=1 << 16)  # names of one root are asked about again and again while it changes
+def step_in_name(name: str) -> int | None:
+    """Return the step that a directory's or file's name says; None unless the whole name does."""
+    if match := _FILE_OF_STEP.fullmatch(name):
+        return int(match["step"])
+    stem = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
+    for pattern in _STEP_NAMES:
+        match = pattern.fullmatch(stem)
+        if match is not None and len(match[1]) <= 18:
+            return int(match[1])
+    return None
+
+
+def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda c: (c.step is None, -(c.step or 0), c.path))
+
+
+def newest_names_first(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Order by the step in the name, the largest first; names without a step come first of all."""
+    return sorted(candidates, key=lambda c: (c.step is not None, -(c.step or 0), c.path))
+
+
+def concurrently(store: Store, do: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Apply `do` to each item, with as many requests in flight as the store is worth."""
+    if len(items) < 2 or store.traits.parallel < 2:
+        return [do(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(min(len(items), store.traits.parallel), "ftckpt-root")
+    try:
+        return list(pool.map(do, items))
+    finally:
+        # After a signal nobody waits for listings that have not begun.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def join(base: str, path: str) -> str:
+    """Join two store paths, either of which may be empty."""
+    return f"{base}/{path}" if base and path else base or path

@@ -1,0 +1,307 @@
+"""Which checkpoint of a root to restart from: the newest that passes, and why not a newer one.
+
+Newest means the step in the content. A name is only used to decide which headers to read first in
+a large root, and where the content says nothing. Older checkpoints are taken over damaged and
+unfinished ones alone: one that could not be reached might be good, so it stops the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
+from ftckpt.findings import Finding, finding
+
+from .candidates import WALKED_OVER, Looked, Walk, gone
+from .resolve import open_child
+from .roots import Candidate, Root
+
+Check = Callable[[Checkpoint], tuple[ExitCode, str]]
+Note = Callable[[str], None]
+
+
+class Skipped(NamedTuple):
+    """A newer checkpoint that was walked over.
+
+    Attributes:
+        path: as a user would type it.
+        step: by content, else by name; None where neither says.
+        code: why, as an exit code.
+        message: why, in words.
+    """
+
+    path: str
+    step: int | None
+    code: ExitCode
+    message: str
+
+
+class PointerReport(NamedTuple):
+    """A pointer compared with what is there.
+
+    Attributes:
+        name: the file or link.
+        says: its text.
+        target: the path that is meant, None where it is not there.
+        step: the step that is meant, None where not known.
+        agrees: whether it means the checkpoint that was chosen; None where none was.
+    """
+
+    name: str
+    says: str
+    target: str | None
+    step: int | None
+    agrees: bool | None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was chosen, or why nothing was.
+
+    Attributes:
+        code: OK, or the code that `latest` ends with.
+        message: one sentence.
+        hint: what to do next, or "".
+        path: the chosen checkpoint as a user would type it.
+        step: its step; None where nothing shows it.
+        format: its format.
+        skipped: the newer ones that were walked over, newest first; the last is the one that
+            stopped the search, where one did.
+        pointers: every pointer of the root.
+        findings: names and pointers that disagree with the content.
+        foreign: names in the root that are no checkpoint.
+        pending: the skipped ones that are not committed: `--wait` waits for them.
+    """
+
+    code: ExitCode
+    message: str
+    hint: str = ""
+    path: str | None = None
+    step: int | None = None
+    format: str | None = None
+    skipped: tuple[Skipped, ...] = ()
+    pointers: tuple[PointerReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    foreign: tuple[str, ...] = ()
+    pending: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How far `select` may go.
+
+    Attributes:
+        step_at_most: the largest step that may be chosen.
+        max_fallback: how many checkpoints may be walked over; None for any number.
+        skip_unverified: walk over those that lack the evidence asked for.
+        skip_unsafe: walk over hostile ones.
+        condition: what an open checkpoint must hold beside passing: returns what it lacks, or "".
+            One that lacks it is walked over.
+    """
+
+    step_at_most: int | None = None
+    max_fallback: int | None = None
+    skip_unverified: bool = False
+    skip_unsafe: bool = False
+    condition: Callable[[Checkpoint], str] | None = None
+
+    def walks_over(self, code: ExitCode) -> bool:
+        """Say whether an older checkpoint may be taken instead of one that ends with `code`."""
+        return (
+            code in WALKED_OVER
+            or (code is ExitCode.UNVERIFIED and self.skip_unverified)
+            or (code is ExitCode.UNSAFE and self.skip_unsafe)
+        )
+
+
+def select(root: Root, check: Check, rules: Rules, note: Note = lambda _: None) -> Selection:
+    """Choose the newest checkpoint of a root that passes.
+
+    Args:
+        root: where to look.
+        check: verifies an open checkpoint; returns its exit code and a sentence. It may raise any
+            FtckptError instead.
+        rules: how far to walk back.
+        note: told, as it happens, why each newer one was not taken.
+
+    Returns:
+        The choice, or the code and sentence to fail with; failures of single checkpoints and of
+        their storage are part of the answer, not raised.
+    """
+    walk = Walk(root)
+    skipped: list[Skipped] = []
+    pending: list[Candidate] = []
+    chosen: Looked | None = None
+    end: tuple[ExitCode, str, str] | None = None
+    for looked in walk.newest_first(rules.step_at_most):
+        path = root.url_of(looked.candidate)
+        code, message, hint, lacks = _try(root, looked, check, rules.condition)
+        if code is ExitCode.OK:
+            chosen = looked
+            end = (code, message, hint)
+            break
+        skipped.append(Skipped(path, looked.known_step, code, message))
+        if not (looked.unknown or lacks or rules.walks_over(code)):
+            end = (code, _placed(path, message), hint or _flag(code))
+            break
+        note(f"skipped ({code.name}): {_placed(path, message)}")
+        # Files of no known layout are a save in flight only if no save was begun after them.
+        if code is ExitCode.INCOMPLETE or (looked.unknown and len(skipped) == 1):
+            pending.append(looked.candidate)
+        if rules.max_fallback is not None and len(skipped) > rules.max_fallback:
+            tried = f"newest {len(skipped)} do" if len(skipped) > 1 else "newest does"
+            end = (
+                worst(s.code for s in skipped),
+                f"the {tried} not pass, and --max-fallback allows {rules.max_fallback}; "
+                f"the last: {_placed(path, message)}",
+                "",
+            )
+            break
+    if end is None:
+        end = _nothing(root, walk, skipped, rules)
+    pointers = tuple(_pointers(root, walk.looked, chosen))
+    return Selection(
+        *end,
+        path=None if chosen is None else root.url_of(chosen.candidate),
+        step=None if chosen is None else chosen.known_step,
+        format=None if chosen is None or not chosen.child else chosen.child.parts[0].format.name,
+        skipped=tuple(skipped),
+        pointers=pointers,
+        findings=(*_names(root, walk.looked), *_disagreements(pointers, chosen)),
+        foreign=tuple(sorted([*root.foreign, *walk.foreign])),
+        pending=tuple(pending),
+    )
+
+
+def _try(
+    root: Root, looked: Looked, check: Check, condition: Callable[[Checkpoint], str] | None
+) -> tuple[ExitCode, str, str, bool]:
+    """Check one candidate; the last of the answer is whether it lacks what the user requires."""
+    if looked.error is not None:
+        return looked.error.exit_code, looked.error.message, looked.error.hint, False
+    assert looked.child is not None
+    answers = []
+    try:
+        # Opened again rather than kept: the headers of 64 checkpoints do not fit in memory.
+        for checkpoint in open_child(root, looked.child):
+            # Headers tell what is lacking, before every byte is read.
+            lacking = condition(checkpoint) if condition is not None else ""
+            if lacking:
+                return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {lacking}", "", True
+            answers.append(check(checkpoint))
+    except NotFoundError as absent:
+        error = gone(root, looked.candidate, absent)
+        return error.exit_code, error.message, error.hint, False
+    except FtckptError as error:
+        return error.exit_code, error.message, error.hint, False
+    code = worst(code for code, _ in answers)
+    return code, next(message for its, message in answers if its is code), "", False
+
+
+def _flag(code: ExitCode) -> str:
+    if code is ExitCode.UNVERIFIED:
+        return "ftckpt seal records evidence; --skip-unverified walks over this one"
+    if code is ExitCode.UNSAFE:
+        return "look at it with ftckpt verify; --skip-unsafe walks over this one"
+    return "an older checkpoint is not taken while a newer one may be good"
+
+
+def _nothing(
+    root: Root, walk: Walk, skipped: Sequence[Skipped], rules: Rules
+) -> tuple[ExitCode, str, str]:
+    """Return why nothing was chosen; NOT_FOUND only for a root that never held a checkpoint."""
+    if not skipped:
+        return _empty(root, walk, rules)
+    code = worst(s.code for s in skipped)
+    if code is ExitCode.NOT_FOUND:
+        gone = skipped[0]
+        hint = "ftckpt gc undelete restores what was dropped"
+        return ExitCode.REFUSED, f"no checkpoint of {root.url} is left: {gone.message}", hint
+    first = next(s for s in skipped if s.code is code)
+    hint = _WAYS_OUT.get(code, "")
+    return code, f"no checkpoint of {root.url} passes: {_placed(first.path, first.message)}", hint
+
+
+def _empty(root: Root, walk: Walk, rules: Rules) -> tuple[ExitCode, str, str]:
+    """Return what it means that there was no checkpoint to try."""
+    from .root_marker import absence, lost
+
+    limit = rules.step_at_most
+    newer = [one.known_step for one in walk.looked if one.child is not None or one.error]
+    newer += [c.step for c in root.candidates if limit is not None and (c.step or 0) > limit]
+    if newer:  # 9 would start the run afresh beside them
+        return (
+            ExitCode.REFUSED,
+            f"{root.url} holds no checkpoint of step {limit} or before, and newer ones",
+            "raise --step-at-most; if a start from scratch is meant, use another root",
+        )
+    if walk.unsupported:
+        one = walk.unsupported[0]
+        reason = one.parts[0].recognition.reason
+        return (
+            ExitCode.UNSUPPORTED,
+            f"{root.url} holds no checkpoint that this version reads: "
+            f"{root.url_of(one.candidate)} is {reason}",
+            "ftckpt inspect shows what is known of it",
+        )
+    evidence = lost(root)
+    if evidence:
+        return (
+            ExitCode.CORRUPT,
+            f"{root.url} holds no checkpoint any more: {evidence}",
+            "find out what removed them; if a start from scratch is meant, use another root",
+        )
+    known, message, hint = absence(root)
+    return (ExitCode.NOT_FOUND if known else ExitCode.MISSING), message, hint
+
+
+_WAYS_OUT = {
+    ExitCode.CORRUPT: "ftckpt repair mends one from a replica; ftckpt verify ROOT --all names the "
+    "damage of each",
+    ExitCode.INCOMPLETE: "--wait waits for a save in flight",
+}
+
+
+def _placed(path: str, message: str) -> str:
+    """Return a sentence that says where; many say it already."""
+    return message if path in message else f"{path}: {message}"
+
+
+def _names(root: Root, looked: Sequence[Looked]) -> Iterator[Finding]:
+    for one in looked:
+        said = one.candidate.step
+        if one.step is not None and said is not None and said != one.step:
+            yield finding(
+                "step-name",
+                f"{root.url_of(one.candidate)} holds step {one.step}, not {said}",
+                file=one.candidate.path,
+            )
+
+
+def _pointers(
+    root: Root, looked: Sequence[Looked], chosen: Looked | None
+) -> Iterator[PointerReport]:
+    steps = {one.candidate.path: one.known_step for one in looked}
+    for pointer in root.pointers:
+        step = steps.get(pointer.target or "", pointer.step)
+        agrees = None
+        if chosen is not None:
+            same = step is not None and step == chosen.known_step
+            agrees = not pointer.dangling and (same or pointer.target == chosen.candidate.path)
+        yield PointerReport(pointer.name, pointer.says, pointer.target, step, agrees)
+
+
+def _disagreements(pointers: Sequence[PointerReport], chosen: Looked | None) -> Iterator[Finding]:
+    for pointer in pointers:
+        says = f"{pointer.name} says {pointer.says!r}"
+        if pointer.target is None:
+            yield finding("pointer-dangling", f"{says}, which is not there", file=pointer.name)
+        elif pointer.agrees is False and chosen is not None:
+            yield finding(
+                "pointer-disagrees",
+                f"{says}, the newest that passes is {chosen.candidate.path}",
+                file=pointer.name,
+            )

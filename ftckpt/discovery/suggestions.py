@@ -1,0 +1,127 @@
+"""Suggest similar paths and names for one that does not exist, because it may be mistyped."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from heapq import nlargest
+from itertools import islice
+from shlex import quote
+
+from ftckpt.storage.remotes import named
+
+# More names than these are not read for a hint, and of those that are near so many are named.
+_READ = 10_000
+_NAMED = 3
+# Of more names than these only the likeliest are compared letter by letter, a tenth of a
+# millisecond for each.
+_COMPARED = 256
+# Names that have less in common are not near (`difflib`'s own number).
+_NEAR = 0.6
+_WORD = re.compile(r"[^._/-]+")
+# One letter tells no name: it is in most of them.
+_LETTERS = 2
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])")
+
+
+def hint_for_absent(path: str) -> str:
+    """Return what to do about a local path that does not exist; "" where nothing can be said.
+
+    Args:
+        path: as typed; of a URL nothing is asked, because that costs requests.
+    """
+    found = named(path)
+    if found is not None:
+        path = found[0].place(found[1])
+    slip = _one_slash(path)
+    if slip or "://" in path:
+        return slip
+    there, missing = _parts(path)
+    try:
+        with os.scandir(there or ".") as entries:
+            names = [entry.name for entry in islice(entries, _READ)]
+    except OSError:
+        return ""
+    near = [os.path.join(there, name) for name in _closest(missing, names)]
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    if not there:
+        return f"it was looked for in {os.getcwd()}"
+    return f"{there} is there, and holds no {missing}"
+
+
+def hint_for_place(path: str) -> str:
+    """Return what to do about a local path that is to be made, in a directory that is not there.
+
+    Args:
+        path: as typed, or made absolute.
+    """
+    folder = os.path.dirname(path)
+    there = existing(folder)
+    if not os.path.isdir(there):
+        return ""
+    return _one_slash(os.path.relpath(path, there)) or f"mkdir -p {quote(folder)}"
+
+
+def existing(path: str) -> str:
+    """Return the longest part of a local path that exists, even a link to nothing."""
+    while path and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path or "."
+
+
+def hint_for_name(asked: str, names: Iterable[str]) -> str:
+    """Return which of the names that are there may be meant; "" where none is near.
+
+    Args:
+        asked: a name or pattern that nothing has.
+        names: of what is there.
+    """
+    word = asked.strip("*.")
+    several = dict.fromkeys(islice(names, _READ))
+    # A part of a name, or a name behind a wrapper's prefix, is nearer than any other spelling.
+    near = [name for name in several if word in name or (name and asked.endswith("." + name))]
+    if len(word) < _LETTERS or not near:
+        near = _closest(asked, list(several))
+    return f"did you mean {' or '.join(near[:_NAMED])}?" if near else ""
+
+
+def _one_slash(path: str) -> str:
+    """Return the URL that a path may be meant to be; "" where it looks like none."""
+    scheme = _SCHEME.match(path)
+    if scheme is None:
+        return ""
+    # Of a file's URL the path begins with a third.
+    end = scheme.end() - (scheme[1].lower() == "file")
+    return f"a URL has two slashes: {scheme[1]}://{path[end:]}"
+
+
+def _closest(asked: str, names: Sequence[str]) -> list[str]:
+    """Return the names that are spelt most like one, at most `_NAMED`, the nearest first."""
+    if len(names) > _COMPARED:
+        size, words, backwards = len(asked), set(_WORD.findall(asked)), asked[::-1]
+
+        def likeness(name: str) -> tuple[int, int]:
+            """Return how many words a name shares, and how many letters at its ends."""
+            ends = _alike(asked, name) + _alike(backwards, name[::-1])
+            return len(words.intersection(_WORD.findall(name))), ends
+
+        possible = (n for n in names if _NEAR * (len(n) + size) <= 2 * min(len(n), size))
+        names = nlargest(_COMPARED, possible, key=likeness)
+    return get_close_matches(asked, names, _NAMED, _NEAR)
+
+
+def _alike(one: str, other: str) -> int:
+    """Return how many letters two names have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """Return the part of a path that exists, and the first name below it that does not."""
+    there, missing = path.rstrip("/"), ""
+    while there and not os.path.exists(there):
+        there, missing = os.path.split(there)
+    return there, missing

@@ -1,0 +1,152 @@
+"""What a checkpoint holds, from its headers and metadata; no tensor byte is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from operator import attrgetter
+
+from ftckpt.checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.findings import Finding
+
+from .resume import ResumeItem, resume_check
+
+
+@dataclass(frozen=True, slots=True)
+class ByteCounts:
+    """Bytes of logical tensors: each element once, replicas and aliases not counted.
+
+    Attributes:
+        total: of all tensors.
+        by_kind: of each `Kind`.
+        by_dtype: of each element type.
+        by_component: of `model`, `optimizer` and the rest.
+        per_parameter: total divided by the number of trained elements of the model; None without.
+        files: sum of the sizes of all files.
+    """
+
+    total: int
+    by_kind: Mapping[str, int]
+    by_dtype: Mapping[str, int]
+    by_component: Mapping[str, int]
+    per_parameter: float | None
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A checkpoint in numbers.
+
+    Attributes:
+        format: its name.
+        dialect: what more is known of the writer.
+        step: what the content shows.
+        commit: whether the save was finished, and what shows it.
+        topology: what is known of the job.
+        files: number of files.
+        tensors: number of logical tensors, aliases not counted.
+        pieces: number of pieces.
+        parameters: number of elements of the model's parameters, aliases not counted.
+        objects: number of non-tensor objects.
+        bytes: see `ByteCounts`.
+        aliases: key -> key of the tensor that owns the same bytes.
+        resume: what a restart from it has and lacks.
+        notes: remarks made while opening, and what was found wrong then: `verify` says all.
+    """
+
+    format: str
+    dialect: str
+    step: int | None
+    commit: Commit
+    topology: Topology
+    files: int
+    tensors: int
+    pieces: int
+    parameters: int
+    objects: int
+    bytes: ByteCounts
+    aliases: Mapping[str, str]
+    resume: tuple[ResumeItem, ...]
+    notes: tuple[Finding, ...]
+
+
+def inspect(checkpoint: Checkpoint) -> Inspection:
+    """Count what an opened checkpoint holds.
+
+    Raises:
+        UnavailableError, DeniedError: small objects could not be read.
+        CorruptError, UnsafeError: a small object that the resume check reads is not sound.
+    """
+    # Counted by class and shape first: there may be a million tensors, and there are few of these.
+    alike: dict[tuple[str, Kind, str, tuple[int, ...]], int] = defaultdict(int)
+    dtypes: dict[str, DType] = {}
+    tensors = pieces = 0
+    tied = checkpoint.aliases
+    counted = (t for key, t in checkpoint.tensors.items() if not (tied and key in tied))
+    same = attrgetter("component", "kind", "dtype", "shape")
+    for (component, kind, dtype, shape), run in groupby(counted, key=same):
+        parts = [len(tensor.pieces) for tensor in run]
+        tensors += len(parts)
+        pieces += sum(parts)
+        alike[component, kind, dtype.name, shape] += len(parts)
+        dtypes[dtype.name] = dtype
+    by_kind: dict[str, int] = defaultdict(int)
+    by_dtype: dict[str, int] = defaultdict(int)
+    by_component: dict[str, int] = defaultdict(int)
+    parameters = trained = 0
+    for (component, kind, name, shape), count in alike.items():
+        elements = count * prod(shape)
+        nbytes = count * dtypes[name].nbytes(prod(shape))
+        by_kind[kind] += nbytes
+        by_dtype[name] += nbytes
+        by_component[component] += nbytes
+        if component == "model" and kind is Kind.PARAM:
+            parameters += elements
+        if kind is Kind.MASTER:
+            trained += elements
+    total = sum(by_kind.values())
+    known = parameters or trained
+    counts = ByteCounts(
+        total=total,
+        by_kind=_largest_first(by_kind),
+        by_dtype=_largest_first(by_dtype),
+        by_component=_largest_first(by_component),
+        per_parameter=total / known if known else None,
+        files=checkpoint.source.nbytes,
+    )
+    return Inspection(
+        format=checkpoint.format,
+        dialect=checkpoint.dialect,
+        step=checkpoint.step,
+        commit=checkpoint.commit,
+        topology=checkpoint.topology,
+        files=len(checkpoint.source.entries),
+        tensors=tensors,
+        pieces=pieces,
+        parameters=known,
+        objects=len(checkpoint.objects),
+        bytes=counts,
+        aliases=checkpoint.aliases,
+        resume=resume_check(checkpoint),
+        notes=(*checkpoint.notes, *checkpoint.found),
+    )
+
+
+def find_tensor(checkpoint: Checkpoint, name: str) -> list[TensorInfo]:
+    """Return the tensors that `name` means: one key, else all of one parameter name.
+
+    `layers.0.weight` also finds its moments; `exp_avg:layers.0.weight` is one key.
+    """
+    exact = checkpoint.tensors.get(name)
+    same = [i for i in checkpoint.tensors.values() if name in (i.name, i.stored_name)]
+    if exact is not None and exact not in same:
+        return [exact]
+    return same
+
+
+def _largest_first(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,225 @@
+"""The manifest: every file of a checkpoint with its size and the digests of its blocks.
+
+It stands beside the data as `ftckpt.manifest.json`, or as `NAME.ftckpt.json` beside a checkpoint
+that is one file. `docs/manifest.md` has the format byte by byte. It detects accidents, not
+attackers: anybody who can change a file can change the manifest too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import Topology
+from ftckpt.digests.blocks import BLOCK, WIDTH, file_digest
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
+from ftckpt.storage.remotes import split
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import EntryKind
+
+if TYPE_CHECKING:
+    from ftckpt.storage.store import Store
+
+NAME = "ftckpt.manifest.json"
+SUFFIX = ".ftckpt.json"
+FOLDER = ".ftckpt"  # trash, leases and logs of ftckpt itself
+# Stands in a directory that a transfer is building, or was killed building, until the manifest is.
+TRANSFER = f"{FOLDER}/transfer.json"
+# The index of a delta: of all about deltas the only thing that recognising one needs.
+DELTA = "ftckpt.delta"
+SCHEMA = "ftckpt.manifest/1"
+# What the bytes of every version of it begin with.
+HEAD = b'{\n"schema": "ftckpt.manifest/'
+NOTE = "detects accidents, not attackers"
+TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")
+
+# 32 hex digits for each 64 MiB: this is the manifest of a checkpoint of 400 TiB.
+MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """One file of the checkpoint.
+
+    Attributes:
+        path: relative to the checkpoint, POSIX.
+        size: bytes.
+        blocks: digests of its 64 MiB blocks, put together, 16 bytes each.
+    """
+
+    path: str
+    size: int
+    blocks: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """XXH3-128 over `blocks`."""
+        return file_digest(self.blocks)
+
+    def block(self, number: int) -> bytes:
+        """Return the digest of one block, counted from 0."""
+        return self.blocks[number * WIDTH : (number + 1) * WIDTH]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedCheck:
+    """A check that passed when the checkpoint was sealed.
+
+    Attributes:
+        level: `structure`, `content` or `values`.
+        evidence: what content was checked against: `crc32`, `manifest` or `none`.
+        time: UTC, `2026-01-31T12:00:00Z`.
+    """
+
+    level: str
+    evidence: str
+    time: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was there when the checkpoint was sealed.
+
+    Attributes:
+        format: name of the checkpoint's format.
+        step: as its content shows it, None where nothing does.
+        topology: what is known of the job.
+        files: sorted by path.
+        unmanaged: names that lay beside the checkpoint and do not belong to it, sorted.
+        checks: what passed at sealing; sealing itself proves nothing about the content.
+        tool: the program that wrote it, with its version.
+        created: UTC, `2026-01-31T12:00:00Z`.
+    """
+
+    format: str
+    step: int | None
+    topology: Topology
+    files: Sequence[FileDigest]
+    unmanaged: Sequence[str] = ()
+    checks: Sequence[PassedCheck] = ()
+    tool: str = ""
+    created: str = ""
+    by_path: Mapping[str, FileDigest] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("files", "unmanaged", "checks"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "by_path", {f.path: f for f in self.files})
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the sizes of its files."""
+        return sum(f.size for f in self.files)
+
+    def same_content(self, other: Manifest) -> bool:
+        """Say whether both describe the same files with the same bytes."""
+        return self.files == other.files
+
+    def dump(self) -> bytes:
+        """Return the manifest's bytes; equal manifests give equal bytes.
+
+        Raises:
+            UnsupportedError: it would be larger than a reader accepts.
+        """
+        import json
+
+        def line(value: object) -> str:
+            return json.dumps(value, ensure_ascii=True)
+
+        head = {
+            "schema": SCHEMA,
+            "note": NOTE,
+            "tool": self.tool,
+            "created": self.created,
+            "format": self.format,
+            "step": self.step,
+            "topology": {name: getattr(self.topology, name) for name in TOPOLOGY},
+            "checks": [asdict(check) for check in self.checks],
+            "block_size": BLOCK,
+        }
+        lines = [f"{line(key)}: {line(value)},\n" for key, value in head.items()]
+        rows = [
+            line(
+                {"path": f.path, "size": f.size, "digest": f.digest.hex(), "blocks": f.blocks.hex()}
+            )
+            for f in sorted(self.files, key=lambda f: f.path)
+        ]
+        body = "{\n" + "".join(lines) + '"files": [' + _rows(rows) + "],\n"
+        body += '"unmanaged": [' + _rows([line(name) for name in sorted(self.unmanaged)]) + "],\n"
+        data = body.encode("ascii")
+        data += f'"digest": "{file_digest(data).hex()}"\n}}\n'.encode()
+        if len(data) > MAX_BYTES:
+            raise UnsupportedError(
+                f"the manifest would have {len(data)} bytes; {MAX_BYTES} is most"
+            )
+        return data
+
+    @classmethod
+    def parse(cls, data: bytes, file: str = NAME) -> Manifest:
+        """Return the manifest in `data`, every rule of its format checked.
+
+        Args:
+            data: the whole file.
+            file: its name, for messages.
+
+        Raises:
+            CorruptError: damaged, or it contradicts itself (`bad-manifest`).
+            UnsupportedError: whole, but of a schema that this version does not know.
+            UnsafeError: a name in it leads out of the checkpoint.
+        """
+        from .parse import Parser
+
+        return Parser(file).manifest(data)
+
+
+def _rows(rows: list[str]) -> str:
+    return "\n" + ",\n".join(rows) + "\n" if rows else ""
+
+
+def beside(source: Source) -> str:
+    """Return the store's path of the manifest that belongs to `source`."""
+    if source.single:
+        return source.path(next(iter(source.entries)) + SUFFIX)
+    return source.path(NAME)
+
+
+def is_own(name: str) -> bool:
+    """Say whether a file of a checkpoint's directory is ftckpt's own, by its relative path."""
+    return name == NAME or name.endswith(SUFFIX) or name.split("/")[0] == FOLDER
+
+
+def read(store: Store, path: str) -> Manifest:
+    """Return the manifest stored under `path`.
+
+    Raises:
+        NotFoundError: there is none.
+        CorruptError, UnsupportedError, UnsafeError: see `Manifest.parse`.
+    """
+    name = path.rpartition("/")[2] or split(store.url.rstrip("/"))[1]
+    entry = store.stat(path)
+    if entry.kind is EntryKind.SPECIAL:
+        raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
+    if entry.kind is not EntryKind.FILE:
+        raise NotFoundError(f"{store.describe(path)} is no file")
+    if entry.size > MAX_BYTES:
+        raise CorruptError(
+            f"{name} is no valid manifest: it has {entry.size} bytes and {MAX_BYTES} is most",
+            kind="bad-manifest",
+            file=name,
+        )
+    return Manifest.parse(store.read(path, 0, entry.size), name)
+
+
+def find(source: Source) -> Manifest | None:
+    """Return the manifest that stands beside the data of `source`, or None where none does.
+
+    Raises:
+        CorruptError, UnsupportedError, UnsafeError: see `Manifest.parse`.
+    """
+    if not source.single and NAME not in source.entries:
+        return None
+    try:
+        return read(source.store, beside(source))
+    except NotFoundError:
+        return None

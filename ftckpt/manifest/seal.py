@@ -1,0 +1,288 @@
+"""Seal a checkpoint: record what its bytes are now, by one atomic write.
+
+Sealing is no proof of goodness. It makes every later change visible, and the manifest names the
+checks that had passed when it was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ftckpt import __version__
+from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.digests.files import hash_files
+from ftckpt.errors import (
+    CorruptError,
+    DeniedError,
+    ExistsError,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    RefusedError,
+    UnsafeError,
+    UnsupportedError,
+)
+from ftckpt.manifest import HEAD as MANIFEST_HEAD
+from ftckpt.manifest import SUFFIX, FileDigest, Manifest, PassedCheck, beside, is_own, read
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import EntryKind
+from ftckpt.workers.limits import RateLimit
+
+if TYPE_CHECKING:
+    from ftckpt.storage import StoreOptions
+    from ftckpt.storage.store import Store
+
+# Seconds after which a temporary file belongs to nobody who is still at work (as in retention).
+_STALE = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class SealReport:
+    """What sealing did.
+
+    Attributes:
+        manifest: as it now stands.
+        url: where it stands.
+        written: False where an equal one stood there already.
+        bytes_read: bytes that were hashed.
+    """
+
+    manifest: Manifest
+    url: str
+    written: bool
+    bytes_read: int
+
+
+def utc_now() -> str:
+    """Return the time in the manifest's spelling: `2026-01-31T12:00:00Z`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def locate(
+    url: str, checkpoint_name: str, options: StoreOptions | None = None
+) -> tuple[Store, str]:
+    """Return store and path for a manifest that is to stand at `url`.
+
+    Args:
+        url: a file's path or URL; or a directory's (it exists, or the URL ends in `/`), where the
+            manifest is then called after the checkpoint.
+        checkpoint_name: last element of the checkpoint's path.
+        options: settings for object stores.
+    """
+    from ftckpt.storage import StoreOptions as Options
+    from ftckpt.storage import open_store
+    from ftckpt.storage.remotes import split
+
+    parent, name = split(url)
+    options = options or Options()
+    if name:
+        whole = open_store(url, options)
+        try:
+            directory = whole.stat("").kind is EntryKind.DIRECTORY
+        except NotFoundError:
+            directory = False
+        if directory:
+            return whole, checkpoint_name + SUFFIX
+        return open_store(parent, options), name
+    return open_store(url, options), checkpoint_name + SUFFIX
+
+
+def seal(
+    checkpoint: Checkpoint,
+    *,
+    place: tuple[Store, str] | None = None,
+    force: bool = False,
+    checks: Sequence[PassedCheck] = (),
+    jobs: int = 1,
+    executor: Executor | None = None,
+    limiter: RateLimit | None = None,
+    counter: Counter = NULL,
+) -> SealReport:
+    """Hash every file of `checkpoint` and write its manifest.
+
+    Killed at any instant it leaves no manifest or a whole one. Of two sealers at once one writes,
+    and the other finds an equal manifest. A manifest that says the same is left as it is.
+
+    Args:
+        checkpoint: opened from a fresh listing.
+        place: store and path of the manifest; None for beside the data.
+        force: replace a manifest that says something else.
+        checks: what passed before.
+        jobs: number of threads.
+        executor: where to run instead.
+        limiter: bounds the rate of reading.
+        counter: is told of every block's bytes.
+
+    Raises:
+        IncompleteError: not committed, or a file changed meanwhile (`changed-file`).
+        CorruptError: a file of the checkpoint is missing (`missing-file`).
+        RefusedError: another manifest stands there.
+        UnsupportedError: several checkpoints lie in its directory.
+        DeniedError: the place cannot be written; of that beside the data the hint names another.
+    """
+    source = checkpoint.source
+    if source.named and place is None:
+        raise UnsupportedError(
+            f"{source.url} shares its directory with other checkpoints: a manifest cannot be"
+            " beside each of them",
+            hint="give it a directory of its own, or name another place with --manifest",
+        )
+    if checkpoint.commit.state is CommitState.UNCOMMITTED:
+        raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
+    members = sorted({name for name in checkpoint.members() if not is_own(name)})
+    sizes = {name: source.size(name) for name in members}
+    counter.start("hashing", sum(sizes.values()))
+    digests = hash_files(
+        source, sizes, jobs=jobs, executor=executor, limiter=limiter, counter=counter
+    )
+    _require_unchanged(source, members)
+    manifest = Manifest(
+        format=checkpoint.format,
+        step=checkpoint.step,
+        topology=replace(checkpoint.topology, evidence=""),
+        files=[FileDigest(name, sizes[name], digests[name]) for name in members],
+        unmanaged=sorted(
+            n for n in source.entries if n not in sizes and not is_own(n) and not is_leftover(n)
+        ),
+        checks=tuple(checks),
+        tool=f"ftckpt {__version__}",
+        created=utc_now(),
+    )
+    store, path = place or (source.store, beside(source))
+    try:
+        if place is None:
+            _remove_left(source)
+            standing = _write_beside(source, members, path, manifest, force=force)
+        else:
+            standing = _write(store, path, manifest, force=force)
+    except DeniedError as error:
+        if place is None:
+            more = "--manifest ELSEWHERE writes it to another place"
+            error.hint = f"{error.hint}; {more}" if error.hint else more
+        raise
+    return SealReport(
+        manifest=standing or manifest,
+        url=store.describe(path),
+        written=standing is None,
+        bytes_read=sum(sizes.values()),
+    )
+
+
+def _write_beside(
+    source: Source, members: Sequence[str], path: str, manifest: Manifest, *, force: bool
+) -> Manifest | None:
+    """Write `manifest` beside the data; return the equal one that stood there already, or None.
+
+    A gc may drop the checkpoint in this moment. On this machine its directory is gone then and is
+    not made again; in an object store the manifest is taken back where what it describes is gone.
+
+    Raises:
+        IncompleteError: the checkpoint was removed meanwhile, or has changed.
+    """
+    store = source.store
+    local = store.local_path(path) is not None
+    try:
+        standing = _write(store, path, manifest, force=force, parents=False)
+    except NotFoundError as error:
+        raise _removed(source) from error
+    if standing is None and not local and source.changed(members):
+        store.delete([path])
+        raise _removed(source)
+    return standing
+
+
+def _remove_left(source: Source) -> None:
+    """Remove the temporary manifests that seals of this checkpoint left when they were killed.
+
+    A link makes them a manifest a moment after they are written, so that one which is a day old
+    belongs to nobody who is still at work. What does not begin as a manifest is somebody else's.
+    One that cannot be removed disturbs nobody: verify names it.
+    """
+    store = source.store
+    if not store.traits.local:
+        return
+    folder = beside(source).rpartition("/")[0]
+    try:
+        names = [name for name in store.names(folder) if is_leftover(name)]
+        paths = [f"{folder}/{name}" if folder else name for name in names]
+        stale = [path for path in paths if _is_stale_manifest(store, path)]
+        store.delete(stale)
+    except FtckptError:
+        return
+
+
+def _is_stale_manifest(store: Store, path: str) -> bool:
+    """Say whether a file is what a killed seal wrote of a manifest, a day ago or earlier."""
+    entry = store.stat(path)
+    if entry.kind is not EntryKind.FILE or entry.link is not None or entry.mtime is None:
+        return False
+    if time.time() - entry.mtime < _STALE:
+        return False
+    head = store.read(path, 0, min(entry.size, len(MANIFEST_HEAD)))
+    return MANIFEST_HEAD.startswith(head)
+
+
+def _removed(source: Source) -> IncompleteError:
+    return IncompleteError(
+        f"{source.url} was removed or saved again while it was being sealed",
+        hint="ftckpt gc undelete has back what gc has dropped",
+        kind="changed-file",
+    )
+
+
+def _write(
+    store: Store, path: str, manifest: Manifest, *, force: bool, parents: bool = True
+) -> Manifest | None:
+    """Write `manifest`; return the equal one that stood there already, or None."""
+    data = manifest.dump()
+    local = None if parents else store.local_path(path)
+    try:
+        if local is None:
+            store.create(path, data)
+        else:
+            write_new(local, data, parents=False)
+        return None
+    except ExistsError:
+        standing = _standing(store, path)
+    if standing is not None and standing.same_content(manifest):
+        return standing
+    if not force:
+        raise RefusedError(
+            f"{store.describe(path)} describes other content than is there now",
+            hint="look at it with verify; seal --force replaces it",
+        )
+    if local is None:
+        store.put(path, data)
+    else:
+        write_over(local, data, parents=False)
+    return None
+
+
+def _standing(store: Store, path: str) -> Manifest | None:
+    """Return the manifest that stands at `path`, or None where it cannot be understood."""
+    try:
+        return read(store, path)
+    except (CorruptError, UnsupportedError, UnsafeError):
+        return None
+
+
+def _require_unchanged(source: Source, members: Sequence[str]) -> None:
+    """List again and compare: what changed while it was hashed is sealed as neither.
+
+    Raises:
+        IncompleteError: a file is gone or of another size, time or version.
+    """
+    for name in source.changed(members):
+        raise IncompleteError(
+            f"{name} changed while it was being read: the checkpoint is still being written",
+            hint="seal it again when the save has finished",
+            kind="changed-file",
+            file=name,
+        )

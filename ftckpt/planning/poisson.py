@@ -1,0 +1,81 @@
+"""How sure a rate is that was counted: exact confidence limits of a Poisson mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ftckpt.errors import UsageError
+from ftckpt.planning.models.arithmetic import require
+
+
+def mean_limits(count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the confidence limits of the mean number of events, when `count` were seen.
+
+    Garwood's exact limits (Biometrika 28, 1936): half the chi-square quantiles of 2 n and 2 n + 2
+    degrees of freedom. 0 and 3.69 for no event at 95 %, 381 and 461 for 419. Relative error below
+    1e-9.
+
+    Args:
+        count: n, events seen, >= 0.
+        confidence: chance that limits made in this way enclose the mean, in (0, 1).
+
+    Raises:
+        UsageError: the count is negative or no whole number, or the confidence is out of range.
+    """
+    if not isinstance(count, int) or count < 0:
+        raise UsageError(f"the number of failures must be a whole number, but is {count}")
+    require("the confidence", confidence, above=0, at_most=1 - 1e-12, unit="")
+    tail = (1 - confidence) / 2
+    wide = 10 + 2 * -math.log(tail)
+    above = count + wide * (math.sqrt(count) + wide)
+    below = max(0.0, count - wide * math.sqrt(count))
+    low = _crossing(lambda mean: at_least(count, mean) - tail, below, count) if count else 0.0
+    return low, _crossing(lambda mean: at_least(count + 1, mean) - (1 - tail), count, above)
+
+
+def at_least(count: int, mean: float) -> float:
+    """Return the probability of `count` or more events where `mean` are expected.
+
+    It is the regularised incomplete gamma function P(count, mean): by its series below the mode,
+    and by its continued fraction above (Abramowitz and Stegun, 6.5.29 and 6.5.31).
+
+    Args:
+        count: >= 1.
+        mean: >= 0.
+    """
+    if mean <= 0:
+        return 0.0
+    weight = math.exp(count * math.log(mean) - mean - math.lgamma(count))
+    if mean < count + 1:
+        term = total = 1 / count
+        k = count
+        while term > total * 1e-17:
+            k += 1
+            term *= mean / k
+            total += term
+        return weight * total
+    # Lentz's way to evaluate the fraction from its front.
+    b = mean + 1 - count
+    c, d = math.inf, 1 / b
+    fraction = d
+    for k in range(1, 10_000_000):
+        a = -k * (k - count)
+        b += 2
+        d = 1 / (a * d + b)
+        c = b + a / c
+        fraction *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return 1 - weight * fraction
+
+
+def _crossing(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a rising function passes 0, by halving."""
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if rising(middle) > 0:
+            high = middle
+        else:
+            low = middle
+    return (low + high) / 2

@@ -1,0 +1,281 @@
+"""Quantities as people write them, with their units: `90s`, `5.7TB`, `400Gb/s`, `9%/y`, `419/54d`.
+
+A unit is required wherever one is possible: a plan that takes minutes for seconds is wrong by a
+factor that nobody sees. Every refusal is a UsageError that names the flag and shows the right form.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ftckpt.errors import UsageError
+from ftckpt.workers import limits
+
+# Lengths of the units of time in seconds; a year is 365 days, as annual failure rates count it.
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
+
+# Nothing that is planned for lasts longer (30 million years) or is larger.
+_MOST_SECONDS, _MOST_BYTES = 1e15, 1e24
+
+_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+_BARE = re.compile(rf"[+-]?{_NUMBER}")
+_DURATION = re.compile(rf"({_NUMBER})\s*([a-z]+)")
+_BITS = re.compile(rf"({_NUMBER})\s*([kKMGTP]?)b(?:/s|ps)")
+_COUNT = re.compile(rf"({_NUMBER})\s*([kKMBT]?)")
+_MONEY = re.compile(rf"(\$)?({_NUMBER})\s*([A-Z]{{3}})?")
+_PER_TIME = re.compile(rf"({_NUMBER})\s*(%?)\s*(?:/\s*(node-)?(h|d|day|y))?")
+_FIT = re.compile(rf"({_NUMBER})\s*FIT")
+_BIT_UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_COUNT_UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_PERIODS = {"h": HOUR, "d": DAY, "day": DAY, "y": YEAR}
+
+
+def duration(text: str, flag: str) -> float:
+    """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero is a duration.
+
+    Raises:
+        UsageError: the unit is missing or unknown, or it is no number that is at least zero.
+    """
+    text = text.strip()
+    match = _DURATION.fullmatch(text)
+    if match is None or match[2] not in SECONDS:
+        raise _refused(text, flag, "a duration", lambda n: f"{n}s, {n}m, {n}h or {n}d")
+    return _within(float(match[1]) * SECONDS[match[2]], _MOST_SECONDS, text, flag)
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a duration in one unit, to three digits, for a sentence: `2.5 h`, `90 s`."""
+    unit, length = "s", 1.0
+    for larger in ("min", "h", "d"):
+        if seconds < 2 * SECONDS[larger]:
+            break
+        unit, length = larger, SECONDS[larger]
+    return f"{seconds / length:.3g} {unit}"
+
+
+def size(text: str, flag: str) -> float:
+    """Return bytes for `512MB`, `1.5GiB`, `5.7TB`.
+
+    Raises:
+        UsageError: the unit is missing, unknown, or in bits.
+    """
+    text = text.strip()
+    try:
+        # `limits` reads a bare `512M` too, and small b as B; here both would hide a mistake.
+        if text[-1:] != "B":
+            raise UsageError(text)
+        return _within(float(limits.parse_bytes(text)), _MOST_BYTES, text, flag)
+    except UsageError:
+        raise _refused(text, flag, "a size", lambda n: f"{n}GB, {n}GiB or {n}TB") from None
+
+
+def bandwidth(text: str, flag: str) -> float:
+    """Return bytes a second for `80GB/s`, `25GiB/s`, or for bits, `400Gb/s`.
+
+    Raises:
+        UsageError: the unit is missing or unknown, or nothing would move.
+    """
+    text = text.strip()
+    match = _BITS.fullmatch(text)
+    if match is not None:
+        value = float(match[1]) * _BIT_UNITS[match[2]] / 8
+    elif text.endswith("B/s"):
+        value = size(text.removesuffix("/s"), flag)
+    else:
+        raise _refused(text, flag, "a bandwidth", lambda n: f"{n}GB/s, or {n}Gb/s for bits")
+    if not value > 0:
+        raise UsageError(f"{flag} {text}: nothing can be moved at this bandwidth")
+    return _within(value, _MOST_BYTES, text, flag)
+
+
+def share(text: str, flag: str) -> float:
+    """Return a fraction in [0, 1] for `5%` or `0.05`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = text.strip()
+    if _BARE.fullmatch(text.removesuffix("%")) is not None:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        if 0 <= value <= 1:
+            return value
+    raise UsageError(
+        f"{flag} {text}: this is no share between 0 and 100 %", hint="write 5% or 0.05"
+    )
+
+
+def factor(text: str, flag: str) -> float:
+    """Return a positive plain number: a ratio, a multiplier.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = text.strip()
+    if _BARE.fullmatch(text) is None or not 0 < float(text) < math.inf:
+        raise UsageError(f"{flag} {text}: this is no number above zero", hint="write 1.5")
+    return float(text)
+
+
+def count(text: str, flag: str, *, kilo: int = 1000) -> int:
+    """Return a whole number above zero: `16384`, `16k`, `70B` (10^9), `405e9`.
+
+    Args:
+        text: as typed.
+        flag: named in the message.
+        kilo: what `k` means; clusters of GPUs are spoken of in 1024s.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = text.strip()
+    match = _COUNT.fullmatch(text)
+    value = 0.0
+    if match is not None:
+        value = float(match[1]) * (kilo if match[2] in ("k", "K") else _COUNT_UNITS[match[2]])
+    if not 0 < value < 1e18 or value != int(value):
+        raise UsageError(
+            f"{flag} {text}: this is no whole number above zero",
+            hint="write 16384, 16k or 70B",
+        )
+    return int(value)
+
+
+class Money(NamedTuple):
+    """A price: an amount, and the currency that it was given in (`USD` where none was named)."""
+
+    amount: float
+    currency: str = "USD"
+
+
+def money(text: str, flag: str) -> Money:
+    """Return a price for `2.33`, `$2.33`, `2.10EUR`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = text.strip()
+    match = _MONEY.fullmatch(text)
+    if match is None or (match[1] and match[3]) or not math.isfinite(float(match[2])):
+        raise UsageError(f"{flag} {text}: this is no price", hint="write 2.33 or 2.33EUR")
+    return Money(float(match[2]), match[3] or "USD")
+
+
+def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = False) -> float:
+    """Return failures a second of one component, from any of the usual forms.
+
+    | form | meaning | rate |
+    |---|---|---|
+    | `50000h` | mean time between failures | 1 / MTBF |
+    | `9%/y` | annual failure rate, linear: failures a year for each component | AFR / 365 d |
+    | `2300FIT` | failures in 10^9 hours | FIT / 10^9 h |
+    | `0.0065/node-day` | failures a day of a node that holds `per_node` of it | x / per_node / d |
+    | `0.5%/day`, `0.005/day` | failures a day of one | x / d |
+
+    Args:
+        text: as typed.
+        flag: named in the message.
+        per_node: components in a node, for rates of nodes.
+        annual: whether a share without its period (`9%`) is one a year, as the flag's name says.
+
+    Raises:
+        UsageError: no such form, no period, or a rate that is not above zero.
+    """
+    from . import rates
+
+    text = text.strip()
+    in_time, fit, mtbf = _PER_TIME.fullmatch(text), _FIT.fullmatch(text), _DURATION.fullmatch(text)
+    if fit is not None:
+        value = float(rates.from_fit(float(fit[1])))
+    elif mtbf is not None and mtbf[2] in SECONDS:
+        seconds = float(mtbf[1]) * SECONDS[mtbf[2]]
+        value = float(rates.from_mtbf(seconds)) if seconds > 0 else math.inf
+    elif in_time is not None and (in_time[4] or (annual and in_time[2])):
+        number = float(in_time[1]) / (100 if in_time[2] else 1)
+        value = number / _PERIODS[in_time[4] or "y"] / (per_node if in_time[3] else 1)
+    else:
+        forms = "{0}h (MTBF), {0}%/y (AFR), {0}FIT or {0}/node-day".format
+        raise _refused(text, flag, "a failure rate", forms)
+    if not 0 < value < math.inf:
+        raise UsageError(
+            f"{flag} {text}: a failure rate must be above zero and finite",
+            hint="leave out what never fails; what fails all the time cannot be planned for",
+        )
+    return value
+
+
+class Observed(NamedTuple):
+    """Failures that were counted over a time.
+
+    Attributes:
+        failures: how many.
+        seconds: over how long.
+    """
+
+    failures: int
+    seconds: float
+
+
+def observed(text: str, flag: str) -> Observed:
+    """Return the failures and the time of `419/54d`.
+
+    Raises:
+        UsageError: it is not of this form, or no time passed.
+    """
+    number, slash, time = text.partition("/")
+    if not slash or not number.strip().isdecimal():
+        raise UsageError(
+            f"{flag} {text}: this is no number of failures in a time",
+            hint="write 419/54d: 419 failures in 54 days",
+        )
+    seconds = duration(time, flag)
+    if not seconds > 0:
+        raise UsageError(f"{flag} {text}: failures cannot be counted in no time")
+    return Observed(int(number), seconds)
+
+
+class Component(NamedTuple):
+    """Parts of one kind.
+
+    Attributes:
+        name: what they are.
+        number: how many there are.
+        rate: failures a second of one of them.
+    """
+
+    name: str
+    number: int
+    rate: float
+
+
+def component(text: str, flag: str, *, per_node: int = 8) -> Component:
+    """Return the parts of `nic=2048@100000h`; the rate in any form of `failure_rate`.
+
+    Raises:
+        UsageError: it is not of this form.
+    """
+    match = re.fullmatch(r"\s*([^=@\s]+)\s*=([^@]+)@(.+)", text)
+    if match is None:
+        raise UsageError(
+            f"{flag} {text}: this is no component",
+            hint=f"write name=N@RATE: {flag} nic=2048@100000h",
+        )
+    number = count(match[2], flag, kilo=1024)
+    return Component(match[1], number, failure_rate(match[3], flag, per_node=per_node))
+
+
+def _refused(text: str, flag: str, what: str, forms: Callable[[str], str]) -> UsageError:
+    """Return the error for a text without a unit that is understood; shows it with the unit."""
+    bare = _BARE.fullmatch(text)
+    if bare is not None and not text.startswith(("-", "+")):
+        return UsageError(f"{flag} {text}: {what} needs its unit", hint=f"write {forms(text)}")
+    return UsageError(f"{flag} {text}: this is not {what}", hint=f"write {forms('10')}")
+
+
+def _within(value: float, most: float, text: str, flag: str) -> float:
+    if not value <= most:
+        raise UsageError(f"{flag} {text}: this is beyond any plan")
+    return value

@@ -1,0 +1,190 @@
+"""A run's own log of saves and failures, one JSON object a line: the honest source of a plan.
+
+    {"event": "save", "time": 1767225600, "step": 1000, "seconds": 61.2, "bytes": 5.7e12}
+    {"event": "save", "time": "2026-01-01T00:20:00Z", "snapshot": 1.6, "flush": 58.0}
+    {"event": "failure", "time": 1767230000, "class": "gpu", "detect": 95, "restart": 480}
+    {"event": "step", "step": 1001, "seconds": 4.1}
+    {"event": "start", "time": 1767225600}
+    {"event": "end", "time": 1769817600}
+
+`time` is seconds since the epoch or ISO 8601 with its zone; every duration is in seconds. The time
+of a failure is when it struck. `start` and `end` bound the time in which failures were counted;
+without them it is from the first time in the log to the last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import fmean, median
+from typing import Any, NoReturn
+
+from ftckpt.errors import UsageError
+
+from .exposure import Event, exposure
+
+# A longer line is no record of an event.
+_LINE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """What a log says, in seconds and bytes; None where it says nothing.
+
+    Attributes:
+        saves: how many.
+        failures: how many.
+        classes: failures by what the log calls their class, "" where it says none.
+        span_s: from the start to the end, or from the first time to the last.
+        exposed_s: of this, in which the job could fail: without detection, restarts and the time
+            between an end and the next start.
+        exposed_failures: that struck then.
+        save_s: mean of the time that training waited for a save.
+        snapshot_s: mean of the blocking part of saves that were flushed in the background.
+        flush_s: mean of the background part.
+        nbytes: of the newest save.
+        detect_s: mean from a failure until it was noticed.
+        restart_s: mean from there until training went on.
+        step_s: median of a step.
+        ignored: lines of other events.
+    """
+
+    saves: int = 0
+    failures: int = 0
+    classes: Mapping[str, int] = field(default_factory=dict)
+    span_s: float | None = None
+    exposed_s: float | None = None
+    exposed_failures: int = 0
+    save_s: float | None = None
+    snapshot_s: float | None = None
+    flush_s: float | None = None
+    nbytes: float | None = None
+    detect_s: float | None = None
+    restart_s: float | None = None
+    step_s: float | None = None
+    ignored: int = 0
+
+
+# The fields of each event that hold numbers, none of them below zero.
+_NUMBERS = {
+    "save": ("seconds", "snapshot", "flush", "bytes"),
+    "failure": ("detect", "restart"),
+    "step": ("seconds",),
+    "start": (),
+    "end": (),
+}
+
+
+def read_log(
+    lines: Iterable[str], name: str, *, detect: float | None = None, restart: float | None = None
+) -> RunLog:
+    """Return what a log says; empty lines are skipped, other events counted.
+
+    Args:
+        lines: of the log, each a JSON object with an `event`.
+        name: of the log, for messages.
+        detect: seconds for failures that record none; by default the mean of those that do.
+        restart: the same for restarts.
+
+    Raises:
+        UsageError: a line is no such object, or a number in it is none; the message says which.
+    """
+    numbers: dict[tuple[str, str], list[float]] = {}
+    events: Counter[str] = Counter()
+    classes: Counter[str] = Counter()
+    times: list[float] = []
+    history: list[Event] = []
+    bounds: dict[str, float] = {}
+    for place, event in _records(lines, name):
+        kind = event["event"]
+        if kind not in _NUMBERS:
+            events["other"] += 1
+            continue
+        events[kind] += 1
+        time = None
+        if "time" in event:
+            time = _time(event["time"], place)
+            times.append(time)
+            bounds[kind] = min(time, bounds.get(kind, time)) if kind == "start" else time
+        for key in _NUMBERS[kind]:
+            if key in event:
+                event[key] = _number(event[key], key, place)
+                numbers.setdefault((kind, key), []).append(event[key])
+        if kind == "failure":
+            classes[str(event.get("class", ""))] += 1
+            history.append(Event(kind, time, event.get("detect"), event.get("restart")))
+        elif time is not None:
+            history.append(Event(kind, time))
+
+    def mean(kind: str, key: str) -> float | None:
+        found = numbers.get((kind, key))
+        return fmean(found) if found else None
+
+    span = None
+    if times:
+        span = bounds.get("end", max(times)) - bounds.get("start", min(times))
+        if span < 0:
+            raise UsageError(f"{name} ends before it starts")
+    exposed = exposure(history, detect=detect, restart=restart)
+    sizes, steps = numbers.get(("save", "bytes")), numbers.get(("step", "seconds"))
+    return RunLog(
+        saves=events["save"],
+        failures=events["failure"],
+        classes=dict(classes.most_common()),
+        span_s=span or None,
+        exposed_s=exposed.seconds or None,
+        exposed_failures=exposed.failures if exposed.seconds else 0,
+        save_s=mean("save", "seconds"),
+        snapshot_s=mean("save", "snapshot"),
+        flush_s=mean("save", "flush"),
+        nbytes=sizes[-1] if sizes else None,
+        detect_s=mean("failure", "detect"),
+        restart_s=mean("failure", "restart"),
+        step_s=median(steps) if steps else None,
+        ignored=events["other"],
+    )
+
+
+def _records(lines: Iterable[str], name: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        place = f"line {number} of {name}"
+        if len(line) > _LINE:
+            raise UsageError(f"{place} is longer than any event")
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{place} is no JSON: {error}") from error
+        if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+            raise UsageError(f"{place} is no event", hint='write {"event": "save", "seconds": 61}')
+        yield place, record
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _number(value: Any, key: str, place: str) -> float:
+    # JSON's true is Python's 1, and an integer may be too large for a float.
+    if type(value) in (int, float) and 0 <= value < 1e300 and math.isfinite(value):
+        return float(value)
+    raise UsageError(f"{place}: {key} is no number of seconds or bytes: {value!r}")
+
+
+def _time(value: Any, place: str) -> float:
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
+            raise UsageError(
+                f"{place}: {value!r} is no time", hint="write 2026-01-01T00:00:00Z, with its zone"
+            )
+        return moment.timestamp()
+    return _number(value, "time", place)

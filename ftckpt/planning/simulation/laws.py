@@ -1,0 +1,158 @@
+"""How long a job runs until the next failure: laws to draw from.
+
+Times count while the job runs, saves or restarts; the whole platform is as new after each failure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ftckpt.errors import UsageError
+from ftckpt.planning.models.arithmetic import require
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+    Sampler: TypeAlias = Callable[[int], Floats]  # events -> times of shape (events, runs)
+
+
+class Law(Protocol):
+    """A law of times between failures."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, with its parameters, in an answer."""
+
+    @property
+    def mean(self) -> float:
+        """Mean seconds between failures."""
+
+    def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
+        """Return a function that draws the next times of each run, one row an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Failures without memory.
+
+    Attributes:
+        mean: seconds, > 0.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        require("the mean time between failures", self.mean, above=0)
+
+    @property
+    def name(self) -> str:
+        """What it is called in an answer."""
+        return "exponential failures"
+
+    def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
+        """Draw by the ziggurat method of numpy."""
+        return lambda events: rng.exponential(self.mean, (events, runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Weibull:
+    """Failures that come in bunches (shape below 1: a falling hazard) or by wear (above 1).
+
+    Attributes:
+        mean: seconds, > 0.
+        shape: k, > 0; 0.7 to 0.8 fits large clusters (Schroeder and Gibson, 2006).
+    """
+
+    mean: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        require("the mean time between failures", self.mean, above=0)
+        require("the Weibull shape", self.shape, at_least=0.05, at_most=100, unit="")
+
+    @property
+    def name(self) -> str:
+        """What it is called in an answer."""
+        return f"Weibull failures of shape {self.shape:g}"
+
+    def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
+        """Draw times of scale mean / Gamma(1 + 1/k)."""
+        scale = self.mean / math.gamma(1 + 1 / self.shape)
+        return lambda events: scale * rng.weibull(self.shape, (events, runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Times whose logarithm is normal.
+
+    Attributes:
+        mean: seconds, > 0.
+        sigma: standard deviation of the natural logarithm, > 0.
+    """
+
+    mean: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        require("the mean time between failures", self.mean, above=0)
+        require("sigma of the lognormal", self.sigma, above=0, at_most=10, unit="")
+
+    @property
+    def name(self) -> str:
+        """What it is called in an answer."""
+        return f"lognormal failures of sigma {self.sigma:g}"
+
+    def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
+        """Draw times with mu = log(mean) - sigma^2 / 2."""
+        mu = math.log(self.mean) - self.sigma**2 / 2
+        return lambda events: rng.lognormal(mu, self.sigma, (events, runs))
+
+
+class Trace:
+    """Times as they were observed, replayed in their order from a random place, round and round."""
+
+    def __init__(self, gaps: Sequence[float]) -> None:
+        """Take observed times.
+
+        Args:
+            gaps: seconds from each failure to the next, each > 0.
+
+        Raises:
+            UsageError: there is none, or one is not above 0.
+        """
+        if not gaps:
+            raise UsageError("the trace holds no failure")
+        for gap in gaps:
+            require("a time in the trace", gap, above=0)
+        self.gaps = tuple(float(gap) for gap in gaps)
+
+    @property
+    def name(self) -> str:
+        """What it is called in an answer."""
+        return f"trace of {len(self.gaps)} failures"
+
+    @property
+    def mean(self) -> float:
+        """Mean seconds between failures."""
+        return math.fsum(self.gaps) / len(self.gaps)
+
+    def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
+        """Give each run a place of its own to begin at."""
+        import numpy as np
+
+        gaps = np.array(self.gaps)
+        at = rng.integers(len(gaps), size=runs)
+
+        def draw(events: int) -> Floats:
+            nonlocal at
+            rows = (at + np.arange(events)[:, None]) % len(gaps)
+            at = (at + events) % len(gaps)
+            drawn: Floats = gaps[rows]
+            return drawn
+
+        return draw

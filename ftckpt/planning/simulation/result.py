@@ -1,0 +1,179 @@
+"""What simulated runs say, and whether a closed form says the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ftckpt.planning.models.arithmetic import require
+from ftckpt.planning.models.outcome import Outcome
+
+from .ledger import Ledger
+
+_MOST_ERRORS = 4.0  # standard errors; by chance one run in 16,000 is further off
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Long runs, many failures each.
+
+    Attributes:
+        outcome: shares of the wall time of all runs together; `outcome.useful` is the mean goodput.
+        error: standard error of the mean goodput.
+        spread: standard deviation of the goodput of single runs.
+        p10: a tenth of the runs has less goodput.
+        p90: a tenth of the runs has more.
+        runs: how many.
+        failures: of all runs together, preemptions included.
+        segments: bulks of work that were begun, in all runs.
+        seconds: wall time, in all runs.
+        law: of the times between failures.
+    """
+
+    outcome: Outcome
+    error: float
+    spread: float
+    p10: float
+    p90: float
+    runs: int
+    failures: int
+    segments: int
+    seconds: float
+    law: str
+
+    @property
+    def mean(self) -> float:
+        """Mean goodput."""
+        return float(self.outcome.useful)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Runs of a job of a given size, in seconds of wall time.
+
+    Attributes:
+        mean: mean time to finish.
+        error: its standard error.
+        spread: standard deviation of single runs.
+        p10: a tenth of the runs is faster.
+        p50: half of them are.
+        p90: all but a tenth are.
+        runs: how many.
+        goodput: work of all runs over their time.
+    """
+
+    mean: float
+    error: float
+    spread: float
+    p10: float
+    p50: float
+    p90: float
+    runs: int
+    goodput: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Whether a closed form and a simulation say the same.
+
+    Attributes:
+        closed: goodput by the closed form.
+        simulated: mean goodput by the simulation.
+        error: standard error of the latter.
+        z: their difference (simulated minus closed) in standard errors.
+        agrees: whether they are within four of them.
+        sentence: the verdict in words.
+    """
+
+    closed: float
+    simulated: float
+    error: float
+    z: float
+    agrees: bool
+    sentence: str
+
+
+def agreement(closed: float, simulated: Simulated) -> Agreement:
+    """Hold a closed form against a simulation.
+
+    Args:
+        closed: goodput by a closed form, a fraction.
+        simulated: runs of the same job.
+
+    Raises:
+        UsageError: the goodput is not a number.
+    """
+    require("the goodput", closed, at_most=1, unit="")
+    gap = simulated.mean - closed
+    # Rounding alone tells them apart where there is no spread at all.
+    error = max(simulated.error, 1e-12)
+    z = gap / error
+    agrees = abs(z) <= _MOST_ERRORS
+    verdict = "agree" if agrees else "disagree"
+    return Agreement(
+        closed=closed,
+        simulated=simulated.mean,
+        error=simulated.error,
+        z=z,
+        agrees=agrees,
+        sentence=(
+            f"closed form and simulation {verdict}: {closed:.3%} and {simulated.mean:.3%} "
+            f"± {simulated.error:.3%}, {abs(z):.1f} standard errors apart"
+        ),
+    )
+
+
+def summarised(ledger: Ledger, interval: float, law: str, failures: int) -> Simulated:
+    """Return what the ledger of long runs says.
+
+    The mean is useful time over wall time of all runs, so that no run counts for more than its
+    time, with the standard error of such a ratio.
+    """
+    import numpy as np
+
+    wall = float(ledger.wall.sum())
+    runs = len(ledger.wall)
+    mean = float(ledger.useful.sum()) / wall
+    scatter = ledger.useful - mean * ledger.wall
+    each = ledger.useful / ledger.wall
+    p10, p90 = np.quantile(each, (0.1, 0.9))
+    return Simulated(
+        outcome=Outcome(
+            model=f"simulation, {law}",
+            interval=interval,
+            useful=mean,
+            save=float(ledger.save.sum()) / wall,
+            lost=float(ledger.lost.sum()) / wall,
+            detection=float(ledger.detection.sum()) / wall,
+            restart=float(ledger.restart.sum()) / wall,
+            waiting=float(ledger.waiting.sum()) / wall,
+        ),
+        error=float(scatter.std(ddof=1)) * math.sqrt(runs) / wall,
+        spread=float(each.std(ddof=1)),
+        p10=float(p10),
+        p90=float(p90),
+        runs=runs,
+        failures=runs * failures,
+        segments=ledger.segments,
+        seconds=wall,
+        law=law,
+    )
+
+
+def completed(ledger: Ledger) -> Completion:
+    """Return what the ledger of finished jobs says."""
+    import numpy as np
+
+    wall = ledger.wall
+    p10, p50, p90 = (float(x) for x in np.quantile(wall, (0.1, 0.5, 0.9)))
+    spread = float(wall.std(ddof=1))
+    return Completion(
+        mean=float(wall.mean()),
+        error=spread / math.sqrt(len(wall)),
+        spread=spread,
+        p10=p10,
+        p50=p50,
+        p90=p90,
+        runs=len(wall),
+        goodput=float(ledger.useful.sum() / wall.sum()),
+    )

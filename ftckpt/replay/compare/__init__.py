@@ -1,0 +1,1 @@
+"""Comparing records: where two runs part ways, and which component it was."""

@@ -1,0 +1,279 @@
+"""Which component of the training state a difference shows.
+
+Only the first step that differs is looked at, and of it what stands first in causal order. State
+that differs as the step begins is a cause of its own, component by component: each of them was not
+restored, or not all of it. Where the state is equal and the batch differs, it is the position in
+the data; where only what was computed differs, it is the computation, or state that was not
+recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ftckpt.replay.record.events import BY_KEY, RANDOM, STATE, component_of
+from ftckpt.replay.record.log import Items, Log
+
+from .differences import Difference, ItemDifference
+from .logs import Comparison
+
+TITLES: dict[str, str] = {
+    "weights": "model weights",
+    "buffers": "buffers (BatchNorm statistics and the like)",
+    "masters": "master weights",
+    "moments": "optimizer state",
+    "accumulated": "accumulated gradients",
+    "ema": "averaged weights",
+    "scheduler": "learning-rate schedule",
+    "scaler": "loss scaler",
+    "data": "dataloader position",
+    "step": "step counter",
+    "rng-python": "Python RNG",
+    "rng-numpy": "NumPy RNG",
+    "rng-torch": "torch RNG",
+    "rng-cuda": "device RNG",
+    "rng-draw": "extra random draws",
+    "checkpoint": "the checkpoint itself",
+    "collective": "the reduction over ranks",
+    "computation": "the computation, or state that was not recorded",
+}
+# Draws that a restart makes by itself, such as a data loader's seed; more are another position.
+_FEW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One component that explains why a restart differs.
+
+    Attributes:
+        component: key of `TITLES`.
+        step: the first step that shows it.
+        event: the event that shows it.
+        ranks: those that show it, ascending.
+        reason: how it differs, as words that follow the component's title.
+        held: the step whose beginning the checkpoint holds, where it is another one's.
+        seen: False where only numbers and random streams show that, and no tensor was read there.
+    """
+
+    component: str
+    step: int
+    event: str
+    ranks: tuple[int, ...]
+    reason: str
+    held: int | None = None
+    seen: bool = True
+
+    @property
+    def title(self) -> str:
+        """What a person calls the component."""
+        return TITLES[self.component]
+
+    @property
+    def missing(self) -> bool:
+        """Whether nothing of it was restored."""
+        return self.reason.startswith("not restored")
+
+
+def causes(comparison: Comparison, reference: Log) -> tuple[Cause, ...]:
+    """Return what explains the first difference of a restart, the most telling first.
+
+    Args:
+        comparison: of the uninterrupted run with the restart.
+        reference: the log of the uninterrupted run, also of the steps before the restart.
+    """
+    here = comparison.at_first_step()
+    if not here:
+        return ()
+    state = [d for d in here if d.event in STATE]
+    if not state:
+        return (_computed(here, reference),)
+    if here[0].step == comparison.first:
+        whole = _whole_checkpoint(comparison, reference, state)
+        if whole is not None:
+            return (whole,)
+    loading = here[0].step == comparison.first
+    found = tuple(_restored(state, here, reference, loading=loading))
+    data = _position(here, found, reference)
+    if data is None:
+        return found
+    # A position explains how many draws were made before it; no draw explains a batch seen before.
+    return (data, *found) if "batch of step" in data.reason else (*found, data)
+
+
+def _position(here: Sequence[Difference], found: Sequence[Cause], reference: Log) -> Cause | None:
+    """Return the position in the data as a cause beside random streams that differ.
+
+    The batch shows it where it is another step's, or where the uninterrupted run drew nothing for
+    it from the streams that differ.
+    """
+    batch = next((d for d in here if d.event in ("batch", "input")), None)
+    if batch is None:
+        return None
+    # The input of a module may be what another module made of weights that differ.
+    if batch.event == "input" and any(cause.event not in RANDOM for cause in found):
+        return None
+    cause = _computed([batch], reference)
+    drawn = any(
+        _was_drawn_from(item.name, d, reference)
+        for d in here if d.event in RANDOM for item in d.items
+    )  # fmt: skip
+    return cause if "batch of step" in cause.reason or not drawn else None
+
+
+def _was_drawn_from(stream: str, difference: Difference, reference: Log) -> bool:
+    """Say whether the uninterrupted run drew from a stream for the batch of a step."""
+    events = reference.steps[difference.rank][difference.step].events
+    before, after = (events.get(event, {}).get(stream) for event in ("rng_start", "rng"))
+    return before is None or after is None or _digest(before) != _digest(after)
+
+
+def _restored(
+    state: Sequence[Difference], here: Sequence[Difference], reference: Log, *, loading: bool
+) -> Iterator[Cause]:
+    """Yield one cause a component that differs as the step begins."""
+    seen: dict[str, list[tuple[Difference, ItemDifference]]] = {}
+    for difference in state:
+        for item in difference.items:
+            component = component_of(difference.event, item.name)
+            seen.setdefault(component, []).append((difference, item))
+    moments = "moments" in seen
+    for component, shown in seen.items():
+        # An optimizer's state carries the rate, so without it the rate is a consequence.
+        if component == "scheduler" and moments and all(d.event == "lr" for d, _ in shown):
+            continue
+        difference, item = shown[0]
+        ranks = tuple(sorted({d.rank for d, _ in shown}))
+        name = component
+        if difference.event in RANDOM:
+            name, reason = _random(component, item.words)
+            later = next((i for d in here if (d.rank, d.event) == (difference.rank, "rng")
+                          for i in d.items if i.name == item.name), None)  # fmt: skip
+            if later is not None and name == component:
+                # Some trainers restore it after the batch is drawn: what differs then counts.
+                drawn, words = _random(component, later.words)
+                name, reason = (drawn, words) if drawn == "rng-draw" else (name, reason)
+        elif loading:
+            reason = _found_elsewhere(difference, reference) or difference.detail
+        else:
+            reason = f"{difference.detail}; the step before changed it otherwise"
+        yield Cause(name, difference.step, difference.event, ranks, reason)
+
+
+def _random(component: str, words: str) -> tuple[str, str]:
+    number, _, rest = words.partition(" ")
+    few = number == "one" or (number.isdecimal() and int(number) <= _FEW)
+    if few and rest.startswith("extra"):
+        return "rng-draw", f"{TITLES[component]}: {words}"
+    return component, f"not restored: {words}"
+
+
+def _found_elsewhere(difference: Difference, reference: Log) -> str:
+    """Say which step's state of the uninterrupted run it is, where it is any's."""
+    same = _same_state(difference, reference)
+    if same is None:
+        return ""
+    if same == min(reference.steps[difference.rank]):
+        return "not restored: as at the start of training"
+    return f"of another step: as it was after step {same - 1}"
+
+
+def _same_state(difference: Difference, reference: Log) -> int | None:
+    items: dict[str, object] = {i.name: i.other for i in difference.items if i.other is not None}
+    absent = [i.name for i in difference.items if i.other is None]
+    for step, record in sorted(reference.steps[difference.rank].items(), reverse=True):
+        there: Items | None = record.events.get(difference.event)
+        if there is None or any(name in there for name in absent):
+            continue
+        if all(_digest(there.get(name)) == _digest(value) for name, value in items.items()):
+            return step
+    return None
+
+
+def _digest(value: object) -> object:
+    return value.get("digest") if isinstance(value, dict) else value
+
+
+def _whole_checkpoint(
+    comparison: Comparison, reference: Log, state: Sequence[Difference]
+) -> Cause | None:
+    """Return the cause where the checkpoint holds another step than it should, all or in part."""
+    heavy = [d for d in state if BY_KEY[d.event].heavy and d.event not in ("ema", "grad_start")]
+    steps = {d.event: _same_state(d, reference) for d in heavy}
+    start = min(reference.steps[state[0].rank])
+    other = {step for step in steps.values() if step is not None and step != start}
+    if heavy and set(steps.values()) == {None}:
+        return _held_by_numbers(comparison, reference, state, heavy)
+    if not other or None in steps.values():
+        return None
+    ranks = tuple(sorted({d.rank for d in state}))
+    first = comparison.first
+    compared = {event for (step, event, _), _ in comparison.grid.items() if step == first}
+    right = [e for e in ("params", "optimizer") if e in compared and e not in steps]
+    if right or len(other) > 1:
+        parts = [f"{BY_KEY[e].title} of step {s - 1}" for e, s in steps.items() if s is not None]
+        parts += [f"{BY_KEY[e].title} of step {first - 1}" for e in right]
+        return Cause("checkpoint", first, state[0].event, ranks, f"torn: {', '.join(parts)}")
+    held = other.pop()
+    reason = f"stale: it holds the state after step {held - 1} instead of {first - 1}"
+    return Cause("checkpoint", first, state[0].event, ranks, reason, held)
+
+
+def _held_by_numbers(
+    comparison: Comparison,
+    reference: Log,
+    state: Sequence[Difference],
+    heavy: Sequence[Difference],
+) -> Cause | None:
+    """Return a stale checkpoint's cause where only numbers and random streams show its step.
+
+    Those that are of another step must be of the same one, earlier, of which no tensor was read.
+    """
+    first, start = comparison.first, min(reference.steps[state[0].rank])
+    light: dict[str, int] = {}
+    for difference in state:
+        step = None if BY_KEY[difference.event].heavy else _same_state(difference, reference)
+        # A stream as at the start is not restored yet: that says nothing of the checkpoint.
+        not_yet = difference.event in RANDOM and step == start
+        if step is not None and difference.event != "lr" and not not_yet:
+            light.setdefault(BY_KEY[difference.event].title, step)
+    if len(set(light.values())) != 1:
+        return None
+    held = next(iter(light.values()))
+    ranks = tuple(sorted({d.rank for d in state}))
+    there = [reference.steps[rank].get(held) for rank in ranks]
+    if held >= first or held == start or any(
+        record is None or d.event in record.events for record in there for d in heavy
+    ):  # fmt: skip
+        return None
+    reason = (
+        f"stale: it holds the state after step {held - 1} instead of {first - 1}, by its "
+        f"{' and '.join(light)}"
+    )
+    return Cause("checkpoint", first, state[0].event, ranks, reason, held, seen=False)
+
+
+def _computed(here: Sequence[Difference], reference: Log) -> Cause:
+    """Return the cause where the state is equal and something that follows from it is not."""
+    first = here[0]
+    ranks = tuple(sorted({d.rank for d in here if d.event == first.event}))
+    if first.event in ("batch", "input"):
+        again = _same_state(first, reference)
+        shown = "" if again is None else f": the batch of step {again}"
+        return Cause("data", first.step, first.event, ranks, f"another batch{shown}")
+    if first.event in RANDOM:
+        item = first.items[0]
+        name, reason = _random(component_of(first.event, item.name), item.words)
+        reason = reason.replace("not restored: ", "moved between batch and forward pass: ")
+        return Cause(name, first.step, first.event, ranks, reason)
+    if first.event == "told":
+        component = component_of(first.event, first.items[0].name)
+        return Cause(component, first.step, first.event, ranks, f"differs: {first.words}")
+    if first.event == "grad":
+        local = any(d.event == "grad_local" for d in here)
+        recorded = any("grad_local" in r.events for r in reference.steps[first.rank].values())
+        if recorded and not local:
+            reason = "local gradients are equal, reduced ones are not"
+            return Cause("collective", first.step, first.event, ranks, reason)
+    reason = f"state, batch and random streams are equal, {first.words} differs"
+    return Cause("computation", first.step, first.event, ranks, reason)

@@ -1,0 +1,83 @@
+"""One event of two records that differs: which items of it, and how, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftckpt.replay.record.events import BY_KEY, RANDOM
+from ftckpt.replay.record.floats import ulps, value_of
+from ftckpt.replay.record.log import Value
+from ftckpt.replay.record.streams import difference_in_words, read_stream
+
+
+class ItemDifference(NamedTuple):
+    """One item of an event that differs.
+
+    Attributes:
+        name: of the tensor, stream or place.
+        reference: its value in the uninterrupted run; None where it is not there.
+        other: its value in the other run; None where it is not there.
+    """
+
+    name: str
+    reference: Value
+    other: Value
+
+    @property
+    def words(self) -> str:
+        """How they differ, as far as the log can tell; of random streams this takes a while."""
+        return _words(self.reference, self.other)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One event of one step and rank that differs.
+
+    Attributes:
+        step: of the training.
+        rank: whose record differs.
+        event: key of `events.EVENTS`.
+        items: what differs in it, in the order of the log.
+        of: number of items that the event has in the two runs together.
+    """
+
+    step: int
+    rank: int
+    event: str
+    items: tuple[ItemDifference, ...]
+    of: int
+
+    @property
+    def words(self) -> str:
+        """What differs, in words: `loss (3 ULP)`, `gradients (4 of 12, first w)`."""
+        return f"{BY_KEY[self.event].title} ({self.detail})"
+
+    @property
+    def detail(self) -> str:
+        """How it differs, in words: `3 ULP`, `4 of 12, first w`."""
+        if self.event in RANDOM:
+            return ", ".join(f"{i.name}: {i.words}" for i in self.items)
+        if len(self.items) == 1:
+            item = self.items[0]
+            return item.words if self.of == 1 else f"{item.name}: {item.words}"
+        return f"{len(self.items)} of {self.of}, first {self.items[0].name}"
+
+
+def _words(ours: Value, theirs: Value) -> str:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return difference_in_words(read_stream(ours), read_stream(theirs))
+    if ours is None or theirs is None:
+        return "not there" if theirs is None else "only there"
+    if not isinstance(ours, str) or not isinstance(theirs, str):
+        return "differs"
+    apart = ulps(ours, theirs)
+    if apart is not None:
+        return f"{apart:,} ULP"
+    a, b = value_of(ours), value_of(theirs)
+    if a is not None and b is not None:
+        return f"{theirs.rpartition(' ')[2]} instead of {ours.rpartition(' ')[2]}"
+    if ours.rpartition(":")[0] != theirs.rpartition(":")[0]:
+        return f"{theirs.rpartition(':')[0]} instead of {ours.rpartition(':')[0]}"
+    return "bits differ"

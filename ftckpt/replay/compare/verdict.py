@@ -1,0 +1,238 @@
+"""The verdict on a restart, from the uninterrupted run, its repetition and the restarts.
+
+    U against U'   A against B   U against A   verdict
+    equal          equal         equal         exact, for the steps that were compared
+    equal          equal         differ        state is missing or wrongly restored
+    equal          differ        -             unseeded randomness, or a race while loading
+    differ         -             -             the training does not repeat itself
+
+Where it does not repeat itself, nothing else is attributed: every other difference may be the same
+noise. A run that failed, or that logged less than it should, is never a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ftckpt.findings import counted
+from ftckpt.replay.record.counters import miscounted
+from ftckpt.replay.record.events import BY_KEY, RANDOM, STATE, component_of
+from ftckpt.replay.record.log import Log
+
+from .attribution import TITLES, Cause, causes
+from .elements import Closeup
+from .logs import Comparison, compare
+
+# Conditions of a run under which it need not repeat itself.
+_DRIFT = (
+    ("deterministic", False, "deterministic algorithms were not asked for:"
+     " torch.use_deterministic_algorithms(True)"),
+    ("cudnn_benchmark", True, "torch.backends.cudnn.benchmark was on: it chooses kernels by how"
+     " fast they ran"),
+)  # fmt: skip
+
+
+class Verdict(StrEnum):
+    """What the comparisons say together."""
+
+    EXACT = "exact"
+    STATE = "state missing or wrongly restored"
+    UNSEEDED = "unseeded randomness"
+    FRAMEWORK = "the training does not repeat itself"
+    NOT_COMPARED = "not compared"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict, and what it stands on.
+
+    Attributes:
+        verdict: of the matrix.
+        sentence: the verdict in one sentence, with steps, ranks and the first cause.
+        first: the first step after the checkpoint.
+        last: the last step that was compared.
+        causes: which components explain it; () unless the verdict is STATE.
+        comparisons: in the order of the matrix.
+        notes: what the verdict cannot say: repetitions that were not run, limits of the logs.
+        problems: why nothing can be said, where the verdict is NOT_COMPARED.
+        closeups: where the tensors that differ first do, element by element.
+        idle: random streams that were left out (`idle.idle_streams`).
+    """
+
+    verdict: Verdict
+    sentence: str
+    first: int
+    last: int
+    causes: tuple[Cause, ...]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    closeups: tuple[Closeup, ...] = ()
+    idle: tuple[str, ...] = ()
+
+
+def judge(
+    baselines: Sequence[Log],
+    restarts: Sequence[Log],
+    first: int,
+    last: int,
+    before: Sequence[Comparison] = (),
+    idle: Sequence[str] = (),
+    *,
+    ends: bool = False,
+) -> Judgement:
+    """Weigh runs against each other.
+
+    Args:
+        baselines: the uninterrupted run, then its repetitions.
+        restarts: those from the checkpoint.
+        first: the first step after the checkpoint.
+        last: the last step that every run was to log.
+        before: comparisons of uninterrupted runs over the steps before the restart.
+        idle: random streams that are left out (`idle.idle_streams`).
+        ends: whether the uninterrupted run and the restarts were to end after the same step: they
+            ran one command.
+    """
+    u, a = baselines[0], restarts[0]
+    repeats = [*before, *(compare(u, other, first, last, idle) for other in baselines[1:])]
+    siblings = [compare(a, other, first, last, idle) for other in restarts[1:]]
+    across = compare(u, a, first, last, idle)
+    comparisons = (*repeats, *siblings, across)
+    problems = tuple(dict.fromkeys(p for c in comparisons for p in c.problems))
+    notes = (*_notes(len(baselines), len(restarts), (*baselines, *restarts), idle),
+             *_passing_notes(across))  # fmt: skip
+
+    def said(
+        verdict: Verdict, sentence: str, found: tuple[Cause, ...] = (), more: Sequence[str] = ()
+    ) -> Judgement:
+        said = (*notes, *more)
+        return Judgement(
+            verdict, sentence, first, last, found, comparisons, said, problems, idle=tuple(idle)
+        )
+
+    unlike = next((c for c in repeats if not c.equal), None)
+    if unlike is not None:
+        return said(
+            Verdict.FRAMEWORK,
+            "two uninterrupted runs differ, so nothing can be said of the restart: "
+            f"{_first_words(unlike)}",
+            more=[meaning for key, value, meaning in _DRIFT if u.conditions.get(key) is value],
+        )
+    unlike = next((c for c in siblings if not c.equal), None)
+    if unlike is not None:
+        return said(
+            Verdict.UNSEEDED,
+            f"two restarts from the same checkpoint differ: {_first_words(unlike)}",
+        )
+    found = causes(across, u)
+    if not found or found[0].component != "checkpoint":  # whose counters are of its own step
+        found += _miscounts(u, restarts, last, ends=ends)
+    if found:
+        return said(Verdict.STATE, _state_sentence(across, found, bool(siblings)), found)
+    if problems:
+        return said(Verdict.NOT_COMPARED, problems[0])
+    ranks = counted(len(across.ranks), "rank")
+    return said(
+        Verdict.EXACT,
+        f"the restart is exact for {counted(len(across.steps), 'step')} "
+        f"({first} to {last}, {ranks})",
+    )
+
+
+def _miscounts(u: Log, restarts: Sequence[Log], last: int, *, ends: bool) -> tuple[Cause, ...]:
+    """Return the step counter as a cause, where every restart shows it wrong alike."""
+    shown = [miscounted(u, restart, last if ends else None) for restart in restarts]
+    first = shown[0]
+    if first is None or any(other != first for other in shown):
+        return ()
+    return (Cause("step", first[0], "counter", restarts[0].ranks, first[1]),)
+
+
+def _passing_notes(across: Comparison) -> Iterator[str]:
+    """Say which differences never mattered."""
+    streams: dict[str, int] = {}
+    state: dict[str, int] = {}
+    for difference in across.passing:
+        if difference.event not in RANDOM:
+            state.setdefault(BY_KEY[difference.event].title, difference.step)
+            continue
+        for item in difference.items:
+            streams.setdefault(TITLES[component_of(difference.event, item.name)], difference.step)
+    for title, step in streams.items():
+        yield (f"{title}: differs as step {step} begins and never matters: it is as it should be "
+               "before anything is drawn from it")  # fmt: skip
+    for title, step in state.items():
+        yield f"{title}: differs as step {step} begins and never matters: it is written over unused"
+
+
+def _state_sentence(across: Comparison, found: Sequence[Cause], siblings: bool) -> str:
+    cause = found[0]
+    start = "restart is deterministic but not exact" if siblings else "restart is not exact"
+    when = f" {BY_KEY[cause.event].phase.value}" if BY_KEY[cause.event].compared else ""
+    ranks = "" if len(across.ranks) == 1 else f" on rank {', '.join(map(str, cause.ranks))}"
+    more = "" if len(found) == 1 else f" (and {', '.join(c.title for c in found[1:])})"
+    return (
+        f"{start}: {cause.title} {_joined(cause)}{more}, first seen at step {cause.step}{when}"
+        f"{ranks}{_consequences(across)}"
+    )
+
+
+def _joined(cause: Cause) -> str:
+    return cause.reason if cause.missing else f"({cause.reason})"
+
+
+def _consequences(across: Comparison) -> str:
+    """Say what became of the batch, or else of the model's input, and of the loss."""
+    words = []
+    if across.equal:
+        return "; all that was compared is equal"
+    step = across.differences[0].step
+    drawn = any((s, e) == (step, "batch") for s, e, _ in across.grid)
+    for event in ("batch" if drawn else "input", "loss"):
+        at = [(s, equal) for (s, e, _), equal in across.grid.items() if e == event]
+        here = [equal for s, equal in at if s == step]
+        if here and all(here):
+            words.append(f"{event} equal")
+        elif here:
+            shown = next(d for d in across.differences if (d.step, d.event) == (step, event))
+            words.append(f"{event} differs by {shown.items[0].words}" if event == "loss"
+                         and "ULP" in shown.items[0].words else f"{event} differs")  # fmt: skip
+        later = next((s for s, equal in at if s > step and not equal), None)
+        if event == "loss" and here and all(here):
+            words.append("and never differs" if later is None else f"and differs from step {later}")
+    return "; " + ", ".join(words).replace(", and", " and") if words else ""
+
+
+def _first_words(comparison: Comparison) -> str:
+    first = comparison.differences[0]
+    event = BY_KEY[first.event]
+    when = "" if first.event not in STATE else f" {event.phase.value}"
+    return f"first at step {first.step}{when}, rank {first.rank}: {first.words}"
+
+
+def _notes(baselines: int, restarts: int, logs: Sequence[Log], idle: Collection[str]) -> list[str]:
+    notes = []
+    if idle:
+        streams = " and ".join(TITLES[component_of("rng", name)] for name in idle)
+        notes.append(f"{streams}: seeded by nobody, and nothing drew from it: left out")
+    if baselines < 2:
+        notes.append(
+            "the uninterrupted run was not repeated: that the training repeats itself is not shown"
+        )
+    if restarts < 2:
+        notes.append("one restart alone: that restarts agree with each other is not shown")
+    for log in logs:
+        notes += [f"{log.name}: {limit}" for limit in log.limits]
+    return [*notes, *_conditions(logs)]
+
+
+def _conditions(logs: Sequence[Log]) -> Iterator[str]:
+    """Say once of each condition that two runs did not share."""
+    first = logs[0]
+    for key, value in first.conditions.items():
+        for log in logs[1:]:
+            if log.conditions.get(key, value) != value:
+                yield f"{key}: {value} in {first.name}, {log.conditions[key]} in {log.name}"
+                break

@@ -1,0 +1,1 @@
+"""Recording a training: one record a step, without changing the training."""

@@ -1,0 +1,131 @@
+"""Step counters: what a training counts of its own steps, against the steps that it made.
+
+A counter shows in what the training saves (`torch.save({"step": 8, ...})`), in what it tells
+(`ftckpt.hook.step(step=8)`), and in where the training ends. A restart whose counter is off by one
+computes the same for a while; then it saves, evaluates, decays or ends at another step.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .log import Log
+
+# A counter by its name, wherever it stands in what is saved but not in an optimizer's own state.
+_COUNTER = re.compile(
+    r"(?:(?:global|train|trainer|training|current|curr|num|total)_?)?(?:step|steps|iteration)$",
+    re.IGNORECASE,
+)
+_NOT_THE_TRAINERS = re.compile(r"optim|sched|model|state_dict|scaler|args|config", re.IGNORECASE)
+_DEEPEST = 3
+# Objects that are looked at to find a tensor: a checkpoint begins with one.
+_LOOKED_AT = 10_000
+
+
+def holds_tensors(state: Any) -> bool:
+    """Say whether nested state holds a tensor, or something that has a `state_dict`."""
+    torch = sys.modules["torch"]
+    todo, looked = [state], 0
+    while todo and looked < _LOOKED_AT:
+        value = todo.pop()
+        looked += 1
+        if isinstance(value, torch.Tensor) or hasattr(value, "state_dict"):
+            return True
+        if isinstance(value, Mapping):
+            todo += value.values()
+        elif isinstance(value, (list, tuple)):
+            todo += value
+    return bool(todo)
+
+
+def step_counters(state: Any) -> dict[str, int]:
+    """Return the trainer's counters in what it saves, by their path."""
+    return dict(_counters(state, "", 0))
+
+
+def _counters(state: Any, path: str, depth: int) -> Iterator[tuple[str, int]]:
+    if not isinstance(state, Mapping) or depth > _DEEPEST:
+        return
+    for key, value in state.items():
+        if not isinstance(key, str) or _NOT_THE_TRAINERS.search(key):
+            continue
+        name = f"{path}.{key}" if path else key
+        if type(value) is int and _COUNTER.match(key):
+            yield name, value
+        else:
+            yield from _counters(value, name, depth + 1)
+
+
+def miscounted(reference: Log, other: Log, last: int | None = None) -> tuple[int, str] | None:
+    """Return the step at which a restart shows another count than it should, and how, in words.
+
+    Args:
+        reference: the uninterrupted run, also of the steps before the restart.
+        other: the restart.
+        last: the last step that both were to make; None where they need not end alike.
+    """
+    for step, name, count, right in _miscounts(reference, other):
+        return step, f"{name} is {count} after step {step} instead of {right}"
+    if last is None:
+        return None
+    ended, ours = other.ended_after(), reference.finished()
+    if ended is not None and ended < last and ours and ours[-1] >= last:
+        return ended, (
+            f"the restart ended by itself after step {ended}, and the uninterrupted run made step "
+            f"{ended + 1}: it counts {last - ended} too many, unless it ran out of data"
+            if (reference.ended_after() or 0) == last
+            else f"the restart ended by itself after step {ended}, and the uninterrupted run made "
+            f"step {ended + 1}"
+        )
+    began = max((step for of in other.steps.values() for step in of), default=0)
+    if reference.ended_after() == last and ended is None and began > last:
+        return last + 1, (
+            f"the uninterrupted run ended after step {last}, and the restart began step {last + 1}:"
+            " it counts too few"
+        )
+    return None
+
+
+def _miscounts(reference: Log, other: Log) -> Iterator[tuple[int, str, int, int]]:
+    ours = _shown(reference)
+    for name, counts in sorted(_shown(other).items()):
+        for step, count in sorted(counts.items()):
+            right = _expected(sorted(ours.get(name, {}).items()), step)
+            if right is not None and right != count:
+                yield (
+                    step,
+                    "the step that the training tells" if name == "told" else name,
+                    count,
+                    right,
+                )
+
+
+def _expected(known: Sequence[tuple[int, int]], step: int) -> int | None:
+    """Return what a counter shows after a step, by what it showed after others; None: not known."""
+    for after, count in known:
+        if after == step:
+            return count
+    if not known:
+        return None
+    if len(known) == 1:  # one save says what a counter is only where it counts as is counted here
+        return step if known[0][0] == known[0][1] else None
+    (first, low), (last, high) = known[0], known[-1]
+    slope, rest = divmod(high - low, last - first)
+    if rest or any(count != low + slope * (after - first) for after, count in known):
+        return None
+    return low + slope * (step - first)
+
+
+def _shown(log: Log) -> dict[str, dict[int, int]]:
+    """Return what counters showed, by name and by the steps that were made."""
+    shown: dict[str, dict[int, int]] = {}
+    for of in log.steps.values():
+        for record in of.values():
+            for name, text in record.events.get("counter", {}).items():
+                count, _, after = str(text).partition(" ")
+                if count.lstrip("-").isdecimal() and after.isdecimal():
+                    shown.setdefault(name, {})[int(after)] = int(count)
+    return shown

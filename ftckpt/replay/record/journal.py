@@ -1,0 +1,116 @@
+"""What one process writes: its log, its markers, the values of tensors that were asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ftckpt.replay.settings import Settings, done_marker, saves_file, stopped_marker, values_file
+
+from .log import SCHEMA, Record, line
+from .tensors import plain, raw_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+# Bytes kept of one tensor.
+_KEPT = 64 << 20
+
+
+class Journal:
+    """Writes the log of one process; makes nothing on disk before there is something to write.
+
+    Args:
+        settings: what is recorded, and where.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._folder = Path(settings.log)
+        self._rank: int | None = None
+        self._file: IO[str] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a record was written."""
+        return self._file is not None
+
+    @property
+    def rank(self) -> int:
+        """Of this process in its job, as it was known when it was first asked for."""
+        if self._rank is None:
+            distributed = sys.modules.get("torch.distributed")
+            ready = distributed is not None and distributed.is_available()
+            if distributed is not None and ready and distributed.is_initialized():
+                self._rank = int(distributed.get_rank())
+            else:
+                self._rank = int(os.environ.get("RANK", "0") or 0)
+        return self._rank
+
+    def write(self, record: Record) -> None:
+        """Append a record.
+
+        Raises:
+            FileExistsError: the directory holds the log of another run.
+        """
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = (self._folder / f"rank-{self.rank}.jsonl").open("x", encoding="utf-8")
+            self._file.write(json.dumps(_header(self.rank)) + "\n")
+        self._file.write(line(record) + "\n")
+        self._file.flush()
+
+    def keep(self, step: int, event: str, item: str, tensor: torch.Tensor) -> None:
+        """Keep the values of a tensor, where they were asked for.
+
+        The file begins with a line of JSON, type and shape; then the elements in C order, as many
+        as the bound allows. Of a tensor that cannot be read nothing is kept.
+        """
+        if (step, event) != (self._settings.look_step, self._settings.look_event):
+            return
+        names = self._settings.look_items.split("\n")
+        dense = plain(tensor) if item in names else None
+        if dense is None:
+            return
+        head = {"dtype": str(dense.dtype).removeprefix("torch."), "shape": list(dense.shape)}
+        file = values_file(self._folder, self.rank, names.index(item))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as out:  # over an earlier one: batches of a step replace each other
+            out.write(json.dumps(head).encode() + b"\n")
+            out.write(raw_bytes(dense.reshape(-1)[: _KEPT // dense.element_size()].cpu()))
+
+    def done(self) -> None:
+        """Say that all that was to be recorded is."""
+        done_marker(self._folder, self.rank).touch()
+
+    def saved(self, step: int, passes: int) -> None:
+        """Note a save: how many steps were made before it, and backward passes of the next."""
+        with saves_file(self._folder, self.rank).open("a", encoding="utf-8") as out:
+            out.write(f"{step} {passes}\n")
+
+    def stopped(self, step: int) -> None:
+        """Say that the process is where it was to be ended."""
+        stopped_marker(self._folder).write_text(str(step))
+
+
+def _header(rank: int) -> dict[str, Any]:
+    import torch
+
+    world = int(os.environ.get("WORLD_SIZE", "1") or 1)
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        world = distributed.get_world_size()
+    return {
+        "log": SCHEMA,
+        "rank": rank,
+        "world_size": world,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "tf32": torch.get_float32_matmul_precision() != "highest",
+    }

@@ -1,0 +1,181 @@
+"""One run of the user's command: a fresh process tree, recorded, ended when it has shown enough.
+
+The run ends in one of four ways: by itself, where it was to be stopped (as a failure would stop it:
+killed, without a chance to save), because it has recorded all that it was to record, or because its
+time is over. All of its output is kept in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ftckpt.errors import NotFoundError
+from ftckpt.replay.processes import bound, end_run
+from ftckpt.replay.settings import PREFIX, Settings, done_marker, stopped_marker
+
+# Pinned where the user has not set them, the same for every run; reported with the answer.
+PINNED: dict[str, str] = {
+    "PYTHONHASHSEED": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "PYTHONUNBUFFERED": "1",
+}
+_POLL = 0.05
+# The end of the output that a sentence about a failure quotes.
+_TAIL = 4096
+
+
+class End(StrEnum):
+    """How a run ended."""
+
+    FINISHED = "finished by itself"
+    RECORDED = "recorded all that was asked for"
+    STOPPED = "stopped where it was to be"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run went.
+
+    Attributes:
+        end: how it ended.
+        code: exit code of the command; None where it was ended from outside.
+        seconds: how long it ran.
+        stopped_at: the step after which it was stopped, where it was.
+        last_words: the last line that it printed.
+    """
+
+    end: End
+    code: int | None
+    seconds: float
+    stopped_at: int | None = None
+    last_words: str = ""
+
+
+def environment(settings: Settings, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a recorded run: the user's, pinned, with the recorder in it."""
+    kept = {name: value for name, value in own.items() if not name.startswith(PREFIX)}
+    path = [str(Path(__file__).parent / "inject"), own.get("PYTHONPATH", "")]
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    return PINNED | kept | settings.environment()
+
+
+def require_program(command: Sequence[str]) -> None:
+    """Look for the program of a command, as its run will.
+
+    Raises:
+        NotFoundError: it is not there.
+    """
+    if shutil.which(command[0]) is None:
+        raise NotFoundError(f"cannot run {command[0]}: there is no such program")
+
+
+def run(
+    command: Sequence[str],
+    settings: Settings,
+    *,
+    cwd: Path,
+    output: Path,
+    timeout: float,
+    read_only: str = "",
+) -> Outcome:
+    """Run a command to the end that `settings` asks for, and leave no process of it behind.
+
+    Args:
+        command: program and arguments.
+        settings: what is recorded; its `log` names the directory.
+        cwd: where it runs.
+        output: file that receives what it prints, both streams.
+        timeout: seconds after which it is ended.
+        read_only: a file or directory into which it cannot write (`can_make_read_only`).
+
+    Raises:
+        NotFoundError: the program is not there.
+    """
+    require_program(command)
+    variables = environment(settings)
+    begin = time.monotonic()
+    begun: list[subprocess.Popen[bytes]] = []
+    # In a thread of its own, which lives as long as the process is to. A signal is raised here, at
+    # any place, and must not lose a process that starts just then: what this thread was given, it
+    # has done before what it is given next.
+    with output.open("wb") as sink, ThreadPoolExecutor(1) as starter:
+        starter.submit(int).result()
+
+        def start() -> None:
+            begun.append(
+                subprocess.Popen(
+                    bound(command, read_only),
+                    cwd=cwd,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+        def end() -> None:
+            starter.submit(int).result()
+            for process in begun:
+                end_run(process, settings.log)
+
+        try:
+            starter.submit(start).result()
+            how, stopped_at = _wait(begun[0], Path(settings.log), begin + timeout)
+        finally:
+            try:
+                end()
+            except BaseException:  # a signal that comes only now; the next one would leave at once
+                end()
+                raise
+    code = begun[0].returncode if how in (End.FINISHED, End.CRASHED) else None
+    return Outcome(how, code, time.monotonic() - begin, stopped_at, _last_line(output))
+
+
+def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> tuple[End, int | None]:
+    """Wait for a run's end; return it, and the step after which the run is to be stopped."""
+    while time.monotonic() < deadline:
+        if (step := _stopped(log)) is not None:
+            return End.STOPPED, step
+        if _all_done(log):
+            return End.RECORDED, None
+        with suppress(subprocess.TimeoutExpired):
+            return End.FINISHED if process.wait(_POLL) == 0 else End.CRASHED, None
+    return End.TIMED_OUT, None
+
+
+def _stopped(log: Path) -> int | None:
+    """Return the step after which the run waits to be stopped; None as long as it does not."""
+    try:
+        text = stopped_marker(log).read_text()
+    except FileNotFoundError:
+        return None
+    return int(text) if text else None  # made, and not yet written
+
+
+def _all_done(log: Path) -> bool:
+    """Say whether every rank of the job has recorded its last step."""
+    if not done_marker(log, 0).exists():
+        return False
+    with (log / "rank-0.jsonl").open("rb") as file:
+        header = json.loads(file.readline())
+    return all(done_marker(log, rank).exists() for rank in range(header["world_size"]))
+
+
+def _last_line(output: Path) -> str:
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - _TAIL))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

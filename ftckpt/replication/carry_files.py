@@ -1,0 +1,219 @@
+"""Carry files block by block into a staging place, each byte read once and judged as it goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ftckpt.digests.blocks import BLOCK, block_count, block_length
+from ftckpt.digests.crc import checksum
+from ftckpt.errors import CorruptError, FtckptError, NotFoundError
+from ftckpt.manifest import FileDigest
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.store import Store, Upload
+from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
+from ftckpt.transfer.write.blocks import BlockMade, Ledger, RunningSums
+from ftckpt.workers.buffers import chunks, size_for
+from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.threads import in_turn, run
+
+from .contents import CopiedFile
+from .evidence import Evidence
+
+# A bit can flip on the way; what is at rest is read the same twice.
+_READINGS = 2
+
+
+class Origin(NamedTuple):
+    """Where a file is read.
+
+    Attributes:
+        store: which.
+        path: the key in it.
+    """
+
+    store: Store
+    path: str
+
+
+class Damage(NamedTuple):
+    """A block that was read twice and is wrong, or cannot be read.
+
+    Attributes:
+        path: of the file in the replica.
+        number: which block, from 0.
+        length: its bytes.
+        error: what is wrong.
+    """
+
+    path: str
+    number: int
+    length: int
+    error: FtckptError
+
+
+@dataclass
+class Moved:
+    """What carrying gave.
+
+    Attributes:
+        files: digests by path; of files that are whole.
+        taken_over: bytes that an earlier run had carried.
+        damage: what kept other files from becoming whole.
+    """
+
+    files: dict[str, FileDigest] = field(default_factory=dict)
+    taken_over: int = 0
+    damage: list[Damage] = field(default_factory=list)
+
+
+class _Open(OpenFile):
+    """One file on its way."""
+
+    def __init__(self, file: CopiedFile, upload: Upload, ledger: Ledger) -> None:
+        super().__init__(upload, file.size)
+        self.file = file
+        self.ledger = ledger
+
+
+class _Task(NamedTuple):
+    opened: _Open
+    number: int
+    earlier: BlockMade | None
+
+    @property
+    def length(self) -> int:
+        return block_length(self.opened.file.size, self.number)
+
+
+@dataclass(frozen=True)
+class Mover:
+    """Carries files into one staging place.
+
+    Attributes:
+        staging: begun.
+        origin: where a block of a file is read.
+        evidence: what its bytes are held to.
+        jobs: number of threads.
+        executor: where to run instead.
+        limiter: bounds the rate of reading.
+        counter: is told of the bytes carried or taken over.
+        keep_going: gather damage and go on, instead of ending at the first.
+    """
+
+    staging: Staging
+    origin: Callable[[CopiedFile, int], Origin]
+    evidence: Evidence
+    jobs: int = 1
+    executor: Executor | None = None
+    limiter: RateLimit | None = None
+    counter: Counter = NULL
+    keep_going: bool = False
+
+    def move(self, files: Sequence[CopiedFile], moved: Moved) -> None:
+        """Carry files, and add to `moved` what came of it.
+
+        Raises:
+            CorruptError: a block is wrong wherever it is read; unless `keep_going`.
+            FtckptError: it could not be read or written; what was carried stays.
+        """
+        opened: dict[str, _Open] = {}
+        try:
+            lists = (self._tasks(file, opened, moved) for file in files)
+            tasks = in_turn(lists, self.jobs)  # writers of one file wait for each other
+            for task, made, whole in run(tasks, self._work, jobs=self.jobs, executor=self.executor):
+                if isinstance(made, Damage):
+                    moved.damage.append(made)
+                elif made is task.earlier:
+                    moved.taken_over += task.length
+                if whole is not None:
+                    moved.files[whole.path] = whole
+                    del opened[whole.path]
+        finally:
+            for current in opened.values():
+                current.upload.close()
+
+    def _tasks(self, file: CopiedFile, opened: dict[str, _Open], moved: Moved) -> Iterator[_Task]:
+        staged = self.staging.open(file.output)
+        if staged.upload is None:
+            moved.files[file.path] = _digest(file, [*staged.earlier.values()])
+            moved.taken_over += file.size
+            self.counter.add(file.size)
+            return
+        ledger = Ledger(self.evidence.ranges(file.path))
+        current = opened[file.path] = _Open(file, staged.upload, ledger)
+        if not file.size:
+            moved.files[file.path] = self._finish(current)
+            del opened[file.path]
+        for number in range(block_count(file.size)):
+            yield _Task(current, number, staged.earlier.get(number))
+
+    def _work(self, task: _Task) -> tuple[_Task, BlockMade | Damage, FileDigest | None]:
+        """Carry a block; of those of one file the last to be there makes it whole."""
+        made = self._block(task)
+        if isinstance(made, Damage) or not task.opened.completes(made):
+            return task, made, None
+        return task, made, self._finish(task.opened)
+
+    def _block(self, task: _Task) -> BlockMade | Damage:
+        file, earlier = task.opened.file, task.earlier
+        path, number = file.path, task.number
+        if (
+            earlier is not None
+            and not self.evidence.doubts(path, {number: earlier})
+            and self.staging.holds(file.output, earlier)
+        ):
+            self.counter.add(task.length)
+            return earlier
+        try:
+            for _ in range(_READINGS):
+                made = self._carry(task.opened, number)
+                if not self.evidence.doubts(path, {number: made}):
+                    self.staging.add(made)
+                    self.counter.add(task.length)
+                    return made
+            raise self.evidence.damage(path, number, task.length)
+        except FtckptError as error:
+            lacking = isinstance(error, (CorruptError, NotFoundError))
+            if not (self.keep_going and lacking):
+                raise
+            return Damage(path, number, task.length, error)
+
+    def _carry(self, opened: _Open, number: int) -> BlockMade:
+        """Read one block and write it."""
+        import xxhash
+
+        file = opened.file
+        store, path = self.origin(file, number)
+        begin, length = number * BLOCK, block_length(file.size, number)
+        state, sums = xxhash.xxh3_128(), RunningSums(opened.ledger, checksum())
+        sink = BlockSink(opened.upload, length)
+        at = begin
+        with store.open(path) as reader:
+            for view in chunks(reader, begin, length, size=size_for(store), limiter=self.limiter):
+                state.update(view)
+                sums.take(at, view)
+                sink.write(at, view)
+                at += len(view)
+        sink.flush()
+        return BlockMade(file.path, number, state.digest(), sums.finished())
+
+    def _finish(self, current: _Open) -> FileDigest:
+        """Judge what lies in several blocks, and make the file whole."""
+        file, blocks = current.file, current.blocks
+        for number in self.evidence.doubts(file.path, blocks):
+            blocks[number] = self._carry(current, number)
+            self.staging.add(blocks[number])
+        for number in self.evidence.doubts(file.path, blocks):
+            raise self.evidence.damage(file.path, number, block_length(file.size, number))
+        current.upload.finish()
+        made = [blocks[number] for number in sorted(blocks)]
+        self.staging.finished(file.output, made)
+        return _digest(file, made)
+
+
+def _digest(file: CopiedFile, blocks: Sequence[BlockMade]) -> FileDigest:
+    ordered = sorted(blocks, key=lambda made: made.number)
+    return FileDigest(file.path, file.size, b"".join(made.digest for made in ordered))

@@ -1,0 +1,303 @@
+"""Copy one checkpoint, file for file and byte for byte, and show it when it is proven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ftckpt import __version__
+from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.discovery.links import followed_links
+from ftckpt.errors import CorruptError, ExistsError, IncompleteError
+from ftckpt.findings import Finding, Severity, as_error
+from ftckpt.manifest import Manifest, PassedCheck, find
+from ftckpt.manifest.seal import utc_now
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.source import Source
+from ftckpt.transfer.places import name_of, require_names, require_outside
+from ftckpt.transfer.request.source_changes import blamed, require_unchanged
+from ftckpt.transfer.staging import Staging
+from ftckpt.verification import check_structure
+from ftckpt.verification.blocks import check_manifest
+from ftckpt.verification.owners import OwnerIndex
+
+from .carry_files import Moved, Mover, Origin
+from .contents import Contents, CopiedFile, contents_of
+from .evidence import Evidence, ManifestEvidence, record_evidence
+from .existing_destination import renamed, require_other, require_same
+from .options import ReplicationOptions
+from .places import destination_of, plan_of, require_apart_from_bases, staging_at
+
+_OPTIONS = ReplicationOptions()
+_STORES = StoreOptions()
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """What copying did.
+
+    Attributes:
+        url: where the replica stands.
+        format: its format.
+        step: as the content shows it; None where nothing does.
+        files: that belong to the checkpoint, or were carried with it.
+        nbytes: bytes of them.
+        evidence: what the source's bytes were held to: `manifest`, `crc32` or `none`.
+        covered: bytes that the evidence covers.
+        proven: whether what was written was read back and equals what had been read.
+        sealed: whether the source had a manifest; else the replica's is the first.
+        already_there: whether the same checkpoint stood there before.
+        taken_over: bytes that an earlier, killed run had carried.
+        left: names beside the source that were not carried.
+        notes: links that were followed.
+        seconds: how long each stage took.
+    """
+
+    url: str
+    format: str
+    step: int | None
+    files: int
+    nbytes: int
+    evidence: str
+    covered: int
+    proven: bool
+    sealed: bool
+    already_there: bool = False
+    taken_over: int = 0
+    left: Sequence[str] = ()
+    notes: Sequence[Finding] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def copy(
+    checkpoint: Checkpoint,
+    destination: str,
+    *,
+    options: ReplicationOptions = _OPTIONS,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> CopyReport:
+    """Make a replica of a checkpoint.
+
+    Every byte is read once, hashed as it goes by, and held to the source's manifest or, where there
+    is none, to the CRC-32s in its files; a block that is wrong is read once more. What was written
+    is read back. The last act makes it visible: a rename on this machine; in an object store the
+    format's commit marker and then the manifest. Killed at any instant, the destination is absent
+    or whole, and the same call goes on where it was.
+
+    Args:
+        checkpoint: opened; never written.
+        destination: path or URL of the replica; `DIR/` for its own name in DIR. What stands
+            there already is not touched: the same checkpoint is an answer, anything else is
+            refused.
+        options: how.
+        stores: how to reach object stores.
+        counter: is told of bytes carried and bytes proven.
+
+    Raises:
+        CorruptError: the source is damaged, or what stands there already is, or the proof failed.
+        IncompleteError: the source is not committed, or changed meanwhile.
+        ExistsError: something else stands at the destination.
+        RefusedError: another run is writing there, or it lies inside the source, what
+            that depends on, or a sealed checkpoint.
+        UnsafeError: a file is not regular, or a name leads out of the checkpoint.
+        UsageError: one file would take the name of a bucket.
+        NotFoundError: the directory around the destination does not exist.
+        NoResourceError, DeniedError, UnavailableError: it could not be read or written.
+    """
+    began = time.monotonic()
+    source = checkpoint.source
+    destination = destination_of(source, destination)
+    if checkpoint.commit.state is CommitState.UNCOMMITTED:
+        raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
+    with blamed(source, checkpoint.members()):
+        manifest = find(source)
+        name = name_of(destination) if source.single else ""
+        contents = contents_of(checkpoint, manifest, beside=options.beside, called=name)
+        step = checkpoint.step if manifest is None else manifest.step
+        if manifest is not None and source.single:
+            manifest = renamed(manifest, name)
+    layout = contents.layout
+    require_names(layout)
+    names = [file.name for file in (*contents.files, *contents.beside)]
+    report = CopyReport(
+        destination,
+        checkpoint.format,
+        step,
+        len(names),
+        contents.nbytes,
+        "none" if manifest is None else "manifest",
+        0 if manifest is None else manifest.nbytes,
+        options.proof,
+        manifest is not None,
+        left=contents.left,
+        notes=followed_links(source, names),
+    )
+    require_other(source, destination, stores)
+    staging = staging_at(source, destination, stores)
+    place = open_store(destination, stores)
+    require_outside(place)
+    if options.proof:  # without it nothing that a delta depends on is asked for
+        require_apart_from_bases(lambda: checkpoint, place)
+    sizes = {file.path: file.size for file in layout.files}
+    try:
+        try:
+            plan = plan_of(source, names, sizes)
+            if staging.begin(plan, sizes, restart=options.restart):
+                return replace(report, already_there=True, taken_over=contents.nbytes)
+        except ExistsError as error:
+            with blamed(source, names):
+                require_same(source, manifest, destination, stores, options, counter, error)
+            return replace(report, already_there=True, evidence="manifest", covered=report.nbytes)
+        with blamed(source, names):
+            if options.proof:
+                _require_structure(checkpoint)
+            evidence = _evidence(checkpoint, manifest, contents, options, counter)
+            counter.start("copying", contents.nbytes)
+            moved = _move(source, contents, staging, evidence, options, counter)
+        copied = time.monotonic()
+        require_unchanged(source, names)
+        staging.date(times(source, [*contents.files, *contents.beside]))
+        sealed = manifest or _manifest(checkpoint, contents, moved, evidence, options)
+        data = sealed.dump()
+        if staging.shows_before_proof:
+            staging.publish({}, data)
+        if options.proof:
+            prove(staging.source({}), sealed, moved, options, counter)
+        if not staging.shows_before_proof:
+            staging.publish({}, data)
+        return replace(
+            report,
+            evidence=evidence.name,
+            covered=evidence.covered,
+            taken_over=moved.taken_over,
+            seconds={"copy": copied - began, "prove": time.monotonic() - copied},
+        )
+    except IncompleteError:
+        staging.forget()
+        raise
+    finally:
+        staging.close()
+
+
+def prove(
+    result: Source,
+    manifest: Manifest,
+    moved: Moved,
+    options: ReplicationOptions,
+    counter: Counter,
+) -> None:
+    """Read back what was written and compare it with what had been read.
+
+    Args:
+        result: what was written.
+        manifest: what the replica's files are.
+        moved: what had been read, with the files that lie beside it.
+        options: how.
+        counter: is told of bytes proven.
+
+    Raises:
+        CorruptError: they differ (`failed-proof`).
+    """
+    wanted = replace(manifest, files=sorted(moved.files.values(), key=lambda file: file.path))
+
+    def emit(found: Finding) -> None:
+        if found.severity is Severity.ERROR:
+            error = as_error(found)
+            raise CorruptError(
+                f"the proof failed: {error.message}",
+                kind="failed-proof",
+                file=error.file,
+                offset=error.offset,
+                length=error.length,
+                hint="the source is untouched; --restart builds it anew",
+            )
+
+    check_manifest(
+        result, wanted, emit=emit, jobs=options.jobs, executor=options.executor,
+        limiter=options.limiter, counter=counter,
+    )  # fmt: skip
+
+
+def times(source: Source, files: Sequence[CopiedFile]) -> dict[str, float]:
+    """Return when files were last written, by their path in the replica, where that is known.
+
+    A replica that kept them is as old as its source where age decides what may go.
+    """
+    entries = {file.path: source.entries.get(file.name) for file in files}
+    return {
+        path: entry.mtime
+        for path, entry in entries.items()
+        if entry is not None and entry.mtime is not None
+    }
+
+
+def _move(
+    source: Source,
+    contents: Contents,
+    staging: Staging,
+    evidence: Evidence,
+    options: ReplicationOptions,
+    counter: Counter,
+) -> Moved:
+    def origin(file: CopiedFile, number: int) -> Origin:
+        return Origin(source.store, source.path(file.name))
+
+    mover = Mover(
+        staging, origin, evidence, options.jobs, options.executor, options.limiter, counter
+    )
+    moved = Moved()
+    for files in contents.stages:
+        mover.move(files, moved)
+    return moved
+
+
+def _require_structure(checkpoint: Checkpoint) -> None:
+    """Refuse a source whose names, sizes or headers are damaged: nothing is read of it yet."""
+    for found in check_structure(checkpoint, NULL):
+        if found.severity is Severity.ERROR:
+            raise as_error(found, "ftckpt verify SRC says more; --no-proof carries it as it is")
+
+
+def _evidence(
+    checkpoint: Checkpoint,
+    manifest: Manifest | None,
+    contents: Contents,
+    options: ReplicationOptions,
+    counter: Counter,
+) -> Evidence:
+    owners = OwnerIndex(checkpoint)
+    if manifest is not None:
+        return ManifestEvidence(manifest, owners)
+    found = record_evidence(
+        checkpoint, owners, jobs=options.jobs, limiter=options.limiter, counter=counter
+    )
+    return found.renamed({file.name: file.path for file in contents.files})
+
+
+def _manifest(
+    checkpoint: Checkpoint,
+    contents: Contents,
+    moved: Moved,
+    evidence: Evidence,
+    options: ReplicationOptions,
+) -> Manifest:
+    """Return the first manifest of what was not sealed."""
+    now = utc_now()
+    checks = []
+    if evidence.covered:
+        checks = [PassedCheck("content", evidence.name, now)]
+    elif options.proof:
+        checks = [PassedCheck("structure", "none", now)]
+    return Manifest(
+        format=checkpoint.format,
+        step=checkpoint.step,
+        topology=replace(checkpoint.topology, evidence=""),
+        files=sorted((moved.files[f.path] for f in contents.files), key=lambda f: f.path),
+        unmanaged=sorted(file.path for file in contents.beside),
+        checks=checks,
+        tool=f"ftckpt {__version__}",
+        created=now,
+    )

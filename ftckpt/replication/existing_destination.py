@@ -1,0 +1,97 @@
+"""What stands at a destination already: the same checkpoint is an answer, all else is kept."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from ftckpt.errors import CorruptError, ExistsError, NotFoundError, UnsafeError, UnsupportedError
+from ftckpt.findings import Finding, Severity, as_error
+from ftckpt.manifest import Manifest, find
+from ftckpt.progress import Counter
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.source import Source
+from ftckpt.transfer.places import identity_of
+from ftckpt.verification.blocks import check_manifest
+
+from .options import ReplicationOptions
+from .places import standing_at
+
+
+def renamed(manifest: Manifest, name: str) -> Manifest:
+    """Return the manifest of a single file under another name."""
+    return replace(manifest, files=[replace(file, path=name) for file in manifest.files])
+
+
+def require_other(source: Source, destination: str, stores: StoreOptions) -> None:
+    """Refuse to write a checkpoint onto itself, however it is spelled.
+
+    Raises:
+        ExistsError: what stands at the destination is the source.
+    """
+    with suppress(NotFoundError):
+        if identity_of(standing_at(destination, stores)) == identity_of(source):
+            raise ExistsError(
+                f"{destination} is the source itself", hint="choose another destination"
+            )
+
+
+def require_same(
+    source: Source,
+    manifest: Manifest | None,
+    destination: str,
+    stores: StoreOptions,
+    options: ReplicationOptions,
+    counter: Counter,
+    taken: ExistsError,
+) -> None:
+    """Let pass a destination that holds the source's very bytes already, by its manifest.
+
+    Args:
+        source: what was to be copied.
+        manifest: its own, where it is sealed; else it is read and compared with what stands there.
+        destination: where something stands.
+        stores: how to reach it.
+        options: threads; whether what stands there is read too.
+        counter: is told of bytes read.
+        taken: what is said otherwise.
+
+    Raises:
+        ExistsError: it holds something else, or has no manifest that would say it.
+        CorruptError: it is the same checkpoint and damaged.
+    """
+    there = standing_at(destination, stores)
+    try:
+        standing = find(there)
+    except (CorruptError, UnsafeError, UnsupportedError):
+        standing = None
+    if standing is None or there.single != source.single:
+        raise taken
+    if manifest is not None and not manifest.same_content(standing):
+        raise taken
+
+    def differs(found: Finding) -> None:
+        if found.severity is Severity.ERROR:
+            raise taken
+
+    if manifest is None:
+        theirs = standing if not source.single else renamed(standing, next(iter(source.entries)))
+        check_manifest(
+            source,
+            theirs,
+            emit=differs,
+            jobs=options.jobs,
+            limiter=options.limiter,
+            counter=counter,
+        )
+    if options.proof:
+        check_manifest(
+            there, standing, emit=_raise_damage, jobs=options.jobs, limiter=options.limiter,
+            counter=counter,
+        )  # fmt: skip
+
+
+def _raise_damage(found: Finding) -> None:
+    if found.severity is Severity.ERROR:
+        damaged = replace(found, message=f"it is there already, and damaged: {found.message}")
+        raise as_error(damaged, "ftckpt repair DST --from SRC mends it")

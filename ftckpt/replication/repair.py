@@ -1,0 +1,314 @@
+"""Mend a damaged checkpoint: good blocks stay, bad ones come from a replica, digests judge both.
+
+The damaged checkpoint is never written. The mended one is built beside it and takes its name in one
+act; or, where names cannot be swapped (in an object store) or on demand, it is built elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ftckpt.digests.blocks import BLOCK
+from ftckpt.errors import CorruptError, ExistsError, IncompleteError, RefusedError, UsageError
+from ftckpt.findings import counted
+from ftckpt.manifest import Manifest
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.source import Source
+from ftckpt.transfer.layout import Layout
+from ftckpt.transfer.places import name_of, place_of, require_names, require_outside
+from ftckpt.transfer.request.source_changes import blamed, require_unchanged
+from ftckpt.transfer.staging import Staging
+
+from .carry_files import Damage, Moved, Mover, Origin
+from .contents import CopiedFile
+from .copy import prove, times
+from .damage import BadBlock, Diagnosis, diagnose
+from .evidence import ManifestEvidence
+from .existing_destination import renamed, require_other, require_same
+from .options import ReplicationOptions
+from .places import destination_of, plan_of, require_apart_from_bases, staging_at
+from .swap_in_place import ExchangeStaging
+from .trusted_manifest import Authority, Open, authority, require_alike, require_explained
+
+_OPTIONS = ReplicationOptions()
+_STORES = StoreOptions()
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What was wrong, and what was done about it.
+
+    Attributes:
+        url: where the mended checkpoint stands; the damaged one's place where nothing was done.
+        evidence: what says which bytes are right: `manifest` or `crc32`.
+        blocks: what is or was wrong.
+        long: files with bytes behind their end.
+        manifest: whether there was a manifest that could not be read.
+        fetched: bytes that came from the replica.
+        files: files that were written.
+        nbytes: bytes of them.
+        kept: where the damaged checkpoint is now; "" where it has not moved.
+        proven: whether what was written was read back.
+        taken_over: bytes that an earlier, killed run had written.
+        done: whether the mended checkpoint is visible; False where nothing had to be done, or
+            nothing was to be done.
+        already_there: whether it stood at another place before, whole.
+        seconds: how long each stage took.
+    """
+
+    url: str
+    evidence: str
+    blocks: Sequence[BadBlock]
+    long: Sequence[str]
+    manifest: bool
+    fetched: int = 0
+    files: int = 0
+    nbytes: int = 0
+    kept: str = ""
+    proven: bool = False
+    taken_over: int = 0
+    done: bool = False
+    already_there: bool = False
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.blocks or self.long or self.manifest)
+
+    @property
+    def bad_bytes(self) -> int:
+        """Bytes of the bad blocks."""
+        return sum(block.length for block in self.blocks)
+
+
+def repair(
+    source: Source,
+    replica: Source,
+    *,
+    opened: Open,
+    to: str = "",
+    dry_run: bool = False,
+    options: ReplicationOptions = _OPTIONS,
+    stores: StoreOptions = _STORES,
+    counter: Counter = NULL,
+) -> RepairReport:
+    """Mend a checkpoint from a replica.
+
+    Which bytes are right is said by the manifest: the checkpoint's own, else the replica's.
+
+    Args:
+        source: the damaged checkpoint, listed; it need not open. `settle` comes before.
+        replica: another copy of it, listed; it may be damaged in other blocks.
+        opened: opens either, to know which step it is.
+        to: path or URL of the mended checkpoint, `DIR/` for its own name in DIR; "" for the place
+            of the damaged one.
+        dry_run: look for damage, and do no more.
+        options: how.
+        stores: how to reach object stores.
+        counter: is told of bytes read, written and proven.
+
+    Raises:
+        RefusedError: the replica is of another checkpoint, another run is at it, or `to` lies
+            inside a checkpoint.
+        ExistsError: something else stands at `to`.
+        CorruptError: a block is damaged in both; the message names the first.
+        UnverifiedError: nothing says which of two bytes is right.
+        UsageError: the names of an object store cannot be swapped, and `to` is not given.
+        IncompleteError: one of the two changed meanwhile.
+        UnsupportedError: the filesystem cannot swap names.
+        NoResourceError, DeniedError, UnavailableError: it could not be read or written.
+    """
+    local = source.store.traits.local
+    if not (local or to or dry_run):
+        raise UsageError(
+            f"{source.url} lies in an object store, where no name is given to other bytes",
+            hint="--to DST writes the mended checkpoint to another place",
+        )
+    if to:
+        to = destination_of(source, to)
+        require_other(source, to, stores)
+        place = open_store(to, stores)
+        require_outside(place)
+        require_apart_from_bases(lambda: opened(source), place)
+    began = time.monotonic()
+    with blamed(replica, replica.entries), blamed(source, source.entries):
+        known = authority(source, replica, opened, options, counter)
+    names = [file.path for file in known.manifest.files]
+    with blamed(source, names):
+        found = diagnose(source, known.manifest, options, counter)
+    if not known.own:
+        require_alike(source, replica, found)
+    if known.evidence != "manifest":
+        require_explained(source, opened, found, options)
+    report = RepairReport(source.url, known.evidence, found.blocks, found.long, known.damaged)
+    if dry_run or (report.sound and not to):
+        return report
+    looked = time.monotonic()
+    work = _Work.of(source, replica, known, found, to)
+    require_names(Layout(files=[file.output for file in work.files]))
+    staging = staging_at(source, to, stores) if to else exchange_staging(source)
+    try:
+        sizes = {file.path: file.size for file in work.files}
+        there = replace(report, url=to, done=True, already_there=True)
+        try:
+            if staging.begin(work.plan, sizes, restart=options.restart):
+                return there
+        except ExistsError as error:
+            require_same(source, work.manifest, to, stores, options, counter, error)
+            return there
+        with blamed(replica, replica.entries), blamed(source, names):
+            moved = _mend(work, staging, options, counter)
+        written = time.monotonic()
+        require_unchanged(source, names)
+        _show(work, staging, moved, options, counter)
+    except IncompleteError:
+        staging.forget()
+        raise
+    finally:
+        staging.close()
+    return replace(
+        report,
+        url=to or source.url,
+        fetched=found.bad_bytes,
+        files=len(work.files),
+        nbytes=sum(sizes.values()),
+        kept=staging.kept if isinstance(staging, ExchangeStaging) else "",
+        proven=options.proof,
+        taken_over=moved.taken_over,
+        done=True,
+        seconds={
+            "look": looked - began,
+            "write": written - looked,
+            "prove": time.monotonic() - written,
+        },
+    )
+
+
+def exchange_staging(source: Source) -> ExchangeStaging:
+    """Return what builds the mended checkpoint beside a damaged one of this machine.
+
+    Raises:
+        RefusedError: it is a link to a file, whose name and manifest are not the file's own.
+    """
+    if source.single and next(iter(source.entries.values())).link is not None:
+        raise RefusedError(
+            f"{source.url} is a link to a file", hint="name the file, or write elsewhere with --to"
+        )
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return ExchangeStaging(place_of(source), single=source.single, time=now)
+
+
+def settle(source: Source) -> None:
+    """Finish a repair that was killed just after the names were swapped; before anything else.
+
+    Raises:
+        RefusedError: another run is at it.
+    """
+    linked = source.single and next(iter(source.entries.values())).link is not None
+    if source.store.traits.local and not linked and not source.named:
+        exchange_staging(source).settle()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be built.
+
+    Attributes:
+        source: the damaged checkpoint.
+        replica: the other.
+        found: the damage.
+        files: that are built anew.
+        manifest: of the mended checkpoint, with the names that it gets.
+        data: its bytes, b"" where it stands already.
+    """
+
+    source: Source
+    replica: Source
+    found: Diagnosis
+    files: Sequence[CopiedFile]
+    manifest: Manifest
+    data: bytes
+
+    @classmethod
+    def of(
+        cls, source: Source, replica: Source, known: Authority, found: Diagnosis, to: str
+    ) -> _Work:
+        """Choose the files: all of them for another place, else those with damage."""
+        name = name_of(to) if to and source.single else ""
+        sealed = [file for file in known.manifest.files if to or file.path in found.files]
+        files = [CopiedFile(name or file.path, file.path, file.size) for file in sealed]
+        manifest = known.manifest
+        if name:
+            manifest = renamed(manifest, name)
+        stands = known.own and source.single and not to
+        return cls(source, replica, found, files, manifest, b"" if stands else manifest.dump())
+
+    @property
+    def plan(self) -> str:
+        """Fingerprint of what decides the result.
+
+        The replica does not: another one may go on where one was not enough.
+        """
+        single = self.source.single
+        names = self.source.entries if single else [file.path for file in self.manifest.files]
+        return plan_of(self.source, names, self.manifest.files)
+
+    def origin(self, file: CopiedFile, number: int) -> Origin:
+        """Return where a block is good."""
+        if (file.name, number) not in self.found.places:
+            return Origin(self.source.store, self.source.path(file.name))
+        name = next(iter(self.replica.entries)) if self.replica.single else file.name
+        return Origin(self.replica.store, self.replica.path(name))
+
+
+def _mend(work: _Work, staging: Staging, options: ReplicationOptions, counter: Counter) -> Moved:
+    """Build the files.
+
+    Raises:
+        CorruptError: blocks are damaged in both; what could be built stays for another replica.
+    """
+    mover = Mover(
+        staging, work.origin, ManifestEvidence(work.manifest), options.jobs, options.executor,
+        options.limiter, counter, keep_going=True,
+    )  # fmt: skip
+    moved = Moved()
+    counter.start("mending", sum(file.size for file in work.files))
+    mover.move(work.files, moved)
+    if moved.damage:
+        raise _both(work, moved.damage)
+    return moved
+
+
+def _both(work: _Work, damage: Sequence[Damage]) -> CorruptError:
+    listed = [f"{d.path} block {d.number} ({d.error.message})" for d in sorted(damage)[:5]]
+    more = f" and {len(damage) - 5} more" if len(damage) > 5 else ""
+    first = min(damage, key=lambda d: (d.path, d.number))
+    return CorruptError(
+        f"{counted(len(damage), 'block')} cannot be had from {work.replica.url} either: "
+        f"{'; '.join(listed)}{more}",
+        hint="nothing has changed; --from another replica goes on with what was found so far",
+        kind="bad-digest",
+        file=first.path,
+        offset=first.number * BLOCK,
+        length=first.length,
+    )
+
+
+def _show(
+    work: _Work, staging: Staging, moved: Moved, options: ReplicationOptions, counter: Counter
+) -> None:
+    """Prove what was built, and make it visible."""
+    staging.date(times(work.replica, work.files) | times(work.source, work.files))
+    if isinstance(staging, ExchangeStaging) and not work.source.single:
+        staging.keep({file.path for file in work.files})
+    if staging.shows_before_proof:
+        staging.publish({}, work.data)
+    if options.proof and work.files:
+        built = [work.manifest.by_path[file.path] for file in work.files]
+        prove(staging.source({}), replace(work.manifest, files=built), moved, options, counter)
+    if not staging.shows_before_proof:
+        staging.publish({}, work.data)

@@ -1,0 +1,266 @@
+"""What a tier lacks: which checkpoints rules choose, and whether the tier holds these very ones.
+
+What the tier holds is never believed by its name: the copy must be finished and of the sizes that
+its manifest lists, and be of the very bytes of the source. The latter is known from the source's
+own manifest, or from the record that was left with the copy: the listing (names, sizes, times,
+versions) that it was made of. Where neither says so, the source is read and compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.resolve import open_child
+from ftckpt.discovery.roots import Root, join, read_again
+from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
+from ftckpt.manifest import NAME, Manifest, find, is_own
+from ftckpt.progress import Counter
+from ftckpt.replication.existing_destination import require_same
+from ftckpt.replication.options import ReplicationOptions
+from ftckpt.retention import records
+from ftckpt.retention.policy import Policy, rules
+from ftckpt.retention.records import log
+from ftckpt.retention.scan.entry import Found
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import EntryKind
+from ftckpt.transfer.places import staging_name
+
+_KIND, _LABEL = "synced", "source"
+
+
+def chosen(good: Mapping[str, Found], policy: Policy | None) -> list[tuple[str, str]]:
+    """Return what rules choose, with the rule: bases first, the lowest step first.
+
+    Args:
+        good: the checkpoints that can be shipped, by name.
+        policy: its keep rules choose; None for every checkpoint.
+    """
+    order = sorted(good, key=lambda name: good[name].entry.age_order)
+    if policy is None:
+        why = dict.fromkeys(order, "")
+    else:
+        entries = [good[name].entry for name in order]
+        names = {good[name].entry.name: name for name in order}
+        kept = rules.keep(policy, [e for e in entries if e.step is not None])
+        why = {names[entry.name]: reason.detail for entry, reason in kept}
+        for name in order:
+            tags = sorted(set(good[name].entry.tags) & set(policy.keep_tags))
+            if tags and name not in why:
+                why[name] = f"tagged {tags[0]}"
+    places = {good[name].place.path: name for name in order}
+    result: dict[str, str] = {}
+
+    def add(name: str, reason: str) -> None:
+        if name in result:
+            return
+        for path in good[name].entry.bases:
+            base = places.get(path)
+            if base is not None and base != name and base not in why:
+                add(base, f"base of {name}")
+        result[name] = reason
+
+    for name in (n for n in order if n in why):
+        for path in good[name].entry.bases:  # an older one that is chosen by itself comes first
+            base = places.get(path)
+            if base is not None and base != name and base in why:
+                add(base, why[base])
+        add(name, why[name])
+    return list(result.items())
+
+
+def name_in(root: Root, found: Found) -> str:
+    """Return the name of a checkpoint, relative to its root."""
+    return found.place.path[len(root.base) + 1 if root.base else 0 :]
+
+
+def opened(root: Root, found: Found) -> Checkpoint:
+    """Open a checkpoint of a root.
+
+    Raises:
+        UnsupportedError: the name stands for several checkpoints.
+    """
+    assert found.child is not None
+    if len(found.child.parts) > 1:
+        raise UnsupportedError(
+            f"{found.entry.name} holds several checkpoints, which no copy makes visible at once"
+        )
+    return open_child(root, found.child)[0]
+
+
+class Tier:
+    """A tier, beside the root that it should hold checkpoints of.
+
+    Args:
+        root: the source.
+        tier: the destination, which may be empty.
+        replication: how both are read where they have to be compared.
+        stores: how to reach object stores.
+        counter: is told of bytes.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        tier: Root,
+        replication: ReplicationOptions,
+        stores: StoreOptions,
+        counter: Counter,
+    ) -> None:
+        self.root, self.tier = root, tier
+        self._replication, self._stores, self._counter = replication, stores, counter
+
+    def _path(self, found: Found) -> str:
+        """Return where a checkpoint goes: the store's path in the tier."""
+        assert found.child is not None
+        path = found.child.parts[0].entry.path
+        return join(self.tier.base, path[len(self.root.base) + 1 if self.root.base else 0 :])
+
+    def target(self, found: Found) -> str:
+        """Return where a checkpoint goes, as a user would type it."""
+        return self.tier.store.describe(self._path(found))
+
+    def local_path(self, found: Found) -> str | None:
+        """Return where a checkpoint goes on this machine, or None where the tier is remote."""
+        return self.tier.store.local_path(self._path(found))
+
+    def _standing(self, found: Found) -> Source:
+        """List what stands where a checkpoint goes.
+
+        Raises:
+            NotFoundError: nothing does.
+        """
+        assert found.child is not None
+        store, path = self.tier.store, self._path(found)
+        if found.child.parts[0].entry.kind is EntryKind.FILE:
+            return Source.file(store, store.stat(path))
+        return Source.directory(store, path)
+
+    def stands(self, found: Found) -> bool:
+        """Say whether a finished copy stands where a checkpoint goes, of it or another."""
+        with suppress(NotFoundError):
+            return find(self._standing(found)) is not None
+        return False
+
+    def left_behind(self, found: Found) -> bool:
+        """Say whether a copy was killed after its last act; copying again sweeps up after it."""
+        folder, name = os.path.split(self.local_path(found) or "")
+        leftover = os.path.join(folder, staging_name(name))
+        return bool(name) and os.path.lexists(leftover)
+
+    def is_there(self, found: Found, *, record: bool) -> bool:
+        """Say whether the tier holds this very checkpoint.
+
+        Args:
+            found: a checkpoint of the root.
+            record: whether what had to be read to know it may be recorded in the tier.
+
+        Raises:
+            CorruptError: it does, and files of it are missing or of another size.
+            ExistsError: it holds another one of this name.
+        """
+        try:
+            standing = self._standing(found)
+            manifest = find(standing)
+        except NotFoundError:
+            return False
+        if manifest is None:
+            return False  # a copy that is not finished, or somebody else's: copying tells them
+        _require_sizes(standing, manifest)
+        checkpoint = opened(self.root, found)
+        own = find(checkpoint.source)
+        taken = ExistsError(
+            f"{standing.url} holds another checkpoint than {checkpoint.source.url}",
+            hint="it was saved again under the same name, or comes from another run: nothing is "
+            "overwritten",
+        )
+        if own is not None and not own.same_content(manifest):
+            raise taken
+        if own is not None and not _written_since(checkpoint.source):
+            return True
+        if self._remembered(found, manifest):
+            return True
+        cheap = replace(self._replication, proof=False)
+        # Read, whatever a manifest says that is older than the files.
+        require_same(
+            checkpoint.source, None, standing.url, self._stores, cheap, self._counter, taken
+        )
+        if record:
+            self.remember(found)
+        return True
+
+    def _remembered(self, found: Found, manifest: Manifest) -> bool:
+        assert found.entry.contents is not None
+        for record in records.read(self.tier, _KIND, name_in(self.root, found)):
+            if (
+                record.label == _LABEL
+                and record.text("listing", "") == found.entry.contents.fingerprint
+                and record.text("manifest", "") == _digest(manifest)
+            ):
+                return True
+        return False
+
+    def remember(self, found: Found) -> None:
+        """Leave with the copy what it was made of; without it the source is read next time."""
+        assert found.entry.contents is not None
+        try:
+            manifest = find(self._standing(found))
+            if manifest is None:
+                return
+            self.tier = read_again(self.tier)
+            fields = {
+                "listing": found.entry.contents.fingerprint,
+                "manifest": _digest(manifest),
+                "source": self.root.url,
+            }
+            records.write(self.tier, _KIND, name_in(self.root, found), _LABEL, fields)
+        except FtckptError:
+            return
+
+
+def _require_sizes(standing: Source, manifest: Manifest) -> None:
+    for file in manifest.files:
+        name = next(iter(standing.entries)) if standing.single else file.path
+        entry = standing.entries.get(name)
+        if entry is None or entry.size != file.size:
+            what = "is missing" if entry is None else f"has {entry.size} bytes, not {file.size}"
+            raise CorruptError(
+                f"{name} of the copy {standing.url} {what}",
+                kind="missing-file" if entry is None else "truncated-file",
+                file=name,
+                hint="ftckpt repair mends it from the source",
+            )
+
+
+def _written_since(source: Source) -> bool:
+    """Say whether a file was written after the source was sealed, or nobody can tell."""
+    seal = source.entries.get(NAME)
+    if seal is None or seal.mtime is None:  # beside a single file; or the store keeps no times
+        return True
+    times = [e.mtime for name, e in source.entries.items() if not is_own(name)]
+    return any(time is None or time > seal.mtime for time in times)
+
+
+def _digest(manifest: Manifest) -> str:
+    """Return the digest in a manifest's last line."""
+    return manifest.dump().rsplit(b'"', 2)[-2].decode()
+
+
+def dropped_from(tier: Root) -> Mapping[str, float]:
+    """Return when gc of the tier has dropped what, by its name there."""
+    found: dict[str, float] = {}
+    for event in log.read(tier):
+        names, then = event.get("dropped"), event["time"]
+        if event.get("event") == log.APPLIED and isinstance(names, list):
+            assert isinstance(then, (int, float))
+            for name in _texts(names):
+                found[name[len(tier.base) + 1 if tier.base else 0 :]] = float(then)
+    return found
+
+
+def _texts(values: Iterable[object]) -> Sequence[str]:
+    return [value for value in values if isinstance(value, str)]

@@ -1,0 +1,204 @@
+"""Which bytes of two replicas are right, and are they replicas of one checkpoint at all?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ftckpt import __version__
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.digests.files import hash_files
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    RefusedError,
+    UnsafeError,
+    UnsupportedError,
+    UnverifiedError,
+)
+from ftckpt.findings import Severity
+from ftckpt.manifest import FileDigest, Manifest, PassedCheck, find, is_own
+from ftckpt.manifest.seal import utc_now
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.source import Source
+from ftckpt.verification import VerifyOptions, verify
+
+from .damage import Diagnosis
+from .existing_destination import renamed
+from .options import ReplicationOptions
+
+Open = Callable[[Source], Checkpoint]
+"""Opens the checkpoint that a place holds, with whatever formats are known."""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """What says which bytes are right.
+
+    Attributes:
+        manifest: of the whole checkpoint, with the names that the damaged one has.
+        evidence: `manifest`, or `crc32` where neither is sealed and the replica's records match.
+        own: whether it is the damaged checkpoint's own.
+        damaged: whether that has one that cannot be read.
+    """
+
+    manifest: Manifest
+    evidence: str
+    own: bool
+    damaged: bool
+
+
+def authority(
+    source: Source,
+    replica: Source,
+    opened: Open,
+    options: ReplicationOptions,
+    counter: Counter = NULL,
+) -> Authority:
+    """Return what says which bytes of a damaged checkpoint and its replica are right.
+
+    Args:
+        source: the damaged one; it need not open.
+        replica: the other.
+        opened: opens either.
+        options: threads and rate.
+        counter: is told of what is read, where neither is sealed.
+
+    Raises:
+        RefusedError: they are not the same checkpoint.
+        UnverifiedError: neither is sealed, and the replica's own records do not vouch for it.
+    """
+    (ours, damaged), (theirs, _) = _manifest_of(source), _manifest_of(replica)
+    if theirs is not None and source.single:
+        theirs = renamed(theirs, next(iter(source.entries)))
+    if ours is not None and theirs is not None:
+        if not ours.same_content(theirs):
+            raise _other(source, replica, f"their manifests are of {_of(ours)} and {_of(theirs)}")
+        return Authority(ours, "manifest", True, False)
+    if ours is not None:
+        _require_step(source, ours, replica, opened)
+        return Authority(ours, "manifest", True, False)
+    if theirs is not None:
+        _require_step(replica, theirs, source, opened)
+        return Authority(theirs, "manifest", False, damaged)
+    made = _by_records(replica, opened, options, counter)
+    if source.single:
+        made = renamed(made, next(iter(source.entries)))
+    _require_step(replica, made, source, opened)
+    return Authority(made, "crc32", False, damaged)
+
+
+def require_alike(source: Source, replica: Source, found: Diagnosis) -> None:
+    """Refuse to take another checkpoint's bytes: most of its own must be right already.
+
+    Asked where the damaged checkpoint has no manifest of its own to say what it was.
+
+    Raises:
+        RefusedError: more than half of its bytes are not the replica's.
+    """
+    if 2 * found.bad_bytes > found.nbytes:
+        share = f"{found.bad_bytes} of {found.nbytes} bytes are not the replica's"
+        raise _other(source, replica, f"it has no manifest, and {share}")
+
+
+def require_explained(
+    source: Source, opened: Open, found: Diagnosis, options: ReplicationOptions
+) -> None:
+    """Demand that the damaged checkpoint's own records show each difference to be its own damage.
+
+    Asked where neither has a manifest: a difference that no record covers may be either's.
+
+    Raises:
+        UnverifiedError: a block differs and nothing says which of the two is right.
+    """
+    try:
+        checks = VerifyOptions(jobs=options.jobs, limiter=options.limiter)
+        findings = verify(opened(source), checks).findings
+        wrong = [(f.file, f.offset, f.length) for f in findings if f.severity is Severity.ERROR]
+    except FtckptError as error:
+        wrong = [(error.file, error.offset, error.length)]
+    for block in found.blocks:
+        end = block.offset + block.length
+        if block.why == "differs" and not any(
+            file == block.file
+            and (at is None or (at < end and at + max(length or 1, 1) > block.offset))
+            for file, at, length in wrong
+        ):
+            raise UnverifiedError(
+                f"bytes {block.offset} to {end} of {block.file} differ, and no evidence says which "
+                "of the two is right",
+                hint="seal the one that is known to be good: ftckpt seal PATH",
+                file=block.file,
+                offset=block.offset,
+                length=block.length,
+            )
+
+
+def _manifest_of(source: Source) -> tuple[Manifest | None, bool]:
+    """Return the manifest of a place, if there is a readable one, and whether it is damaged."""
+    try:
+        return find(source), False
+    except (CorruptError, UnsafeError):
+        return None, True
+
+
+def _require_step(known: Source, manifest: Manifest, other: Source, opened: Open) -> None:
+    """Compare format and step, as far as the one without a manifest shows them."""
+    # One that cannot be opened shows neither; that storage fails is another matter.
+    with suppress(CorruptError, IncompleteError, NotFoundError, UnsafeError, UnsupportedError):
+        checkpoint = opened(other)
+        if checkpoint.format != manifest.format:
+            raise _other(other, known, f"one is {checkpoint.format}, one {manifest.format}")
+        if None not in (checkpoint.step, manifest.step) and checkpoint.step != manifest.step:
+            raise _other(other, known, f"one is step {checkpoint.step}, one step {manifest.step}")
+
+
+def _by_records(
+    replica: Source, opened: Open, options: ReplicationOptions, counter: Counter
+) -> Manifest:
+    """Return what a replica holds, once its CRC-32s have shown that it is whole."""
+    try:
+        checkpoint = opened(replica)
+        checks = VerifyOptions(jobs=options.jobs, limiter=options.limiter)
+        report = verify(checkpoint, checks, counter=counter)
+    except (CorruptError, UnsafeError) as error:
+        raise _unknown(replica, error.message) from error
+    if report.code is not ExitCode.OK or report.evidence != "crc32":
+        raise _unknown(replica, report.message)
+    sizes = {n: replica.size(n) for n in sorted(set(checkpoint.members())) if not is_own(n)}
+    counter.start("hashing the replica", sum(sizes.values()))
+    digests = hash_files(
+        replica, sizes, jobs=options.jobs, limiter=options.limiter, counter=counter
+    )
+    return Manifest(
+        format=checkpoint.format,
+        step=checkpoint.step,
+        topology=replace(checkpoint.topology, evidence=""),
+        files=[FileDigest(name, size, digests[name]) for name, size in sizes.items()],
+        checks=[PassedCheck("content", "crc32", utc_now())],
+        tool=f"ftckpt {__version__}",
+        created=utc_now(),
+    )
+
+
+def _unknown(replica: Source, why: str) -> UnverifiedError:
+    return UnverifiedError(
+        f"neither has a manifest, and {replica.url} does not vouch for itself: {why}",
+        hint="what was never sealed can be compared, not repaired: ftckpt verify --against",
+    )
+
+
+def _of(manifest: Manifest) -> str:
+    step = "a step that is not known" if manifest.step is None else f"step {manifest.step}"
+    return f"{step}, {len(manifest.files)} files, {manifest.nbytes} bytes"
+
+
+def _other(source: Source, replica: Source, why: str) -> RefusedError:
+    return RefusedError(
+        f"{replica.url} is no replica of {source.url}: {why}",
+        hint="ftckpt diff compares two checkpoints; ftckpt copy brings one to another name",
+    )

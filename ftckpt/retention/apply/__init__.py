@@ -1,0 +1,1 @@
+"""Carrying a plan out: preparing it, checking it again, dropping, purging, undeleting."""

@@ -1,0 +1,204 @@
+"""Open what a plan keeps: only what is whole counts as kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.discovery.candidates import BATCH, gone
+from ftckpt.discovery.resolve import open_child
+from ftckpt.discovery.roots import concurrently
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    IncompleteError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
+from ftckpt.findings import Severity
+from ftckpt.manifest import NAME, SUFFIX, read
+from ftckpt.progress import NULL
+from ftckpt.retention.policy import GRACE
+from ftckpt.retention.policy.protections import newest_first, reckon
+from ftckpt.retention.scan.check_cache import Passed
+from ftckpt.retention.scan.contents import list_entry, sum_up
+from ftckpt.retention.scan.entries import EntryClass, Looked
+from ftckpt.retention.scan.entry import Found
+from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.verification import check_structure
+
+_HEAD = 4096
+_CONTENT = frozenset({"content", "values"})
+
+
+def checked(found: Found, now: float, passed: Passed | None) -> Found | None:
+    """Check the structure of a committed checkpoint; return what it is then, its files listed.
+
+    A damaged one is CORRUPT; a young one whose format has no commit marker may still be being
+    written and is STAGING. None where it has been removed since.
+
+    Args:
+        found: the checkpoint.
+        now: seconds since the epoch.
+        passed: when its files were as this says it passed; None where that is not known.
+
+    Raises:
+        UnavailableError, DeniedError, NoResourceError: that could not be found out.
+    """
+    listed = surveyed(found)
+    if listed is None:
+        return None
+    contents = listed.entry.contents
+    if (
+        passed is not None
+        and not found.entry.bases  # what it depends on may have gone since
+        and contents is not None
+        and contents.fingerprint == passed.fingerprint
+    ):
+        return listed.now(checked=True, step=passed.step, looked=Looked.UNCHANGED)
+    return _opened(listed.now(looked=Looked.STRUCTURE), now)
+
+
+def _opened(found: Found, now: float) -> Found | None:
+    assert found.child is not None
+    try:
+        opened = open_child(found.root, found.child)
+        errors = [e for checkpoint in opened for e in _errors(checkpoint)]
+    except NotFoundError as absent:
+        error = gone(found.root, found.child.candidate, absent)
+        if error is absent:
+            return None
+        raise error from absent
+    except (CorruptError, UnsafeError) as error:
+        return _damaged(found, error.message, now)
+    except IncompleteError as error:
+        return _unfinished(found, error.message, now)
+    except UnsupportedError as error:
+        return found.now(entry_class=EntryClass.FOREIGN, why=error.message)
+    if errors:
+        return _judged(found, errors, now)
+    step = opened[0].step
+    return found.now(checked=True, step=found.entry.step if step is None else step)
+
+
+def step_by_content(found: Found) -> Found:
+    """Return a checkpoint with the step that its content shows; as it is where it shows none."""
+    assert found.child is not None
+    try:
+        step = open_child(found.root, found.child)[0].step
+    except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
+        return found  # if it is kept it is checked, and that finds out
+    known = found.now(looked=Looked.HEADERS)
+    return known if step is None else known.now(step=step)
+
+
+def newest_verified(members: Sequence[Found], now: float) -> Found | None:
+    """Return the newest committed checkpoint of a run whose content was checked when it was sealed.
+
+    What is dated in the future, and what has no step, is not asked about.
+
+    Raises:
+        UnavailableError, DeniedError: a manifest could not be read.
+    """
+    by_name = {f.entry.name: f for f in members}
+    for stretch in reversed(reckon([f.entry for f in members], now).stretches):
+        by_step, _ = newest_first(stretch)
+        found = first_verified([by_name[entry.name] for entry in by_step], {})
+        if found is not None:
+            return found.now(verified=True)
+    return None
+
+
+def first_verified(members: Iterable[Found], known: dict[str, bool]) -> Found | None:
+    """Return the first of some checkpoints whose content was checked when it was sealed.
+
+    Args:
+        members: in asking order.
+        known: what was found out before, by name; added to.
+
+    Raises:
+        UnavailableError, DeniedError: a manifest could not be read.
+    """
+    sealed = [f for f in members if f.sealed and known.get(f.entry.name, True)]
+    for first in range(0, len(sealed), BATCH):
+        batch = sealed[first : first + BATCH]
+        asked = [f for f in batch if f.entry.name not in known]
+        passed = concurrently(batch[0].root.store, _is_verified, asked)
+        known |= zip((f.entry.name for f in asked), passed, strict=True)
+        for found in batch:
+            if known[found.entry.name]:
+                return found
+    return None
+
+
+def surveyed(found: Found) -> Found | None:
+    """Return an entry with its files summed up; None where it has been removed since."""
+    if found.entry.contents is not None:
+        return found
+    try:
+        return found.now(contents=sum_up(list_entry(found.root.store, found.place)))
+    except NotFoundError:
+        return None
+
+
+def _errors(checkpoint: Checkpoint) -> list[tuple[ExitCode, str]]:
+    errors = [f for f in check_structure(checkpoint, NULL) if f.severity is Severity.ERROR]
+    # A rank that is missing where nothing marks the end of a save may have been lost since: that
+    # is evidence to keep, and no proof that the save was given up.
+    lost = any(f.kind == "missing-rank" for f in errors)
+    as_damage = {ExitCode.INCOMPLETE: ExitCode.CORRUPT} if lost else {}
+    return [(as_damage.get(f.code, f.code), f.message) for f in errors]
+
+
+def _judged(found: Found, errors: Sequence[tuple[ExitCode, str]], now: float) -> Found:
+    """Say what a checkpoint is that does not pass."""
+    by_code = dict(reversed(errors))
+    if ExitCode.INCOMPLETE in by_code:
+        return _unfinished(found, by_code[ExitCode.INCOMPLETE], now)
+    for code in (ExitCode.UNSAFE, ExitCode.CORRUPT):
+        if code in by_code:
+            return _damaged(found, by_code[code], now)
+    return found.now(entry_class=EntryClass.FOREIGN, why=errors[0][1])
+
+
+def _damaged(found: Found, why: str, now: float) -> Found:
+    """Damage is evidence, unless nothing says that the save has ended and it may still go on."""
+    assert found.child is not None
+    markers = {part.recognition.commit for part in found.child.parts}
+    if CommitState.NO_MARKER in markers:
+        newest = _newest(found)
+        if newest is None or now - newest < GRACE:
+            return found.now(entry_class=EntryClass.STAGING, why=why)
+    return found.now(entry_class=EntryClass.CORRUPT, why=why)
+
+
+def _unfinished(found: Found, why: str, now: float) -> Found:
+    newest = _newest(found)
+    silent = newest is not None and now - newest >= GRACE
+    kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
+    return found.now(entry_class=kind, why=why, time=newest)
+
+
+def _newest(found: Found) -> float | None:
+    return None if found.entry.contents is None else found.entry.contents.newest
+
+
+def _is_verified(found: Found) -> bool:
+    """Whether every part is sealed, and the seal says that its content was checked then."""
+    assert found.child is not None
+    return all(_content_checked(found, part.entry) for part in found.child.parts)
+
+
+def _content_checked(found: Found, place: Entry) -> bool:
+    store = found.root.store
+    path = f"{place.path}/{NAME}" if place.kind is EntryKind.DIRECTORY else place.path + SUFFIX
+    try:
+        # What passed stands at the head; a manifest of many files is read only where that helps.
+        head = store.read(path, 0, min(_HEAD, store.stat(path).size))
+        if b'"checks": []' in head:
+            return False
+        manifest = read(store, path)
+    except (NotFoundError, CorruptError, UnsafeError, UnsupportedError):
+        return False
+    return any(c.level in _CONTENT and c.evidence != "none" for c in manifest.checks)

@@ -1,0 +1,274 @@
+"""From a place to a plan: read, decide, open what would be kept, and decide again.
+
+Only what is whole may count as kept, and only what is kept is opened: a damaged checkpoint that
+was to take a place in a rule makes room for the next one. What is to go is listed file by file, so
+that the plan can say what it frees and recognise it again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ftckpt.discovery.candidates import nothing_known
+from ftckpt.discovery.recognise import Format
+from ftckpt.discovery.resolve import Place, open_runs
+from ftckpt.discovery.roots import Root, concurrently, join
+from ftckpt.findings import listed
+from ftckpt.progress import NULL, Counter
+from ftckpt.retention.policy import Policy
+from ftckpt.retention.policy.decide import decide
+from ftckpt.retention.policy.plan import Decision, Plan
+from ftckpt.retention.policy.protections import newest_first, reckon
+from ftckpt.retention.records import log
+from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
+from ftckpt.retention.scan.classify import judged_by
+from ftckpt.retention.scan.contents import count_names
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
+from ftckpt.retention.scan.entry import Bases, Found, Reading, Run, recorded_bases
+from ftckpt.retention.scan.read import read_entries
+from ftckpt.retention.scan.uploads import upload_notes
+
+from .check import checked, first_verified, step_by_content, surveyed
+
+_Look = Callable[[Found], Found | None]
+
+# What shows that a place is a root although nothing in it is committed.
+_OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan, and where its entries were found.
+
+    Attributes:
+        plan: the plan.
+        found: every entry by its name, as it stands in the plan.
+        roots: of each run, by group.
+    """
+
+    plan: Plan
+    found: Mapping[str, Found]
+    roots: Mapping[str, Root]
+
+
+def prepare(
+    place: Place,
+    formats: Sequence[Format],
+    policy: Policy,
+    now: float,
+    *,
+    bases: Bases = recorded_bases,
+    sizes: bool = False,
+    known: Plan | None = None,
+    most_files: int | None = None,
+    runs: Sequence[Run] | None = None,
+    counter: Counter = NULL,
+) -> Prepared:
+    """Read a root, or a directory of several, and plan what to keep; nothing is written.
+
+    Args:
+        place: where.
+        formats: in asking order.
+        policy: what to keep.
+        now: seconds since the epoch.
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
+        sizes: list the files of everything; of what goes and of what is checked they always are.
+        known: an earlier plan: what it checked and has not changed since is not opened again.
+        most_files: where what goes has more files, do not list them: such a plan can be looked at,
+            but does not say what it frees and cannot be carried out.
+        runs: all that lies there, as it was read at `now` without a policy; None to read it.
+        counter: is told of the work.
+
+    Raises:
+        NotFoundError: there is no entry that any format knows.
+        UnavailableError, DeniedError: something could not be read; nothing is planned then.
+    """
+    how = Reading(formats, now, policy.metric, bases)
+    if runs is None:
+        roots = open_runs(place, formats)
+        runs = [Run(root, read_entries(root, how, counter=counter)) for root in roots]
+    else:
+        judge = partial(judged_by, how=how)
+        runs = [Run(r.root, concurrently(place.store, judge, r.members)) for r in runs]
+    work = _Work(place, runs, policy, now, counter)
+    if known is not None:
+        work.recall(known)
+    plan = work.settle()
+    # How much is freed decides where a wish for space ends, so the files are listed before that.
+    work.survey([d.entry.name for d in plan.decisions if sizes or not d.keep], most_files)
+    return Prepared(work.decide(policy), work.found, {r.base: r for r in work.roots})
+
+
+def remember(prepared: Prepared) -> None:
+    """Remember in each root which checkpoints passed, so that the next plan need not open them.
+
+    Raises:
+        NoResourceError, DeniedError, UnavailableError: it could not be written; the plan stands.
+    """
+    for group, root in prepared.roots.items():
+        write_passed(root, (f for f in prepared.found.values() if f.entry.group == group))
+
+
+class _Work:
+    """The state between two decisions."""
+
+    def __init__(
+        self, place: Place, runs: Sequence[Run], policy: Policy, now: float, counter: Counter
+    ) -> None:
+        self.place = place
+        self.roots = [run.root for run in runs]
+        self.policy = policy
+        self.now = now
+        self.counter = counter
+        self.found: dict[str, Found] = {}
+        self.notes: list[str] = []
+        self.last_run: dict[str, float] = {}
+        self.passed: dict[str, Passed] = {}
+        self.verified: dict[str, bool] = {}
+        for run in runs:
+            self._take(run)
+        if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
+            raise nothing_known(self.roots[0])
+
+    def _take(self, run: Run) -> None:
+        """Take the entries of a run, and what is known from before."""
+        root = run.root
+        self.found |= {f.entry.name: f for f in run.members}
+        for name, passed in read_passed(root).items():
+            self.passed[join(root.base, name)] = passed
+        time = log.last_applied(root)
+        if time is not None:
+            self.last_run[root.base] = time
+        self.notes += [
+            f"{root.store.describe(root.base)}: {p.name} says {p.says!r}, which is not there"
+            for p in root.pointers
+            if p.dangling
+        ]
+        self.notes += upload_notes(root, self.now)
+        self.notes += [
+            f"{root.store.describe(f.place.path)} holds {listed(f.left)}, left by a write of ftckpt"
+            " that was killed: the next seal of it removes what is a day old"
+            for f in run.members
+            if f.left
+        ]
+
+    def recall(self, plan: Plan) -> None:
+        """Take over what an earlier plan has checked."""
+        for entry in (d.entry for d in plan.decisions):
+            if entry.checked and entry.contents is not None:
+                self.passed[entry.name] = Passed(entry.contents.fingerprint, entry.step)
+
+    def decide(self, policy: Policy) -> Plan:
+        """Decide by what is known now."""
+        return decide(
+            [f.entry for f in self.found.values()],
+            policy,
+            self.now,
+            url=self.place.url,
+            last_run=self.last_run,
+            notes=self.notes,
+        )
+
+    def settle(self) -> Plan:
+        """Decide, check what would be kept, and decide again, until all that is kept was checked.
+
+        A choice does not depend on what it did not choose, so this ends where it would end had
+        everything been checked; damage in what goes anyway is not looked for.
+        """
+        policy = replace(self.policy, reclaim=None)
+        by_content: set[str] = set()
+        while True:
+            self._find_verified()
+            plan = self.decide(policy)
+            waiting = [d.entry.name for d in plan.decisions if self.policy.rules and _unchecked(d)]
+            if not waiting:
+                return plan
+            before = {name: self.found[name].entry.step for name in waiting}
+            self._check(waiting)
+            groups = {
+                self.found[name].entry.group
+                for name, step in before.items()
+                if step is not None and name in self.found and self.found[name].entry.step != step
+            }
+            # Names that lie about one step say nothing about the others.
+            for group in groups - by_content:
+                self._read_steps(group)
+            by_content |= groups
+
+    def _find_verified(self) -> None:
+        """Mark those that are kept as the newest whose content was checked when they were sealed.
+
+        Done again after each look: what was found damaged is none, and the one before it counts.
+        """
+        groups: dict[str, list[RootEntry]] = defaultdict(list)
+        for found in self.found.values():
+            groups[found.entry.group].append(found.entry)
+        for entries in groups.values():
+            for stretch in reckon(entries, self.now).stretches:
+                for order in newest_first(stretch):
+                    sealed = (self.found[entry.name] for entry in order)
+                    first = first_verified(sealed, self.verified)
+                    if first is not None:
+                        self.found[first.entry.name] = first.now(verified=True)
+
+    def survey(self, names: Sequence[str], most_files: int | None) -> None:
+        """List the files of entries, where they are not more than that (None for any number)."""
+        waiting = [n for n in names if self.found[n].entry.contents is None]
+        if most_files is not None and self._have_more(waiting, most_files):
+            self.notes.append(
+                f"more than {most_files:,} files of what goes were not listed, so that it is not "
+                "known what they free: with --json or --apply they are"
+            )
+            return
+        self._each(waiting, surveyed, "listing")
+
+    def _have_more(self, names: Sequence[str], most: int) -> bool:
+        """Say whether entries have more files than that; no more of them are counted then."""
+        if sum(self.found[name].names for name in names) > most:
+            return True
+        counted = 0
+        for name in names:
+            found = self.found[name]
+            counted += count_names(found.root.store, found.place)
+            if counted > most:
+                return True
+        return False
+
+    def _check(self, names: Sequence[str]) -> None:
+        def one(found: Found) -> Found | None:
+            return checked(found, self.now, self.passed.get(found.entry.name))
+
+        self._each(names, one, "checking")
+
+    def _read_steps(self, group: str) -> None:
+        names = [
+            f.entry.name
+            for f in self.found.values()
+            if f.entry.group == group and f.entry.entry_class is EntryClass.COMMITTED
+        ]
+        self._each([n for n in names if not self.found[n].entry.checked], step_by_content, "steps")
+
+    def _each(self, names: Sequence[str], do: _Look, what: str) -> None:
+        """Look again at entries; those that are gone are forgotten."""
+        self.counter.start(what, len(names), "entries")
+
+        def one(name: str) -> Found | None:
+            found = do(self.found[name])
+            self.counter.add(1)
+            return found
+
+        store = self.place.store
+        for name, found in zip(names, concurrently(store, one, names), strict=True):
+            if found is None:
+                del self.found[name]
+            else:
+                self.found[name] = found
+
+
+def _unchecked(decision: Decision) -> bool:
+    entry = decision.entry
+    return decision.keep and entry.entry_class is EntryClass.COMMITTED and not entry.checked

@@ -1,0 +1,189 @@
+"""Reclaim what has lain in the trash for long enough, unless somebody turns out to need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ftckpt.discovery.recognise import Format
+from ftckpt.discovery.resolve import Place, open_runs
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import FtckptError
+from ftckpt.progress import NULL, Counter
+from ftckpt.retention.locks import leases
+from ftckpt.retention.locks.hold import SKEW, hold, require_clock
+from ftckpt.retention.policy import DAY
+from ftckpt.retention.policy.plan import Reason
+from ftckpt.retention.records import log, pins
+from ftckpt.retention.scan.entry import Bases, Reading, recorded_bases
+from ftckpt.retention.scan.leftovers import leftovers, remove_leftovers
+from ftckpt.retention.scan.read import read_entries
+from ftckpt.retention.scan.uploads import abort_own
+from ftckpt.retention.trash import Trash, Trashed, open_trash
+
+from .outcome import Purged
+
+TRASH_TTL = DAY
+# What one run drops has times that differ by less, so that all of it is reclaimed together.
+_APART = 1.0
+
+
+def purge(
+    place: Place,
+    formats: Sequence[Format],
+    *,
+    actor: str,
+    now: Callable[[], float],
+    trash_ttl: float = TRASH_TTL,
+    bases: Bases = recorded_bases,
+    counter: Counter = NULL,
+) -> Purged:
+    """Reclaim what was dropped at least `trash_ttl` ago in the roots of a place.
+
+    What was dropped in the future, by its name, stays. So does what a checkpoint depends on,
+    and what a pin, a lease or a pointer names, unless another one has that name now. What an
+    earlier purge had begun to reclaim is taken up again.
+
+    Args:
+        place: a root, or a directory of several.
+        formats: in asking order.
+        actor: who, for the log.
+        now: returns seconds since the epoch.
+        trash_ttl: seconds.
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
+        counter: is told of the work.
+
+    Raises:
+        RefusedError: another gc is at work, or the clock has gone back.
+        UnavailableError, DeniedError: something could not be read; nothing is reclaimed then.
+        UnsupportedError: the store keeps no trash.
+        UnsafeError: a link stands where a root's own files belong.
+    """
+    roots = open_runs(place, formats)
+    filled = [root for root in roots if open_trash(root).listed() or leftovers(root, now())]
+    with hold(filled, actor, now()) as trashes:
+        require_clock(filled, now())
+        how = Reading(formats, now(), bases=bases)
+        return purge_held(
+            roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
+        )
+
+
+def purge_held(
+    roots: Sequence[Root],
+    trashes: Mapping[str, Trash],
+    how: Reading,
+    *,
+    actor: str,
+    trash_ttl: float,
+    now: Callable[[], float],
+    counter: Counter = NULL,
+) -> Purged:
+    """Reclaim what is due in the roots that are held (see `purge`).
+
+    Args:
+        roots: all of the place: a checkpoint of one may be a delta based on one of another.
+        trashes: of those that are held, by group.
+        how: to read them.
+        actor: who, for the log.
+        trash_ttl: seconds.
+        now: returns seconds since the epoch.
+        counter: is told of the work.
+    """
+    things = [thing for trash in trashes.values() for thing in trash.listed()]
+    over = [t for t in things if t.erasing or _is_over(t, how.now, trash_ttl)]
+    held = _held(roots, over, how, counter) if over else {}
+    due = [t for t in over if t.path not in held]
+    erased: list[Trashed] = []
+    failed: dict[str, FtckptError] = {}
+    freed = 0
+    counter.start("purging", len(due), "entries")
+    for thing in due:
+        try:
+            nbytes, errors = trashes[thing.group].erase(thing)
+            freed += nbytes
+            require_all(errors)
+            erased.append(thing)
+        except FtckptError as error:
+            failed[thing.path] = error
+        counter.add(1)
+    notes = [
+        note
+        for root in roots
+        if root.base in trashes
+        for note in (*abort_own(root, now()), *remove_leftovers(root, now()))
+    ]
+    purged = Purged(erased=tuple(erased), held=held, freed=freed, failed=failed, notes=tuple(notes))
+    for root in roots:
+        _log(root, purged, actor, now())
+    return purged
+
+
+def _is_over(thing: Trashed, now: float, trash_ttl: float) -> bool:
+    """Whether the time of a thing is up, or cannot be told."""
+    age = now - thing.time
+    return age < -SKEW or max(0.0, age + _APART) >= trash_ttl
+
+
+def require_all(errors: Mapping[str, FtckptError]) -> None:
+    """Refuse to call something reclaimed of which something could not be removed.
+
+    Raises:
+        FtckptError: the first of the errors; it says how many there are.
+    """
+    for error in errors.values():
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise type(error)(error.message + more, hint=error.hint, kind=error.kind, file=error.file)
+
+
+def _held(
+    roots: Sequence[Root], over: Sequence[Trashed], how: Reading, counter: Counter
+) -> dict[str, Reason]:
+    """Return what stays although its time is up, by its path."""
+    found = [f for root in roots for f in read_entries(root, how, counter=counter)]
+    live = {f.entry.name for f in found}
+    upon = {base: f.entry.name for f in found for base in f.entry.bases}
+    by_group = {root.base: root for root in roots}
+    held: dict[str, Reason] = {}
+    for thing in over:
+        if thing.erasing:
+            continue  # it is not whole any more, and cannot be had back
+        if thing.time > how.now + SKEW:
+            held[thing.path] = Reason("future", "it was dropped in the future, by its name")
+        elif thing.entry in live:
+            continue  # who names it means the one that has its name now
+        elif thing.entry in upon:
+            held[thing.path] = Reason("base", f"{upon[thing.entry]} is a delta based on it")
+        else:
+            reason = next(_wanted(by_group[thing.group], thing, how.now), None)
+            if reason is not None:
+                held[thing.path] = reason
+    return held
+
+
+def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:
+    """Yield who names a thing whose name nothing has any more."""
+    for pin in pins.pins(root):
+        if pin.entry == thing.name:
+            yield Reason("pinned", f"by {pin.owner}: {pin.reason}")
+    for lease in leases.live(root, now):
+        if lease.entry == thing.name:
+            yield Reason("lease", f"{lease.holder} reads it")
+    for pointer in root.pointers:
+        same = pointer.step is not None and pointer.step == thing.step
+        # Where a thing was dropped where it stands, its name is no free one.
+        dangling = pointer.dangling or pointer.target == thing.name
+        if dangling and (same or _last(pointer.says) == thing.name):
+            yield Reason("pointer", f"{pointer.name} names it")
+
+
+def _log(root: Root, purged: Purged, actor: str, now: float) -> None:
+    erased = [t.id for t in purged.erased if t.group == root.base]
+    failed = {name: error.message for name, error in purged.failed.items()}
+    if erased or failed:
+        fields = {"actor": actor, "erased": erased, "freed": purged.freed, "failed": failed}
+        log.append_if_room(root, log.PURGED, now, fields)
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,286 @@
+"""Carry a plan out: exactly what it shows goes, as long as it is still as the plan saw it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ftckpt.discovery.recognise import Format
+from ftckpt.discovery.resolve import Place, open_runs
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import FtckptError, NotFoundError, RefusedError
+from ftckpt.progress import NULL, Counter
+from ftckpt.retention.document import plan_id
+from ftckpt.retention.locks import leases
+from ftckpt.retention.locks.hold import hold, require_clock
+from ftckpt.retention.policy.plan import Decision, Plan
+from ftckpt.retention.records import log, pins, tags
+from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.retention.scan.entry import Bases, Found, Reading, recorded_bases
+from ftckpt.retention.scan.leftovers import leftovers
+from ftckpt.retention.scan.staleness import is_leaving, is_same, still_right
+from ftckpt.retention.trash import Trash, Trashed, open_trash
+
+from .check import surveyed
+from .outcome import Applied
+from .purge import purge_held, require_all
+from .recheck import Watch
+
+
+def apply(
+    plan: Plan,
+    place: Place,
+    formats: Sequence[Format],
+    *,
+    actor: str,
+    now: Callable[[], float],
+    purge_now: bool = False,
+    trash_ttl: float | None = None,
+    bases: Bases = recorded_bases,
+    counter: Counter = NULL,
+) -> Applied:
+    """Drop what a plan drops, in its order, and nothing else.
+
+    The root is read again first, under a lock. Where anything that is to go has changed, or would
+    stay by now, nothing is touched. Right before each entry goes it is asked once more who holds it
+    and whether it is the same; if not it stays, with what it is built on. What has gone by
+    itself, is being removed by somebody else, or went in an earlier run of the same plan is no
+    failure.
+
+    Args:
+        plan: as `prepare` or `document.load_plan` gave it.
+        place: what it was made for.
+        formats: in asking order.
+        actor: who, for the log.
+        now: returns seconds since the epoch.
+        purge_now: reclaim at once what would go into the trash.
+        trash_ttl: reclaim first what has lain in the trash for so many seconds (see
+            `purging.purge`); None leaves the trash alone.
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
+        counter: is told of the work.
+
+    Raises:
+        RefusedError: the plan breaks a floor, or is stale; another gc is at work; the clock has
+            gone back. Nothing was touched.
+        NotFoundError: the place holds no checkpoint.
+        UnavailableError, DeniedError: something could not be read; nothing was touched.
+        UnsafeError: a link stands where a root's own files belong.
+        UnsupportedError: the store keeps no trash.
+    """
+    plan.require()
+    roots = open_runs(place, formats)
+    concerned = {d.entry.group for d in plan.drop}
+    wanted = [r for r in roots if r.base in concerned]
+    if trash_ttl is not None:
+        others = (r for r in roots if r.base not in concerned)
+        wanted += [r for r in others if open_trash(r).listed() or leftovers(r, now())]
+    identity = plan_id(plan)
+    with hold(wanted, actor, now()) as trashes:
+        require_clock(wanted, now())
+        current = still_right(plan, place, formats, now(), trashes, bases=bases, counter=counter)
+        groups = {d.entry.group for d in plan.decisions}
+        logged = [root for root in roots if root.base in groups]
+        before = {root.base: _intent(root, plan, current.going, actor) for root in logged}
+        untold = [r for r in logged if not _tell(r, log.APPLYING, now(), identity, before[r.base])]
+        how = Reading(formats, now(), plan.policy.metric, bases)
+        purged = None
+        if trash_ttl is not None:
+            purged = purge_held(
+                roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
+            )
+        dropping = _Dropping(plan, current.found, trashes, how, actor, now, purge_now=purge_now)
+        counter.start("dropping", len(current.going), "entries")
+        for decision in current.going:
+            dropping.drop(decision)
+            counter.add(1)
+        applied = Applied(
+            plan=identity,
+            dropped=tuple(dropping.dropped),
+            trashed=tuple(dropping.trashed),
+            absent=(*current.absent, *dropping.absent),
+            freed=dropping.freed,
+            waiting=dropping.waiting,
+            purged=purged,
+            failed=dropping.failed,
+        )
+        for root in untold:  # there may be room by now
+            _tell(root, log.APPLYING, now(), identity, before[root.base])
+        after = {root.base: _result(root, applied, actor) for root in logged}
+        untold = [r for r in logged if not _tell(r, log.APPLIED, now(), identity, after[r.base])]
+    notes = [f"there was no room in the log of {root.url} for what was done" for root in untold]
+    if not purge_now:
+        forced = "{} was reclaimed at once: there was no room for its name in the trash"
+        notes += [forced.format(name) for name in dropping.forced]
+    return replace(applied, notes=tuple(notes))
+
+
+class _Dropping:
+    """Drops one entry after the other; knows what still stands, and what is built on what."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        found: Mapping[str, Found],
+        trashes: Mapping[str, Trash],
+        how: Reading,
+        actor: str,
+        now: Callable[[], float],
+        *,
+        purge_now: bool,
+    ) -> None:
+        self.plan = plan
+        self.trashes = trashes
+        self.how = how
+        self.actor = actor
+        self.now = now
+        self.purge_now = purge_now
+        self.dropped: list[Decision] = []
+        self.trashed: list[Trashed] = []
+        self.absent: list[str] = []
+        self.failed: dict[str, FtckptError] = {}
+        self.forced: list[str] = []
+        self.freed = 0
+        self.waiting = 0
+        self._last = 0.0
+        self._standing: dict[str, Found] = {}
+        self._upon: dict[str, dict[str, None]] = defaultdict(dict)
+        self._watches: dict[str, Watch] = {}
+        for one in found.values():
+            self._stands(one)
+
+    def drop(self, decision: Decision) -> None:
+        """Drop one, or note why not."""
+        name = decision.entry.name
+        try:
+            self._drop(decision)
+        except NotFoundError:
+            self.absent.append(name)
+            self._is_gone(name)
+        except FtckptError as error:
+            self.failed[name] = error
+
+    def _drop(self, decision: Decision) -> None:
+        found = self._looked_at_again(decision)
+        trash = self.trashes[found.entry.group]
+        # No two at one time, so that the trash keeps the order, and a delta goes before its base.
+        self._last = max(self.now(), self._last + 1e-6)
+        thing = trash.discard(
+            found, decision, actor=self.actor, now=self._last, final=self.purge_now
+        )
+        if not thing.erasing:
+            self._require_unclaimed(found, trash, thing)
+        self._is_gone(decision.entry.name)
+        self.dropped.append(decision)
+        if not self.purge_now and not thing.erasing:
+            self.trashed.append(thing)
+            self.waiting += decision.frees or 0
+            return
+        nbytes, errors = trash.erase(thing)
+        if thing.erasing:
+            self.forced.append(decision.entry.name)
+            nbytes = decision.frees or 0  # most of it had gone before
+        self.freed += nbytes
+        require_all(errors)
+
+    def _require_unclaimed(self, found: Found, trash: Trash, thing: Trashed) -> None:
+        """Have an entry back that somebody has claimed between the last look and its dropping.
+
+        Who claims an entry looks afterwards whether it is there (`records.write`): one of the two
+        finds the other.
+
+        Raises:
+            RefusedError: it was claimed, and is back.
+        """
+        root, name = found.root, thing.name
+        try:
+            tagged = set(tags.tags(root, name).get(name, ())) & set(self.plan.policy.keep_tags)
+            claimed = pins.pins(root, name) or leases.live(root, self.now(), name) or tagged
+        except FtckptError:
+            trash.restore(thing)  # nothing is concluded
+            raise
+        if claimed:
+            trash.restore(thing)
+            raise RefusedError(f"{thing.entry} stays: somebody has claimed it in this moment")
+
+    def _looked_at_again(self, decision: Decision) -> Found:
+        """Return the entry as it is at this moment, if it may still go.
+
+        Raises:
+            NotFoundError: it is gone.
+            RefusedError: it may not.
+        """
+        name = decision.entry.name
+        found = self._standing[name]
+        held, news = self._watch(found).look(found, self.now())
+        for one in news:
+            self._stands(one)
+        if self._upon[name]:
+            delta = next(iter(self._upon[name]))
+            raise RefusedError(f"{name} stays: {delta} is a delta based on it")
+        tags = set(held.tags) & set(self.plan.policy.keep_tags)
+        if held.pins or held.pointers or held.leases or tags:
+            raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
+        listed = surveyed(found.now(contents=None))
+        if listed is None or is_leaving(decision, listed.entry):
+            raise NotFoundError(f"{name} is gone, or going")
+        if not is_same(decision, listed.entry):
+            raise RefusedError(f"{name} stays: it has changed since the plan was made")
+        return listed
+
+    def _watch(self, found: Found) -> Watch:
+        group = found.entry.group
+        if group not in self._watches:
+            unfinished = {
+                name
+                for name, one in self._standing.items()
+                if one.entry.entry_class is EntryClass.STAGING
+            }
+            self._watches[group] = Watch(found.root, self.how, unfinished)
+        return self._watches[group]
+
+    def _stands(self, found: Found) -> None:
+        """Note what stands, and what it is built on."""
+        name = found.entry.name
+        self._forget(name)
+        self._standing[name] = found
+        for base in found.entry.bases:
+            self._upon[base][name] = None
+
+    def _is_gone(self, name: str) -> None:
+        found = self._forget(name)
+        if found is not None and found.entry.group in self._watches:
+            self._watches[found.entry.group].forget(found)
+
+    def _forget(self, name: str) -> Found | None:
+        found = self._standing.pop(name, None)
+        for base in found.entry.bases if found is not None else ():
+            self._upon[base].pop(name, None)
+        return found
+
+
+def _intent(root: Root, plan: Plan, going: Sequence[Decision], actor: str) -> Mapping[str, object]:
+    """Return, for the log, what is about to go and why, and why the rest stays."""
+    drop = {d.entry.name: [str(r) for r in d.reasons] for d in going if d.entry.group == root.base}
+    if not drop:
+        return {}
+    kept = (d for d in plan.keep if d.entry.group == root.base)
+    keep = {d.entry.name: [r.rule for r in d.reasons] for d in kept}
+    return {"actor": actor, "drop": drop, "keep": keep}
+
+
+def _result(root: Root, applied: Applied, actor: str) -> Mapping[str, object]:
+    """Return, for the log, what was done."""
+    return {
+        "actor": actor,
+        "dropped": [d.entry.name for d in applied.dropped if d.entry.group == root.base],
+        "trash": [t.id for t in applied.trashed if t.group == root.base],
+        "absent": list(applied.absent),
+        "failed": {name: error.message for name, error in applied.failed.items()},
+    }
+
+
+def _tell(root: Root, event: str, now: float, identity: str, fields: Mapping[str, object]) -> bool:
+    """Write to the log, if there is anything to say; return False where there is no room."""
+    return not fields or log.append_if_room(root, event, now, {"plan": identity, **fields})

@@ -1,0 +1,51 @@
+"""Leases: readers' claims on entries, so that nothing is taken away under a restart or a copy.
+
+A lease ends by itself, so that a reader who was killed holds nothing for long; who reads for longer
+takes it again before it ends.
+"""
+
+from __future__ import annotations
+
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import UsageError
+from ftckpt.planning.quantities import shown_duration
+from ftckpt.retention import records
+from ftckpt.retention.scan.entries import Lease
+
+_KIND = "leases"
+LONGEST = 1800.0
+
+
+def take(root: Root, entry: str, *, holder: str, now: float, seconds: float = LONGEST) -> Lease:
+    """Claim an entry for some seconds from now; taking it again prolongs it.
+
+    Raises:
+        NotFoundError: the root has no such entry.
+        UsageError: longer than a lease may be.
+    """
+    if not 0 < seconds <= LONGEST:
+        raise UsageError(f"a lease is for at most {shown_duration(LONGEST)}: take it again instead")
+    lease = Lease(entry, holder, now + seconds)
+    records.write(root, _KIND, entry, holder, {"holder": holder, "expires": lease.expires})
+    return lease
+
+
+def release(root: Root, lease: Lease) -> None:
+    """Give a lease back."""
+    records.erase(root, [(_KIND, lease.entry, lease.holder)])
+
+
+def live(root: Root, now: float, entry: str | None = None) -> tuple[Lease, ...]:
+    """Return the leases of one entry, or (None) of all, that have not ended.
+
+    One that does not say when it ends is taken for as long as a lease can be, counted from when it
+    was written.
+    """
+    found = []
+    for record in records.read(root, _KIND, entry):
+        expires = record.number("expires")
+        if expires is None:
+            expires = (now if record.time is None else record.time) + LONGEST
+        if expires > now:
+            found.append(Lease(record.entry, record.label, expires))
+    return tuple(found)

@@ -1,0 +1,124 @@
+"""Who may change a local root: the one gc that holds it locked.
+
+The locks are the system's own and end with the process, so a killed gc leaves nothing to break.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from ftckpt.errors import RefusedError, UnsafeError, UnsupportedError
+from ftckpt.manifest import FOLDER
+from ftckpt.storage.local.claim import claim
+from ftckpt.storage.local.folders import opened
+from ftckpt.storage.local.oserror import twice
+
+NAME = "gc.lock"
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@contextmanager
+def locked(folder: int, url: str, actor: str) -> Iterator[None]:
+    """Lock a root: its directory, for which no room is needed, and `.ftckpt/gc.lock`.
+
+    Of a network filesystem other machines see the lock of the file alone. Where there is no room
+    for one, the directory's has to do.
+
+    Args:
+        folder: the root's open directory.
+        url: the root, for messages.
+        actor: who; shown to others who find it locked.
+
+    Raises:
+        RefusedError: another has it.
+        UnsupportedError: the filesystem has no locks.
+        UnsafeError: `.ftckpt`, or the file in it, is a link.
+        OSError: the system refused.
+    """
+    with ExitStack() as held:
+        with suppress(UnsupportedError):
+            _claim(folder, folder, url)
+        with suppress(_NoRoom):
+            file = _lock_file(folder, url)
+            held.callback(os.close, file)
+            _claim(file, folder, url)
+            _sign(file, actor)
+        yield
+
+
+class _NoRoom(Exception):
+    pass
+
+
+@contextmanager
+def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> Iterator[None]:
+    """Lock one file in a root's `.ftckpt`, for work that gc need not wait for.
+
+    Args:
+        folder: the root's open directory.
+        url: the root, for messages.
+        actor: who; shown to others who find it locked.
+        name: of the file.
+        work: the word for the work in messages.
+
+    Raises:
+        RefusedError: another has it.
+        UnsupportedError: the filesystem has no locks.
+        UnsafeError: `.ftckpt`, or the file in it, is a link.
+        OSError: the system refused.
+    """
+    file = _lock_file(folder, url, name)
+    try:
+        _claim(file, folder, url, name, work)
+        _sign(file, actor)
+        yield
+    finally:
+        os.close(file)
+
+
+def _sign(file: int, actor: str) -> None:
+    with suppress(OSError):  # there may be room for the file and none for its text
+        os.ftruncate(file, 0)
+        os.pwrite(file, actor.encode(errors="replace") + b"\n", 0)
+
+
+def _lock_file(folder: int, url: str, name: str = NAME) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with opened(FOLDER, folder, make=True) as own:
+            return twice(lambda: os.open(name, flags, 0o666, dir_fd=own))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnsafeError(
+                f"{FOLDER}/{name} of {url} is a link: it was not made by ftckpt",
+                kind="special-file",
+                file=f"{FOLDER}/{name}",
+            ) from error
+        if error.errno in _NO_SPACE:
+            raise _NoRoom from error
+        raise
+
+
+def _claim(file: int, folder: int, url: str, name: str = NAME, work: str = "gc") -> None:
+    try:
+        claim(file, url)
+    except BlockingIOError as error:
+        raise RefusedError(
+            f"another {work} is at work on {url}{_holder(folder, name)}",
+            hint="wait for it, or stop it",
+        ) from error
+
+
+def _holder(folder: int, name: str) -> str:
+    try:
+        with opened(FOLDER, folder) as own:
+            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=own)
+        with open(file, encoding="utf-8", errors="replace") as text:
+            holder = text.read(200).strip()
+    except OSError:
+        return ""
+    return f": {holder}" if holder else ""

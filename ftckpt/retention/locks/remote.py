@@ -1,0 +1,224 @@
+"""Who may change a root in an object store: the one gc whose lease stands there.
+
+    .ftckpt/lock/7.json      who holds it, for how long, and a token that nobody else has
+
+A lease is taken by creating the next number, which of several only one can. It ends by itself, so
+that one who was killed keeps nobody away for long, and is prolonged by writing it again. How old it
+is, the store's own clock says: a probe is written to read it, so that no clock of the machines that
+compete has a say. Who was stopped for longer than the lease finds another number there, or nothing,
+and stops.
+
+A store that lets a second writer have the same number cannot keep anybody away, and is refused. One
+that refuses the second and lets several win a race (OpenStack Swift) is survived: the last of them
+stands there, and the others find its token before they change anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import CorruptError, ExistsError, NotFoundError, RefusedError, UnsupportedError
+from ftckpt.retention.records import own_folder
+from ftckpt.storage import is_leftover
+from ftckpt.storage.local.atomic import TEMPORARY
+from ftckpt.storage.store import Entry
+
+from .leases import LONGEST
+
+FOLDER = "lock"
+SCHEMA = "ftckpt.lock/1"
+# Long enough for one step with all its retries, short enough for the next run of an hourly cron.
+LEASE = 600.0
+
+_NUMBERED = re.compile(r"([0-9]{1,18})\.json")
+_MAX_BYTES = 64 << 10
+# Times of objects are in whole seconds on most stores, and rounded as each likes.
+_ROUNDING = 2.0
+# A probe that was left for so long, nobody will come back to.
+_LEFT_BEHIND = 3600.0
+
+
+class _Standing(NamedTuple):
+    """A lease that is there, ended or not."""
+
+    number: int
+    entry: Entry
+    holder: str
+    left: float
+
+
+class RemoteLock:
+    """A lease on one root, by conditional writes.
+
+    Args:
+        root: which.
+        actor: who; shown to others who find it taken.
+        folder: below the root's `.ftckpt`; each kind of work has its own.
+        work: the word for that work in messages.
+        seconds: for how long it is taken at a time, at most half an hour.
+        clock: seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        actor: str,
+        *,
+        folder: str = FOLDER,
+        work: str = "gc",
+        seconds: float = LEASE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = root
+        self._store = root.store
+        self._folder = f"{own_folder(root)}/{folder}"
+        self._work = work
+        self._seconds = seconds
+        self._clock = clock
+        self._number = 0
+        self._until = 0.0
+        record = {
+            "schema": SCHEMA,
+            "holder": actor,
+            "token": secrets.token_hex(16),
+            "seconds": seconds,
+        }
+        self._record = json.dumps(record).encode() + b"\n"
+
+    def acquire(self) -> None:
+        """Take the lease.
+
+        Raises:
+            RefusedError: another has it.
+            UnsupportedError: the store cannot keep anybody away; nothing was changed.
+            DeniedError, UnavailableError: the storage refused.
+        """
+        now = self._probe()
+        standing = self._standing(now)
+        self._refuse_live(standing)
+        number = max((s.number for s in standing), default=0) + 1
+        until = self._clock() + self._seconds
+        try:
+            self._store.create(self._path(number), self._record)
+        except ExistsError as error:
+            raise self._taken("") from error
+        self._number, self._until = number, until
+        try:
+            # Two who saw different numbers, because a third went away between, see each other here.
+            self._refuse_live([s for s in self._standing(now) if s.number != number])
+            self.check()
+        except BaseException:
+            self.release()
+            raise
+        self._store.delete([s.entry.path for s in standing])
+
+    def check(self) -> None:
+        """Make sure, before a change, that the lease is still ours; prolong it in time.
+
+        One that has ended and that nobody has taken is taken up again.
+
+        Raises:
+            RefusedError: another has taken it; nothing more may be changed.
+        """
+        self._require_mine()
+        now = self._clock()
+        if self._until - now < self._seconds * 2 / 3:
+            ended = now >= self._until
+            self._store.put(self._path(self._number), self._record)
+            self._until = now + self._seconds
+            if ended:
+                # Who took it between the look and the put is there by now, or finds this one.
+                self._require_mine()
+
+    def release(self) -> None:
+        """Give the lease back; one that cannot be given back ends by itself."""
+        number, self._number = self._number, 0
+        if number and self._is_mine(number):
+            self._store.delete([self._path(number)])
+
+    def _probe(self) -> float:
+        """Return the store's time; find out whether it keeps a second writer away."""
+        # Of a name that the store's own probes (`stores.s3write`) do not sweep away meanwhile.
+        probe = f"{self._folder}/{TEMPORARY}clock-{secrets.token_hex(8)}"
+        self._store.create(probe, b"")
+        try:
+            now = self._store.stat(probe).mtime
+        finally:
+            outcome = self._store.delete([probe])[probe]
+        if outcome is not None:  # who may not delete had better not begin
+            raise outcome
+        if not self._store.traits.conditional_put or now is None:
+            lacks = "keeps no times" if now is None else "ignores conditions"
+            raise UnsupportedError(
+                f"{self._root.url} cannot be locked: the store {lacks}, so two runs would not see "
+                "each other",
+                hint="a store with conditional writes is needed (PUT with If-None-Match)",
+            )
+        return now
+
+    def _standing(self, now: float) -> list[_Standing]:
+        found = []
+        for entry in self._listed():
+            match = _NUMBERED.fullmatch(entry.path[len(self._folder) + 1 :])
+            if match is not None:
+                found.append(self._read(int(match[1]), entry, now))
+            elif is_leftover(entry.path) and entry.mtime and now - entry.mtime > _LEFT_BEHIND:
+                self._store.delete([entry.path])
+        return found
+
+    def _read(self, number: int, entry: Entry, now: float) -> _Standing:
+        """Return a lease; one that is damaged lasts for as long as one can."""
+        holder, seconds = "", LONGEST
+        try:
+            said = json.loads(self._store.read(entry.path, 0, min(entry.size, _MAX_BYTES)))
+            holder, seconds = str(said["holder"]), float(said["seconds"])
+        except NotFoundError:
+            return _Standing(number, entry, "", 0.0)  # given back since it was listed
+        except (CorruptError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            holder = ""
+        if not 0 < seconds <= LONGEST:
+            seconds = LONGEST
+        left = seconds if entry.mtime is None else entry.mtime + seconds + _ROUNDING - now
+        return _Standing(number, entry, holder, left)
+
+    def _refuse_live(self, standing: list[_Standing]) -> None:
+        for lease in standing:
+            if lease.left > 0:
+                raise self._taken(f": {lease.holder}" if lease.holder else "", lease.left)
+
+    def _listed(self) -> list[Entry]:
+        try:
+            return self._store.children(self._folder)
+        except NotFoundError:
+            return []
+
+    def _require_mine(self) -> None:
+        names = (entry.path[len(self._folder) + 1 :] for entry in self._listed())
+        numbers = (int(m[1]) for m in map(_NUMBERED.fullmatch, names) if m is not None)
+        if not self._is_mine(self._number) or any(n > self._number for n in numbers):
+            raise RefusedError(
+                f"the lock of {self._root.url} was lost: another {self._work} has taken it",
+                hint="what was done is done, and nothing half: run it again",
+            )
+
+    def _is_mine(self, number: int) -> bool:
+        try:
+            return self._store.read(self._path(number), 0, len(self._record)) == self._record
+        except (NotFoundError, CorruptError):
+            return False
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{number}.json"
+
+    def _taken(self, who: str, left: float = 0.0) -> RefusedError:
+        waiting = f"; should that one have been killed, it ends in {left:.0f} s" if left else ""
+        return RefusedError(
+            f"another {self._work} is at work on {self._root.url}{who}",
+            hint=f"wait for it{waiting}",
+        )

@@ -1,0 +1,130 @@
+"""Decide what stays: a pure function of the entries, the policy and the time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+
+from ftckpt.retention.apply.reclaim import drop_order, enough
+from ftckpt.retention.policy import Policy
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
+
+from . import rules
+from .floors import broken_floors
+from .plan import BrokenFloor, Decision, Plan, Reason
+from .protections import Run, protect, reckon
+
+# Flags that keep, for the one who gave none.
+_NO_RULE = BrokenFloor(
+    "--keep-last",
+    "no rule says what to keep, so that everything is kept",
+    "--keep-last 3 --keep-every 1000",
+)
+
+
+def decide(
+    entries: Iterable[RootEntry],
+    policy: Policy,
+    now: float,
+    *,
+    url: str = "",
+    last_run: Mapping[str, float] = MappingProxyType({}),
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Return what is to be kept and dropped of these entries, with every reason.
+
+    Deterministic: the order of `entries` does not matter. Deciding again on what is kept keeps it
+    all, and one more keep rule never lets go of more (but where `reclaim` asks for a number of
+    bytes: then others may go instead).
+
+    Args:
+        entries: everything that was found, in all runs; names are unique.
+        policy: the rules and floors.
+        now: seconds since the epoch.
+        url: the place, for the plan.
+        last_run: when a plan was last carried out, by group; absent where that is not known.
+        notes: for the plan.
+
+    Returns:
+        The plan; broken floors are in it, and `Plan.require` raises the first.
+
+    Raises:
+        ValueError: two entries have one name.
+    """
+    groups: dict[str, list[RootEntry]] = defaultdict(list)
+    for entry in sorted(entries, key=lambda e: e.name):
+        groups[entry.group].append(entry)
+    runs = {group: reckon(members, now) for group, members in groups.items()}
+    every = [entry for members in groups.values() for entry in members]
+    if len({entry.name for entry in every}) < len(every):
+        raise ValueError("two entries of a root have one name")
+    reasons = _reasons(runs, policy)
+    if not policy.rules:
+        for entry in every:
+            reasons[entry.name] = [*reasons[entry.name], Reason("no-rule", _NO_RULE.message)]
+    _close(every, reasons)
+    free = drop_order(e for e in every if not reasons[e.name])
+    dropped, frees = enough(free, policy.reclaim)
+    for entry in free[len(dropped) :]:
+        reasons[entry.name].append(Reason("enough-freed", "older ones free as much as was asked"))
+    for entry in dropped:
+        reasons[entry.name].append(_why_dropped(entry))
+    broken = list(broken_floors(policy, runs, dropped, last_run))
+    if not policy.rules:
+        broken.insert(0, _NO_RULE)
+    return Plan(
+        url=url,
+        now=now,
+        policy=policy,
+        decisions=tuple(
+            Decision(e, e.name not in frees, tuple(reasons[e.name]), frees.get(e.name))
+            for e in sorted(every, key=_shown_order)
+        ),
+        order=tuple(e.name for e in dropped),
+        broken=tuple(broken),
+        notes=tuple(notes),
+    )
+
+
+def _reasons(runs: Mapping[str, Run], policy: Policy) -> dict[str, list[Reason]]:
+    """Return for each entry why it stays; nothing for those that may go."""
+    reasons: dict[str, list[Reason]] = {e.name: [] for run in runs.values() for e in run.entries}
+    for run in runs.values():
+        kept = (rules.keep(policy, stretch) for stretch in run.stretches)
+        for entry, reason in chain(protect(run, policy), *kept):
+            if reason not in reasons[entry.name]:
+                reasons[entry.name].append(reason)
+    return reasons
+
+
+def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None:
+    """Keep what a kept entry is built on, in whichever run that lies."""
+    bases = {e.name: e.bases for e in every}
+    waiting = [e.name for e in every if reasons[e.name]]
+    while waiting:
+        name = waiting.pop()
+        for base in bases[name]:
+            if base in reasons:
+                if not reasons[base]:
+                    waiting.append(base)
+                reason = Reason("base", f"{name} is a delta based on it")
+                if reason not in reasons[base]:
+                    reasons[base].append(reason)
+
+
+def _why_dropped(entry: RootEntry) -> Reason:
+    match entry.entry_class:
+        case EntryClass.ABANDONED:
+            return Reason("abandoned", entry.why)
+        case EntryClass.CORRUPT:
+            return Reason("corrupt", f"--delete-corrupt, and {entry.why}")
+        case _:
+            return Reason("expired", "no rule keeps it")
+
+
+def _shown_order(entry: RootEntry) -> tuple[str, float, float, str]:
+    """The newest of each run first; what has no step before all."""
+    step = float("inf") if entry.step is None else float(entry.step)
+    return entry.group, -step, -(entry.time or 0.0), entry.name

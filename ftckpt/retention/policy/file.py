@@ -1,0 +1,141 @@
+"""`retention.toml`: policies by tier. Read only where it is named, never found in a root.
+
+    [[tier]]
+    name = "nvme"
+    roots = ["/local/*"]
+    keep-last = 3
+
+    [[tier]]
+    name = "bucket"
+    roots = ["s3://*"]
+    keep-every = 10000
+    keep-tag = ["milestone"]
+
+Keys are the flags without their dashes; what is not known is refused. A root belongs to the one
+tier whose pattern matches its path or URL.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ftckpt.errors import UsageError
+from ftckpt.planning.quantities import duration
+from ftckpt.retention.policy import DeleteLimit, Metric, Policy
+
+_NUMBERS = {
+    f"keep-{unit}": f"keep_{unit}"
+    for unit in ("last", "every", "hourly", "daily", "weekly", "monthly", "best")
+} | {"min-survivors": "min_survivors"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier of a policy file.
+
+    Attributes:
+        name: to choose it by.
+        roots: patterns of the roots that belong to it, as the shell matches names.
+        policy: what to keep there.
+    """
+
+    name: str
+    roots: tuple[str, ...]
+    policy: Policy
+
+
+def parse_policy_file(data: bytes, file: str) -> tuple[Tier, ...]:
+    """Return the tiers of a policy file.
+
+    Args:
+        data: the whole file.
+        file: its name, for messages.
+
+    Raises:
+        UsageError: no TOML, an unknown key, a value of the wrong type, or no tier.
+    """
+    try:
+        document = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{file} is no TOML: {error}") from None
+    rows = document.pop("tier", None)
+    if document or not isinstance(rows, list) or not rows:
+        odd = f"it holds {sorted(document)[0]}" if document else "there is none"
+        raise UsageError(f"{file} is made of [[tier]] tables, and {odd}")
+    tiers = tuple(_tier(row, file) for row in rows)
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two tiers of {file} have one name")
+    return tiers
+
+
+def tier_of(tiers: tuple[Tier, ...], url: str, file: str, name: str | None = None) -> Tier:
+    """Return the one tier that is named, or else that `url` belongs to.
+
+    Raises:
+        UsageError: none, or several.
+    """
+    path = url.rstrip("/") or url
+    found = [
+        tier
+        for tier in tiers
+        if (tier.name == name if name else any(fnmatchcase(path, p) for p in tier.roots))
+    ]
+    if len(found) == 1:
+        return found[0]
+    what = f"no tier of {file} is called {name}" if name else f"no tier of {file} matches {url}"
+    if found:
+        what = f"{' and '.join(t.name for t in found)} of {file} both match {url}"
+    raise UsageError(what, hint="name one: --tier " + ", ".join(t.name for t in tiers))
+
+
+def _tier(row: object, file: str) -> Tier:
+    if not isinstance(row, dict):
+        raise UsageError(f"{file}: tier is written as [[tier]]")
+    values = dict(row)
+    name = values.pop("name", None)
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"a tier of {file} has no name")
+    roots = _texts(values.pop("roots", []), f"roots of tier {name} in {file}")
+    try:
+        return Tier(name, roots, _policy(values, f"of tier {name} in {file}"))
+    except UsageError as error:
+        where = f" (tier {name} in {file})" if file not in error.message else ""
+        raise UsageError(f"{error.message}{where}", hint=error.hint) from None
+
+
+def _policy(values: Mapping[str, object], where: str) -> Policy:
+    fields: dict[str, object] = {}
+    for key, value in values.items():
+        if key in _NUMBERS:
+            if type(value) is not int:
+                raise UsageError(f"{key} {where} is no whole number")
+            fields[_NUMBERS[key]] = value
+        elif key == "keep-within":
+            fields["keep_within"] = duration(_text(value, f"{key} {where}"), "--keep-within")
+        elif key == "metric":
+            fields["metric"] = Metric.parse(_text(value, f"{key} {where}"))
+        elif key == "keep-tag":
+            fields["keep_tags"] = _texts(value, f"{key} {where}")
+        elif key == "max-delete":
+            text = str(value) if type(value) is int else _text(value, f"{key} {where}")
+            fields["max_delete"] = DeleteLimit.parse(text)
+        else:
+            known = ", ".join((*_NUMBERS, "keep-within", "metric", "keep-tag", "max-delete"))
+            raise UsageError(f"{key} {where} is not known", hint=f"known are {known}")
+    return Policy(**fields)  # type: ignore[arg-type]
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{what} is no text")
+    return value
+
+
+def _texts(value: object, what: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise UsageError(f"{what} is no list of texts")
+    return tuple(value)

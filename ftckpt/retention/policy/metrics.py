@@ -1,0 +1,68 @@
+"""What a checkpoint's metric is: in its name, in `metrics.json` or in `trainer_state.json`.
+
+Sources: Lightning's `ModelCheckpoint` puts metrics into names (`epoch=3-val_loss=0.25.ckpt`);
+transformers' `Trainer` keeps `log_history`, a list of records each with its `step`, in
+`trainer_state.json`; `metrics.json` is a flat object that any evaluation script can write.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.storage.store import Entry, EntryKind
+
+_MAX_BYTES = 64 << 20
+_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+
+
+def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | None:
+    """Return the value of a metric for one checkpoint; None where nothing shows it.
+
+    Args:
+        root: where it lies.
+        entry: its directory or file.
+        name: as the trainer spells it; in `trainer_state.json` `eval_NAME` is taken too.
+        step: of the checkpoint: a history goes back beyond it.
+
+    Raises:
+        UnavailableError, DeniedError: the storage does not answer; that is no absence.
+    """
+    own = entry.path.rpartition("/")[2]
+    said = re.search(rf"(?:^|-){re.escape(name)}=({_NUMBER})(?=$|-|\.[a-z])", own)
+    if said is not None:
+        return _number(float(said[1]))
+    if entry.kind is not EntryKind.DIRECTORY:
+        return None
+    flat = _json(root, f"{entry.path}/metrics.json")
+    value = _number(flat.get(name)) if isinstance(flat, dict) else None
+    if value is not None:
+        return value
+    state = _json(root, f"{entry.path}/trainer_state.json")
+    history = state.get("log_history") if isinstance(state, dict) else None
+    for row in reversed(history if isinstance(history, list) else []):
+        if isinstance(row, dict) and (step is None or row.get("step") == step):
+            for key in (name, f"eval_{name}"):
+                value = _number(row.get(key))
+                if value is not None:
+                    return value
+    return None
+
+
+def _number(value: object) -> float | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _json(root: Root, path: str) -> object:
+    try:
+        found = root.store.stat(path)
+        if found.kind is not EntryKind.FILE or found.size > _MAX_BYTES:
+            return None
+        return json.loads(root.store.read(path, 0, found.size))
+    except (NotFoundError, CorruptError, UnsafeError, ValueError, RecursionError):
+        return None

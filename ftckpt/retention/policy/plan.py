@@ -1,0 +1,107 @@
+"""A retention plan: for every entry of a root, keep or drop, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ftckpt.errors import RefusedError
+from ftckpt.retention.policy import Policy
+from ftckpt.retention.scan.entries import RootEntry
+
+
+class Reason(NamedTuple):
+    """Why an entry is kept or dropped.
+
+    Attributes:
+        rule: a word that scripts may match: `keep-last`, `pinned`, `newest`, `expired`.
+        detail: the same in words, for this entry.
+    """
+
+    rule: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.detail}" if self.detail else self.rule
+
+
+class Decision(NamedTuple):
+    """What becomes of one entry.
+
+    Attributes:
+        entry: which.
+        keep: whether it stays.
+        reasons: why; never empty.
+        frees: bytes that are reclaimed when it goes after those that go before it; None where it
+            stays or its files were not listed.
+    """
+
+    entry: RootEntry
+    keep: bool
+    reasons: tuple[Reason, ...]
+    frees: int | None = None
+
+
+class BrokenFloor(NamedTuple):
+    """A limit that the plan would break: nothing of it may be carried out.
+
+    Attributes:
+        floor: `--min-survivors`, `--max-delete` or `--keep-…`.
+        message: one sentence.
+        hint: the exact flag that would allow it, or "" where none does.
+    """
+
+    floor: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done with a root, and what was known when that was decided.
+
+    Attributes:
+        url: the place that `RootEntry.name` is relative to, as the user would type it.
+        now: when it was decided, in seconds since the epoch.
+        policy: by what.
+        decisions: one an entry: by group, the newest first.
+        order: names of what is dropped, in the order in which it goes: a delta before its base,
+            else the oldest first.
+        broken: the floors that it breaks.
+        notes: what the reader of the plan should know.
+    """
+
+    url: str
+    now: float
+    policy: Policy
+    decisions: tuple[Decision, ...]
+    order: tuple[str, ...] = ()
+    broken: tuple[BrokenFloor, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def keep(self) -> tuple[Decision, ...]:
+        """What stays."""
+        return tuple(d for d in self.decisions if d.keep)
+
+    @property
+    def drop(self) -> tuple[Decision, ...]:
+        """What goes, in the order of `order`."""
+        by_name = {d.entry.name: d for d in self.decisions if not d.keep}
+        return tuple(by_name[name] for name in self.order)
+
+    @property
+    def frees(self) -> int:
+        """Bytes that are reclaimed when all that is dropped is gone."""
+        return sum(d.frees or 0 for d in self.decisions)
+
+    def require(self) -> None:
+        """Refuse a plan that breaks a floor.
+
+        Raises:
+            RefusedError: the first broken floor; the hint is the flag that would allow it.
+        """
+        if self.broken:
+            first = self.broken[0]
+            more = f" (and {len(self.broken) - 1} more)" if len(self.broken) > 1 else ""
+            raise RefusedError(f"{first.message}{more}", hint=first.hint)

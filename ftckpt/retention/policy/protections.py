@@ -1,0 +1,151 @@
+"""What no rule can let go of: evidence, what is in use, and what cannot be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ftckpt.retention.policy import Policy
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
+
+from .plan import Reason
+
+# Between two saves that follow each other no training gets so much further. The leap from the save
+# before training to the first one is none, nor are those of the first few thousand steps.
+LEAP, LEAP_FROM = 100, 1000
+
+
+class Run(NamedTuple):
+    """The entries of one group, told apart.
+
+    Attributes:
+        entries: all.
+        stretches: the committed ones that rules and floors count, the oldest first; where
+            the step leaps a new stretch begins, and each is treated as a run of its own.
+        held: the committed ones that are kept whatever their order among the others, and why.
+    """
+
+    entries: Sequence[RootEntry]
+    stretches: tuple[tuple[RootEntry, ...], ...]
+    held: dict[str, Reason]
+
+
+def reckon(entries: Sequence[RootEntry], now: float) -> Run:
+    """Tell the committed checkpoints that count from those that are only kept.
+
+    Left out are those whose order among the others is not known: without a step, or dated in the
+    future. Where the step leaps, by accident or by somebody who wants the good ones to expire,
+    what lies above must not take the places of what lies below: both sides keep what the rules
+    keep of a whole run, and the first step above the leap stays in any case.
+    """
+    held: dict[str, Reason] = {}
+    counted: list[RootEntry] = []
+    for entry in entries:
+        if entry.entry_class is not EntryClass.COMMITTED:
+            continue
+        if entry.step is None:
+            held[entry.name] = Reason("no-step", "neither its name nor its content says a step")
+        elif entry.time is not None and entry.time > now:
+            held[entry.name] = Reason("future", "its time lies in the future")
+        else:
+            counted.append(entry)
+    stretches: list[list[RootEntry]] = []
+    before: int | None = None
+    for entry in sorted(counted, key=lambda e: e.age_order):
+        assert entry.step is not None
+        if before is None or _leaps(before, entry.step):
+            stretches.append([])
+        stretches[-1].append(entry)
+        before = entry.step
+    for below, above in pairwise(stretches):
+        leap = Reason("step-jump", f"the step leaps from {below[-1].step} to {above[0].step}")
+        held |= {entry.name: leap for entry in above if entry.step == above[0].step}
+    return Run(entries, tuple(map(tuple, stretches)), held)
+
+
+def _leaps(before: int, after: int) -> bool:
+    return before > 1 and after > LEAP * max(before, LEAP_FROM)
+
+
+def protect(run: Run, policy: Policy) -> Iterator[tuple[RootEntry, Reason]]:
+    """Yield every entry of a run that stays whatever the rules say, with the protection."""
+    for stretch in run.stretches:
+        yield from _newest(stretch)
+    timed = any(r in _BY_TIME for r in policy.rules)
+    times = [e.time for stretch in run.stretches for e in stretch if e.time is not None]
+    latest = max(times, default=None)
+    for entry in run.entries:
+        yield from _in_use(entry)
+        match entry.entry_class:
+            case EntryClass.COMMITTED:
+                if entry.name in run.held:
+                    yield entry, run.held[entry.name]
+                if entry.named:
+                    yield entry, Reason("named", "its name says what it is for")
+                if timed and entry.time is None:
+                    yield entry, Reason("no-time", "nothing says when it was saved")
+            case EntryClass.ABANDONED:
+                if entry.time is None or latest is None or latest <= entry.time:
+                    yield entry, Reason("unfinished", "no save was finished after it")
+            case EntryClass.CORRUPT:
+                if not policy.delete_corrupt:
+                    yield entry, Reason("corrupt", entry.why)
+            case EntryClass.STAGING | EntryClass.FOREIGN | EntryClass.TRASH:
+                yield entry, Reason(entry.entry_class.lower(), entry.why)
+
+
+_BY_TIME = frozenset(
+    {"--keep-hourly", "--keep-daily", "--keep-weekly", "--keep-monthly", "--keep-within"}
+)
+
+
+def _newest(stretch: Sequence[RootEntry]) -> Iterator[tuple[RootEntry, Reason]]:
+    """The newest by step and by time, which differ after a restart; of the verified ones too."""
+    top, latest = _top(stretch).step, _latest(stretch)
+    for entry in stretch:
+        if entry.step == top:
+            yield entry, Reason("newest", "the highest step")
+        elif latest is not None and entry.step == latest.step:
+            yield entry, Reason("newest", "the latest save, of a lower step")
+    verified = [e for e in stretch if e.verified]
+    if verified:
+        best, last = _top(verified), _latest(verified)
+        yield best, Reason("newest-verified", "the highest step whose content was checked")
+        if last is not None and last.step != best.step:
+            detail = "the latest save whose content was checked, of a lower step"
+            yield last, Reason("newest-verified", detail)
+
+
+def newest_first(stretch: Sequence[RootEntry]) -> tuple[list[RootEntry], list[RootEntry]]:
+    """Return the entries of a stretch by step and by time, the newest first.
+
+    The first of each that is verified is kept as `newest-verified`.
+    """
+    timed = [e for e in stretch if e.time is not None]
+    return sorted(stretch, key=_step_order)[::-1], sorted(timed, key=_time_order)[::-1]
+
+
+def _top(entries: Sequence[RootEntry]) -> RootEntry:
+    return max(entries, key=_step_order)
+
+
+def _latest(entries: Sequence[RootEntry]) -> RootEntry | None:
+    return max((e for e in entries if e.time is not None), key=_time_order, default=None)
+
+
+def _step_order(entry: RootEntry) -> tuple[float, float, str]:
+    return entry.age_order
+
+
+def _time_order(entry: RootEntry) -> tuple[float, tuple[float, float, str]]:
+    return -1.0 if entry.time is None else entry.time, entry.age_order
+
+
+def _in_use(entry: RootEntry) -> Iterator[tuple[RootEntry, Reason]]:
+    for pin in entry.pins:
+        yield entry, Reason("pinned", f"by {pin.owner}: {pin.reason}")
+    for pointer in entry.pointers:
+        yield entry, Reason("pointer", f"{pointer} names it")
+    for lease in entry.leases:
+        yield entry, Reason("lease", f"{lease.holder} reads it")

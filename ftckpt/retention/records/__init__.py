@@ -1,0 +1,183 @@
+"""Small records about the entries of a root, one object each: pins, tags, leases.
+
+`.ftckpt/<kind>/<entry>/<label>.json` below the root. Each record is written whole by one put and
+nobody else's record is read or rewritten for it, so that two people who pin at once both succeed,
+and that on a store that knows no conditions. The name alone says which entry is meant: a record
+whose text is damaged still holds it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from ftckpt.discovery.roots import Root, join, read_again
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.manifest import FOLDER
+from ftckpt.storage.store import EntryKind
+
+_MAX_BYTES = 64 << 10
+_SUFFIX = ".json"
+_SAFE = "@=+,"
+
+
+class Record(NamedTuple):
+    """One record.
+
+    Attributes:
+        entry: name of the entry, relative to the root.
+        label: what tells it from other records of its kind: an owner, a tag, a reader.
+        fields: what it says; empty where its text is damaged.
+        time: when it was written, by the store's clock; None where the store does not say.
+    """
+
+    entry: str
+    label: str
+    fields: Mapping[str, object]
+    time: float | None
+
+    def text(self, field: str, default: str) -> str:
+        """Return a field that is text."""
+        value = self.fields.get(field)
+        return value if isinstance(value, str) else default
+
+    def number(self, field: str) -> float | None:
+        """Return a field that is a finite number; None where it is none."""
+        value = self.fields.get(field)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e15:
+            return None
+        return float(value)
+
+
+def own_folder(root: Root) -> str:
+    """Return the store's path of the root's `.ftckpt`, there or not.
+
+    Raises:
+        UnsafeError: it is a link; what lies behind it is not the root's.
+    """
+    path = join(root.base, FOLDER)
+    _require_own(root, path)
+    return path
+
+
+def _require_own(root: Root, path: str) -> None:
+    """Refuse what stands where a directory of the root's own belongs; it may be absent."""
+    try:
+        entry = root.store.stat(path)
+    except NotFoundError:
+        return
+    # An object store has no directories, and a key of the same name hinders nobody.
+    wrong = EntryKind.SPECIAL, *((EntryKind.FILE,) if root.store.traits.local else ())
+    if entry.link is not None or entry.kind in wrong:
+        raise UnsafeError(
+            f"{root.store.describe(path)} is a link or no directory: it was not made by ftckpt",
+            kind="special-file",
+            file=path[len(root.base) + 1 if root.base else 0 :],
+        )
+
+
+def _folder(root: Root, kind: str, entry: str | None = None) -> str:
+    """Return the path of the records of a kind, or of those of one entry; never behind a link."""
+    path = f"{own_folder(root)}/{kind}"
+    for part in ("",) if entry is None else ("", f"/{_quoted(entry)}"):
+        path += part
+        if root.store.traits.local:
+            _require_own(root, path)
+    return path
+
+
+def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, object]) -> None:
+    """Write one record, replacing the one of the same entry and label.
+
+    A gc that drops the entry at this moment finds the record, and takes that back, or had dropped
+    it before; that shows in a look afterwards, and is said.
+
+    Raises:
+        NotFoundError: the root has no such entry, or it was dropped meanwhile.
+        UnsafeError: the root's `.ftckpt`, or a directory in it, is a link.
+    """
+    if all(entry != candidate.path for candidate in root.candidates):
+        raise NotFoundError(
+            f"{root.url} has no checkpoint {entry}",
+            hint=f"ftckpt inspect {shlex.quote(root.url)} lists them",
+        )
+    text = json.dumps({"schema": f"ftckpt.{kind}/1", "entry": entry, **fields}, sort_keys=True)
+    root.store.put(_path(root, kind, entry, label), text.encode() + b"\n")
+    if not _stands(root, entry):
+        erase(root, [(kind, entry, label)])
+        raise NotFoundError(
+            f"{entry} of {root.url} was dropped",
+            hint=f"ftckpt gc undelete {shlex.quote(root.url)} {shlex.quote(entry)} has it back",
+        )
+
+
+def _stands(root: Root, entry: str) -> bool:
+    """Say whether an entry is there and not dropped, at this moment."""
+    again = read_again(root)
+    now = next((c for c in again.candidates if c.path == entry), None)
+    if now is None or again.is_dropped(now):
+        return False
+    # Where things are dropped where they stand, it may have been reclaimed, tombstone and all,
+    # between the look at the names and the look at the tombstones.
+    local = root.store.traits.local
+    return local or any(c.path == entry for c in read_again(root).candidates)
+
+
+def erase(root: Root, records: list[tuple[str, str, str]]) -> None:
+    """Erase records, each given by kind, entry and label; those that are not there are gone.
+
+    Raises:
+        FtckptError: one could not be erased.
+    """
+    for error in root.store.delete([_path(root, *record) for record in records]).values():
+        if error is not None:
+            raise error
+
+
+def read(root: Root, kind: str, entry: str | None = None) -> list[Record]:
+    """Return every record of a kind, of one entry or (None) of all, sorted by entry and label.
+
+    Raises:
+        UnavailableError, DeniedError: they could not be listed or read; nothing is concluded then.
+        UnsafeError: the root's `.ftckpt`, or a directory in it, is a link.
+    """
+    folder = _folder(root, kind)
+    found = []
+    try:
+        listed = root.store.walk(folder if entry is None else _folder(root, kind, entry))
+    except NotFoundError:
+        return []
+    for item in listed:
+        holder, slash, label = item.path[len(folder) + 1 :].partition("/")
+        if item.link is not None and not slash:
+            _require_own(root, item.path)
+        if not slash or "/" in label or not label.endswith(_SUFFIX):
+            continue
+        fields: object = {}
+        if item.kind is EntryKind.FILE and item.size <= _MAX_BYTES:
+            try:
+                fields = json.loads(root.store.read(item.path, 0, item.size))
+            except NotFoundError:
+                continue  # erased while we listed
+            except (CorruptError, ValueError, RecursionError):
+                fields = {}
+        fields = fields if isinstance(fields, dict) else {}
+        label = _unquoted(label.removesuffix(_SUFFIX))
+        found.append(Record(_unquoted(holder), label, fields, item.mtime))
+    return sorted(found, key=lambda r: (r.entry, r.label))
+
+
+def _path(root: Root, kind: str, entry: str, label: str) -> str:
+    return f"{_folder(root, kind, entry)}/{_quoted(label)}{_SUFFIX}"
+
+
+def _quoted(name: str) -> str:
+    """Return a name as one path element that every store takes, its bytes as they are on disk."""
+    return quote(name, safe=_SAFE, errors="surrogateescape").replace(".", "%2E")
+
+
+def _unquoted(name: str) -> str:
+    return unquote(name, errors="surrogateescape")

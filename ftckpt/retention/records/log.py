@@ -1,0 +1,145 @@
+"""The log of a root: who dropped what, when, and why; only ever appended to.
+
+A local root has one file, `.ftckpt/log.jsonl`, one JSON object a line. An object store cannot
+append, so there each event is an object of its own below `.ftckpt/log/`, named by its time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import (
+    CorruptError,
+    NoResourceError,
+    NotFoundError,
+    UnavailableError,
+    UnsafeError,
+)
+from ftckpt.retention.records import own_folder
+from ftckpt.storage.local.atomic import make_directories
+from ftckpt.storage.local.oserror import translate, twice
+
+_FILE, _FOLDER = "log.jsonl", "log"
+SCHEMA = "ftckpt.log/1"
+_NEVER = 1e11  # in the year 5138
+APPLYING, APPLIED, PURGED, UNDELETED = "applying", "applied", "purged", "undeleted"
+
+
+def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> None:
+    """Add one event, durably.
+
+    Args:
+        root: of the run.
+        event: a word: `applying`, `applied`, `purged`, `undeleted`.
+        now: seconds since the epoch.
+        fields: what else there is to say; JSON.
+
+    Raises:
+        NoResourceError, DeniedError, UnavailableError: it could not be written.
+        UnsafeError: the root's `.ftckpt`, or the file, is a link.
+    """
+    head = {"schema": SCHEMA, "time": now, "event": event}
+    line = json.dumps({**head, **fields}, ensure_ascii=True).encode() + b"\n"
+    folder = own_folder(root)
+    local = root.store.local_path(folder)
+    if local is not None:
+        _append(os.path.join(local, _FILE), line)
+        return
+    import secrets
+
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    root.store.put(f"{folder}/{_FOLDER}/{stamp}-{secrets.token_hex(4)}.json", line)
+
+
+def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, object]) -> bool:
+    """Add one event (see `append`); return False where there is no room for it.
+
+    A full disk is when most is dropped, and that must not wait for a line in the log.
+    """
+    try:
+        append(root, event, now, fields)
+    except NoResourceError:
+        return False
+    return True
+
+
+def read(root: Root) -> list[dict[str, object]]:
+    """Return all events, the earliest first; a line that is damaged or cut off is left out.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be read.
+    """
+    folder = own_folder(root)
+    lines: list[bytes] = []
+    for path in _paths(root, folder):
+        try:
+            lines += root.store.read(path).splitlines()
+        except NotFoundError:
+            continue
+        except CorruptError as error:  # it grew or shrank under our hands
+            raise UnavailableError(
+                f"{root.store.describe(path)} changed while it was read"
+            ) from error
+    return sorted((e for e in map(_event, lines) if e is not None), key=_time)
+
+
+def last_applied(root: Root) -> float | None:
+    """Return when a plan was last carried out here, in seconds since the epoch; None if never."""
+    return max((_time(e) for e in read(root) if e.get("event") == APPLIED), default=None)
+
+
+def last_time(root: Root) -> float | None:
+    """Return when anything was done here last, in seconds since the epoch; None if never."""
+    return max(map(_time, read(root)), default=None)
+
+
+def _append(path: str, line: bytes) -> None:
+    """Append a line in one write, which no other appender can come between."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        twice(lambda: make_directories(os.path.dirname(path)))
+        fd = twice(lambda: os.open(path, flags, 0o666))
+        try:
+            size = os.fstat(fd).st_size
+            # A line that a kill or a full disk has cut off must not spoil this one.
+            torn = size and os.pread(fd, 1, size - 1) != b"\n"
+            rest = memoryview(b"\n" + line if torn else line)
+            while rest:
+                rest = rest[twice(partial(os.write, fd, rest)) :]
+            twice(lambda: os.fsync(fd))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            message = f"{path} is a link: it was not made by ftckpt"
+            raise UnsafeError(message, kind="special-file", file=_FILE) from error
+        raise translate(error, path, "append to") from error
+
+
+def _paths(root: Root, folder: str) -> list[str]:
+    try:
+        return [f"{folder}/{_FILE}", *(e.path for e in root.store.walk(f"{folder}/{_FOLDER}"))]
+    except NotFoundError:
+        return [f"{folder}/{_FILE}"]
+
+
+def _event(line: bytes) -> dict[str, object] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or type(found.get("time")) not in (int, float):
+        return None
+    return found if abs(found["time"]) < _NEVER else None
+
+
+def _time(event: Mapping[str, object]) -> float:
+    time = event["time"]
+    assert isinstance(time, (int, float))
+    return float(time)

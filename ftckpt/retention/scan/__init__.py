@@ -1,0 +1,1 @@
+"""What a root holds, entry by entry, as a retention plan needs it."""

@@ -1,0 +1,232 @@
+"""What one name of a root is, told by names and times alone as far as they go."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.dropped import Tomb
+from ftckpt.discovery.listing import listing_of_directory, listing_of_file
+from ftckpt.discovery.lone_manifests import alone, alone_of
+from ftckpt.discovery.recognise import Listing, recognise
+from ftckpt.discovery.resolve import open_child, recognise_at
+from ftckpt.discovery.roots import Candidate, Child, Part, Root
+from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
+from ftckpt.manifest import NAME, SUFFIX, TRANSFER
+from ftckpt.retention.policy import GRACE
+from ftckpt.retention.policy.metrics import metric_of
+from ftckpt.retention.policy.times import time_of_files, time_of_listing
+from ftckpt.storage import is_leftover
+from ftckpt.storage.listed import ListedStore
+from ftckpt.storage.store import Entry, EntryKind
+
+from .contents import list_entry, sum_up
+from .entries import Contents, EntryClass, Looked, RootEntry
+from .entry import Found, Reading
+
+# Names that give a checkpoint a part to play; a trainer loads them by these names.
+_NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
+
+
+def classify(root: Root, candidate: Candidate, how: Reading) -> Found:
+    """Return what a candidate is.
+
+    Args:
+        root: of its run.
+        candidate: its name.
+        how: see `Reading`.
+
+    Raises:
+        NotFoundError: it is gone.
+        UnavailableError, DeniedError: it cannot be listed or read.
+    """
+    return _Candidate(root, candidate, how).classify()
+
+
+def judged_by(found: Found, how: Reading) -> Found:
+    """Return an entry with what a policy asks of a committed one: its metric and its bases.
+
+    Raises:
+        UnsupportedError: it is a delta of another version: what it depends on cannot be known.
+        UnavailableError, DeniedError: it cannot be read.
+    """
+    if found.entry.entry_class is not EntryClass.COMMITTED or found.child is None:
+        return found
+    metric = how.metric
+    value = metric and metric_of(found.root, found.place, metric.name, found.entry.step)
+    try:
+        return found.now(metric=value, bases=_bases(found.root, found.child, how))
+    except CorruptError as error:  # nobody can read it without
+        return found.now(entry_class=EntryClass.CORRUPT, why=error.message)
+
+
+def _bases(root: Root, child: Child, how: Reading) -> tuple[str, ...]:
+    """Return what it depends on; a bit that flipped on the way is right the second time."""
+    try:
+        return tuple(how.bases(root, child))
+    except CorruptError:
+        return tuple(how.bases(root, child))
+
+
+class _Candidate:
+    """One candidate, being told what it is."""
+
+    def __init__(self, root: Root, candidate: Candidate, how: Reading) -> None:
+        self.root = root
+        self.candidate = candidate
+        self.place = candidate.entry
+        self.how = how
+        self.files: list[Entry] | None = None
+        self.contents: Contents | None = None
+        self.looked = Looked.NAMES
+
+    def classify(self) -> Found:
+        """Return the entry (see `classify`)."""
+        if self.place.link is not None:
+            return self._found(EntryClass.FOREIGN, f"a link to {self.place.link}: never followed")
+        local = self.root.store.traits.local and self.place.kind is EntryKind.DIRECTORY
+        if not local or self.candidate.staging:
+            self._list()
+        tomb = self.root.tombs.get(self.candidate.path)
+        if tomb is not None and self.files is not None and tomb.holds(self.files):
+            return self._dropped(tomb)
+        if self.candidate.staging:
+            return self._unfinished("its name says that it is not finished", None)
+        listing = self._listing()
+        child = self._recognise(listing)
+        if child is None:
+            return self._of_no_format()
+        odd = next((p for p in child.parts if not p.recognition.supported), None)
+        if odd is not None:
+            return self._found(EntryClass.FOREIGN, odd.recognition.reason, child)
+        if any(part.recognition.shares for part in child.parts):
+            why = "its files share a directory with other steps: gc drops whole directories"
+            return self._found(EntryClass.FOREIGN, why, child)
+        torn = [p for p in child.parts if p.recognition.commit is CommitState.UNCOMMITTED]
+        if torn:
+            return self._torn(child, torn[0].recognition.reason, listing)
+        if NAME not in listing.files and _in_transfer(listing):
+            return self._unfinished("a transfer to it is under way, or was killed", child)
+        return self._committed(child, listing)
+
+    def _of_no_format(self) -> Found:
+        """What no format knows; a manifest alone in an object store is what a killed seal left."""
+        lone = ""
+        if self.place.kind is EntryKind.DIRECTORY:
+            if self.files is None:
+                lone = alone(self.root.store, self.place.path)
+            else:
+                lone = alone_of(self.root.store, self.files)
+        if lone and not self.root.store.traits.local:
+            return self._unfinished(lone, None)
+        return self._found(EntryClass.FOREIGN, lone or "no format knows it")
+
+    def _committed(self, child: Child, listing: Listing) -> Found:
+        """A finished save, as its names say; its headers only for a step that they do not say."""
+        step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
+        why = child.parts[0].recognition.reason
+        if step is None:
+            self.looked = Looked.HEADERS
+            try:
+                step = open_child(self.root, child)[0].step
+            except (CorruptError, UnsafeError) as error:
+                return self._found(EntryClass.CORRUPT, error.message, child)
+            except IncompleteError as error:
+                return self._unfinished(error.message, child)
+            except UnsupportedError as error:
+                return self._found(EntryClass.FOREIGN, error.message, child)
+        found = self._found(EntryClass.COMMITTED, why, child)
+        time = time_of_listing(listing) if self.files is None else self._time()
+        sealed = self.candidate.path + SUFFIX in self.root.foreign or NAME in listing.files
+        seen = len(listing.at_hand.files)
+        left = tuple(sorted(filter(is_leftover, listing.at_hand.files)))
+        found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen, left=left)
+        return judged_by(found.now(step=step, time=time, named=named), self.how)
+
+    def _torn(self, child: Child, reason: str, listing: Listing) -> Found:
+        """A save without its commit marker: not finished, unless it is known to have been."""
+        if NAME in listing.files:
+            why = f"it was sealed, and now it {reason}"
+            return self._found(EntryClass.CORRUPT, why, child)
+        try:
+            # That a listing does not show a marker is no proof: opening asks for it.
+            self.looked = Looked.HEADERS
+            open_child(self.root, child)
+        except (CorruptError, UnsafeError) as error:
+            return self._found(EntryClass.CORRUPT, error.message, child)
+        except (IncompleteError, UnsupportedError):
+            return self._unfinished(f"it {reason}", child)
+        return self._committed(child, listing).now(commit=CommitState.COMMITTED)
+
+    def _unfinished(self, why: str, child: Child | None) -> Found:
+        self._list()
+        time = self.contents.newest if self.contents is not None else None
+        silent = time is not None and self.how.now - time >= GRACE
+        kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
+        return self._found(kind, why, child).now(time=time)
+
+    def _found(self, kind: EntryClass, why: str, child: Child | None = None) -> Found:
+        entry = RootEntry(
+            name=self.place.path,
+            group=self.root.base,
+            entry_class=kind,
+            step=self.candidate.step,
+            time=self.place.mtime,
+            format=child.parts[0].format.name if child else "",
+            why=why,
+            commit=_commit_of(child),
+            looked=self.looked,
+            contents=self.contents,
+        )
+        return Found(entry, self.root, self.place, child)
+
+    def _dropped(self, tomb: Tomb) -> Found:
+        """What was dropped where it stands: it goes by the name of its tombstone."""
+        found = self._found(EntryClass.TRASH, "dropped before").now(name=tomb.path)
+        return replace(found, place=Entry(tomb.path, 0, tomb.written))
+
+    def _list(self) -> None:
+        if self.files is None:
+            self.files = list_entry(self.root.store, self.place)
+            self.contents = sum_up(self.files)
+
+    def _time(self) -> float | None:
+        assert self.files is not None
+        if self.place.kind is EntryKind.FILE:
+            return self.files[0].mtime
+        return time_of_files(self.files, self.place.path)
+
+    def _listing(self) -> Listing:
+        if self.place.kind is EntryKind.FILE:
+            return listing_of_file(self.root.store, self.place)
+        return listing_of_directory(self._seen().store, self.place.path)
+
+    def _seen(self) -> Root:
+        """The root as the listing that was made shows it."""
+        if self.files is None or self.place.kind is EntryKind.FILE:
+            return self.root
+        store = ListedStore(self.root.store, self.files)
+
+        def ask(entry: Entry) -> Part | None:
+            return recognise_at(store, entry, self.how.formats)
+
+        return replace(self.root, store=store, ask=ask)
+
+    def _recognise(self, listing: Listing) -> Child | None:
+        known = recognise(self.how.formats, listing)
+        if known is not None:
+            return Child(self.candidate, (Part(self.place, *known),))
+        return self._seen().recognise(self.candidate)  # perhaps one checkpoint a model
+
+
+def _commit_of(child: Child | None) -> CommitState | None:
+    """The commit state of a checkpoint: of several parts the least that is said."""
+    states = {part.recognition.commit for part in child.parts} if child else set()
+    order = (CommitState.UNCOMMITTED, CommitState.NO_MARKER, CommitState.COMMITTED)
+    return next((state for state in order if state in states), None)
+
+
+def _in_transfer(listing: Listing) -> bool:
+    own, _, name = TRANSFER.partition("/")
+    return own in listing.directories and name in listing.inside(own).files

@@ -1,0 +1,59 @@
+"""Which file commits a checkpoint: without it, its format does not take the rest for finished.
+
+Found by asking the format about a listing that lacks one name, so that no list of names has to be
+kept beside its own. A marker is a small file, and among those that were written last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.resolve import recognise_at
+from ftckpt.discovery.roots import Part
+from ftckpt.errors import NotFoundError
+from ftckpt.storage.listed import ListedStore
+from ftckpt.storage.store import Entry, EntryKind, Store
+
+# The metadata of a checkpoint of a hundred thousand tensors.
+LARGEST = 64 << 20
+# So many of the files that were written last are asked about.
+_TRIES = 32
+# The marker of a checkpoint that lies beside a trainer's other files is one level deeper.
+_DEPTH = 2
+
+
+def marker_of(store: Store, part: Part, files: Sequence[Entry]) -> Entry | None:
+    """Return the file that commits a checkpoint; None where no small file alone does.
+
+    Args:
+        store: where it lies.
+        part: the checkpoint, as its format recognises it.
+        files: at least all of its own, as listed.
+
+    Raises:
+        UnavailableError, DeniedError: a header could not be read.
+    """
+    if (
+        part.entry.kind is not EntryKind.DIRECTORY
+        or part.recognition.commit is not CommitState.COMMITTED
+    ):
+        return None
+    inside = [file for file in files if file.path.startswith(part.entry.path + "/")]
+    return next((f for f in _likely(part, inside) if _commits(store, part, f, inside)), None)
+
+
+def _likely(part: Part, inside: Sequence[Entry]) -> list[Entry]:
+    """Return the small files near the top, the one that was written last first."""
+    skip = len(part.entry.path) + 1
+    near = [f for f in inside if f.size <= LARGEST and f.path[skip:].count("/") < _DEPTH]
+    return sorted(near, key=lambda f: (-(f.mtime or 0.0), f.size, f.path))[:_TRIES]
+
+
+def _commits(store: Store, part: Part, file: Entry, inside: Sequence[Entry]) -> bool:
+    rest = ListedStore(store, [other for other in inside if other.path != file.path])
+    try:
+        left = recognise_at(rest, part.entry, [part.format])
+    except NotFoundError:  # nothing else lies there
+        return True
+    return left is None or left.recognition.commit is CommitState.UNCOMMITTED

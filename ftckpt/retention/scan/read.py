@@ -1,0 +1,127 @@
+"""Read a root as entries: what each name is, by names and times alone.
+
+Headers are opened only where a name does not say its step, or where a save looks abandoned:
+`checking` opens what a plan keeps. A local directory is listed by its names once; on an object
+store, where one listing shows everything, it is walked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ftckpt.discovery.lone_manifests import alone_of
+from ftckpt.discovery.roots import Candidate, Root, concurrently, join, step_in_name
+from ftckpt.errors import NotFoundError
+from ftckpt.manifest import FOLDER, SUFFIX, is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.retention.policy import GRACE
+from ftckpt.retention.records import own_folder
+from ftckpt.retention.trash import BESIDE, parse_trash_name
+from ftckpt.retention.trash import FOLDER as TRASH
+from ftckpt.storage import is_leftover
+from ftckpt.storage.store import Entry
+
+from .classify import classify
+from .contents import sum_up
+from .entries import EntryClass, RootEntry
+from .entry import Found, Reading
+from .evidence import Evidence
+from .leftovers import WHY as LEFT
+
+
+def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[Found]:
+    """Return everything that lies in one root, with what holds it there.
+
+    Raises:
+        UnavailableError, DeniedError: something could not be listed; nothing is concluded then.
+        UnsafeError: the root's `.ftckpt` is a link.
+    """
+    evidence = Evidence.of(root, how.now)
+    counter.start("reading", len(root.candidates), "entries")
+
+    def one(candidate: Candidate) -> Found | None:
+        try:
+            found = classify(root, candidate, how)
+        except NotFoundError:
+            found = None  # gone since it was listed: it cannot be dropped, and nothing counts on it
+        counter.add(1)
+        return None if found is None else evidence.added_to(found)
+
+    listed = [f for f in concurrently(root.store, one, root.candidates) if f is not None]
+    # What was dropped and still stands where it did (`classify`) is of the trash.
+    dropped = {f.entry.name: f for f in listed if f.entry.entry_class is EntryClass.TRASH}
+    standing = [f for f in listed if f.entry.name not in dropped]
+    trash = (
+        f.now(contents=dropped[f.entry.name].entry.contents) if f.entry.name in dropped else f
+        for f in _trash(root)
+    )
+    return [*standing, *_foreign(root), *_alone(root, how, evidence), *trash]
+
+
+def _foreign(root: Root) -> Iterator[Found]:
+    for name in root.foreign:
+        if not is_own(name) and not name.startswith(BESIDE):
+            place = Entry(join(root.base, name), 0)
+            why = LEFT if is_leftover(name) else "its name is no checkpoint's"
+            entry = RootEntry(place.path, root.base, EntryClass.FOREIGN, why=why)
+            yield Found(entry, root, place)
+
+
+def _alone(root: Root, how: Reading, evidence: Evidence) -> Iterator[Found]:
+    """Manifests of files that are gone, in an object store: a seal that was killed left them.
+
+    What such a manifest described is dropped and reclaimed, or was removed by hand; the manifest
+    is dropped as a save is that was given up.
+    """
+    if root.store.traits.local:
+        return
+    there = {candidate.path for candidate in root.candidates} | set(root.foreign)
+    for name in root.foreign:
+        described = name.removesuffix(SUFFIX)
+        # What has a tombstone is in the trash already, and told of there.
+        if described in (name, "") or described in there or name in root.tombs:
+            continue
+        if f".{described}.ftckpt-staging" in there:  # a conversion to one object shows it second
+            continue
+        with suppress(NotFoundError):
+            place = root.store.stat(join(root.base, name))
+            why = alone_of(root.store, [place])
+            if not why:
+                continue
+            entry = RootEntry(
+                name=place.path,
+                group=root.base,
+                entry_class=_age_class(place, how.now),
+                step=step_in_name(described),
+                time=place.mtime,
+                why=why,
+                contents=sum_up([place]),
+            )
+            yield evidence.added_to(Found(entry, root, place))
+
+
+def _age_class(place: Entry, now: float) -> EntryClass:
+    silent = place.mtime is not None and now - place.mtime >= GRACE
+    return EntryClass.ABANDONED if silent else EntryClass.STAGING
+
+
+def _trash(root: Root) -> Iterator[Found]:
+    below = [Entry(join(root.base, n), 0) for n in root.foreign if n.startswith(BESIDE)]
+    if FOLDER in root.foreign:
+        with suppress(NotFoundError):
+            below += root.store.children(f"{own_folder(root)}/{TRASH}")
+    paths = {place.path for place in below}
+    for place in below:
+        if place.path.removesuffix(SUFFIX) in paths - {place.path}:
+            continue  # the manifest of another one
+        was = parse_trash_name(place.path.rpartition("/")[2])
+        entry = RootEntry(
+            name=place.path,
+            group=root.base,
+            entry_class=EntryClass.TRASH,
+            step=was and step_in_name(was[0]),
+            time=was[1] if was else place.mtime,
+            why=f"dropped before; it was {was[0]}" if was else "dropped before",
+        )
+        yield Found(entry, root, place)

@@ -1,0 +1,132 @@
+"""Whether a plan is still right: the root is read again, and what has changed since is said."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ftckpt.discovery.recognise import Format
+from ftckpt.discovery.resolve import Place
+from ftckpt.errors import RefusedError
+from ftckpt.progress import NULL, Counter
+from ftckpt.retention.apply.check import surveyed
+from ftckpt.retention.apply.prepare import Prepared, prepare
+from ftckpt.retention.policy.floors import broken_floors
+from ftckpt.retention.policy.plan import Decision, Plan
+from ftckpt.retention.policy.protections import reckon
+from ftckpt.retention.records import log
+
+from .entries import RootEntry
+from .entry import Bases, Found, recorded_bases
+
+
+class Current(NamedTuple):
+    """What of a plan is to be done now.
+
+    Attributes:
+        going: what is to go.
+        absent: names of what has gone, or is being removed by somebody else.
+        found: everything that was found, by name.
+    """
+
+    going: list[Decision]
+    absent: list[str]
+    found: dict[str, Found]
+
+
+def still_right(
+    plan: Plan,
+    place: Place,
+    formats: Sequence[Format],
+    now: float,
+    held: Container[str],
+    *,
+    bases: Bases = recorded_bases,
+    counter: Counter = NULL,
+) -> Current:
+    """Read everything again and say what is to go, if it may still go and is as the plan saw it.
+
+    Args:
+        plan: to be carried out.
+        place: what it was made for.
+        formats: in asking order.
+        now: seconds since the epoch.
+        held: groups of the runs that are held.
+        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
+            records. `no_bases` lets the bases of kept deltas go.
+        counter: is told of the work.
+
+    Raises:
+        RefusedError: something has changed, would stay by now, or a floor would break.
+        NotFoundError: the place holds no checkpoint.
+        UnavailableError, DeniedError: something could not be read; nothing is concluded then.
+    """
+    if not plan.drop:
+        return Current([], [], {})
+    # What frees enough is for the plan to say; whether a thing may go is for the rules alone.
+    policy = replace(plan.policy, reclaim=None)
+    fresh = prepare(place, formats, policy, now, bases=bases, known=plan, counter=counter)
+    if place.url != plan.url and not any(d.entry.name in fresh.found for d in plan.decisions):
+        raise RefusedError(
+            f"nothing of the plan is at {place.url}", hint=f"it was made for {plan.url}"
+        )
+    going, absent = [], []
+    for decision in plan.drop:
+        found = fresh.found.get(decision.entry.name)
+        if found is not None and found.entry.entry_class is not decision.entry.entry_class:
+            found = surveyed(found)
+        # What lies in a run that is not held was not there when the runs were read.
+        if found is None or found.entry.group not in held or is_leaving(decision, found.entry):
+            absent.append(decision.entry.name)
+        else:
+            going.append(decision)
+    stale = list(_stale(going, fresh))
+    if stale:
+        more = f" (and {len(stale) - 1} more)" if len(stale) > 1 else ""
+        raise RefusedError(
+            f"the plan is stale: {stale[0]}{more}; nothing was touched", hint="make a new plan"
+        )
+    _require_floors(plan, going, fresh)
+    return Current(going, absent, dict(fresh.found))
+
+
+def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
+    """Yield in words what is not as the plan saw it."""
+    decided = {d.entry.name: d for d in fresh.plan.decisions}
+    leaving = {d.entry.name for d in going}
+    for decision in going:
+        name = decision.entry.name
+        if decided[name].keep:
+            yield f"{name} stays now ({decided[name].reasons[0]})"
+        elif not is_same(decision, decided[name].entry):
+            yield f"{name} has changed"
+    for name, found in fresh.found.items():
+        below = [base for base in found.entry.bases if base in leaving]
+        if below and name not in leaving:
+            yield f"{name} is a delta based on {below[0]}"
+
+
+def is_same(decision: Decision, entry: RootEntry) -> bool:
+    """Say whether an entry is, file by file, the one that was judged."""
+    then, now = decision.entry.contents, entry.contents
+    return then is not None and now is not None and then.fingerprint == now.fingerprint
+
+
+def is_leaving(decision: Decision, entry: RootEntry) -> bool:
+    """Say whether somebody else removes an entry at this moment: a trainer that rotates."""
+    then, now = decision.entry.contents, entry.contents
+    return then is not None and now is not None and now.files < then.files
+
+
+def _require_floors(plan: Plan, going: Sequence[Decision], fresh: Prepared) -> None:
+    groups: dict[str, list[RootEntry]] = defaultdict(list)
+    for found in fresh.found.values():
+        groups[found.entry.group].append(found.entry)
+    runs = {group: reckon(members, fresh.plan.now) for group, members in groups.items()}
+    times = {group: log.last_applied(root) for group, root in fresh.roots.items()}
+    last_run = {group: time for group, time in times.items() if time is not None}
+    dropped = [fresh.found[d.entry.name].entry for d in going]
+    broken = tuple(broken_floors(plan.policy, runs, dropped, last_run))
+    replace(plan, broken=broken).require()

@@ -1,0 +1,90 @@
+"""Uploads that nobody has finished: no listing of objects shows them, and they are paid for.
+
+Whose they are is not said with them. One is ours where a transfer of ftckpt that was killed has
+left its marker, and says there that it writes this very key. Those are aborted once they are old;
+others may be somebody's who comes back, and are only reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import CorruptError, DeniedError, FtckptError, NotFoundError, UnsupportedError
+from ftckpt.findings import counted
+from ftckpt.manifest import TRANSFER
+from ftckpt.retention.policy import GRACE
+from ftckpt.storage.store import Store, Unfinished
+
+
+def old_uploads(root: Root, now: float) -> list[Unfinished]:
+    """Return the uploads in a root that were begun a day ago and never finished, sorted.
+
+    Raises:
+        UnsupportedError: the service cannot list them.
+        DeniedError, UnavailableError: they could not be listed.
+    """
+    return [u for u in root.store.unfinished(root.base) if now - u.started >= GRACE]
+
+
+def own_uploads(store: Store, uploads: Sequence[Unfinished]) -> list[Unfinished]:
+    """Return those of some uploads that a transfer of ftckpt has begun.
+
+    Raises:
+        DeniedError, UnavailableError: a marker could not be read.
+    """
+    markers: dict[str, frozenset[str]] = {}
+    found = []
+    for upload in uploads:
+        for place in _above(upload.path):
+            if place not in markers:
+                markers[place] = _announced(store, place)
+            if upload.path[len(place) + 1 :] in markers[place]:
+                found.append(upload)
+                break
+    return found
+
+
+def upload_notes(root: Root, now: float) -> Iterator[str]:
+    """Yield what somebody who pays for a root should know about its uploads."""
+    try:
+        old = old_uploads(root, now)
+        own = own_uploads(root.store, old)
+    except (DeniedError, UnsupportedError):
+        return  # a plan does not depend on them
+    if old:
+        whose = f"; {len(own)} of ftckpt's own, which gc purge aborts" if own else ""
+        yield (
+            f"{root.url} holds {counted(len(old), 'upload')} that nobody has finished for a day, "
+            f"and that {'is' if len(old) == 1 else 'are'} paid for{whose} (the first: "
+            f"{root.store.describe(old[0].path)})"
+        )
+
+
+def abort_own(root: Root, now: float) -> Iterator[str]:
+    """Abort what transfers of ftckpt have begun a day ago and left; yield what was done.
+
+    A transfer that is run again writes such a file anew, from its beginning.
+    """
+    try:
+        own = own_uploads(root.store, old_uploads(root, now))
+    except FtckptError:
+        return  # they are reported with the next plan again
+    for upload, error in zip(own, root.store.abort(own), strict=True):
+        url = root.store.describe(upload.path)
+        yield f"an upload to {url} {'was aborted' if error is None else f'stays: {error}'}"
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _announced(store: Store, place: str) -> frozenset[str]:
+    from ftckpt.transfer.write.journal import read_announced
+
+    path = f"{place}/{TRANSFER}"
+    try:
+        return read_announced(store.read(path, 0, store.stat(path).size))
+    except (NotFoundError, CorruptError, ValueError):
+        return frozenset()

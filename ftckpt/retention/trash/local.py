@@ -1,0 +1,296 @@
+"""The trash of a local root: one rename into `.ftckpt/trash/`, and one back.
+
+Everything is done by open directories below the root, and none of them is ever a link. A rename
+needs no free space but for the name. Where not even the directory of the trash can be made, or it
+lies on another filesystem, the entry gets a hidden name beside where it was.
+
+The manifest of a checkpoint that is one file goes with it: after it, and comes back before it. A
+kill in between leaves the manifest alone, and who locks the root next puts it right.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from ftckpt.discovery.roots import Root, join
+from ftckpt.errors import ExistsError, FtckptError, NotFoundError, RefusedError, UnsafeError
+from ftckpt.manifest import FOLDER as OWN
+from ftckpt.manifest import SUFFIX
+from ftckpt.retention.locks.local import locked
+from ftckpt.retention.policy.plan import Decision
+from ftckpt.retention.records import own_folder
+from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.trash import BESIDE, FOLDER, Erased, Trashed, parse_trash_name, trash_name
+from ftckpt.storage.local.atomic import sync_open_directory
+from ftckpt.storage.local.folders import is_file, opened, status
+from ftckpt.storage.local.oserror import translate, twice
+from ftckpt.storage.local.removal import Removal
+from ftckpt.storage.local.renaming import rename_new
+from ftckpt.storage.store import EntryKind
+
+from .room import is_full, is_marked, mark, taken_apart
+
+_NOT_WHOLE = "{} is being reclaimed: it is not whole any more"
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_TRASH = _NO_SPACE | {errno.EMLINK, errno.EXDEV}
+
+
+class LocalTrash:
+    """The trash of one local root (see `trash.Trash`)."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._here = -1
+
+    @contextmanager
+    def lock(self, actor: str, now: float) -> Iterator[None]:
+        """Lock the root, and put right what a killed run left."""
+        with ExitStack() as held:
+            with self._translated("lock", ""):
+                self._here = held.enter_context(_root_folder(self._root))
+                held.enter_context(locked(self._here, self._root.url, actor))
+                self._settle()
+            yield
+            with self._translated("flush", ""):
+                self._flush()
+
+    def discard(
+        self,
+        found: Found,
+        decision: Decision,
+        *,
+        actor: str,
+        now: float,
+        final: bool = False,
+    ) -> Trashed:
+        """Rename an entry into the trash."""
+        base = self._root.base
+        name = found.place.path[len(base) + 1 if base else 0 :]
+        with self._translated("drop", name):
+            self._require_itself(name, found.place.kind)
+            try:
+                return self._moved(name, now)
+            except OSError as error:
+                if error.errno == errno.EBUSY:
+                    raise RefusedError(
+                        f"{self._url(name)} stays: another filesystem is mounted there",
+                        hint="unmount it, or pin it",
+                    ) from error
+                # It cannot be undone, so where that was not meant a word of the system alone, as of
+                # a quota, is not enough.
+                if error.errno not in _NO_SPACE or not (final or is_full(self._here)):
+                    raise
+                return self._forced(found, name, now, error)
+
+    def listed(self) -> list[Trashed]:
+        """Return what lies in the trash, the earliest first."""
+        store, base = self._root.store, self._root.base
+        folder = f"{own_folder(self._root)}/{FOLDER}"
+        paths = [join(base, name) for name in store.names(base) if name.startswith(BESIDE)]
+        with suppress(NotFoundError):
+            if store.stat(folder).link is not None:
+                raise UnsafeError(
+                    f"{store.describe(folder)} is a link: it was not made by ftckpt",
+                    kind="special-file",
+                    file=f"{OWN}/{FOLDER}",
+                )
+            paths += [f"{folder}/{name}" for name in store.names(folder)]
+        found = [t for path in paths if (t := self._parsed(path)) is not None]
+        data = {(t.name + SUFFIX, t.time) for t in found}
+        things = (t for t in found if (t.name, t.time) not in data)
+        return sorted(things, key=lambda t: (t.time, t.name))
+
+    def restore(self, trashed: Trashed) -> None:
+        """Rename a thing back onto its old name, which must be free."""
+        if trashed.erasing:
+            raise RefusedError(_NOT_WHOLE.format(trashed.name))
+        here, there, back = self._here, _last(trashed.path), trashed.name
+        with self._translated("restore", back), self._folder_of(trashed) as folder:
+            if is_marked(there, folder):
+                raise RefusedError(_NOT_WHOLE.format(back))
+            if status(back, here) is not None:
+                raise ExistsError(f"{self._url(back)} exists already")
+            sealed = is_file(there + SUFFIX, folder)
+            if sealed:
+                rename_new(there + SUFFIX, back + SUFFIX, source_dir=folder, target_dir=here)
+            try:
+                rename_new(there, back, source_dir=folder, target_dir=here)
+            except OSError:
+                if sealed:  # what stands there now is not what it was made for
+                    rename_new(back + SUFFIX, there + SUFFIX, source_dir=here, target_dir=folder)
+                raise
+
+    def erase(self, trashed: Trashed) -> Erased:
+        """Rename a thing so that it cannot be had back, and remove it file by file."""
+        there = _last(trashed.path)
+        prefix = there[: len(there) - len(trashed.id)]
+        with self._translated("reclaim", trashed.name), self._folder_of(trashed) as folder:
+            if trashed.erasing:
+                doomed = there
+            else:
+                doomed = self._condemned(there, prefix, trashed, folder)
+            removal = Removal()
+            # The manifest first: alone it would be taken for an entry of its own.
+            manifest = prefix + trashed.id + SUFFIX
+            removal.remove(manifest, folder, self._url(trashed.name + SUFFIX))
+            removal.remove(doomed, folder, self._url(trashed.name))
+        return Erased(removal.freed, removal.failed)
+
+    def _require_itself(self, name: str, kind: EntryKind) -> None:
+        """Refuse what has been put in the place of an entry since it was listed."""
+        found = twice(lambda: os.stat(name, dir_fd=self._here, follow_symlinks=False))
+        right = stat.S_ISDIR if kind is EntryKind.DIRECTORY else stat.S_ISREG
+        if not right(found.st_mode):
+            raise UnsafeError(
+                f"{self._url(name)} is not the {kind} any more that it was: nothing is dropped",
+                kind="special-file",
+                file=name,
+            )
+
+    def _moved(self, name: str, now: float, *, erasing: bool = False) -> Trashed:
+        """Rename an entry into the trash, or to a hidden name beside it."""
+        base = self._root.base
+        try:
+            with self._trash_folder(make=True) as folder:
+                return self._renamed(
+                    name, now, folder, join(base, f"{OWN}/{FOLDER}/"), erasing=erasing
+                )
+        except OSError as error:
+            if error.errno not in _NO_TRASH:
+                raise
+            return self._renamed(name, now, self._here, join(base, BESIDE), erasing=erasing)
+
+    def _renamed(
+        self, name: str, now: float, folder: int, prefix: str, *, erasing: bool
+    ) -> Trashed:
+        """Rename an entry, and then its manifest, to a free name in the trash."""
+        beside = _last(prefix)
+        while status(beside + trash_name(name, now, erasing=erasing), folder) is not None:
+            now += 1e-6
+        path = prefix + trash_name(name, now, erasing=erasing)
+        trashed = Trashed(name, now, self._root.base, path, erasing)
+        sealed = is_file(name, self._here)
+        rename_new(name, _last(path), source_dir=self._here, target_dir=folder)
+        if sealed:
+            self._move_manifest(trashed, folder)
+        return trashed
+
+    def _forced(self, found: Found, name: str, now: float, error: OSError) -> Trashed:
+        """Take an entry apart until there is room for the name of what is left."""
+        for _ in taken_apart(found, self._here):
+            try:
+                return self._moved(name, now, erasing=True)
+            except FileNotFoundError:  # it was one file
+                continue
+            except OSError as again:
+                if again.errno not in _NO_SPACE:
+                    raise
+        Removal().remove(name, self._here, name)  # directories alone
+        if status(name, self._here) is not None:
+            raise error
+        path = join(self._root.base, BESIDE + trash_name(name, now, erasing=True))
+        return Trashed(name, now, self._root.base, path, erasing=True)
+
+    def _condemned(self, there: str, prefix: str, trashed: Trashed, folder: int) -> str:
+        """Make it unmistakable that a thing cannot be had back; return its name then."""
+        doomed = prefix + trash_name(trashed.name, trashed.time, erasing=True)
+        try:
+            rename_new(there, doomed, source_dir=folder, target_dir=folder)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            mark(there, folder)
+            return there
+        _sync(self._here)
+        _sync(folder)
+        return doomed
+
+    def _move_manifest(self, trashed: Trashed, folder: int) -> None:
+        """Move the manifest after its file; the next process that locks the root tries again."""
+        with suppress(OSError):
+            rename_new(
+                trashed.name + SUFFIX,
+                _last(trashed.path) + SUFFIX,
+                source_dir=self._here,
+                target_dir=folder,
+            )
+
+    def _settle(self) -> None:
+        """Give each manifest that a killed run left alone to its file in the trash."""
+        names = set(twice(lambda: os.listdir(self._here)))
+        for trashed in reversed(self.listed()):
+            if trashed.erasing or trashed.name in names or trashed.name + SUFFIX not in names:
+                continue
+            with self._folder_of(trashed) as folder:
+                there = _last(trashed.path)
+                if is_file(there, folder) and status(there + SUFFIX, folder) is None:
+                    self._move_manifest(trashed, folder)
+                    names.discard(trashed.name + SUFFIX)
+
+    def _flush(self) -> None:
+        _sync(self._here)
+        with suppress(FileNotFoundError), self._trash_folder() as folder:
+            _sync(folder)
+
+    @contextmanager
+    def _trash_folder(self, *, make: bool = False) -> Iterator[int]:
+        with (
+            opened(OWN, self._here, make=make) as own,
+            opened(FOLDER, own, make=make) as folder,
+        ):
+            yield folder
+
+    @contextmanager
+    def _folder_of(self, trashed: Trashed) -> Iterator[int]:
+        if _last(trashed.path).startswith(BESIDE):
+            yield self._here
+        else:
+            with self._trash_folder() as folder:
+                yield folder
+
+    def _parsed(self, path: str) -> Trashed | None:
+        parsed = parse_trash_name(_last(path))
+        return parsed and Trashed(parsed[0], parsed[1], self._root.base, path, parsed[2])
+
+    def _url(self, name: str) -> str:
+        return self._root.store.describe(join(self._root.base, name))
+
+    @contextmanager
+    def _translated(self, doing: str, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FtckptError:
+            raise
+        except OSError as error:
+            raise translate(error, self._url(name), doing, name or None) from error
+
+
+@contextmanager
+def _root_folder(root: Root) -> Iterator[int]:
+    """Open a root's directory; below the place that the user named no link is followed."""
+    path = root.store.local_path() or "."
+    here = twice(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        for name in filter(None, root.base.split("/")):
+            with opened(name, here) as below:
+                os.dup2(below, here, inheritable=False)
+        yield here
+    finally:
+        os.close(here)
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _sync(folder: int) -> None:
+    """Flush a directory; a full disk may refuse that, and what was renamed is renamed."""
+    try:
+        twice(lambda: sync_open_directory(folder))
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise

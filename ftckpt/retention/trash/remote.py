@@ -1,0 +1,299 @@
+"""The trash of a root in an object store, where nothing can be renamed.
+
+    .ftckpt/trash/20261121T031500.123456Z~step-100      its tombstone: every key, and what it held
+    .ftckpt/trash/20261121T031500.123456Z!step-100      the same, once it is being reclaimed
+
+An entry is dropped by one put, of its tombstone: from then on ftckpt takes it for trash. Then what
+commits it is removed, so that nobody else takes it for a checkpoint either; the tombstone keeps the
+bytes. The data stay under their keys until they are reclaimed: those keys alone, each only as long
+as it holds what was listed, and the answer about each is looked at.
+
+A tombstone holds as long as nothing of the entry is younger. Where a trainer has saved there again,
+the entry is no trash any more, and nothing of it is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from ftckpt.discovery.dropped import TRASH, Tomb, is_record
+from ftckpt.discovery.roots import Root, join
+from ftckpt.errors import (
+    CorruptError,
+    ExistsError,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+    UnsafeError,
+)
+from ftckpt.retention.locks.remote import RemoteLock
+from ftckpt.retention.policy.plan import Decision
+from ftckpt.retention.scan.contents import fingerprint_of, list_entry
+from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.markers import marker_of
+from ftckpt.retention.trash import Erased, Trashed, parse_trash_name, trash_name
+from ftckpt.storage.store import Entry, EntryKind
+
+from .tombstone import MAX_BYTES, Tombstone
+
+# Keys that are deleted between two looks at the lock: one request.
+_BATCH = 1000
+
+
+class RemoteTrash:
+    """The trash of one root in an object store (see `trash.Trash`)."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._store = root.store
+        self._folder = join(root.base, TRASH)
+        self._lock: RemoteLock | None = None
+
+    @contextmanager
+    def lock(self, actor: str, now: float) -> Iterator[None]:
+        """Take the lease of the root, and give it back."""
+        lock = RemoteLock(self._root, actor)
+        lock.acquire()
+        self._lock = lock
+        try:
+            yield
+        finally:
+            self._lock = None
+            with suppress(FtckptError):  # it ends by itself
+                lock.release()
+
+    def discard(
+        self,
+        found: Found,
+        decision: Decision,
+        *,
+        actor: str,
+        now: float,
+        final: bool = False,
+    ) -> Trashed:
+        """Put the tombstone of an entry, then remove what commits it."""
+        files = list_entry(self._store, found.place)
+        self._require_as_seen(found, files)
+        parts = () if found.child is None else found.child.parts
+        markers = [m for part in parts if (m := marker_of(self._store, part, files)) is not None]
+        base = self._root.base
+        tombstone = Tombstone(
+            name=found.place.path[len(base) + 1 if base else 0 :],
+            directory=found.place.kind is EntryKind.DIRECTORY,
+            time=now,
+            actor=actor,
+            reasons=tuple(str(reason) for reason in decision.reasons),
+            files=tuple(files),
+            versions=tuple(self._store.history(files)),
+            markers={m.path: self._store.read(m.path, 0, m.size) for m in markers},
+        )
+        self._check()
+        trashed = self._put(tombstone)
+        try:
+            self._remove(markers)
+        except FtckptError:
+            with suppress(FtckptError):
+                self.restore(trashed)  # it still stands, then
+            raise
+        return trashed
+
+    def listed(self) -> list[Trashed]:
+        """Return what has a tombstone, the earliest first."""
+        try:
+            paths = [entry.path for entry in self._store.children(self._folder)]
+        except NotFoundError:
+            return []
+        found: dict[str, Trashed] = {}
+        for path in paths:
+            trashed = self._parsed(path)
+            # Of one that a killed run left twice, the one that says that it is being reclaimed.
+            if trashed is not None and (trashed.id not in found or trashed.erasing):
+                found[trashed.id] = trashed
+        return sorted(found.values(), key=lambda t: (t.time, t.name))
+
+    def restore(self, trashed: Trashed) -> None:
+        """Put back what commits an entry of which everything else is still there."""
+        if trashed.erasing:
+            raise RefusedError(f"{trashed.name} is being reclaimed: it is not whole any more")
+        tombstone = self._read(trashed)
+        standing = {file.path: file for file in self._standing(tombstone)}
+        for file in tombstone.files:
+            there = standing.get(file.path)
+            if there is None and file.path not in tombstone.markers:
+                raise RefusedError(f"{trashed.name} is not whole any more: {file.path} is gone")
+            if there is not None and not self._is_same(there, file, tombstone):
+                raise ExistsError(
+                    f"{self._store.describe(file.path)} holds something else by now: "
+                    f"{trashed.name} was saved again",
+                    file=file.path,
+                )
+        for path, data in tombstone.markers.items():
+            if path not in standing:
+                self._check()
+                self._store.create(path, data)
+        self._check()
+        self._delete(trashed.path)
+
+    def erase(self, trashed: Trashed) -> Erased:
+        """Say that an entry is being reclaimed, then delete what commits it, then all its keys."""
+        tombstone = self._read(trashed)
+        standing = self._standing(tombstone)
+        self._require_trash(trashed, tombstone, standing)
+        self._check()
+        trashed = self._marked(trashed, tombstone)
+        markers = [f for f in tombstone.files if f.path in tombstone.markers]
+        if any(f.path in tombstone.markers for f in standing):
+            self._remove(markers)
+        errors: dict[str, FtckptError] = {}
+        freed = 0
+        there = {file.path for file in standing}
+        late = self._late_records(tombstone, standing)
+        doomed = (*(tombstone.versions or tombstone.files), *(self._store.history(late) or late))
+        for first in range(0, len(doomed), _BATCH):
+            self._check()
+            batch = doomed[first : first + _BATCH]
+            for entry, error in zip(batch, self._store.erase(batch), strict=True):
+                if error is not None:
+                    errors[entry.path] = error
+                else:
+                    freed += entry.size if entry.path in there else 0
+        for file in self._standing(tombstone):
+            if file.path in there and file.path not in errors:
+                errors[file.path] = UnavailableError(
+                    f"{self._store.describe(file.path)} is said to be gone and is still listed"
+                )
+        if not errors:
+            self._check()
+            self._delete(trashed.path)
+            freed += sum(len(d) for path, d in tombstone.markers.items() if path not in there)
+        return Erased(freed, errors)
+
+    def _check(self) -> None:
+        """Ask, before a change, whether the lock is still ours."""
+        assert self._lock is not None, "what changes anything is called within the lock"
+        self._lock.check()
+
+    def _require_as_seen(self, found: Found, files: Sequence[Entry]) -> None:
+        seen = found.entry.contents
+        if seen is not None and fingerprint_of(files) != seen.fingerprint:
+            raise RefusedError(f"{found.entry.name} stays: it has changed since it was listed")
+        for file in files:
+            if file.kind is not EntryKind.FILE:
+                raise UnsafeError(
+                    f"{self._store.describe(file.path)} is no plain key: nothing is dropped",
+                    kind="unsafe-path",
+                    file=file.path,
+                )
+
+    def _delete(self, path: str) -> None:
+        error = self._store.delete([path])[path]
+        if error is not None:
+            raise error
+
+    def _put(self, tombstone: Tombstone) -> Trashed:
+        """Put a tombstone under a name that is free."""
+        time = tombstone.time
+        while True:
+            path = f"{self._folder}/{trash_name(tombstone.name, time)}"
+            try:
+                self._store.create(path, tombstone.dump())
+            except ExistsError:
+                time += 1e-6
+            else:
+                return Trashed(tombstone.name, time, self._root.base, path)
+
+    def _marked(self, trashed: Trashed, tombstone: Tombstone) -> Trashed:
+        """Say that a thing cannot be had back any more."""
+        name = trash_name(trashed.name, trashed.time, erasing=True)
+        marked = Trashed(
+            trashed.name, trashed.time, trashed.group, f"{self._folder}/{name}", erasing=True
+        )
+        if not trashed.erasing:
+            with suppress(ExistsError):  # by a run that was killed here
+                self._store.create(marked.path, tombstone.dump())
+        self._delete(f"{self._folder}/{trashed.id}")
+        return marked
+
+    def _remove(self, markers: Sequence[Entry]) -> None:
+        """Remove what commits an entry, and look whether it is gone.
+
+        Raises:
+            FtckptError: it is not.
+        """
+        if not markers:
+            return
+        self._check()
+        for marker, error in zip(markers, self._store.erase(markers), strict=True):
+            if error is not None:
+                raise error
+            with suppress(NotFoundError):
+                self._store.stat(marker.path)
+                raise UnavailableError(
+                    f"{self._store.describe(marker.path)} is said to be gone and is still there",
+                    file=marker.path,
+                )
+
+    def _require_trash(
+        self, trashed: Trashed, tombstone: Tombstone, standing: Sequence[Entry]
+    ) -> None:
+        """Refuse to reclaim an entry that is not, key by key, what was dropped.
+
+        Where it is whole, somebody has saved there again: its tombstone goes, and it stays. Where
+        what commits it is missing, the tombstone alone has that.
+        """
+        written = self._store.stat(trashed.path).mtime
+        other = [f.path for f in _unknown(tombstone, standing) if not is_record(f.path)]
+        if not other and written is not None and Tomb(trashed.path, written).holds(standing):
+            return
+        what = other[0] if other else trashed.name
+        message = f"{trashed.name} is not reclaimed: {what} was written after it was dropped"
+        if tombstone.markers.keys() <= {file.path for file in standing}:
+            self._check()
+            self._delete(trashed.path)
+            raise RefusedError(message, hint="it is no trash any more")
+        raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
+
+    def _late_records(self, tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
+        """Return the manifests that were written in the moment in which an entry was dropped."""
+        return [file for file in _unknown(tombstone, standing) if is_record(file.path)]
+
+    def _is_same(self, there: Entry, file: Entry, tombstone: Tombstone) -> bool:
+        """Say whether a key holds what it held; what was put back may have another ETag."""
+        marker = tombstone.markers.get(file.path)
+        if there.same_object(file) or marker is None or there.size != len(marker):
+            return there.same_object(file)
+        return self._store.read(file.path, 0, there.size) == marker
+
+    def _standing(self, tombstone: Tombstone) -> list[Entry]:
+        """List what an entry holds by now; nothing where all of it is gone."""
+        path = join(self._root.base, tombstone.name)
+        kind = EntryKind.DIRECTORY if tombstone.directory else EntryKind.FILE
+        try:
+            return list_entry(self._store, Entry(path, 0, kind=kind))
+        except NotFoundError:
+            return []
+
+    def _read(self, trashed: Trashed) -> Tombstone:
+        entry = self._store.stat(trashed.path)
+        if entry.kind is not EntryKind.FILE or entry.size > MAX_BYTES:
+            raise CorruptError(f"{self._store.describe(trashed.path)} is no tombstone")
+        tombstone = Tombstone.parse(
+            self._store.read(trashed.path, 0, entry.size), self._store.describe(trashed.path)
+        )
+        if tombstone.name != trashed.name:
+            raise CorruptError(
+                f"{self._store.describe(trashed.path)} is of {tombstone.name}: nothing is touched"
+            )
+        return tombstone
+
+    def _parsed(self, path: str) -> Trashed | None:
+        parsed = parse_trash_name(path[len(self._folder) + 1 :])
+        return parsed and Trashed(parsed[0], parsed[1], self._root.base, path, parsed[2])
+
+
+def _unknown(tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
+    """Return what stands there now and is not what the tombstone names."""
+    known = {file.path: file for file in tombstone.files}
+    return [f for f in standing if f.path not in known or not f.same_object(known[f.path])]

@@ -1,0 +1,80 @@
+"""Work where there is no room for a name: full filesystems that cannot even rename.
+
+XFS needs a block for a directory that grows by a name, and refuses the rename when it has none.
+Files can always be removed, and the bits of a mode be changed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from ftckpt.retention.scan.contents import list_entry
+from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.markers import marker_of
+from ftckpt.storage.local.folders import opened, status
+
+# No trainer makes a directory with this mode.
+_MARK = stat.S_ISVTX | stat.S_IRWXU
+
+
+# A filesystem with less is full, whatever small reserve it keeps for itself.
+_LITTLE = 1 << 20
+
+
+def is_full(folder: int) -> bool:
+    """Say whether the filesystem of an open directory has no room left, for bytes or for names."""
+    system = os.fstatvfs(folder)
+    no_names = system.f_files > 0 and system.f_favail == 0
+    return no_names or system.f_bavail * system.f_frsize < _LITTLE
+
+
+def taken_apart(found: Found, here: int) -> Iterator[None]:
+    """Remove an entry of a root file by file, and yield after each, when there may be room.
+
+    What commits it goes first, so that nobody takes the rest for a checkpoint.
+
+    Args:
+        found: the entry.
+        here: the root's open directory.
+
+    Raises:
+        FtckptError, OSError: it could not be listed, or a file not be removed.
+    """
+    store, base = found.root.store, found.root.base
+    files = list_entry(store, found.place)
+    parts = found.child.parts if found.child is not None else ()
+    markers = {marker_of(store, part, files) for part in parts}
+    for file in sorted(files, key=lambda file: (file not in markers, file.path)):
+        _unlink(file.path[len(base) + 1 if base else 0 :], here)
+        yield
+
+
+def _unlink(path: str, folder: int) -> None:
+    *above, name = path.split("/")
+    with ExitStack() as held:
+        for each in above:
+            folder = held.enter_context(opened(each, folder))
+        os.unlink(name, dir_fd=folder)
+
+
+def mark(name: str, folder: int) -> None:
+    """Show of a directory that it is being reclaimed, where it cannot be renamed.
+
+    A file needs no mark: it is there or not.
+    """
+    found = status(name, folder)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        with opened(name, folder) as marked:
+            os.fchmod(marked, _MARK)
+            os.fsync(marked)
+
+
+def is_marked(name: str, folder: int) -> bool:
+    """Say whether a name is a directory that is being reclaimed."""
+    found = status(name, folder)
+    return (
+        found is not None and stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _MARK
+    )

@@ -1,0 +1,106 @@
+"""The record of what was dropped in an object store: every key of it, and what it then held.
+
+It is written before anything is changed and is all that undoing and reclaiming go by: keys that it
+does not name are never touched. It ends in a digest of itself, because a flipped bit in a key would
+name somebody else's object.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ftckpt.errors import CorruptError
+from ftckpt.storage.store import Entry
+
+SCHEMA = "ftckpt.tombstone/1"
+# A hundred thousand keys with their versions, and a commit marker.
+MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """What was dropped.
+
+    Attributes:
+        name: of the entry, relative to the run's root.
+        directory: whether it is a prefix; else it is one key, and perhaps its manifest.
+        time: when, in seconds since the epoch, by the clock of the machine that did.
+        actor: who.
+        reasons: why, in words.
+        files: every key of it, as it was listed then; paths are the store's.
+        versions: where the store keeps them, every version of these keys.
+        markers: the keys that committed it, with their bytes; they are removed first, and put back
+            where it is had back.
+    """
+
+    name: str
+    directory: bool
+    time: float
+    actor: str
+    reasons: tuple[str, ...]
+    files: tuple[Entry, ...]
+    versions: tuple[Entry, ...]
+    markers: Mapping[str, bytes]
+
+    def dump(self) -> bytes:
+        """Return the bytes of the record."""
+        body = {
+            "schema": SCHEMA,
+            "name": self.name,
+            "directory": self.directory,
+            "time": self.time,
+            "actor": self.actor,
+            "reasons": list(self.reasons),
+            "files": [_row(file) for file in self.files],
+            "versions": [_row(version) for version in self.versions],
+            "markers": {k: base64.b64encode(v).decode() for k, v in self.markers.items()},
+        }
+        return json.dumps({**body, "digest": _digest(body)}).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes, path: str) -> Tombstone:
+        """Return the record of these bytes.
+
+        Raises:
+            CorruptError: it is none, or was changed; nothing may be done by it.
+        """
+        try:
+            body = json.loads(data)
+            digest = body.pop("digest")
+            if body["schema"] != SCHEMA or digest != _digest(body):
+                raise ValueError("it was changed since it was written")
+            return cls(
+                name=body["name"],
+                directory=body["directory"],
+                time=body["time"],
+                actor=body["actor"],
+                reasons=tuple(body["reasons"]),
+                files=tuple(_entry(row) for row in body["files"]),
+                versions=tuple(_entry(row) for row in body["versions"]),
+                markers={k: base64.b64decode(v) for k, v in body["markers"].items()},
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CorruptError(
+                f"{path} is damaged, so that nothing is done about what it names: {error}",
+                hint="remove it by hand to have the checkpoint listed again",
+                file=path,
+            ) from error
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _row(entry: Entry) -> list[object]:
+    return [entry.path, entry.size, entry.mtime, entry.etag, entry.version]
+
+
+def _entry(row: list[Any]) -> Entry:
+    path, size, mtime, etag, version = row
+    return Entry(path, size, mtime, etag=etag, version=version)

@@ -1,0 +1,190 @@
+"""How a root has been saved to, by listing alone: when, how large, how long a save took to write.
+
+Modification times are all that a listing tells. They are evidence only as long as nobody copied the
+checkpoints without them; where they cannot be what a trainer left, nothing is concluded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from ftckpt.discovery.roots import Child, Root, concurrently
+from ftckpt.errors import NotFoundError
+from ftckpt.manifest import is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import EntryKind
+
+# So many of the newest saves say how it goes now; older ones are not listed.
+NEWEST = 256
+
+# A step that took this much longer than the median one between the same two saves was not training.
+_GAP = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint of a root, as a listing shows it.
+
+    Attributes:
+        path: its path or URL.
+        step: by its name.
+        nbytes: sum of its files' sizes.
+        files: how many files; what ftckpt wrote beside them counts in neither.
+        began: modification time of its first file in seconds since the epoch; None where the store
+            keeps none.
+        finished: modification time of its last file.
+    """
+
+    path: str
+    step: int
+    nbytes: int
+    files: int
+    began: float | None
+    finished: float | None
+
+    @property
+    def write_s(self) -> float | None:
+        """Seconds from the first file to the last: at least what the save took; None of one."""
+        if self.began is None or self.finished is None or self.files < 2:
+            return None
+        return self.finished - self.began
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Two neighbouring saves with more time between them than their steps take.
+
+    Attributes:
+        after: step of the earlier one.
+        before: step of the later one.
+        extra_s: seconds beyond what the steps take.
+    """
+
+    after: int
+    before: int
+    extra_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """The saves of a root, and what follows from them; None where nothing does.
+
+    Attributes:
+        saves: by ascending step.
+        nbytes: of the newest.
+        every_steps: median of the steps between neighbours.
+        every_s: median of the seconds between neighbours.
+        step_s: median of the seconds a step, saving included.
+        write_s: median of the seconds from the first to the last file of a save.
+        span_s: seconds from the first save to the last.
+        gaps: where the job did not train; each may be an interruption.
+        reason: why times say nothing, where they do not.
+    """
+
+    saves: tuple[Save, ...]
+    nbytes: int
+    every_steps: float | None = None
+    every_s: float | None = None
+    step_s: float | None = None
+    write_s: float | None = None
+    span_s: float | None = None
+    gaps: tuple[Gap, ...] = ()
+    reason: str = ""
+
+
+def measure(root: Root, *, newest: int = NEWEST, counter: Counter = NULL) -> Cadence:
+    """List the newest checkpoints of a root and return how they were saved.
+
+    No file is opened. Names without a step and saves that are not finished are left out.
+
+    Raises:
+        NotFoundError: the root holds no finished checkpoint with a step in its name.
+        FtckptError: a listing failed; nothing is concluded from part of one.
+    """
+    children = [c for c in root.children() if c.candidate.step is not None][:newest]
+    counter.start("listing", len(children), "checkpoints")
+
+    def one(child: Child) -> Save | None:
+        found = _save(root, child)
+        counter.add(1)
+        return found
+
+    listed = concurrently(root.store, one, children)
+    return cadence([save for save in listed if save is not None], root.url)
+
+
+def cadence(saves: Sequence[Save], url: str) -> Cadence:
+    """Return what follows from the times and steps of saves.
+
+    Raises:
+        NotFoundError: there are none.
+    """
+    ordered = tuple(sorted(saves, key=lambda save: save.step))
+    if not ordered:
+        raise NotFoundError(f"{url} holds no finished checkpoint with a step in its name")
+    nbytes = ordered[-1].nbytes
+    if len(ordered) < 2:
+        return Cadence(ordered, nbytes, write_s=_write_s(ordered), reason="there is one save alone")
+    steps = [b.step - a.step for a, b in pairwise(ordered)]
+    every_steps = float(median(steps))
+    times = [save.finished for save in ordered]
+    known = [time for time in times if time is not None]
+    if len(known) < len(times) or any(b <= a for a, b in pairwise(known)) or 0 in steps:
+        reason = (
+            "the modification times do not rise with the steps: a restart went back, or they are "
+            "those of a copy"
+        )
+        return Cadence(ordered, nbytes, every_steps, reason=reason)
+    seconds = [b - a for a, b in pairwise(known)]
+    step_s = median(s / n for s, n in zip(seconds, steps, strict=True))
+    return Cadence(
+        ordered,
+        nbytes,
+        every_steps,
+        median(seconds),
+        step_s,
+        _write_s(ordered),
+        known[-1] - known[0],
+        tuple(_gaps(ordered, seconds, step_s)),
+    )
+
+
+def _save(root: Root, child: Child) -> Save | None:
+    """Return one save; None where it was removed meanwhile."""
+    entry, step = child.candidate.entry, child.candidate.step
+    assert step is not None
+    try:
+        if entry.kind is EntryKind.FILE:
+            source = Source.file(root.store, entry)
+        else:
+            source = Source.directory(root.store, entry.path)
+    except NotFoundError:
+        return None
+    files = [e for name, e in source.entries.items() if not is_own(name)]
+    times = [e.mtime for e in files if e.mtime is not None]
+    whole = bool(times) and len(times) == len(files)
+    return Save(
+        root.url_of(child.candidate),
+        step,
+        sum(e.size for e in files),
+        len(files),
+        min(times) if whole else None,
+        max(times) if whole else None,
+    )
+
+
+def _write_s(saves: Sequence[Save]) -> float | None:
+    known = [save.write_s for save in saves if save.write_s]
+    return median(known) if known else None
+
+
+def _gaps(saves: Sequence[Save], seconds: Sequence[float], step_s: float) -> Iterator[Gap]:
+    """Yield where more time passed than the steps take at the median pace."""
+    for (a, b), passed in zip(pairwise(saves), seconds, strict=True):
+        usual = (b.step - a.step) * step_s
+        if passed > _GAP * usual:
+            yield Gap(a.step, b.step, passed - usual)

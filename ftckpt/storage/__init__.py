@@ -1,0 +1,69 @@
+"""The stores: local files, memory, and everything that fsspec reaches."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import UsageError
+from ftckpt.storage.local.atomic import is_leftover
+
+from .options import StoreOptions
+from .remotes import named
+
+if TYPE_CHECKING:
+    from .store import Store
+
+__all__ = ["StoreOptions", "is_leftover", "open_store"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+_DEFAULTS = StoreOptions()
+
+
+def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
+    """Return the store for a path or URL; nothing is read yet.
+
+    Args:
+        url: a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL;
+            `S3://` is `s3://` (RFC 3986, 3.1). `cold:name` is a place on the remote `cold`, which
+            brings its own settings (`remotes`).
+        options: settings for object stores.
+
+    Raises:
+        UsageError: the URL names no place, chains filesystems, or names an unknown remote.
+        UnsupportedError: the package for this kind of URL is not installed.
+    """
+    found = named(url)
+    if found is None:
+        store = _opened(url, options)
+    else:
+        remote, rest = found
+        store = _opened(remote.place(rest), remote.options(options))
+        if not store.traits.local:
+            # The name says which service is meant; the URL alone may be another one's bucket.
+            store.url = f"{remote.name}:{rest.lstrip('/')}"
+    store.options = options
+    return store
+
+
+def _opened(url: str, options: StoreOptions) -> Store:
+    if not url:
+        raise UsageError("an empty path names no checkpoint")
+    match = _SCHEME.match(url)
+    scheme = match[1].lower() if match else ""
+    url = scheme + url[len(scheme) :]
+    if scheme in ("", "file", "local"):
+        from ftckpt.storage.local.store import LocalStore
+
+        if not scheme and re.match(r"[A-Za-z0-9+.-]+::[A-Za-z0-9+.-]*(://|$)", url):
+            raise UsageError(f"{url} chains filesystems; a cache in between cannot be trusted")
+        return LocalStore(url.removeprefix("local://") if scheme == "local" else url)
+    if scheme == "memory":
+        from .memory import MemoryStore
+
+        return MemoryStore(url)
+    from ftckpt.storage.fsspec.store import open_remote
+
+    return open_remote(url, scheme, options)

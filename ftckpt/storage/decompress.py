@@ -1,0 +1,163 @@
+"""Undo the stream transforms that a checkpoint format may put around a record.
+
+torch's distributed checkpoint names them in its metadata (`_StorageInfo.transform_descriptors`),
+as `stream.zstd` or `stream.zstd/1`; the only one that torch registers is zstd
+(torch/distributed/checkpoint/_extension.py). A few kilobytes of zstd can unfold to terabytes, so
+nothing here unfolds more than the caller says that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, cast
+
+from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.workers.buffers import chunks, size_for
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Extent
+    from ftckpt.workers.limits import RateLimit
+
+    from .source import Source
+    from .store import Reader
+
+ZSTD = "stream.zstd"
+
+# torch compresses with level 3, whose window is 2 MiB; the highest level needs 128 MiB.
+MAX_WINDOW = 128 << 20
+_STEP = 128 << 10  # compressed bytes handed over at once: bounds what one call can unfold
+
+
+def base_name(transform: str) -> str:
+    """Return a descriptor without its domain and version: `stream.zstd@x/1` is `stream.zstd`."""
+    return transform.partition("/")[0].partition("@")[0]
+
+
+def supported(transforms: Sequence[str]) -> bool:
+    """Say whether `undo` knows all of `transforms`."""
+    return all(
+        base_name(t) == ZSTD and t.partition("/")[2].split(".")[0] in ("", "1") for t in transforms
+    )
+
+
+def undo(
+    transforms: Sequence[str], stream: Iterable[bytes | memoryview], *, limit: int, file: str = ""
+) -> Iterator[bytes]:
+    """Yield the bytes of `stream` with `transforms` undone, the last applied first.
+
+    Args:
+        transforms: names as the metadata spells them, in the order in which they were applied.
+        stream: the stored bytes, in order.
+        limit: how many bytes are wanted; it ends after them, whatever follows.
+        file: for messages.
+
+    Raises:
+        UnsupportedError: a transform is not known.
+        CorruptError: the stream is damaged or ends early (`bad-transform`).
+    """
+    if not supported(transforms):
+        raise UnsupportedError(
+            f"{file or 'a record'} is stored behind {', '.join(transforms)}, which is not known",
+            file=file or None,
+        )
+    layers: Iterable[bytes | memoryview] = stream
+    for number in range(len(transforms)):
+        # Every layer but the last feeds another decompressor, and is bounded by what that takes.
+        layers = _unzstd(layers, limit if number == len(transforms) - 1 else None, file)
+    left = limit
+    for part in layers:
+        if left <= 0:
+            return
+        yield bytes(part[:left])
+        left -= len(part)
+
+
+def _unzstd(stream: Iterable[bytes | memoryview], limit: int | None, file: str) -> Iterator[bytes]:
+    import zstandard
+
+    given = 0
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    source = cast("IO[bytes]", _Steps(stream))
+    try:
+        with decompressor.stream_reader(source, read_size=_STEP, read_across_frames=True) as reader:
+            while limit is None or given < limit:
+                part = reader.read(1 << 20)
+                if not part:
+                    break
+                given += len(part)
+                yield part
+    except zstandard.ZstdError as error:
+        raise CorruptError(
+            f"{file or 'a record'} cannot be decompressed: {error}",
+            kind="bad-transform",
+            file=file or None,
+        ) from error
+
+
+class _Steps:
+    """A stream of buffers, read as the decompressor wants it."""
+
+    def __init__(self, stream: Iterable[bytes | memoryview]) -> None:
+        self._stream = iter(stream)
+        self._rest = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        while not self._rest:
+            part = next(self._stream, None)
+            if part is None:
+                return b""
+            self._rest = memoryview(part)
+        taken = bytes(self._rest[:size])
+        self._rest = self._rest[size:]
+        return taken
+
+
+def open_stream(
+    reader: Reader,
+    extent: Extent,
+    transforms: Sequence[str],
+    *,
+    limit: int,
+    size: int = 1 << 20,
+    limiter: RateLimit | None = None,
+) -> Iterator[bytes]:
+    """Yield up to `limit` bytes of the record at `extent`, transforms undone; see `undo`."""
+    stored = chunks(reader, extent.offset, extent.length, size=size, limiter=limiter)
+    try:
+        yield from undo(transforms, stored, limit=limit, file=extent.file)
+    except CorruptError as error:
+        if error.offset is None:
+            error.offset, error.length = extent.offset, extent.length
+        raise
+
+
+def read_undone(
+    source: Source, extent: Extent, transforms: Sequence[str], inner: tuple[int, int]
+) -> bytes:
+    """Return `inner` = (offset, length) of the undone stream at `extent`.
+
+    Raises:
+        UnsupportedError, CorruptError: see `undo`; also where the stream ends before the range.
+    """
+    offset, length = inner
+    result = bytearray()
+    position = 0
+    with source.open(extent.file) as reader:
+        size = size_for(source.store)
+        for part in open_stream(reader, extent, transforms, limit=offset + length, size=size):
+            result += part[max(0, offset - position) :]
+            position += len(part)
+    if len(result) != length:
+        raise short(extent, offset + length, position)
+    return bytes(result)
+
+
+def short(extent: Extent, wanted: int, got: int) -> CorruptError:
+    """Return the error for a stream that unfolds to fewer bytes than it must."""
+    return CorruptError(
+        f"{extent.file} holds a compressed record of {got} bytes where {wanted} are needed",
+        kind="bad-transform",
+        file=extent.file,
+        offset=extent.offset,
+        length=extent.length,
+    )

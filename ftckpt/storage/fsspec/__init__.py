@@ -1,0 +1,1 @@
+"""Every other store that fsspec reaches: gs://, az://, and what else is installed."""

@@ -1,0 +1,43 @@
+"""What stores share that are only looked at: they refuse every write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ftckpt.errors import FtckptError, UnsupportedError
+
+from .keys import children_of
+from .store import Entry, Store, Upload
+
+
+class ReadOnlyStore(Store):
+    """A store that nothing can be written to. A subclass lists it by `walk` and reads it.
+
+    Attributes:
+        refusal: what a write is answered with, as one sentence.
+    """
+
+    refusal: str
+
+    def children(self, path: str = "") -> list[Entry]:
+        """Return what lies directly below `path`, sorted by path."""
+        return children_of(self.walk(path), path)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Refuse."""
+        raise self._read_only()
+
+    def create(self, path: str, data: bytes) -> None:
+        """Refuse."""
+        raise self._read_only()
+
+    def upload(self, path: str, size: int) -> Upload:
+        """Refuse."""
+        raise self._read_only()
+
+    def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
+        """Refuse."""
+        return {path: self._read_only() for path in paths}
+
+    def _read_only(self) -> UnsupportedError:
+        return UnsupportedError(self.refusal)

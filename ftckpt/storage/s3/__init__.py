@@ -1,0 +1,1 @@
+"""S3 and services that speak it."""

@@ -1,0 +1,139 @@
+"""The bodies of parts: sent from the memory they lie in, and held to their digest by the service.
+
+The signature of a request covers the SHA-256 of its body, and a service that compares the two
+refuses a body that was damaged on the way. Most do; some that imitate S3 look at neither. So the
+service is asked, with a part that is damaged on purpose, and where it takes that one the MD5 of
+every part is compared with what it says to have stored: twice the work, and the only evidence then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ftckpt.errors import FtckptError
+
+from .errors import DAMAGED, code_of
+
+if TYPE_CHECKING:
+    from .client import S3Client
+    from .read import S3Object
+
+T = TypeVar("T")
+
+
+class PartBody(io.BytesIO):
+    """A view as the file that botocore hashes and aiohttp sends; one for each attempt.
+
+    aiohttp sends a BytesIO from the event loop and any other file by way of a thread, but copies
+    the content of a real one to learn its length. The view must stay as it is until the answer.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__()
+        self._view = view
+        self._at = 0
+
+    def read(self, size: int | None = -1, /) -> Any:
+        """Return a view of the next `size` bytes; of all that is left by default."""
+        end = len(self._view) if size is None or size < 0 else self._at + size
+        part = self._view[self._at : end]
+        self._at += len(part)
+        return part
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return the place of the next byte."""
+        return self._at
+
+    def getbuffer(self) -> memoryview:
+        """Return the bytes."""
+        return self._view[:]
+
+
+class _Damaged(PartBody):
+    """One byte that is another when it is sent than it was when it was hashed."""
+
+    def __init__(self) -> None:
+        super().__init__(memoryview(b"0"))
+
+    def read(self, size: int | None = -1, /) -> Any:
+        part = super().read(size)
+        if not part:
+            self._view = memoryview(b"1")
+        return part
+
+
+async def unless_stalled(answer: Awaitable[T], body: PartBody, seconds: float) -> T:
+    """Await the answer to a request whose body is being sent.
+
+    aiohttp counts the seconds without a byte only from the end of the body on: a service that
+    takes no more of it, but holds the connection, would be waited for without end.
+
+    Args:
+        answer: of the service.
+        body: of the request; nothing else reads it.
+        seconds: how long no byte of the body may be taken.
+
+    Raises:
+        TimeoutError: that long none was, and there was no answer.
+    """
+    asked = asyncio.ensure_future(answer)
+    quiet = 0
+    try:
+        while True:
+            before = body.tell()
+            await asyncio.wait([asked], timeout=seconds)
+            if asked.done():
+                return asked.result()
+            quiet = quiet + 1 if body.tell() == before else 0
+            # Of the last bytes aiohttp has some in hand, and then waits that long by itself.
+            if quiet > (before == len(body.getbuffer())):
+                raise TimeoutError(f"no more than {before:,} bytes were taken in {seconds:g} s")
+    finally:
+        asked.cancel()
+
+
+async def refuses_damage(client: S3Client, at: S3Object) -> bool:
+    """Send a damaged part and say whether the service refused it for that.
+
+    The part is of an upload of its own, which is aborted: some lookalikes replace no part.
+
+    Args:
+        client: how requests are sent.
+        at: an object that may be written.
+
+    Raises:
+        FtckptError: no upload could be begun, or no answer came.
+    """
+    place = {"Bucket": at.bucket, "Key": at.key}
+
+    async def once(s3: Any) -> bool:
+        from botocore.exceptions import ClientError
+
+        try:
+            await s3.upload_part(**client.payer(place | part | {"Body": _Damaged()}))
+        except ClientError as error:
+            return code_of(error) in DAMAGED
+        return False
+
+    begun = await client.call(
+        "create_multipart_upload", url=at.url, file=at.path, doing="write", **place
+    )
+    part = {"UploadId": begun["UploadId"], "PartNumber": 1}
+    try:
+        return await client.attempt(once, url=at.url, file=at.path, doing="write")
+    finally:
+        with suppress(FtckptError):  # what matters is the answer; a lifecycle rule cleans up
+            await client.call(
+                "abort_multipart_upload", url=at.url, file=at.path, doing="abort",
+                UploadId=begun["UploadId"], **place,
+            )  # fmt: skip

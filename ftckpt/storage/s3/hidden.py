@@ -1,0 +1,110 @@
+"""What a plain listing of S3 does not show, and what is paid for: versions, unfinished uploads."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from ftckpt.errors import FtckptError, NotFoundError, UnavailableError
+from ftckpt.storage.store import Entry, Unfinished
+
+from .client import S3Client, gather
+from .read import S3Object, head_object
+
+# A bucket whose versioning was never enabled, or is suspended, gives this name to each object.
+_NO_VERSION = "null"
+
+
+async def list_versions(client: S3Client, files: Sequence[S3Object]) -> list[Entry]:
+    """Return every version and deletion of some keys; nothing where the bucket keeps none.
+
+    Whether it does, the first object says: asking the bucket takes a permission of its own.
+    """
+    first = files[0]
+    head = await head_object(client, first)
+    if head.get("VersionId", _NO_VERSION) == _NO_VERSION:
+        return []
+    wanted = {at.key: at.path for at in files}
+    found = []
+    # By characters: of a file and the manifest beside it, of a directory with its slash.
+    below = first._replace(key=os.path.commonprefix(list(wanted)))  # noqa: RUF071
+    async for page in _pages(client, "list_object_versions", below, "versions", _AFTER_VERSION):
+        for item in (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
+            if item["Key"] in wanted:
+                found.append(_version(wanted[item["Key"]], item))
+    return sorted(found, key=lambda e: (e.path, e.mtime or 0.0))
+
+
+async def list_unfinished(client: S3Client, below: S3Object) -> list[Unfinished]:
+    """Return the multipart uploads below a prefix that were neither completed nor aborted."""
+    base = f"{below.key}/" if below.key else ""
+    prefix = f"{below.path}/" if below.path else ""
+    found = []
+    pages = _pages(
+        client, "list_multipart_uploads", below._replace(key=base), "uploads", _AFTER_UPLOAD
+    )
+    try:
+        async for page in pages:
+            for item in page.get("Uploads", ()):
+                path = prefix + item["Key"][len(base) :]
+                found.append(Unfinished(path, item["UploadId"], item["Initiated"].timestamp()))
+    except NotFoundError:  # what rclone says of a bucket that has never had any
+        return []
+    return sorted(found)
+
+
+async def abort_uploads(
+    client: S3Client, uploads: Sequence[tuple[S3Object, str]]
+) -> list[FtckptError | None]:
+    """Abort uploads by key and id; for each, in order, None when it is gone."""
+
+    async def abort(at: S3Object, upload: str) -> FtckptError | None:
+        try:
+            await client.call(
+                "abort_multipart_upload",
+                url=at.url,
+                file=at.path,
+                doing="abort an upload of",
+                Bucket=at.bucket,
+                Key=at.key,
+                UploadId=upload,
+            )
+        except NotFoundError:
+            return None
+        except FtckptError as error:
+            return error
+        return None
+
+    return await gather(*(abort(at, upload) for at, upload in uploads))
+
+
+_AFTER_VERSION = {"NextKeyMarker": "KeyMarker", "NextVersionIdMarker": "VersionIdMarker"}
+_AFTER_UPLOAD = {"NextKeyMarker": "KeyMarker", "NextUploadIdMarker": "UploadIdMarker"}
+
+
+async def _pages(
+    client: S3Client, operation: str, below: S3Object, what: str, after: dict[str, str]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the pages of a complete listing, or raise."""
+    asked: dict[str, str] = {"Bucket": below.bucket, "Prefix": below.key}
+    while True:
+        page = await client.call(
+            operation, url=below.url, file=below.path, doing=f"list the {what} of", **asked
+        )
+        yield page
+        if not page.get("IsTruncated"):
+            return
+        going_on = {ask: page[said] for said, ask in after.items() if page.get(said)}
+        if not going_on or going_on.items() <= asked.items():
+            raise UnavailableError(
+                f"the {what} of {below.url} are listed in part, without a way to go on",
+                file=below.path,
+            )
+        asked |= going_on
+
+
+def _version(path: str, item: dict[str, Any]) -> Entry:
+    etag = str(item.get("ETag", "")).strip('"') or None
+    mtime = item["LastModified"].timestamp()
+    return Entry(path, item.get("Size", 0), mtime, etag=etag, version=item["VersionId"])

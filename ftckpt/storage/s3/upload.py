@@ -1,0 +1,159 @@
+"""Large S3 objects: a multipart upload whose parts the service or we hold to their digests."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ftckpt.digests.blocks import BLOCK
+from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
+from ftckpt.storage.store import Upload
+
+from .body import refuses_damage
+from .client import S3Client
+from .read import S3Object
+from .write import differs, put_object
+
+_MOST_PARTS = 10_000
+_ONE_PUT = 8 << 20  # up to here a PUT at the end costs less than the requests of an upload
+
+
+class _Part(NamedTuple):
+    etag: str
+    md5: bytes | None  # of what was sent, where the service does not hold it to its digest
+
+
+class S3Upload(Upload):
+    """One object; the service shows nothing of it before it is finished.
+
+    A run that is killed leaves an upload without an object, which costs storage until a lifecycle
+    rule of the bucket, or `gc`, aborts it.
+
+    Args:
+        client: how requests are sent.
+        at: the object.
+        size: bytes that it will have.
+
+    Raises:
+        UnsupportedError: more than 10,000 parts (625 GiB).
+    """
+
+    unit = BLOCK
+    resumes = False
+
+    def __init__(self, client: S3Client, at: S3Object, size: int) -> None:
+        self._client = client
+        self._at = at
+        self._size = size
+        self._lock = threading.Lock()
+        self._id = ""
+        self._closed = False
+        self._whole: bytes | None = b"" if size <= _ONE_PUT else None
+        self._parts: dict[int, _Part] = {}
+        if -(-size // self.unit) > _MOST_PARTS:
+            raise UnsupportedError(
+                f"{at.url} would need {-(-size // self.unit)} parts and the service takes "
+                f"{_MOST_PARTS}",
+                hint="--max-shard-size makes smaller files",
+                file=at.path,
+            )
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Send one part; again where it was sent before."""
+        if self._whole is not None:
+            self._whole = bytes(view)
+            return
+        number = offset // self.unit + 1
+        part = {"UploadId": self._upload_id(), "PartNumber": number}
+        md5 = None
+        if not self._refuses_damage():
+            md5 = hashlib.md5(view, usedforsecurity=False).digest()
+            part["ContentMD5"] = base64.b64encode(md5).decode()
+        answer = self._call("upload_part", "write", Body=view, **part)
+        with self._lock:
+            self._parts[number] = _Part(str(answer["ETag"]), md5)
+
+    def finish(self, size: int | None = None) -> None:
+        """Put the parts together and compare size and ETag of what is stored."""
+        self._size = self._size if size is None else size
+        if self._whole is not None or not self._size:
+            self._client.run(put_object(self._client, self._at, self._whole or b""))
+            return
+        parts = sorted(self._parts.items())
+        # Asked again after a lost answer, many services no longer know the upload that they have
+        # finished; whether it was ours, the object itself says.
+        with suppress(NotFoundError):
+            self._call(
+                "complete_multipart_upload",
+                "finish",
+                UploadId=self._upload_id(),
+                MultipartUpload={
+                    "Parts": [{"PartNumber": n, "ETag": part.etag} for n, part in parts]
+                },
+            )
+        self._require_stored([part for _, part in parts])
+        self._id = ""
+
+    def _require_stored(self, parts: Sequence[_Part]) -> None:
+        head = self._call("head_object", "look up")
+        if head["ContentLength"] != self._size or differs(head, _etag_of(parts)):
+            raise UnavailableError(
+                f"{self._at.url} does not hold what was written to it", file=self._at.path
+            )
+
+    def close(self) -> None:
+        """Abort what was not finished."""
+        with self._lock:
+            self._closed = True
+            upload, self._id = self._id, ""
+        if upload:
+            try:
+                self._call("abort_multipart_upload", "abort", UploadId=upload)
+            except FtckptError:
+                return  # the error that brought us here matters more; a lifecycle rule cleans up
+
+    def _upload_id(self) -> str:
+        with self._lock:
+            if self._closed:  # a new one would have nobody who aborts it
+                raise UnavailableError(f"writing {self._at.url} was given up", file=self._at.path)
+            if not self._id:
+                self._id = str(self._call("create_multipart_upload", "write")["UploadId"])
+            return self._id
+
+    def _refuses_damage(self) -> bool:
+        with self._client.asking:
+            if self._client.refuses_damage is None:
+                asked = refuses_damage(self._client, self._at)
+                self._client.refuses_damage = self._client.run(asked)
+            return self._client.refuses_damage
+
+    def _call(self, operation: str, doing: str, **more: Any) -> dict[str, Any]:
+        at = self._at
+        return self._client.run(
+            self._client.call(
+                operation,
+                url=at.url,
+                file=at.path,
+                doing=doing,
+                Bucket=at.bucket,
+                Key=at.key,
+                **more,
+            )
+        )
+
+
+def _etag_of(parts: Sequence[_Part]) -> str:
+    """Return the ETag of several parts by the service's own rule; "" where it has another.
+
+    It is the MD5 of their MD5s, and how many. Without an MD5 of ours it shows that the parts that
+    the service has held to their digests are the ones that it has put together.
+    """
+    try:
+        md5s = b"".join(part.md5 or bytes.fromhex(part.etag.strip('"')) for part in parts)
+    except ValueError:
+        return ""
+    return f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{len(parts)}"

@@ -1,0 +1,220 @@
+"""The files of one checkpoint: one listing, and safe reads by relative names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import (
+    CorruptError,
+    NotFoundError,
+    UnavailableError,
+    UnsafeError,
+    UnsupportedError,
+)
+from ftckpt.extents import Extent
+
+from .prefetch import Lookahead
+from .remotes import split
+from .store import Entry, EntryKind, Opens, Reader, Store
+
+if TYPE_CHECKING:
+    from ftckpt.workers.limits import RateLimit
+
+
+def safe_name(name: object, *, named_by: str) -> str:
+    """Return `name` if it can only mean a file below the checkpoint.
+
+    Args:
+        name: what an index, manifest or metadata says; anything may stand there.
+        named_by: the file that says so, for the message.
+
+    Raises:
+        UnsafeError: absolute, climbing, empty, or not portable (backslash, drive, NUL).
+    """
+    bad = (
+        not isinstance(name, str)
+        or not name
+        or name.startswith(("/", "~"))
+        or "\\" in name
+        or "\0" in name
+        or (len(name) > 1 and name[1] == ":")
+        or any(part in ("", ".", "..") for part in name.split("/"))
+    )
+    if bad:
+        raise UnsafeError(
+            f"{named_by} names the file {name!r}, which does not lie inside the checkpoint",
+            kind="unsafe-path",
+            file=named_by,
+        )
+    assert isinstance(name, str)
+    return name
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint's place: a store, a path in it, and the one listing that is trusted.
+
+    Attributes:
+        store: where it lies.
+        base: path of the checkpoint in the store; "" for the store's own URL.
+        entries: every file below `base`, or the one file where the checkpoint is a file, by path
+            relative to `base` (for a single file: its basename).
+        single: whether the checkpoint is one file; `base` is then the path of its directory.
+        named: where other checkpoints lie in the same directory, the one of its files that names
+            this one; "" for the others, which have a directory or a file to themselves.
+        lookahead: what is being read before it is asked for (see `ahead`); parts share it.
+    """
+
+    store: Store
+    base: str
+    entries: Mapping[str, Entry]
+    single: bool = False
+    named: str = ""
+    lookahead: Lookahead = field(default_factory=Lookahead, repr=False, compare=False)
+
+    @classmethod
+    def directory(cls, store: Store, base: str = "") -> Source:
+        """List the directory `base` once and return it."""
+        skip = len(base) + 1 if base else 0
+        return cls(store, base, {e.path[skip:]: e for e in store.walk(base)})
+
+    @classmethod
+    def file(cls, store: Store, entry: Entry) -> Source:
+        """Return the source of a checkpoint that is one file."""
+        base, _, name = entry.path.rpartition("/")
+        return cls(store, base, {name: entry}, single=True)
+
+    @classmethod
+    def some_of(cls, store: Store, base: str, named: str, entries: Iterable[Entry]) -> Source:
+        """Return the source of a checkpoint that is some of the files of a directory.
+
+        Args:
+            store: where it lies.
+            base: path of the directory.
+            named: the file of it that names the checkpoint.
+            entries: its files, by the store's paths.
+        """
+        skip = len(base) + 1 if base else 0
+        return cls(store, base, {e.path[skip:]: e for e in entries}, named=named)
+
+    def part(self, prefix: str) -> Source:
+        """Return the files below `prefix` as a source of its own, without listing again."""
+        skip = len(prefix) + 1
+        inside = {k[skip:]: e for k, e in self.entries.items() if k.startswith(prefix + "/")}
+        return Source(self.store, self.path(prefix), inside, lookahead=self.lookahead)
+
+    @cached_property
+    def url(self) -> str:
+        """What the user would type."""
+        named = self.named or (next(iter(self.entries)) if self.single else "")
+        where = self.path(named) if named else self.base
+        return self.store.describe(where)
+
+    @cached_property
+    def name(self) -> str:
+        """The last path element: `step-1000`, `model.pt`."""
+        return split(self.url.rstrip("/"))[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Sum of the sizes of all files."""
+        return sum(e.size for e in self.entries.values())
+
+    def path(self, name: str) -> str:
+        """Return the store's path of a file of this checkpoint."""
+        return f"{self.base}/{name}" if self.base else name
+
+    def entry(self, name: str) -> Entry:
+        """Return the entry of a file that must be there and be readable.
+
+        Raises:
+            CorruptError: it is not there (`missing-file`).
+            UnavailableError: it is there, but the listing did not show it.
+            UnsafeError: it is a fifo, socket or device (`special-file`).
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            self.require_absent(name)
+            raise CorruptError(f"{name} is missing", kind="missing-file", file=name)
+        if entry.kind is EntryKind.SPECIAL:
+            raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
+        return entry
+
+    def require_absent(self, name: str) -> None:
+        """Ask for a name that the listing does not show: a short listing proves nothing.
+
+        Raises:
+            UnavailableError: it is there.
+        """
+        try:
+            self.store.stat(self.path(name))
+        except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+            return
+        raise UnavailableError(
+            f"the listing of {self.url} does not show {name}, which is there",
+            hint="the listing was stale, or the file has just been written: try again",
+            file=name,
+        )
+
+    def changed(self, names: Iterable[str]) -> list[str]:
+        """List again; return those of `names` that are gone or of another size, time or version.
+
+        Names that were not there before count as changed if they are there now.
+        """
+        wanted = list(names)
+        try:
+            if self.single:
+                now = {name: self.store.stat(self.path(name)) for name in wanted}
+            else:
+                now = dict(Source.directory(self.store, self.base).entries)
+        except NotFoundError:
+            now = {}
+        return [n for n in wanted if _identity(now.get(n)) != _identity(self.entries.get(n))]
+
+    def opener(self, name: str) -> tuple[Opens, str]:
+        """Return what opens a file without reading ahead, and the path to ask it for."""
+        return self.store, self.path(name)
+
+    def stored(self, name: str) -> str:
+        """Return the file of the store that has the bytes of a name: itself, unless unpacked."""
+        return name
+
+    def shown(self, name: str) -> str:
+        """Return the name under which a file's content is read: its own, unless unpacked."""
+        return name
+
+    def size(self, name: str) -> int:
+        """Return the size of a file that must be there."""
+        return self.entry(name).size
+
+    def open(self, name: str) -> Reader:
+        """Open a file that must be there."""
+        self.entry(name)
+        ahead = self.lookahead.current
+        return self.store.open(self.path(name)) if ahead is None else ahead.open(self.path(name))
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes at `offset`, to the listed end where None."""
+        size = self.size(name)
+        with self.open(name) as reader:
+            return reader.read(offset, size - offset if length is None else length)
+
+    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent, in order, read concurrently where that helps."""
+        for name in {e.file for e in extents}:
+            self.entry(name)
+        wanted = [e._replace(file=self.path(e.file)) for e in extents]
+        ahead = self.lookahead.current
+        return self.store.read_many(wanted) if ahead is None else ahead.read_many(wanted)
+
+    def limited(self, limiter: RateLimit | None) -> RateLimit | None:
+        """Return what a reader must still ask before it reads: nothing where that is seen to."""
+        ahead = self.lookahead.current
+        return None if ahead is not None and ahead.limiter is limiter else limiter
+
+
+def _identity(entry: Entry | None) -> tuple[object, ...] | None:
+    return None if entry is None else (entry.size, entry.mtime, entry.etag, entry.kind)

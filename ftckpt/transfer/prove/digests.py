@@ -1,0 +1,135 @@
+"""Prove a result by tensor digests that are known already, without reading the source again.
+
+Where a source is a delta, its index says what every tensor was when it was packed. A result with
+those digests is what was packed, whatever happened on the way; the source would have to be decoded
+a second time to compare it. A digest is of a logical tensor, so of its main pieces: replicas are
+compared with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Box, Checkpoint
+from ftckpt.digests.tensors import TensorDigest
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.prefetch import reading_ahead
+from ftckpt.transfer.content import Content, Shard
+from ftckpt.transfer.forms import Pair, compare_forms, failed, nbytes_in, pairs, require_all_read
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.transfer.read.order import of_result
+from ftckpt.workers.buffers import buffer
+from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.processes import run as spread
+from ftckpt.workers.threads import run
+
+from .elements import Proof, SameObjects, compare_objects, compare_replicas
+
+_TASK = 32 << 20  # bytes digested by one task
+_STEP = 1 << 20
+_SLOT = 4
+
+
+class DigestProof:
+    """Compares the tensors of a result with digests; a `Prover`.
+
+    Args:
+        digests: the tensor digest of each tensor that is to be written, by key.
+        replicas: whether replicas must equal the main pieces. Those of a source may have differed,
+            and where its own files come back they do again: other evidence must prove them there.
+    """
+
+    def __init__(self, digests: Mapping[str, str], *, replicas: bool = True) -> None:
+        self._digests = digests
+        self._replicas = replicas
+
+    def __call__(
+        self,
+        content: Content,
+        result: Checkpoint,
+        same_objects: SameObjects,
+        *,
+        jobs: int = 1,
+        forks: int = 0,
+        executor: Executor | None = None,
+        limiter: RateLimit | None = None,
+        counter: Counter = NULL,
+    ) -> Proof:
+        """Compare a result with what was to be written (see `proof.prove`).
+
+        Raises:
+            CorruptError: names, shapes, types, tiling, digests, replicas or objects differ
+                (`failed-proof`).
+        """
+        if self._replicas:
+            require_all_read(result)
+        compare_forms(content, result)
+        held = list(pairs(content, result))
+        nbytes = nbytes_in(held) if self._replicas else sum(pair.info.nbytes for pair in held)
+        counter.start("proving", nbytes)
+        gatherer = Gatherer(result, limiter)
+
+        def digests(
+            tasks: Iterator[_Range], counter: Counter, jobs: int
+        ) -> Iterator[tuple[int, int, int, int]]:
+            def digest(task: _Range) -> tuple[int, int, int, int]:
+                made = _digest(task, gatherer)
+                counter.add(task.shard.dtype.nbytes(task.stop - task.start))
+                return task.number, made.elements, *made.sums
+
+            return run(tasks, digest, jobs=jobs, executor=executor)
+
+        found = [TensorDigest(pair.info.dtype, pair.info.shape) for pair in held]
+        with reading_ahead(result, of_result(content, result), limiter, jobs=jobs):
+            try:
+                ranges = _ranges(held, result)
+                made = spread(
+                    ranges, digests, jobs=jobs, forks=forks, executor=executor, counter=counter
+                )
+                for number, *sums in made:
+                    found[number].add(*sums)
+                for pair, digest in zip(held, found, strict=True):
+                    self._require(pair, digest)
+                if self._replicas:
+                    compare_replicas(held, gatherer, jobs=jobs, executor=executor, counter=counter)
+            finally:
+                gatherer.close()
+        return Proof(len(content.tensors), nbytes, compare_objects(content, result, same_objects))
+
+    def _require(self, pair: Pair, made: TensorDigest) -> None:
+        has, wanted = made.hexdigest(), self._digests[pair.key]
+        if has != wanted:
+            key = pair.info.key
+            raise failed(f"{key} in the result has the digest {has} and not {wanted}", key)
+
+
+class _Range(NamedTuple):
+    """Elements `start` to `stop` of one tensor of the result, by its place among the pairs."""
+
+    number: int
+    shard: Shard
+    start: int
+    stop: int
+
+
+def _ranges(held: Sequence[Pair], result: Checkpoint) -> Iterator[_Range]:
+    found = Content.of(result)
+    for number, pair in enumerate(held):
+        shard = found.whole(pair.info.key)
+        step = _TASK // shard.dtype.bits * 8
+        for start in range(0, shard.numel, step):
+            yield _Range(number, shard, start, min(start + step, shard.numel))
+
+
+def _digest(task: _Range, gatherer: Gatherer) -> TensorDigest:
+    dtype, shape = task.shard.dtype, task.shard.shape
+    made = TensorDigest(dtype, shape)
+    step = _STEP // dtype.bits * 8
+    for start in range(task.start, task.stop, step):
+        stop = min(start + step, task.stop)
+        view = buffer(dtype.nbytes(stop - start), _SLOT)
+        gatherer.fill(task.shard, start, stop, view)
+        made.update(Box.whole(shape), view, start)
+    return made

@@ -1,0 +1,1 @@
+"""Reading a source in the order and the pieces that its result needs."""

@@ -1,0 +1,98 @@
+"""Fewer things: one part of a checkpoint, or all but what is named; what is left out is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from ftckpt.checkpoint import ObjectInfo
+from ftckpt.checkpoint.rules import name_pattern
+from ftckpt.discovery.suggestions import hint_for_name
+from ftckpt.errors import NotFoundError, UsageError
+from ftckpt.findings import counted, listed
+from ftckpt.transfer.content import Content, Wanted
+
+
+class Only(StrEnum):
+    """The part that is kept."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+
+
+# How trainers and frameworks call the optimizer's entry in their state, as a whole key in a path.
+_OPTIMIZER_OBJECT = re.compile(r"(?:.*\.)?optim(?:izer)?(?:s|_states?|_state_dict|_\d+)?(?:\..*)?")
+
+
+def only(content: Content, part: Only) -> Content:
+    """Keep the model's weights and buffers, or the optimizer's tensors and its own objects.
+
+    Raises:
+        NotFoundError: the content has nothing of that part.
+    """
+    kept = [wanted for wanted in content.tensors.values() if wanted.component == part.value]
+    objects = {
+        name: info
+        for name, info in content.objects.items()
+        if part is Only.OPTIMIZER and _OPTIMIZER_OBJECT.fullmatch(name)
+    }
+    if not kept:
+        held = sorted({wanted.component for wanted in content.tensors.values()})
+        raise NotFoundError(
+            f"{content.checkpoint.source.url} holds no tensors of the {part}",
+            hint=f"it holds {', '.join(held)}" if held else "",
+        )
+    return _narrowed(content, kept, objects)
+
+
+def drop(content: Content, patterns: Sequence[str]) -> Content:
+    """Leave out tensors and objects by name.
+
+    Args:
+        content: from which.
+        patterns: keys of tensors and names of objects; `*` stands for any text, dots included.
+
+    Raises:
+        UsageError: a pattern matches nothing.
+    """
+    names = (*content.tensors, *content.objects)
+    gone: set[str] = set()
+    for text in patterns:
+        pattern = name_pattern(text)
+        matched = {name for name in names if pattern.fullmatch(name)}
+        if not matched:
+            near = hint_for_name(text, names)
+            raise UsageError(
+                f"--drop {text} matches no tensor and no object of {content.checkpoint.source.url}",
+                hint=near or "`ftckpt inspect --tensors` lists the names",
+            )
+        gone |= matched
+    kept = [wanted for key, wanted in content.tensors.items() if key not in gone]
+    objects = {name: info for name, info in content.objects.items() if name not in gone}
+    return _narrowed(content, kept, objects)
+
+
+def _narrowed(
+    content: Content, kept: Sequence[Wanted], objects: Mapping[str, ObjectInfo]
+) -> Content:
+    """Return the content with just these, and say in words what is gone."""
+    keys = {wanted.key for wanted in kept}
+    gone = [wanted for key, wanted in content.tensors.items() if key not in keys]
+    said = list(_tensors_in_words(gone))
+    names = [name for name in content.objects if name not in objects]
+    if names:
+        said.append(f"non-tensor state: {listed(names, 3)}")
+    return replace(
+        content.with_tensors(kept), objects=dict(objects), dropped=(*content.dropped, *said)
+    )
+
+
+def _tensors_in_words(gone: Iterable[Wanted]) -> Iterable[str]:
+    held: dict[str, list[Wanted]] = {}
+    for wanted in gone:
+        held.setdefault(wanted.component, []).append(wanted)
+    for component, tensors in held.items():
+        nbytes = sum(wanted.nbytes for wanted in tensors)
+        yield f"{counted(len(tensors), 'tensor')} of {component}, {nbytes} bytes"

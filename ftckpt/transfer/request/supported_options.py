@@ -1,0 +1,43 @@
+"""What is asked of a layout, held to what its writer grants: nothing is ignored without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields
+
+from ftckpt.errors import UsageError
+from ftckpt.transfer.layout import Wishes, Writer
+
+RANKS = ("tp", "pp", "vp", "dp", "ep")
+_ELSEWHERE = ("like",)  # `example` asks for writers that follow one
+
+
+def flag(name: str) -> str:
+    """Return the command line's spelling of a wish."""
+    return f"--{name.replace('_', '-')}"
+
+
+def require_granted(writer: Writer, wishes: Wishes, used: Collection[str] = ()) -> None:
+    """Refuse a wish that a writer has no use for.
+
+    One rank along an axis is no wish: what is not divided is of one.
+
+    Args:
+        writer: of the target format.
+        wishes: what the user asks of the layout.
+        used: names of wishes that something else has a use for (a reader, for rules).
+
+    Raises:
+        UsageError: the first of them.
+    """
+    for name in (field.name for field in fields(wishes)):
+        wish = getattr(wishes, name)
+        if wish is None or name in (*writer.grants, *used, *_ELSEWHERE):
+            continue
+        if name in RANKS and wish == 1:
+            continue
+        takes = ", ".join(map(flag, writer.grants))
+        raise UsageError(
+            f"{flag(name)} has no meaning for {writer.name} checkpoints, as they are written here",
+            hint=f"leave it out; they are laid out by {takes}" if takes else "leave it out",
+        )

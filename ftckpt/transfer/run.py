@@ -1,0 +1,303 @@
+"""Carry a transfer out, from the layout to the visible result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from posixpath import basename
+
+from ftckpt import __version__
+from ftckpt.checkpoint import Checkpoint, Topology
+from ftckpt.discovery.recognise import Format
+from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsupportedError
+from ftckpt.findings import listed
+from ftckpt.manifest import FileDigest, Manifest, PassedCheck
+from ftckpt.manifest.seal import utc_now
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.prefetch import reading_ahead
+from ftckpt.storage.store import Store
+from ftckpt.transfer.prove.elements import Proof, Prover, SameObjects, prove
+from ftckpt.transfer.prove.rehearsal import rehearse
+from ftckpt.transfer.read.order import of_layout
+from ftckpt.transfer.staging.local import LocalStaging
+from ftckpt.transfer.staging.remote import RemoteStaging
+from ftckpt.transfer.staging.staged_object import StagedObject
+from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
+from ftckpt.transfer.write.journal import fingerprint
+from ftckpt.transfer.write.peek_output import Written, depths_of, in_order
+from ftckpt.verification import VerifyReport
+from ftckpt.workers.limits import RateLimit
+
+from .content import Content
+from .device import gatherer
+from .layout import Layout, OutputFile
+from .places import absolute, around, name_of, require_apart_from_all, require_names, staging_name
+from .request import source_changes as changes
+from .staging import Staging
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """How a transfer is carried out.
+
+    Attributes:
+        jobs: number of threads.
+        forks: number of copies of this process that do the most of it instead, where there can be
+            any (`ftckpt.workers.processes`): worth it where the source is decoded.
+        executor: where to run instead of either.
+        limiter: bounds the rate of reading.
+        proof: whether the result is read back and compared before it is visible.
+        device: where elements are placed and cast: `cpu`, `cuda`, `cuda:N`, or `auto`.
+        restart: forget what earlier runs have left at the destination, and build it anew.
+    """
+
+    jobs: int = 1
+    forks: int = 0
+    executor: Executor | None = None
+    limiter: RateLimit | None = None
+    proof: bool = True
+    device: str = "cpu"
+    restart: bool = False
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """What a transfer did.
+
+    Attributes:
+        url: where the result stands.
+        format: its format.
+        files: data files and small ones.
+        nbytes: bytes of them.
+        taken_over: bytes that an earlier, killed run had made.
+        already_there: whether an earlier run had finished and this one only swept up.
+        proof: what was compared; None with `proof=False`, or where nothing was left to do.
+        seconds: how long each stage took.
+        manifest: as written; None where an earlier run had finished.
+    """
+
+    url: str
+    format: str
+    files: int
+    nbytes: int
+    taken_over: int = 0
+    already_there: bool = False
+    proof: Proof | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    manifest: Manifest | None = None
+
+
+def transfer(
+    content: Content,
+    layout: Layout,
+    destination: str,
+    target: Format,
+    *,
+    single: bool,
+    same_objects: SameObjects,
+    options: TransferOptions,
+    store_options: StoreOptions,
+    check: Callable[[], VerifyReport] | None = None,
+    prover: Prover = prove,
+    counter: Counter = NULL,
+) -> TransferReport:
+    """Write `content` as `layout` says, prove it, and make it visible at `destination`.
+
+    Killed at any instant the destination is absent or whole, the source is untouched, and the same
+    call goes on where it was.
+
+    Args:
+        content: what is written.
+        layout: in which files; from a writer of the format `target`.
+        destination: a local path or a URL that does not exist yet.
+        target: the format that reads the result back.
+        single: whether the result is one file, `layout.files` holding just it.
+        same_objects: how objects are compared.
+        options: how.
+        store_options: how to reach object stores.
+        check: verifies the source; asked when the destination is ours and before the work. What is
+            written gets new checksums, which would hide damage that the old ones show.
+        prover: compares the result with the content.
+        counter: is told of bytes written and bytes proven.
+
+    Raises:
+        ExistsError: something stands at the destination.
+        RefusedError: another run is writing there, or it lies inside the source, or what that
+            depends on.
+        UnsafeError: the layout has a name that cannot be a file's.
+        UnsupportedError: the format has no place for something (see `require_place`), or its
+            reader would give it back otherwise (see `rehearse`).
+        UsageError: one file would take the name of a bucket.
+        CorruptError: the source is damaged, or the proof failed.
+        NotFoundError: what the source's tensors are decoded from is missing.
+        FtckptError: what `check` found, by its exit code.
+        IncompleteError: the source changed meanwhile.
+        NoResourceError, DeniedError, UnavailableError: the place could not be written.
+    """
+    require_place(layout)
+    started = time.monotonic()
+    source = content.checkpoint
+    source.require_bytes()
+    held = layout.content or content
+    store = open_store(destination, store_options)
+    require_apart_from_all(source, store)
+    staging = _staging_at(store, destination, store_options, single=single)
+    if single:  # a file is called as the user calls it
+        (file,) = layout.files
+        name = basename(absolute(store)) if store.traits.local else name_of(destination)
+        layout = replace(layout, files=(OutputFile(name, file.segments),))
+    require_names(layout)
+    gathering = gatherer(source, options.device, layout, options.limiter)
+    commit = commit_bytes(layout.commit)
+    count = len(layout.files) + len(commit)
+    try:
+        plan = fingerprint(source, layout)
+        sizes = {file.path: file.size for file in (*layout.files, *layout.commit)}
+        if staging.begin(plan, sizes, restart=options.restart):
+            return TransferReport(
+                destination, target.name, count, layout.nbytes, layout.nbytes, already_there=True
+            )
+        with blaming_changes(source):
+            if check is not None:
+                require_sound(check())
+            if options.proof and prover is prove:
+                rehearse(content, layout, target, same_objects, single=single)
+            depths = depths_of(source)
+            ordered = in_order(layout, depths)
+            places = of_layout(ordered, source)
+            written_so_far = Written(ordered, source, staging.peek)
+            with (
+                source.retrieving(written_so_far.look),
+                reading_ahead(source, places, options.limiter, jobs=options.jobs),
+            ):
+                built = build(
+                    ordered,
+                    gathering,
+                    staging,
+                    depths=depths,
+                    jobs=options.jobs,
+                    forks=options.forks,
+                    executor=options.executor,
+                    counter=counter,
+                )
+        gathering.close()  # what it keeps is memory that the proof needs
+        written = time.monotonic()
+        with blaming_changes(source):
+            result = target.open(staging.source(commit))
+            proof = None
+            if options.proof:
+                with forgetting_failures(staging):
+                    proof = prover(
+                        held,
+                        result,
+                        same_objects,
+                        jobs=options.jobs,
+                        forks=options.forks,
+                        executor=options.executor,
+                        limiter=options.limiter,
+                        counter=counter,
+                    )
+        changes.require_unchanged(source.source, source.members())
+        small = [digest_of_bytes(path, data) for path, data in commit.items()]
+        manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)
+        staging.publish(commit, manifest.dump())
+        return TransferReport(
+            destination,
+            target.name,
+            count,
+            layout.nbytes,
+            built.taken_over,
+            proof=proof,
+            seconds={"write": written - started, "prove": time.monotonic() - written},
+            manifest=manifest,
+        )
+    finally:
+        gathering.close()
+        staging.close()
+
+
+def _staging_at(
+    store: Store, destination: str, store_options: StoreOptions, *, single: bool
+) -> Staging:
+    if store.traits.local:
+        return LocalStaging(absolute(store), single=single)
+    if not single:
+        return RemoteStaging(store)
+    name, beside = name_of(destination), around(destination.rstrip("/"))
+    staged = open_store(beside + staging_name(name), store_options)
+    return StagedObject(open_store(beside, store_options), name, staged)
+
+
+@contextmanager
+def forgetting_failures(staging: Staging) -> Iterator[None]:
+    """Remove what was built where its proof fails: no run can go on from it."""
+    try:
+        yield
+    except CorruptError as error:
+        if error.kind == "failed-proof":
+            staging.forget()
+        raise
+
+
+def require_sound(report: VerifyReport) -> None:
+    """Go on only from a source that has passed.
+
+    Raises:
+        FtckptError: what was found, by its exit code.
+    """
+    if report.code is ExitCode.OK:
+        return
+    kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
+    raise kinds[report.code](
+        f"nothing was written: {report.message}",
+        hint=report.hint or "ftckpt verify SRC says more; --no-proof carries it over as it is",
+    )
+
+
+def require_place(layout: Layout) -> None:
+    """Refuse a layout that leaves something out: only the user may say that it is not needed.
+
+    Raises:
+        UnsupportedError: with the names.
+    """
+    left = layout.unplaced
+    if left:
+        raise UnsupportedError(
+            f"the target has no place for {listed(left)}",
+            hint="--drop NAME leaves it out; --only model writes the weights alone",
+        )
+
+
+def blaming_changes(source: Checkpoint) -> AbstractContextManager[None]:
+    """Say of a failure that the source is still being written, where it has changed meanwhile.
+
+    Raises:
+        IncompleteError: it has; whatever else was found in it is not known to be so.
+    """
+    return changes.blamed(source.source, source.members())
+
+
+def manifest_of(result: Checkpoint, files: Iterable[FileDigest], *, proven: bool) -> Manifest:
+    """Return the manifest of a result that is about to be shown.
+
+    Args:
+        result: opened where it was built.
+        files: what is known of its files.
+        proven: whether it was compared with what was to be written.
+    """
+    now = utc_now()
+    checks = (PassedCheck("structure", "none", now),) if proven else ()
+    topology = result.topology
+    return Manifest(
+        format=result.format,
+        step=result.step,
+        topology=Topology(topology.world_size, topology.tp, topology.pp, topology.dp, topology.ep),
+        files=sorted(files, key=lambda file: file.path),
+        checks=checks,
+        tool=f"ftckpt {__version__}",
+        created=now,
+    )

@@ -1,0 +1,172 @@
+"""Where a result is built before it is visible, and the one act that makes it so."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ftckpt.digests.blocks import block_count
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Upload
+from ftckpt.transfer.layout import OutputFile
+from ftckpt.transfer.write.blocks import BlockMade, Sink
+from ftckpt.workers.buffers import buffer
+
+_PART_SLOT = 2
+
+
+class BlockSink(Sink):
+    """Takes the chunks of one block, in order; used by one thread, which fills one at a time."""
+
+    def __init__(self, upload: Upload, length: int) -> None:
+        self._upload = upload
+        # A store that wants whole parts gets the block at once.
+        self._held = buffer(length, _PART_SLOT) if upload.unit > 1 else None
+        self._begin: int | None = None
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Keep or pass on the bytes at `offset`."""
+        if self._held is None:
+            self._upload.write(offset, view)
+            return
+        if self._begin is None:
+            self._begin = offset
+        self._held[offset - self._begin : offset - self._begin + len(view)] = view
+
+    def flush(self) -> None:
+        """Hand on what was kept."""
+        if self._held is not None and self._begin is not None:
+            self._upload.write(self._begin, self._held)
+
+
+class OpenFile:
+    """A file on its way.
+
+    Args:
+        upload: takes its bytes.
+        size: of the whole file.
+
+    Attributes:
+        blocks: that are there so far, by number.
+    """
+
+    def __init__(self, upload: Upload, size: int) -> None:
+        self.upload = upload
+        self.blocks: dict[int, BlockMade] = {}
+        self._count = block_count(size)
+        self._lock = threading.Lock()
+
+    def completes(self, made: BlockMade) -> bool:
+        """Note a block, and say whether it is the last; from any thread."""
+        with self._lock:
+            self.blocks[made.number] = made
+            return len(self.blocks) == self._count
+
+
+class StagedFile(NamedTuple):
+    """One file being built.
+
+    Attributes:
+        upload: takes its bytes; None where an earlier run has finished it.
+        earlier: blocks that an earlier run says it has made, by number.
+    """
+
+    upload: Upload | None
+    earlier: Mapping[int, BlockMade]
+
+
+class Staging(ABC):
+    """One destination.
+
+    Used by one thread, but for `open`, `holds`, `peek`, `add` and `finished`.
+
+    Attributes:
+        shows_before_proof: whether nobody can read the result back before it is visible.
+        by_processes: whether a copy of this process may `open` its files too, and `add` to them.
+    """
+
+    shows_before_proof = False
+    by_processes = False
+
+    @abstractmethod
+    def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
+        """Take possession of the place; return whether an earlier run has finished already.
+
+        Args:
+            plan: fingerprint of the transfer.
+            files: size of every file of the result, by path.
+            restart: forget what earlier runs have left.
+
+        Raises:
+            ExistsError: something stands at the destination.
+            RefusedError: another run is writing there, or has left something else.
+            NotFoundError: the directory around it does not exist.
+            NoResourceError: there is no room.
+        """
+
+    def require_room(self, nbytes: int) -> None:  # noqa: B027 - where nobody knows it, none fails
+        """Refuse early what is known not to fit.
+
+        Args:
+            nbytes: of the whole result.
+
+        Raises:
+            NoResourceError: there is no room.
+        """
+
+    @abstractmethod
+    def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
+        """Begin or go on with one file; from any thread.
+
+        Args:
+            file: which.
+            at_most: whether its size is not known yet, and `file.size` is the most it can be.
+        """
+
+    @abstractmethod
+    def holds(self, file: OutputFile, made: BlockMade) -> bool:
+        """Say whether the place still holds a block as an earlier run made it."""
+
+    def peek(self, path: str, offset: int, view: memoryview) -> bool:
+        """Put bytes of a file that is being built into `view`, as they are now; from any thread.
+
+        Returns:
+            Whether they could be read and cost nothing; they may be of no block that is made.
+        """
+        return False
+
+    @abstractmethod
+    def add(self, made: BlockMade) -> None:
+        """Note a block that has been written; from any thread."""
+
+    @abstractmethod
+    def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
+        """Note a file that is whole and durable; from any thread."""
+
+    @abstractmethod
+    def source(self, commit: Mapping[str, bytes]) -> Source:
+        """Return the result as readers will see it, with its last small files."""
+
+    def date(self, times: Mapping[str, float]) -> None:  # noqa: B027 - most stores date by themselves
+        """Give files the modification times that they had elsewhere.
+
+        Args:
+            times: seconds since the epoch, by path.
+        """
+
+    @abstractmethod
+    def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
+        """Make it visible, durably, by one last act; then sweep away what is only staging.
+
+        Raises:
+            ExistsError: somebody else has made the destination meanwhile.
+        """
+
+    def forget(self) -> None:  # noqa: B027 - where two runs may build at once, it is theirs too
+        """Remove what was built, where no run can go on from it: its source is another now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go; what was built stays and can be resumed."""

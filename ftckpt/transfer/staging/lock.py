@@ -1,0 +1,154 @@
+"""Who may build in a local staging directory: the one run that holds its journal locked.
+
+The lock is the system's own and ends with the process, so a killed run leaves nothing to break.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from contextlib import suppress
+
+from ftckpt.errors import DeniedError, RefusedError
+from ftckpt.storage.local.claim import claim
+from ftckpt.storage.local.oserror import translate
+
+_JOURNAL = "journal.jsonl"
+# Seconds that copies of a run that was killed (`ftckpt.workers.processes`) may take to die: they
+# have the lock, so that nobody builds beside them.
+_DYING = 0.5
+# How often others may sweep the directory away before it is taken for one that cannot be made.
+_TRIES = 100
+
+
+def make_directory(path: str) -> None:
+    """Make a directory, or find it; one that is reached through a link is not taken.
+
+    Raises:
+        RefusedError: something else has the name.
+        OSError: the system refused.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(path)
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise RefusedError(f"{path} is no directory", hint="remove it")
+
+
+class StagingLock:
+    """The staging directory of one destination and its journal, which is the lock.
+
+    Args:
+        place: the directory; made when it is acquired.
+        wanted: the destination, for messages.
+    """
+
+    def __init__(self, place: str, wanted: str) -> None:
+        self._place = place
+        self._wanted = wanted
+        self._path = os.path.join(place, _JOURNAL)
+        self._fd = -1
+        self._guard = threading.Lock()
+
+    @property
+    def held(self) -> bool:
+        """Whether this run has it."""
+        return self._fd >= 0
+
+    def acquire(self) -> bytes:
+        """Lock the directory and return its journal, empty where it is new.
+
+        Raises:
+            RefusedError: another run has it, or what lies there is no staging directory.
+            DeniedError: the filesystem takes no new names.
+            UnsupportedError: the filesystem has no locks.
+            OSError: the system refused.
+        """
+        tries = _TRIES
+        while True:
+            try:
+                make_directory(self._place)
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = os.open(self._path, flags, 0o666)
+            except FileNotFoundError as error:
+                if not os.path.isdir(os.path.dirname(self._place)):
+                    raise
+                tries -= 1
+                if not tries:  # a filesystem in which nothing can be made (procfs)
+                    raise DeniedError(f"cannot make {self._wanted}: {error.strerror}") from error
+                continue  # who held it swept it away in between
+            try:
+                self._lock()
+                # Who held it before may have finished and swept it away since it was opened.
+                if self._is_there():
+                    return self._read()
+            except BaseException:
+                self.release()
+                raise
+            self.release()
+
+    def begin_anew(self, header: bytes) -> None:
+        """Forget the journal and write its first line durably."""
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, header)
+        os.fsync(self._fd)
+
+    def append(self, line: bytes, *, durable: bool = False) -> None:
+        """Write one more line; from any thread.
+
+        Raises:
+            FtckptError: the system refused.
+        """
+        # Within the guard, because another file may get the number of one that is closed.
+        with self._guard:
+            try:
+                os.write(self._fd, line)
+                if durable:
+                    os.fsync(self._fd)
+            except OSError as error:
+                raise translate(error, self._place, "write") from error
+
+    def remove(self) -> None:
+        """Remove journal and directory; still locked, so that nobody begins in between."""
+        try:
+            os.unlink(self._path)
+            os.rmdir(self._place)
+        except OSError:
+            return  # what is left is recognisable
+
+    def release(self) -> None:
+        """Unlock."""
+        with self._guard:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _lock(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise RefusedError(f"{self._path} is no regular file", hint="remove it")
+        until = time.monotonic() + _DYING
+        while True:
+            try:
+                claim(self._fd, self._wanted, "write to another filesystem")
+                return
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise RefusedError(
+                        f"another ftckpt is writing {self._wanted}", hint="wait for it, or stop it"
+                    ) from error
+            time.sleep(_DYING / 10)
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def _read(self) -> bytes:
+        with open(self._fd, "rb", closefd=False) as file:
+            file.seek(0)
+            data = file.read()
+        if data and not data.endswith(b"\n"):
+            os.write(self._fd, b"\n")  # a line that a kill has torn must not tear the next one
+        return data

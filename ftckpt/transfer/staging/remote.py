@@ -1,0 +1,221 @@
+"""A destination in an object store: built under its own keys, and no checkpoint until the end.
+
+    DST/.ftckpt/transfer.json        which transfer is under way; readers answer "incomplete" (5)
+    DST/.ftckpt/transfer/<hash>      one small object a finished file: its block digests
+    DST/…                            the files; then the format's own index; then the manifest
+
+The manifest is the last PUT and the act that makes it visible; what is under `.ftckpt/` is removed
+afterwards. Two runs of one transfer at once write the same bytes under the same keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from ftckpt.errors import ExistsError, NotFoundError, RefusedError
+from ftckpt.manifest import FOLDER, NAME, TRANSFER, Manifest, read
+from ftckpt.storage.local.atomic import is_leftover
+from ftckpt.storage.overlay import OverlayStore
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.transfer.layout import OutputFile
+from ftckpt.transfer.staging import StagedFile, Staging
+from ftckpt.transfer.write.blocks import BlockMade
+from ftckpt.transfer.write.journal import (
+    SCHEMA,
+    announced,
+    header,
+    line,
+    read_announced,
+    read_blocks,
+    read_plan,
+)
+from ftckpt.workers.threads import run
+
+_RECEIPTS = f"{FOLDER}/transfer"
+
+
+class RemoteStaging(Staging):
+    """Builds one prefix of an object store.
+
+    Args:
+        store: opened at the destination.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._plan = ""
+        self._touched = True
+        self._entries: dict[str, Entry] = {}
+        self._made: dict[str, str | None] = {}
+
+    def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
+        """Put the marker, or find our own; see `Staging.begin`."""
+        self._plan = plan
+        marker = header(plan) + announced(files)
+        try:
+            self._entries = {e.path: e for e in self._store.walk("")}
+        except NotFoundError:
+            self._entries = {}
+        if TRANSFER not in self._entries:
+            # A run that was killed before it put the marker has left a probe at most.
+            if not all(map(is_leftover, self._entries)):
+                raise self._exists()
+            self._require_absent([NAME, *files])
+            self._store.create(TRANSFER, marker)
+            self._touched = False
+            return False
+        standing = self._store.read(TRANSFER)
+        found = read_plan(standing)
+        if found == plan:
+            if NAME in self._entries:  # killed between the last act and the sweeping up
+                self._sweep()
+                return True
+            if not restart:
+                return False
+        elif NAME in self._entries or not restart:
+            raise RefusedError(
+                f"{self._store.url} holds what another transfer has built so far",
+                hint="run that one again to finish it, or --restart to forget it",
+            )
+        self._forget(standing)
+        self._store.create(TRANSFER, marker)
+        return False
+
+    def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
+        """Begin an upload, unless a receipt says that the very object is there."""
+        self._touched = True
+        receipt = self._receipt(file.path)
+        entry = self._entries.get(file.path)
+        fits = entry is not None and (at_most or entry.size == file.size)
+        if receipt in self._entries and entry is not None and fits:
+            data = self._store.read(receipt)
+            if entry.etag is not None and self._is_receipt(data, entry.etag):
+                self._made[file.path] = entry.etag
+                return StagedFile(None, {made.number: made for made in read_blocks(data)})
+        return StagedFile(self._store.upload(file.path, file.size), {})
+
+    def holds(self, file: OutputFile, made: BlockMade) -> bool:
+        """Say no: only whole files are taken over here."""
+        return False
+
+    def add(self, made: BlockMade) -> None:
+        """Do nothing: a part of an unfinished upload cannot be found again."""
+
+    def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
+        """Put the receipt of a file."""
+        etag = self._made[file.path] = self._store.stat(file.path).etag
+        head = {"schema": SCHEMA, "transfer": self._plan, "etag": etag}
+        rows = [json.dumps(head).encode() + b"\n", *(line(made) for made in blocks)]
+        self._store.put(self._receipt(file.path), b"".join(rows))
+
+    def source(self, commit: Mapping[str, bytes]) -> Source:
+        """List the prefix, with the last small files over it."""
+        whole = Source.directory(OverlayStore(self._store, commit))
+        seen = {k: e for k, e in whole.entries.items() if not k.startswith(f"{FOLDER}/")}
+        return Source(whole.store, "", seen)
+
+    def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
+        """Put the small files in order, then the manifest, then remove the marker."""
+        self._require_ours()
+        for path, data in commit.items():
+            self._store.put(path, data)
+        try:
+            self._store.create(NAME, manifest)
+        except ExistsError:
+            standing = read(self._store, NAME)
+            if not standing.same_content(Manifest.parse(manifest)):
+                raise
+        self._entries = {e.path: e for e in self._store.walk("")}
+        self._sweep()
+
+    def close(self) -> None:
+        """Take the marker away where nothing has been built yet."""
+        if not self._touched:
+            self._store.delete([TRANSFER])
+
+    def _require_absent(self, paths: Sequence[str]) -> None:
+        """Ask for every name that is to be written: an empty listing may be a stale one.
+
+        Raises:
+            ExistsError: one of them is there.
+        """
+        for found in run(paths, self._is_there, jobs=self._store.traits.parallel):
+            if found:
+                raise self._exists()
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            return self._store.stat(path).kind is EntryKind.FILE
+        except NotFoundError:
+            return False
+
+    def _require_ours(self) -> None:
+        """Look whether what was proven still stands here, and nobody else is writing over it.
+
+        Raises:
+            RefusedError: another transfer has begun here since.
+        """
+        try:
+            ours = read_plan(self._store.read(TRANSFER)) == self._plan
+        except NotFoundError:
+            if self._is_there(NAME):  # by another run of this transfer: the manifests are compared
+                return
+            ours = False
+        standing = {entry.path: entry.etag for entry in self._store.walk("")}
+        other = [path for path, etag in self._made.items() if standing.get(path) != etag]
+        if not ours or not all(self._vouched(path, standing.get(path)) for path in other):
+            raise RefusedError(
+                f"another transfer has written to {self._store.url} meanwhile",
+                hint="one at a time: run this one again when the other has ended",
+            )
+
+    def _vouched(self, path: str, etag: str | None) -> bool:
+        """Say whether a run of this transfer has put a receipt for this version of a file."""
+        try:
+            data = self._store.read(self._receipt(path))
+        except NotFoundError:
+            return False
+        return etag is not None and self._is_receipt(data, etag)
+
+    def _is_receipt(self, data: bytes, etag: str | None) -> bool:
+        if read_plan(data) != self._plan:
+            return False
+        return bool(json.loads(data.partition(b"\n")[0]).get("etag") == etag)
+
+    def _sweep(self) -> None:
+        """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""
+        receipts = [k for k in self._entries if k.startswith(f"{_RECEIPTS}/")]
+        if not any(self._store.delete(receipts).values()):
+            self._store.delete([TRANSFER])
+
+    def _forget(self, marker: bytes) -> None:
+        """Remove what an unfinished transfer says that it was writing, its marker last.
+
+        Raises:
+            RefusedError: the marker does not say it, and nothing else may be removed.
+        """
+        try:
+            theirs = read_announced(marker)
+        except ValueError as error:
+            raise RefusedError(
+                f"{self._store.describe(TRANSFER)} does not say what was being written",
+                hint="remove what is under this prefix by hand, or choose another",
+            ) from error
+        rest = [k for k in self._entries if k in theirs or k.startswith(f"{_RECEIPTS}/")]
+        for keys in (rest, [TRANSFER]):
+            for outcome in self._store.delete(keys).values():
+                if outcome is not None:
+                    raise outcome
+        self._entries = {}
+
+    def _receipt(self, path: str) -> str:
+        import xxhash
+
+        return f"{_RECEIPTS}/{xxhash.xxh3_128_hexdigest(path.encode())}"
+
+    def _exists(self) -> ExistsError:
+        return ExistsError(
+            f"{self._store.url} exists already", hint="nothing is overwritten: choose another name"
+        )

@@ -1,0 +1,242 @@
+"""Make one block of an output file: gather its bytes, sum them up, hash them, write them.
+
+A block is 64 MiB, the unit of the manifest's digests, so a file's digests are made while it is
+written. Blocks of a file may be made by several threads at once. Where a format stores a CRC-32
+behind the data that it covers, the block with the checksum waits for the blocks with the data;
+those were begun earlier, so the wait always ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from ftckpt.digests.blocks import BLOCK, block_length
+from ftckpt.digests.crc import Checksum, checksum, combine
+from ftckpt.progress import NULL, Counter
+from ftckpt.transfer.layout import Checksums, Elements, Literal, OutputFile, Segment, Stored, Zeros
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.workers.buffers import buffer
+
+_CHUNK_SLOT = 3
+
+
+class Sum(NamedTuple):
+    """The CRC-32 of bytes `start` to `stop` of a file."""
+
+    start: int
+    stop: int
+    crc32: int
+
+
+class BlockMade(NamedTuple):
+    """What making (or finding) one block gave.
+
+    Attributes:
+        file: path of the file.
+        number: which block, from 0.
+        digest: XXH3-128, 16 bytes.
+        sums: of the parts of covered ranges that lie in the block, in order.
+        note: what else the maker of the file wants to know when it takes it over.
+    """
+
+    file: str
+    number: int
+    digest: bytes
+    sums: tuple[Sum, ...] = ()
+    note: str = ""
+
+
+class Sink(Protocol):
+    """Where the bytes of one file go."""
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Keep the bytes at `offset`; `view` is used again afterwards."""
+
+
+class Ledger:
+    """The CRC-32s of one file's covered ranges, put together from what blocks report.
+
+    Args:
+        ranges: [start, stop) of the file; they do not overlap.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self.ranges: Sequence[tuple[int, int]] = sorted(r for r in set(ranges) if r[0] < r[1])
+        self._starts = [start for start, _ in self.ranges]
+        self._parts: dict[int, Sum] = {}
+        self._changed = threading.Condition()
+        self._failed: BaseException | None = None
+
+    def overlapping(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of covered ranges inside [start, stop), in order."""
+        index = max(0, bisect_right(self._starts, start) - 1)
+        while index < len(self.ranges) and self.ranges[index][0] < stop:
+            begin, end = self.ranges[index]
+            if max(begin, start) < min(end, stop):
+                yield max(begin, start), min(end, stop)
+            index += 1
+
+    def add(self, part: Sum) -> None:
+        """Take the sum of a part of a range; parts of one range meet at the same places always."""
+        with self._changed:
+            self._parts[part.start] = part
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Wake who waits: the sums will not come."""
+        with self._changed:
+            self._failed = error
+            self._changed.notify_all()
+
+    def wait(self, start: int, stop: int) -> int:
+        """Return the CRC-32 of a whole range when all its parts are there.
+
+        Raises:
+            BaseException: what kept another block from being made.
+        """
+        crc, at = 0, start
+        with self._changed:
+            while at < stop:
+                part = self._parts.get(at)
+                if part is None:
+                    if self._failed is not None:
+                        raise self._failed
+                    self._changed.wait()
+                    continue
+                crc = part.crc32 if at == start else combine(crc, part.crc32, part.stop - at)
+                at = part.stop
+        return crc
+
+
+class BlockMaker:
+    """Makes the blocks of one output file.
+
+    Args:
+        file: its layout.
+        gatherer: reads the source.
+        counter: is told of every byte that is made.
+    """
+
+    def __init__(self, file: OutputFile, gatherer: Gatherer, counter: Counter = NULL) -> None:
+        self.file = file
+        self.ledger = Ledger(r for s in file.segments if isinstance(s, Checksums) for r in s.ranges)
+        self._gatherer = gatherer
+        self._counter = counter
+
+    def make(self, number: int, sink: Sink) -> BlockMade:
+        """Make one block and write it.
+
+        Raises:
+            FtckptError: the source could not be read, or the sink not written.
+        """
+        import xxhash
+
+        try:
+            state = xxhash.xxh3_128()
+            running = RunningSums(self.ledger, checksum())
+            begin = number * BLOCK
+            end = begin + block_length(self.file.size, number)
+            size = self._gatherer.chunk
+            chunk = buffer(size, _CHUNK_SLOT)
+            for start in range(begin, end, size):
+                view = chunk[: min(size, end - start)]
+                self._make_chunk(start, view, running)
+                state.update(view)
+                sink.write(start, view)
+                self._counter.add(len(view))
+            return BlockMade(self.file.path, number, state.digest(), running.finished())
+        except BaseException as error:
+            self.ledger.fail(error)
+            raise
+
+    def known(self, made: BlockMade) -> None:
+        """Take over what an earlier run made, so that other blocks can rely on it."""
+        for part in made.sums:
+            self.ledger.add(part)
+
+    def _make_chunk(self, start: int, view: memoryview, running: RunningSums) -> None:
+        """Make bytes [start, start + len(view)) of the file."""
+        offsets, segments = self.file.offsets, self.file.segments
+        stop = start + len(view)
+        index = bisect_right(offsets, start) - 1
+        at = start
+        while at < stop:
+            segment, first = segments[index], offsets[index]
+            end = min(offsets[index + 1], stop)
+            if at < end:
+                part = view[at - start : end - start]
+                if isinstance(segment, Checksums):
+                    running.publish()
+                    crcs = [self.ledger.wait(*r) if r[0] < r[1] else 0 for r in segment.ranges]
+                    part[:] = segment.build(crcs)[at - first : end - first]
+                else:
+                    self._fill(segment, at - first, part)
+                running.take(at, part)
+                at = end
+            index += 1
+
+    def _fill(self, segment: Segment, skip: int, view: memoryview) -> None:
+        """Put bytes `skip` and on of a segment into `view`."""
+        if isinstance(segment, Literal):
+            view[:] = memoryview(segment.data)[skip : skip + len(view)]
+        elif isinstance(segment, Zeros):
+            view[:] = bytes(len(view))
+        elif isinstance(segment, Stored):
+            file, offset, _ = segment.extent
+            self._gatherer.copy(segment.extent._replace(file=file, offset=offset + skip), view)
+        else:
+            assert isinstance(segment, Elements)
+            shard = segment.shard
+            offset = segment.start * shard.dtype.bits // 8 + skip
+            self._gatherer.fill_bytes(shard, offset, view)
+
+
+class RunningSums:
+    """The sums of one block, kept while its bytes go by.
+
+    Args:
+        ledger: says which ranges are covered, and is told of what is finished.
+        crc32: sums bytes up.
+    """
+
+    def __init__(self, ledger: Ledger, crc32: Checksum) -> None:
+        self._ledger = ledger
+        self._crc32 = crc32
+        self._done: list[Sum] = []
+        self._open: Sum | None = None
+        self._published = 0
+
+    def take(self, at: int, view: memoryview) -> None:
+        """Add the bytes at `at`; they follow those of the last call."""
+        for start, stop in self._ledger.overlapping(at, at + len(view)):
+            part = view[start - at : stop - at]
+            if self._open is not None and self._open.stop == start and not self._begins(start):
+                crc = self._crc32(part, self._open.crc32)
+                self._open = Sum(self._open.start, stop, crc)
+            else:
+                self._close()
+                self._open = Sum(start, stop, self._crc32(part, 0))
+
+    def publish(self) -> None:
+        """Hand what is finished to the ledger."""
+        self._close()
+        for part in self._done[self._published :]:
+            self._ledger.add(part)
+        self._published = len(self._done)
+
+    def finished(self) -> tuple[Sum, ...]:
+        """Hand over the rest and return all sums of the block."""
+        self.publish()
+        return tuple(self._done)
+
+    def _begins(self, start: int) -> bool:
+        index = bisect_right(self._ledger._starts, start) - 1
+        return index >= 0 and self._ledger._starts[index] == start
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._done.append(self._open)
+            self._open = None

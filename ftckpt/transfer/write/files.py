@@ -1,0 +1,183 @@
+"""Carry a layout out: every block of every file, several at once, taking over what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ftckpt.digests.blocks import BLOCK, WIDTH, block_count, blocks_of_bytes
+from ftckpt.manifest import FileDigest
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.store import Upload
+from ftckpt.transfer.layout import Layout, Literal, OutputFile
+from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.transfer.staging import OpenFile, Staging
+from ftckpt.workers.threads import in_turn, run
+
+from .blocks import BlockMade, BlockMaker
+from .in_processes import make_block, make_shares, pays
+
+# So many files are flushed at a time, each by a thread that waits: a disk takes them together, and
+# who makes the next file does not wait for it.
+_FLUSHES = 8
+_NO_DEPTHS: Mapping[str, int] = {}
+
+
+@dataclass
+class Built:
+    """What building gave.
+
+    Attributes:
+        digests: of every data file, in the layout's order.
+        taken_over: bytes that an earlier run had made.
+    """
+
+    digests: list[FileDigest] = field(default_factory=list)
+    taken_over: int = 0
+
+
+class _Open(OpenFile):
+    """One file on its way."""
+
+    def __init__(self, file: OutputFile, gatherer: Gatherer, counter: Counter, to: Upload) -> None:
+        super().__init__(to, file.size)
+        self.maker = BlockMaker(file, gatherer, counter)
+
+
+class _Work(NamedTuple):
+    opened: _Open
+    number: int
+    earlier: BlockMade | None
+
+
+def build(
+    layout: Layout,
+    gatherer: Gatherer,
+    staging: Staging,
+    *,
+    depths: Mapping[str, int] = _NO_DEPTHS,
+    jobs: int = 1,
+    forks: int = 0,
+    executor: Executor | None = None,
+    counter: Counter = NULL,
+) -> Built:
+    """Make every data file of a layout in a staging place.
+
+    Args:
+        layout: what to make.
+        gatherer: reads the source.
+        staging: where to make it; begun.
+        depths: of the source's tensors (`written.depths_of`).
+        jobs: number of threads.
+        forks: number of copies of this process instead, where there can be any: a gain where
+            making the bytes keeps processors busy.
+        executor: where to run instead of either; it must begin tasks in the order of submission.
+        counter: is told of every byte made or taken over.
+
+    Raises:
+        FtckptError: the source could not be read or the place not written; what was made stays.
+    """
+    built = Built()
+    opened: dict[str, _Open] = {}
+    done: dict[str, FileDigest] = {}
+    counter.start("writing", sum(file.size for file in layout.files))
+
+    def begin(file: OutputFile, upload: Upload) -> _Open:
+        current = opened[file.path] = _Open(file, gatherer, counter, upload)
+        return current
+
+    def tasks(file: OutputFile) -> Iterator[_Work]:
+        staged = staging.open(file)
+        if staged.upload is None:
+            done[file.path] = _digest(file, staged.earlier)
+            built.taken_over += file.size
+            counter.add(file.size)
+            return
+        current = begin(file, staged.upload)
+        if not file.size:
+            done[file.path] = finish(current)
+            del opened[file.path]
+        for number in range(block_count(file.size)):
+            yield _Work(current, number, staged.earlier.get(number))
+
+    def work(task: _Work) -> tuple[int, _Open | None]:
+        """Return the bytes taken over, and the file where this was the last of its blocks."""
+        current, number, earlier = task
+        made, taken = make_block(current.maker, number, current.upload, staging, earlier, counter)
+        return taken, current if current.completes(made) else None
+
+    def made_whole() -> Iterator[_Open]:
+        # Blocks of one file wait for each other, in the kernel and for checksums.
+        turns = in_turn(map(tasks, layout.files), jobs)
+        for taken, current in run(turns, work, jobs=jobs, executor=executor):
+            built.taken_over += taken
+            if current is not None:
+                yield current
+
+    def made_apart() -> Iterator[_Open]:
+        files = {file.path: file for file in layout.files}
+        blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
+        for share in make_shares(
+            layout, gatherer, staging, depths=depths, jobs=jobs, copies=forks, counter=counter
+        ):
+            built.taken_over += share.taken_over
+            file, held = files[share.path], blocks[share.path]
+            held += share.blocks
+            if len(held) == block_count(file.size):
+                yield whole(file, held)
+        # Only now: the thread that flushes them would keep copies from being made.
+        yield from (whole(file, []) for file in layout.files if not file.size)
+
+    def whole(file: OutputFile, blocks: Sequence[BlockMade]) -> _Open:
+        """Return a file that other processes have written, to be flushed by this one."""
+        upload = staging.open(file).upload
+        assert upload is not None
+        current = begin(file, upload)
+        for made in blocks:
+            current.completes(made)
+        return current
+
+    def finish(current: _Open) -> FileDigest:
+        file, blocks = current.maker.file, current.blocks
+        current.upload.finish()
+        staging.finished(file, [blocks[n] for n in sorted(blocks)])
+        return _digest(file, blocks)
+
+    try:
+        apart = forks > 1 and executor is None and staging.by_processes and pays(layout, jobs)
+        made = made_apart() if apart else made_whole()
+        for digest in run(made, finish, jobs=_FLUSHES, window=_FLUSHES):
+            done[digest.path] = digest
+            del opened[digest.path]
+    except BaseException as error:
+        for current in opened.values():
+            current.maker.ledger.fail(error)
+        raise
+    finally:
+        for current in opened.values():
+            current.upload.close()
+    built.digests = [done[file.path] for file in layout.files]
+    return built
+
+
+def commit_bytes(files: Sequence[OutputFile]) -> dict[str, bytes]:
+    """Return the content of a layout's last small files, in order."""
+    result = {}
+    for file in files:
+        assert all(isinstance(segment, Literal) for segment in file.segments)
+        result[file.path] = b"".join(s.data for s in file.segments if isinstance(s, Literal))
+    return result
+
+
+def digest_of_bytes(path: str, data: bytes) -> FileDigest:
+    """Return what a manifest says of a small file."""
+    return FileDigest(path, len(data), blocks_of_bytes(data))
+
+
+def _digest(file: OutputFile, blocks: dict[int, BlockMade] | object) -> FileDigest:
+    assert isinstance(blocks, dict)
+    digests = b"".join(blocks[number].digest for number in range(block_count(file.size)))
+    assert len(digests) == WIDTH * -(-file.size // BLOCK)
+    return FileDigest(file.path, file.size, digests)

@@ -1,0 +1,126 @@
+"""What an earlier run of the same transfer has made: one line a block, so that a kill costs little.
+
+A line is written after the block's bytes. It may survive them (a power cut), so the bytes are
+hashed again before a line is believed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import FtckptError
+from ftckpt.transfer.layout import Elements, Layout, Literal, OutputFile, Stored, Zeros
+from ftckpt.transfer.places import place_of
+
+from .blocks import BlockMade, Sum
+
+SCHEMA = 1
+
+
+def fingerprint(checkpoint: Checkpoint, layout: Layout) -> str:
+    """Return a digest of all that decides the result's bytes: source files and layout."""
+    import xxhash
+
+    # Times may be equal in two places (an archive keeps seconds), and sizes are in two steps.
+    state = xxhash.xxh3_128(repr(place_of(checkpoint.source)).encode())
+    entries = checkpoint.source.entries
+    for name in sorted(checkpoint.members()):
+        entry = entries.get(name)
+        seen = None if entry is None else (entry.size, entry.mtime, entry.etag)
+        state.update(repr((name, seen)).encode())
+    for file in (*layout.files, *layout.commit):
+        state.update(repr(("file", file.path, file.size)).encode())
+        _digest_segments(state, file)
+    digest: str = state.hexdigest()
+    return digest
+
+
+def _digest_segments(state: Any, file: OutputFile) -> None:
+    for segment in file.segments:
+        if isinstance(segment, Literal):
+            state.update(segment.data)
+        elif isinstance(segment, Elements):
+            shard = segment.shard
+            what = (shard.shape, shard.dtype.name, shard.fills, segment.start, segment.stop)
+            state.update(repr(what).encode())
+        elif isinstance(segment, (Stored, Zeros)):
+            state.update(repr(segment).encode())
+        else:
+            state.update(repr((type(segment).__name__, segment.ranges)).encode())
+
+
+def header(plan: str) -> bytes:
+    """Return the first line of a journal, given the fingerprint of the transfer."""
+    return _line({"schema": SCHEMA, "transfer": plan})
+
+
+def announced(files: Iterable[str]) -> bytes:
+    """Return the second line of a transfer's marker in an object store: what it writes."""
+    return json.dumps({"files": sorted(files)}).encode() + b"\n"
+
+
+def read_announced(marker: bytes) -> frozenset[str]:
+    """Return what a transfer says in its marker that it writes, relative to its destination.
+
+    Raises:
+        ValueError: the marker does not say it.
+    """
+    try:
+        return frozenset(json.loads(marker.split(b"\n")[1])["files"])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise ValueError("the marker of a transfer is damaged") from error
+
+
+def line(made: BlockMade) -> bytes:
+    """Return the line of one block."""
+    row = {
+        "file": made.file,
+        "block": made.number,
+        "digest": made.digest.hex(),
+        "sums": [list(part) for part in made.sums],
+    }
+    return _line(row | ({"note": made.note} if made.note else {}))
+
+
+def shown_line(inode: int) -> bytes:
+    """Return the line that says which directory or file is about to get the destination's name."""
+    return _line({"shown": inode})
+
+
+def read_shown(data: bytes) -> int | None:
+    """Return the inode of what was about to be shown; None where no run came as far."""
+    for text in reversed(data.split(b"\n")):
+        if text.startswith(b'{"shown"'):
+            try:
+                return int(json.loads(text)["shown"])
+            except (ValueError, TypeError, KeyError):
+                continue
+    return None
+
+
+def read_plan(data: bytes) -> str | None:
+    """Return the fingerprint in a journal's first line; None where it is torn or not understood."""
+    try:
+        head = json.loads(data.partition(b"\n")[0])
+        return str(head["transfer"]) if head["schema"] == SCHEMA else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def read_blocks(data: bytes) -> Iterable[BlockMade]:
+    """Yield the blocks of a journal; a line that is torn or not understood counts for nothing."""
+    for text in data.split(b"\n")[1:]:
+        try:
+            row = json.loads(text)
+            sums = tuple(Sum(int(a), int(b), int(c)) for a, b, c in row["sums"])
+            digest, note = bytes.fromhex(row["digest"]), str(row.get("note", ""))
+            yield BlockMade(str(row["file"]), int(row["block"]), digest, sums, note)
+        except (ValueError, TypeError, KeyError, FtckptError):
+            continue
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"

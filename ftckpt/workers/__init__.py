@@ -1,0 +1,1 @@
+"""How work is carried out: threads, processes, and the bounds of both."""

@@ -1,0 +1,186 @@
+"""Bound what one step may allocate, whatever the input says."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+
+from ftckpt.errors import NoResourceError
+
+# A pickle of nine bytes can ask the interpreter for gigabytes (a memo index, a declared length).
+# The C unpickler cannot be told a limit, so the process is given one while it works. The margin is
+# for what other threads allocate meanwhile: read buffers, thread stacks, a TLS connection.
+MARGIN = 256 << 20
+
+# Addresses that importing numpy takes, measured; its OpenBLAS takes 40 MiB more for each processor.
+_NUMPY = 88 << 20
+
+_M_ARENA_MAX = -8  # <malloc.h>
+
+# What one run may hold; the command line's `--max-memory`. It may be several processes.
+_budget = 1 << 30
+_processes = 1
+
+_lock = threading.RLock()
+_depth = 0
+_saved: tuple[int, int] | None = None
+
+
+@contextmanager
+def bounded(nbytes: int) -> Iterator[None]:
+    """Let the process's address space grow by at most `nbytes` (and a margin) inside the block.
+
+    Nested and concurrent blocks share the outermost bound. Where the system has no such limit,
+    the block runs unbounded.
+
+    Raises:
+        MemoryError: from inside the block, instead of growing further.
+    """
+    global _depth, _saved  # one limit a process
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            _saved = _lower(nbytes + MARGIN)
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth -= 1
+            if _depth == 0 and _saved is not None:
+                _restore(_saved)
+                _saved = None
+
+
+def spare_addresses() -> None:
+    """Let libraries take no more than they need; before numpy is imported.
+
+    OpenBLAS, of which next to nothing is used, is told to make no threads: they spin for a while
+    after each call, as many as there are processors, and in each copy of this process again.
+
+    Where the address space is limited (`ulimit -v`), all threads share one heap. The C library
+    reserves 64 MiB of addresses for the heap of each thread, most of which is never memory
+    (mallopt(3), M_ARENA_MAX): a few threads use up a limit that leaves room for the work. And where
+    there is no room for OpenBLAS at all the import of numpy is an error instead of its exit.
+    """
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        # For the library alone: programs that are started are given what `os.environ` has.
+        os.putenv("OPENBLAS_NUM_THREADS", "1")
+    try:
+        import resource
+
+        if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            return
+        if not any(isinstance(one, _NumpyGuard) for one in sys.meta_path):
+            sys.meta_path.insert(0, _NumpyGuard())
+        import ctypes
+
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+    except (ImportError, OSError, AttributeError):  # another C library has no such heaps
+        return
+
+
+class _NumpyGuard:
+    """Asked before modules are looked for: OpenBLAS ends the process where addresses run out."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        """Find nothing; raise MemoryError where numpy is wanted and there is no room for it."""
+        if name == "numpy":
+            import mmap
+
+            try:
+                mmap.mmap(-1, _NUMPY).close()
+            except OSError as error:
+                raise MemoryError("no room for numpy") from error
+
+
+def set_budget(nbytes: int) -> None:
+    """Set what one run may hold, in bytes."""
+    global _budget
+    _budget = nbytes
+
+
+def budget() -> int:
+    """Return what one run may hold, in bytes."""
+    return _budget
+
+
+def divide(processes: int) -> None:
+    """Note that this process is one of so many that share the budget."""
+    global _processes
+    _processes = processes
+
+
+def share() -> int:
+    """Return what this process may hold of the budget, in bytes."""
+    return _budget // _processes
+
+
+def held(*, mapped: bool = False) -> int:
+    """Return how many bytes this process holds; 0 where nothing says it.
+
+    Args:
+        mapped: whether pages of files count, those of its libraries: the kernel can take them back,
+            and counts them as the process's all the same.
+    """
+    try:
+        with open("/proc/self/status", "rb") as status:
+            fields = dict(line.split(b":", 1) for line in status if b":" in line)
+        names = (b"RssAnon", b"RssFile") if mapped else (b"RssAnon",)
+        return sum(int(fields[name].split()[0]) for name in names) << 10
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
+def demand(nbytes: int, what: str) -> None:
+    """Refuse a step that is known to need more than the budget, before it begins.
+
+    Raises:
+        NoResourceError: with the number that would be enough.
+    """
+    if nbytes > _budget:
+        needed = -(-nbytes // (1 << 20))
+        raise NoResourceError(
+            f"{what} needs about {needed} MiB of memory and {_budget >> 20} MiB are allowed",
+            hint=f"--max-memory {needed}MiB",
+        )
+
+
+def _lower(growth: int) -> tuple[int, int] | None:
+    try:
+        import resource
+
+        with open("/proc/self/statm", "rb") as statm:
+            pages = int(statm.read().split()[0])
+        limit = pages * resource.getpagesize() + growth
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != resource.RLIM_INFINITY and soft <= limit:
+            return None
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    except (ImportError, OSError, ValueError):
+        return None
+    return soft, hard
+
+
+def _restore(limits: tuple[int, int]) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@contextmanager
+def no_gc() -> Iterator[None]:
+    """Keep the cycle collector out of a large allocation: 3-5 times faster."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

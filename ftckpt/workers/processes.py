@@ -1,0 +1,314 @@
+"""Carry out tasks in copies of this process, where threads would wait for the interpreter's lock.
+
+A copy has all that was opened and planned here, so that a task is no more than a number: each copy
+counts through the tasks by itself. What it makes comes back pickled. Copies are made only where a
+fork is safe: on Linux, by the main thread, while there is no other. Everywhere else, and where one
+alone works, threads do the same.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ftckpt.errors import ExitCode, NoResourceError
+from ftckpt.progress import NULL, Counter
+
+from .child import COUNTED, DONE, FAILED, FOR_THE_FIRST, MADE, NEXT, live
+from .memory import budget, divide, held
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from multiprocessing.connection import Connection
+
+    from ftckpt.checkpoint import Checkpoint
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+# Memory that a copy takes for itself beside what its work holds: pages of the interpreter's, which
+# are shared until an object on them is touched. Going through the tasks touches those of an index:
+# of 100,000 tensors, which are most of what is held then, a quarter of all pages.
+_OWN = 24 << 20
+_TOUCHED = 2  # the share of what is held that becomes a copy's own, as a divisor
+# More threads than that do no more than so many copies: each holds the interpreter's lock a sixth
+# of its time.
+_THREADS = 5
+
+_DECODING = 2  # the share of the budget that is left where a source is decoded, as a divisor
+_LIBRARIES = ("numpy", "xxhash", "zstandard")
+_PATIENCE = 0.2  # seconds that threads which have nothing left to do may take to end
+_END = 1.0  # seconds that copies which were killed may take to die, all together
+
+
+class Stream(Protocol[T_contra, R_co]):
+    """Makes something of each of many tasks."""
+
+    def __call__(self, tasks: Iterator[T_contra], counter: Counter, jobs: int, /) -> Iterator[R_co]:
+        """Yield what is made, by so many threads, and count what is done."""
+
+
+def run(
+    tasks: Iterable[T],
+    stream: Stream[T, R],
+    *,
+    jobs: int,
+    forks: int = 0,
+    executor: Executor | None = None,
+    counter: Counter = NULL,
+) -> Iterator[R]:
+    """Yield what `stream` makes of all tasks, in the order in which it is made.
+
+    The first failure ends every copy and is raised here; so does closing the iterator.
+
+    Args:
+        tasks: independent; going through them changes nothing.
+        stream: takes a task when it begins one. What it makes can be pickled.
+        jobs: number of threads, where this process does it.
+        forks: number of copies of this process that may do it instead, by one thread each.
+        executor: where `stream` carries them out instead: then there are no copies.
+        counter: what a copy counts comes here.
+
+    Raises:
+        NoResourceError: a copy was killed, as by a system that is out of memory.
+        Exception: whatever `stream` or going through the tasks raises.
+    """
+    rest = iter(tasks)
+    first = list(islice(rest, forks if executor is None else 0))
+    tasks = chain(first, rest)
+    # More may be held now than when the number of copies was computed.
+    forks = min(len(first), (budget() - held()) // _own())
+    if forks < 2 or not are_safe():
+        yield from stream(tasks, counter, jobs)
+        return
+    _load()
+    crew: list[_Copy] = []
+    try:
+        with _uninterrupted() as mask:
+            for _ in range(forks):
+                try:
+                    crew.append(_Copy(tasks, stream, forks, [one.line for one in crew], mask))
+                except OSError:  # the system makes no more: fewer do the same work
+                    break
+        if crew:
+            yield from _answers(crew, counter)
+    finally:
+        for one in crew:
+            one.kill()
+        until = time.monotonic() + _END
+        for one in crew:
+            one.bury(until)
+    if not crew:
+        yield from stream(tasks, counter, jobs)
+
+
+def _load() -> None:
+    """Import what copies decode and digest with, while there is one process to do it."""
+    for name in _LIBRARIES:
+        with suppress(ImportError):  # who needs it says so
+            import_module(name)
+
+
+def affordable(jobs: int, each: int, room: int) -> int:
+    """Return how many copies of this process do more than `jobs` threads; 0 where none do.
+
+    Args:
+        jobs: number of threads that are wanted and fit into the memory.
+        each: bytes that one of them holds.
+        room: bytes that there are.
+    """
+    forks = min(jobs, room // (each + _own()))
+    return forks if forks >= max(2, min(jobs, _THREADS)) else 0
+
+
+def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
+    """Return how many copies read a checkpoint faster than `jobs` threads; 0 for none.
+
+    None where a part of it is not on this machine: they would share its connections.
+
+    Args:
+        checkpoint: what is read.
+        jobs: number of threads that fit into the memory.
+        each: bytes that one of them holds beside what it decodes.
+
+    Raises:
+        FtckptError: what its tensors are decoded from cannot be opened.
+    """
+    if not checkpoint.is_local():
+        return 0
+    room = budget() // _DECODING - held()
+    return affordable(min(jobs, checkpoint.decoders()), each, room)
+
+
+def pays(largest: int, total: int, jobs: int) -> bool:
+    """Say whether copies do no less than `jobs` threads, where one task cannot be divided.
+
+    Args:
+        largest: size of the largest task, as long as which it takes at least.
+        total: of all tasks.
+        jobs: number of threads, among which the largest one is divided.
+    """
+    return 3 * largest * min(jobs, _THREADS) <= 4 * total  # two do what 1.4 to 1.7 would alone
+
+
+def _own() -> int:
+    """Return the bytes that one copy takes for itself, as things are now."""
+    return max(_OWN, held() // _TOUCHED)
+
+
+def are_safe() -> bool:
+    """Say whether a copy of this process would be whole.
+
+    A copy has only the thread that made it, and locks that others held stay locked for ever. Of
+    torch's own threads nothing is known here.
+    """
+    if sys.platform != "linux" or "torch" in sys.modules:
+        return False
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if find_spec("_ctypes") is None:  # a copy could not ask to be ended with the first process
+        return False
+    # Those of `engine.run` have been told to end.
+    until = time.monotonic() + _PATIENCE
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+    return len(sys._current_frames()) == 1
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[Iterable[int]]:
+    """Let interruptions wait while copies are made; give the signals that waited before.
+
+    One that came before a copy ignores it would be told by both, and one that came before a copy is
+    known would leave it behind.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_FIRST)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Copy:
+    """One copy, as the first process knows it.
+
+    Args:
+        tasks: see `run`.
+        stream: see `run`.
+        forks: how many there will be.
+        lines: to the copies made before: not this one's matter.
+        mask: the signals that it will have blocked.
+
+    Attributes:
+        line: to it.
+
+    Raises:
+        OSError: the system makes no more.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Any],
+        stream: Stream[Any, Any],
+        forks: int,
+        lines: Sequence[Connection],
+        mask: Iterable[int],
+    ) -> None:
+        from multiprocessing import Pipe
+
+        parent = os.getpid()
+        self.line, theirs = Pipe()
+        try:
+            with warnings.catch_warnings():
+                # Of threads that a library of C has and ends before a fork.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.number = os.fork()
+            if not self.number:
+                try:
+                    for line in (*lines, self.line):
+                        line.close()
+                    gc.freeze()  # looking for garbage would make pages of all that was shared
+                    divide(forks)
+                    live(parent, theirs, tasks, stream, mask)
+                finally:
+                    os._exit(ExitCode.NO_RESOURCE)  # not even that could be done
+        except OSError:
+            self.line.close()
+            raise
+        finally:
+            theirs.close()
+        self._status: int | None = None
+
+    def kill(self) -> None:
+        """Let it do nothing more."""
+        with suppress(ProcessLookupError):
+            if self._status is None:
+                os.kill(self.number, signal.SIGKILL)
+
+    def bury(self, until: float) -> int | None:
+        """Return its wait status; None where it does not die, as one that hangs in the kernel."""
+        while self._status is None:
+            try:
+                number, status = os.waitpid(self.number, os.WNOHANG)
+            except ChildProcessError:
+                # The system buries the children of who ignores SIGCHLD. One that was not killed
+                # would have said something.
+                number, status = self.number, signal.SIGKILL
+            if number:
+                self._status = status
+            elif time.monotonic() > until:
+                break
+            else:
+                time.sleep(0.001)
+        self.line.close()
+        return self._status
+
+
+def _answers(crew: Sequence[_Copy], counter: Counter) -> Iterator[Any]:
+    """Deal out the tasks, and yield what comes back."""
+    from multiprocessing.connection import wait
+
+    working = {one.line: one for one in crew}
+    number = 0
+    while working:
+        for line in wait(list(working)):
+            one = working[line]  # type: ignore[index]
+            try:
+                said, value = one.line.recv()
+                if said == NEXT:
+                    one.line.send(number)
+                    number += 1
+            except (EOFError, OSError):
+                raise _died(one.bury(time.monotonic() + _END)) from None
+            if said == COUNTED:
+                counter.add(value)
+            elif said == MADE:
+                yield value
+            elif said == FAILED:
+                raise value
+            elif said == DONE:
+                del working[one.line]
+
+
+def _died(status: int | None) -> Exception:
+    code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+    if code in (-signal.SIGKILL, ExitCode.NO_RESOURCE):
+        return NoResourceError(
+            "a process that did a part of the work was killed, as by a system without memory",
+            hint="run it again with --jobs 1, or with less --max-memory",
+        )
+    return RuntimeError(f"a process that did a part of the work has ended by itself ({code})")
