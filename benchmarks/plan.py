@@ -18,7 +18,7 @@ from side_by_side import Contestant, compare, run_ftckpt
 from ftckpt.planning import simulation
 from ftckpt.planning.models import Costs, asynchronous, exact
 from ftckpt.planning.models.inputs import Pattern, Tier
-from tests.interval.plain_loop import background, blocking
+from tests.planning.models.plain_loop import background, blocking
 
 MTBF = 7593.75
 INTERVAL, COSTS = 1350.0, Costs(120.0, restart=300.0, detect=60.0)

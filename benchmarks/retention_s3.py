@@ -178,7 +178,7 @@ def plan(port: int, options: Any) -> None:
     from ftckpt.discovery.resolve import locate
     from ftckpt.retention import DeleteLimit, Policy, prepare
     from ftckpt.storage import StoreOptions
-    from tests.small_format import Small
+    from tests.builders.small_format import Small
 
     os.environ |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     reach = StoreOptions(endpoint=f"http://127.0.0.1:{port}", region="us-east-1")

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from tests.forked import run
+from tests.workers.forked import run
 
 
 def ftckpt_json(*arguments: str, **environment: str) -> dict[str, Any]:

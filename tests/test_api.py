@@ -13,7 +13,7 @@ from ftckpt.comparison import Choice, Reading
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.transfer.request.renaming import parse_renames, rename
 from ftckpt.verification import Level, VerifyOptions
-from tests.checkpoints import flip, save_dcp
+from tests.builders.checkpoints import flip, save_dcp
 
 
 @pytest.fixture(scope="module")

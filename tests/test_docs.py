@@ -17,7 +17,7 @@ from ftckpt.commands.cli.codes import MEANINGS
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import PRECEDENCE, ExitCode
-from tests.checkpoints import flip, save_dcp
+from tests.builders.checkpoints import flip, save_dcp
 from tests.json_run import ftckpt_json
 
 ROOT = Path(__file__).parent.parent

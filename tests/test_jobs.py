@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import flip, save_dcp
+from tests.builders.checkpoints import flip, save_dcp
 
 JOBS = Path(__file__).parent.parent / "docs" / "jobs"
 

@@ -4,7 +4,7 @@ A store is a flat space of keys below one URL. It is not a filesystem: there are
 sees half a write, and a directory is only a common prefix. Keys are relative POSIX paths without
 `.` or `..`; `""` is the URL itself, where that names one object.
 
-What every store promises (`tests/suites.py` holds each to it):
+What every store promises (`tests/conformance/stores.py` holds each to it):
 - `walk` and `children` are complete or raise; a failed or short listing is never an empty one.
 - `read` and `readinto` return exactly the bytes asked for, or raise; a short answer is an error.
 - `put` is all or nothing, and durable when it returns. `create` never replaces: if the key exists

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.golden import RUN
-from tests.commands.replaying import SCRIPT
+from tests.commands.replay.replaying import SCRIPT
 
 # When the checkpoints seem to have been saved: a checkout gives files any times.
 SAVED = 1_700_000_000

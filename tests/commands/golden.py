@@ -10,7 +10,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.forked import run
+from tests.workers.forked import run
 
 DATA = Path(__file__).parents[1] / "data"
 RUN = DATA / "run"

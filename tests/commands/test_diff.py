@@ -22,11 +22,11 @@ from safetensors.numpy import save_file
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.errors import ExitCode
-from tests.checkpoints import flip, open_checkpoint
+from tests.builders.checkpoints import flip, open_checkpoint
+from tests.builders.real_sets import real_set
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.test_verify import DAMAGE
 from tests.json_run import ftckpt_json
-from tests.real_sets import real_set
 from tests.test_docs import validate
 
 NESTED = "dcp_fsdp2_nested"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftckpt.storage import open_store
-from tests.checkpoints import save_dcp
+from tests.builders.checkpoints import save_dcp
 from tests.commands.golden import check_golden, ftckpt
 
 STEPS = (100, 200, 300, 400)

@@ -21,9 +21,9 @@ from ftckpt.replication.copy import copy
 from ftckpt.replication.sync.lock import beating, locked
 from ftckpt.retention.locks import leases
 from ftckpt.storage import open_store
+from tests.commands.latest.test_latest import flip
+from tests.commands.latest.test_latest import save as torch_save
 from tests.commands.saves import DAY, answer, ended, save
-from tests.commands.test_latest import flip
-from tests.commands.test_latest import save as torch_save
 from tests.servers.s3 import S3Service
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import open_checkpoint
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.real_sets import real_set
 from tests.commands.golden import DATA, check_golden, ftckpt
 from tests.json_run import ftckpt_json
-from tests.real_sets import real_set
 from tests.test_docs import validate
 
 # A byte of exp_avg:0.weight in __0_1.distcp.

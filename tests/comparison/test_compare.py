@@ -31,7 +31,7 @@ from ftckpt.findings import finding
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
-from tests.raw_checkpoint import RawCheckpoint, placed
+from tests.builders.raw_checkpoint import RawCheckpoint, placed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,8 @@ from ftckpt.manifest import NAME
 from ftckpt.manifest.seal import seal
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
-from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
-from tests.raw_checkpoint import RawCheckpoint
+from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
+from tests.builders.raw_checkpoint import RawCheckpoint
 
 BOX = Box((0,), (4,))
 PIECE = Piece(BOX, Extent("f", 100, 16))

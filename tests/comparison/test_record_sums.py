@@ -21,7 +21,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
-from tests.checkpoints import open_checkpoint, save_dcp
+from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.comparison.test_evidence import Recorded
 
 DATA = bytes(range(200))

@@ -17,7 +17,7 @@ from ftckpt.digests.tensors import digest_tensor
 from ftckpt.formats.delta.chain import manifest_digest
 from ftckpt.manifest import find
 from ftckpt.storage.store import Store
-from tests.checkpoints import open_checkpoint
+from tests.builders.checkpoints import open_checkpoint
 from tests.delta.packing import Packed, State, pack
 
 

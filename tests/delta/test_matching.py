@@ -20,7 +20,7 @@ from ftckpt.delta.pack.match_numbered import Sampled, Task, candidates, match, m
 from ftckpt.delta.pack.pair import Pair, pair
 from ftckpt.delta.pack.tensor_bytes import TensorBytes, own_tensors
 from ftckpt.errors import ExitCode
-from tests.checkpoints import open_checkpoint
+from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
 
 LAYERS, WIDTH = 4, 32

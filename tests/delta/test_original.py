@@ -33,12 +33,12 @@ from ftckpt.transfer.layout import Wishes
 from ftckpt.transfer.prove.digests import DigestProof
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
-from tests.checkpoints import copy, flip
+from tests.builders.checkpoints import copy, flip
+from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints
+from tests.builders.real_sets import real_set
 from tests.counting import Added
 from tests.delta.packs import STORES, forget, opened, pack_places, save_steps, tensors_of
 from tests.killing import kill_points
-from tests.raw_checkpoint import RawCheckpoint, checkpoints
-from tests.real_sets import real_set
 
 DCP = Path(__file__).parents[1] / "data" / "dcp"
 SETS = [

@@ -7,9 +7,9 @@ import pytest
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.delta import Settings, content_digest
 from ftckpt.digests.tensors import digest_tensor
-from tests.checkpoints import open_checkpoint
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.real_sets import real_set
 from tests.delta.packing import State, pack, reparsed
-from tests.real_sets import real_set
 
 
 def state_of(path: str, temporary: pytest.TempPathFactory, name: str) -> State:

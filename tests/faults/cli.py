@@ -17,7 +17,7 @@ from ftckpt.commands.cli.app import document, run, scan
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode
-from tests import forked
+from tests.workers import forked
 
 # What may stand on stderr: remarks, then one sentence and what to do.
 _SENTENCE = re.compile(r"^ftckpt: \S[^\n]*\n(hint: [^\n]+\n)?\Z", re.MULTILINE)

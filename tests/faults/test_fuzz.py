@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.builders.megatron_files import write
+from tests.builders.megatron_model import Job
 from tests.commands.golden import DATA, RUN
 from tests.faults.cli import here
-from tests.megatron_files import write
-from tests.megatron_model import Job
 
 SECONDS = 10
 MEMORY_KIB = 600 << 10

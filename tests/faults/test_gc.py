@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import save_dcp
+from tests.builders.checkpoints import save_dcp
 from tests.commands.saves import HOUR
 from tests.faults.cli import Done, apart, command, here
 from tests.faults.conftest import SAVED, Answer

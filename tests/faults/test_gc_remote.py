@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ftckpt.storage import open_store
-from tests.checkpoints import save_dcp
+from tests.builders.checkpoints import save_dcp
 from tests.faults.cli import Done, command, held, here
-from tests.s3_places import QUICK
 from tests.servers.faults import Fault, FaultProxy, fault_proxy
+from tests.servers.places import QUICK
 from tests.servers.s3 import BUCKET, S3Service, upload_tree
 
 pytestmark = pytest.mark.s3

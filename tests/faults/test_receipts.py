@@ -18,10 +18,10 @@ import pytest
 
 from ftckpt.storage import StoreOptions, is_leftover
 from ftckpt.verification.receipts import Book, Receipt, parse
-from tests.checkpoints import open_checkpoint, save_dcp
+from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.faults.cli import here
 from tests.faults.conftest import Answer
-from tests.test_receipts import REUSE, latest, receipt_of
+from tests.verification.test_receipts import REUSE, latest, receipt_of
 
 
 @pytest.fixture

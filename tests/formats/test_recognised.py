@@ -15,7 +15,7 @@ from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.formats.recognised import RECOGNISED, hostile
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
-from tests.format_suite import listing_of_path
+from tests.conformance.formats import listing_of_path
 
 # Format -> trees of files (a path ending in "/" is an empty directory); the content decides where
 # a magic does.

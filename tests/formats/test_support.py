@@ -15,8 +15,8 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from ftckpt.transfer.prove.rehearsal import rehearse
 from ftckpt.transfer.run import require_place
-from tests.checkpoints import open_checkpoint
-from tests.real_sets import real_set
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.real_sets import real_set
 from tests.transfer.test_real_round_trips import _open
 
 ROOT = Path(__file__).parents[2]

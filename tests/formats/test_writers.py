@@ -22,11 +22,11 @@ from ftckpt.transfer.layout import Wishes, Writer
 from ftckpt.transfer.request.example import lay_out
 from ftckpt.transfer.request.narrowing import Only, only
 from ftckpt.transfer.request.supported_options import RANKS, flag, require_granted
-from tests.checkpoints import open_checkpoint
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.megatron_files import write
+from tests.builders.megatron_model import Job
 from tests.commands.golden import ftckpt
-from tests.formats.deepspeed_sets import tag
-from tests.megatron_files import write
-from tests.megatron_model import Job
+from tests.formats.deepspeed.sets import tag
 
 RULES = parse_rules('[[rule]]\nnames = ["none"]\nsplit = 0\n', "rules.toml")
 ASKED: Mapping[str, Any] = {

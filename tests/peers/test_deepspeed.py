@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ftckpt.checkpoint.read_tensor import read_tensor
-from tests.formats.deepspeed_sets import opened, tensors_of
+from tests.formats.deepspeed.sets import opened, tensors_of
 
 PYTHON = os.environ.get("FTCKPT_PEER_DEEPSPEED", "")
 JOB = Path(__file__).with_name("deepspeed_job.py")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_sets import real_set
+from tests.builders.real_sets import real_set
 
 PYTHON = os.environ.get("FTCKPT_PEER_MCORE", "")
 JOB = Path(__file__).with_name("mcore_job.py")

@@ -21,11 +21,11 @@ from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
-from tests.checkpoints import open_checkpoint
-from tests.hf_models import Model
-from tests.materialise import materialise
-from tests.megatron_files import opened
-from tests.megatron_trees import assert_same_files
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.hf_models import Model
+from tests.builders.materialise import materialise
+from tests.builders.megatron_files import opened
+from tests.builders.megatron_trees import assert_same_files
 
 CHECKOUT = os.environ.get("FTCKPT_MEGATRON", "")
 pytestmark = [

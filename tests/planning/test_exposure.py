@@ -12,8 +12,8 @@ from ftckpt.planning import Counted
 from ftckpt.planning.exposure import Event, Exposure, exposure
 from ftckpt.planning.poisson import mean_limits
 from ftckpt.planning.runlog import read_log
+from tests.builders.failure_logs import Run
 from tests.campaign import examples
-from tests.failure_logs import Run
 
 HOUR = 3600.0
 MTBF = 3 * HOUR

@@ -19,7 +19,7 @@ from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
 from ftckpt.retention.policy.plan import Plan
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
-from tests.small_format import Small, SmallCheckpoint
+from tests.builders.small_format import Small, SmallCheckpoint
 
 NOW = 1_800_000_000.0
 HOUR, DAY = 3600.0, 86400.0

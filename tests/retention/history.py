@@ -8,8 +8,7 @@ from random import Random
 
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy
 from ftckpt.retention.scan.entries import EntryClass, Lease, Pin, RootEntry
-
-from .oracle import Asked, Thing
+from tests.retention.oracle import Asked, Thing
 
 START = 1_700_000_000.0
 

@@ -16,11 +16,10 @@ from ftckpt.findings import Finding, finding
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
-from tests.small_format import SmallCheckpoint, write
-
-from .carrying import OneFile
-from .oracle import Thing
-from .test_reading import JudgedFormat
+from tests.builders.small_format import SmallCheckpoint, write
+from tests.retention.carrying import OneFile
+from tests.retention.oracle import Thing
+from tests.retention.scan.test_read import JudgedFormat
 
 NOW = 1_800_000_000.0
 HOUR, DAY = 3600.0, 86400.0

@@ -14,7 +14,7 @@ from ftckpt.errors import FtckptError
 from ftckpt.retention import Policy, Prepared, prepare
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.store import Entry, Store
-from tests.small_format import MARKER, Small
+from tests.builders.small_format import MARKER, Small
 
 NOW = 1_800_000_000.0
 HOUR, DAY = 3600.0, 86400.0

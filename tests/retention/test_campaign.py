@@ -19,8 +19,7 @@ from ftckpt.formats.delta.bases import bases
 from ftckpt.retention import Applied, Policy, apply, prepare, purge, remember, undelete
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
-
-from .trainer import DAY, Trainer, digests
+from tests.retention.trainer import DAY, Trainer, digests
 
 pytestmark = pytest.mark.slow
 

@@ -30,10 +30,9 @@ from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import SKEW
 from ftckpt.retention.policy.plan import Plan
 from ftckpt.retention.records import log, pins
-from tests.small_format import read
-
-from .calls import Calls, Killed
-from .carrying import (
+from tests.builders.small_format import read
+from tests.retention.calls import Calls, Killed
+from tests.retention.carrying import (
     DAY,
     FORMATS,
     HOUR,

@@ -10,8 +10,17 @@ from pathlib import Path
 
 from ftckpt.errors import ExitCode, RefusedError
 from ftckpt.retention import trashed
-
-from .carrying import DAY, FORMATS, NOW, apply_to, names_in, place_of, plan_of, save, saved
+from tests.retention.carrying import (
+    DAY,
+    FORMATS,
+    NOW,
+    apply_to,
+    names_in,
+    place_of,
+    plan_of,
+    save,
+    saved,
+)
 
 _SAVES, _KEPT = 80, 4
 LONG_AGO = NOW - 10 * DAY

@@ -15,7 +15,7 @@ from ftckpt.retention.locks import leases
 from ftckpt.retention.records import log, pins, tags
 from ftckpt.retention.scan.entries import Lease, Pin
 from ftckpt.storage.memory import MemoryStore
-from tests.small_format import read, write
+from tests.builders.small_format import read, write
 
 NOW = 1_700_000_000.0
 _numbers = itertools.count()

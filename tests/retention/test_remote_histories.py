@@ -10,6 +10,7 @@ import pytest
 
 from ftckpt.errors import FtckptError
 from ftckpt.retention import apply, purge, undelete
+from tests.builders.small_format import MARKER, Small
 from tests.retention.remote_roots import (
     HOUR,
     Died,
@@ -21,7 +22,6 @@ from tests.retention.remote_roots import (
     planned,
     save,
 )
-from tests.small_format import MARKER, Small
 
 FILES = frozenset({MARKER, "data", "deep/data"})
 BEGUN = b"a new beginning"

@@ -33,12 +33,12 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.s3.client import S3Client
 from ftckpt.storage.s3.store import S3Store
 from ftckpt.storage.store import Store
-from tests.checkpoints import save_dcp
+from tests.builders.checkpoints import save_dcp
+from tests.builders.small_format import MARKER, Small
 from tests.retention.remote_roots import KEEP_2, newest, place_of, save
-from tests.s3_places import QUICK
 from tests.servers.faults import Fault, FaultProxy, fault_proxy
+from tests.servers.places import QUICK
 from tests.servers.s3 import BUCKET, S3Service, upload_tree
-from tests.small_format import MARKER, Small
 
 pytestmark = pytest.mark.s3
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.checkpoints import open_checkpoint
+from tests.builders.checkpoints import open_checkpoint
 from tests.delta.on_disk import pack_upon, state_at
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0

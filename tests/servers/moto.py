@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .s3 import S3Service
+from tests.servers.s3 import S3Service
 
 
 @contextmanager

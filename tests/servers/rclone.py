@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .process import free_ports, listens, running
-from .s3 import S3Service
+from tests.servers.process import free_ports, listens, running
+from tests.servers.s3 import S3Service
 
 
 @contextmanager

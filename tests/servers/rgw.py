@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from .process import free_ports, listens, running
-from .s3 import S3Service
+from tests.servers.process import free_ports, listens, running
+from tests.servers.s3 import S3Service
 
 _CONFIG = """
 [global]

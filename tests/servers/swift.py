@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .memcache import memcache_server
-from .process import free_ports, listens, running
-from .s3 import S3Service
+from tests.servers.memcache import memcache_server
+from tests.servers.process import free_ports, listens, running
+from tests.servers.s3 import S3Service
 
 _KINDS = ("account", "container", "object")
 _PIPELINE = (

@@ -19,7 +19,7 @@ from ftckpt.transfer.layout import (
     Stored,
     Zeros,
 )
-from tests.raw_checkpoint import RawCheckpoint, checkpoints, cut
+from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints, cut
 
 
 @dataclass

@@ -8,8 +8,7 @@ from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Box
 from ftckpt.transfer.content import Content, Copy, Part, Wanted
-
-from .contents import content_of
+from tests.transfer.contents import content_of
 
 TENSORS = {
     "w": ("model", "param", (4, 3), "bfloat16"),

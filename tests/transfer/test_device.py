@@ -17,8 +17,8 @@ from ftckpt.transfer.device import DeviceGatherer, gatherer
 from ftckpt.transfer.layout import Elements, Layout, OutputFile
 from ftckpt.transfer.read import elements as gathering
 from ftckpt.transfer.read.elements import Gatherer
-from tests.materialise import shard_bytes
-from tests.raw_checkpoint import RawCheckpoint, checkpoints, cut
+from tests.builders.materialise import shard_bytes
+from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints, cut
 
 _CASTS = {"bfloat16": "float32", "float32": "bfloat16"}
 
@@ -102,7 +102,7 @@ def test_spans_are_cut_where_elements_lie_far_apart(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_device_that_is_not_there_is_said_so(tmp_path: Any) -> None:
-    from tests.checkpoints import open_checkpoint, save_dcp
+    from tests.builders.checkpoints import open_checkpoint, save_dcp
 
     checkpoint = open_checkpoint(save_dcp(tmp_path / "step-1"))
     for name in ("tpu", "cuda:x", ""):

@@ -25,9 +25,9 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes, Writer
 from ftckpt.transfer.prove.rehearsal import rehearse
 from ftckpt.transfer.run import TransferOptions, require_place, transfer
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.real_sets import ARCHIVES, real_set
 from tests.campaign import examples
-from tests.checkpoints import open_checkpoint
-from tests.real_sets import ARCHIVES, real_set
 from tests.transfer.test_real_round_trips import INSIDE, _open
 
 DATA = Path(__file__).parents[1] / "data"

@@ -22,7 +22,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from ftckpt.transfer.request.renaming import parse_renames, rename
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
-from tests.real_sets import ARCHIVES, real_set
+from tests.builders.real_sets import ARCHIVES, real_set
 
 SETS = sorted(p.name.removesuffix(".tar.xz") for p in ARCHIVES.glob("*.tar.xz"))
 # The folder in a set where its checkpoint is not the newest of a root.

@@ -23,11 +23,11 @@ from ftckpt.transfer.prove.digests import DigestProof
 from ftckpt.transfer.prove.elements import Proof, Prover, prove
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from ftckpt.verification import Level, VerifyOptions, verify
-from tests.checkpoints import flip, open_checkpoint
-from tests.formats.deepspeed_sets import tag
-from tests.formats.rank_jobs import job
-from tests.megatron_files import write
-from tests.megatron_model import Job
+from tests.builders.checkpoints import flip, open_checkpoint
+from tests.builders.megatron_files import write
+from tests.builders.megatron_model import Job
+from tests.formats.deepspeed.sets import tag
+from tests.formats.ranks.jobs import job
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 NORM = "decoder.final_layernorm.weight"

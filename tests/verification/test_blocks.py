@@ -18,7 +18,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.source import Source
 from ftckpt.verification.content import ContentResult, check_manifest
-from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
+from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"
 

@@ -24,7 +24,7 @@ from ftckpt.api import open_checkpoint, verify
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.verification import Level, VerifyOptions
 from tests import campaign
-from tests.formats.dcp_writing import save
+from tests.formats.dcp.writing import save
 
 SAMPLE = 250
 

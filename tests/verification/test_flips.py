@@ -24,7 +24,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
-from tests.formats.dcp_writing import DATA, save
+from tests.formats.dcp.writing import DATA, save
 
 A_KIND = 40
 

@@ -21,13 +21,13 @@ import pytest
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, from_error
 from ftckpt.verification import Level, VerifyOptions, verify
-from tests.checkpoints import open_checkpoint
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.megatron_files import write
+from tests.builders.megatron_model import Job
+from tests.builders.real_sets import real_set
 from tests.delta.packs import pack_places, save_steps
-from tests.formats.test_safetensors import save_sharded, split_by_rank, tensors
+from tests.formats.safetensors.test_reader import save_sharded, split_by_rank, tensors
 from tests.json_run import ftckpt_json
-from tests.megatron_files import write
-from tests.megatron_model import Job
-from tests.real_sets import real_set
 
 DATA = Path(__file__).parents[1] / "data"
 # Kinds of warnings that say what is not recorded.

@@ -21,7 +21,7 @@ from ftckpt.verification import verify
 from ftckpt.verification.content import ContentResult, StopChecking, check_records
 from ftckpt.verification.sums import PART, SPAN
 from ftckpt.workers.limits import RateLimit
-from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
+from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 
 @pytest.fixture(scope="module")

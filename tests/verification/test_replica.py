@@ -15,7 +15,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.verification.content import ContentResult, check_against, check_tensors_against
 from ftckpt.verification.replica import _narrow
-from tests.checkpoints import copy, flip, open_checkpoint, save_dcp
+from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"
 

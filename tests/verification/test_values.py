@@ -18,8 +18,8 @@ from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.verification.values import count_values
-from tests.format_suite import open_path
-from tests.formats.dcp_writing import DATA, save, truth_of
+from tests.conformance.formats import open_path
+from tests.formats.dcp.writing import DATA, save, truth_of
 
 FLOATS = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2,

@@ -15,8 +15,8 @@ from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.manifest.seal import seal
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
-from tests.format_suite import open_path
-from tests.formats.dcp_writing import DATA, save
+from tests.conformance.formats import open_path
+from tests.formats.dcp.writing import DATA, save
 
 
 @pytest.fixture

@@ -1,0 +1,616 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.commands.cli import app, codes, ending, verbs
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.render import (
+    human_bytes,
+    human_count,
+    human_duration,
+    json_text,
+    printable,
+    table,
+)
+from ftckpt.commands.cli.units import parse_duration
+from ftckpt.errors import ExitCode, FtckptError, UsageError
+from tests.workers.forked import run
+
+DATA = Path(__file__).parents[2] / "data"
+
+# Verbs that only exist in the process of a test: what a verb can do to the app.
+FAKE = """
+import sys, types, typer
+from ftckpt import errors
+from ftckpt.commands.cli import app, verbs
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.errors import ExitCode
+
+def command(ctx: typer.Context) -> Result | None:
+    "A verb of a test."
+    invocation = invoked(ctx)
+    invocation.report(target="here", number=float("nan"))
+{body}
+
+module = types.ModuleType("ftckpt.commands.fake")
+module.command, module.EXAMPLES, module.CODES = command, (), {{}}
+sys.modules["ftckpt.commands.fake"] = module
+verbs.VERBS["fake"] = "A verb of a test"
+app.main()
+"""
+
+
+def ftckpt(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run(arguments, os.environ | environment)
+
+
+def fake_script(body: str) -> str:
+    return FAKE.format(body="\n".join("    " + line for line in body.splitlines()))
+
+
+def fake(body: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", fake_script(body), "fake", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=60,
+        check=False,
+    )
+
+
+def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return the result record of the one JSON document on stdout."""
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"a bare {token} in JSON")
+
+    document = json.loads(done.stdout, parse_constant=refuse)
+    record = document["result"]
+    assert record["code"] == done.returncode
+    assert record["name"] == ExitCode(done.returncode).name
+    assert isinstance(record, dict)
+    return record
+
+
+def test_errors_become_their_exit_code() -> None:
+    for error in FtckptError.__subclasses__():
+        code = app.verdict(error("what, where", hint="do this"))
+        assert code == Result(error.exit_code, "what, where", "do this")
+    assert app.verdict(MemoryError()).code is ExitCode.NO_RESOURCE
+    unmapped = ImportError("libblas.so: failed to map segment from shared object")
+    assert app.verdict(unmapped).code is ExitCode.NO_RESOURCE
+    assert app.verdict(ImportError("no module named x")).code is ExitCode.INTERNAL
+    assert app.verdict(KeyError("x")).code is ExitCode.INTERNAL
+
+
+def test_an_error_is_a_sentence_and_a_hint() -> None:
+    done = fake('raise errors.CorruptError("it is bad", hint="do this")')
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "ftckpt: it is bad\nhint: do this\n"
+
+
+def test_a_bug_is_never_a_verdict() -> None:
+    done = fake('raise KeyError("x")', "--json")
+    record = result_of(done)
+    assert done.returncode == 1
+    assert "a bug in ftckpt" in record["message"]
+    assert "--debug" in record["hint"]
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in fake('raise KeyError("x")', "--debug").stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ('raise errors.UnsafeError("no")', 7),
+        ("raise MemoryError", 12),
+        ("open('/nowhere/at/all')", 1),
+        ("import errno; raise OSError(errno.EACCES, 'no', 'file')", 11),
+        ("import errno; raise OSError(errno.ENOSPC, 'no')", 12),
+        ("raise ZeroDivisionError", 1),
+        ('return Result(ExitCode.DIFFERENT, "they differ")', 3),
+        ("return None", 0),
+        ("sys.exit('out')", 1),
+    ],
+)
+def test_json_ends_in_a_result_in_every_case(body: str, code: int) -> None:
+    done = fake(body, "--json")
+    assert done.returncode == code
+    result_of(done)
+    document = json.loads(done.stdout)
+    assert document["schema"] == "ftckpt.fake/1"
+    assert (document["target"], document["number"]) == ("here", "NaN")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("latest", "--json"),
+        ("latest", "--json", "--no-such-flag", "x"),
+        ("latest", "--json", "x", "--verify", "nonsense"),
+        ("latest", "--json", "x", "--max-fallback", "-1"),
+        ("latest", "--json", "x", "--timeout", "soon"),
+        ("nosuchverb", "--json"),
+        ("--json",),
+    ],
+)
+def test_usage_errors_are_json_too(arguments: tuple[str, ...]) -> None:
+    done = ftckpt(*arguments)
+    assert done.returncode == 2
+    assert result_of(done)["message"]
+
+
+def test_usage_errors_say_what_was_meant() -> None:
+    done = ftckpt("latst", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean latest?" in done.stderr
+    assert "--verify" in ftckpt("latest", "x", "--verfy", "content").stderr
+    assert "more arguments than seal takes: of a path" in (
+        ftckpt("seal", "first", "of a path").stderr
+    )
+    assert "delta is several verbs: delta pack, delta unpack," in ftckpt("delta", "--help").stderr
+    assert "did you mean replay run or replay compare" in ftckpt("repaly").stderr
+    assert "did you mean gc undelete?" in ftckpt("undelete").stderr
+    assert "hint: leave @7 out" in ftckpt("inspect", str(DATA / "run" / "step-1@7")).stderr
+    assert "'--verify': 'all' is not one of" in ftckpt("latest", "x", "--verify", "all").stderr
+    assert ftckpt().returncode == 2
+    assert "Verbs:" in ftckpt().stderr
+
+
+def test_json_after_a_double_dash_is_a_path() -> None:
+    done = ftckpt("latest", "--", "--json")
+    assert (done.returncode, done.stdout) == (15, "")
+
+
+def test_version_and_help_topics() -> None:
+    done = ftckpt("--version")
+    assert (done.returncode, done.stdout) == (0, "ftckpt 0.1.0\n")
+    topic = ftckpt("help", "exit-codes").stdout
+    for code in ExitCode:
+        assert f" {int(code)} " in topic
+        assert code.name in topic
+    assert "FTCKPT_<VERB>_<FLAG>" in ftckpt("help", "environment").stdout
+    assert ftckpt("help", "latest").stdout == ftckpt("latest", "--help").stdout
+    assert ftckpt("help", "nothing").returncode == 2
+    assert "delta unpack  Write" in ftckpt("help", "delta").stdout
+    flags = {option for verb in verbs.VERBS for p in verbs.load(verb).params for option in p.opts}
+    never = re.findall(r"--[a-z-]+(?=[,.])", ftckpt("help", "environment").stdout)
+    assert set(never) <= flags
+    assert "--no-proof" in never
+
+
+def test_help_ends_in_examples_and_codes() -> None:
+    text = ftckpt("latest", "--help").stdout
+    assert text.index("Options:") < text.index("Examples:") < text.index("Exit codes:")
+    assert "130" in text
+    assert text.isascii()
+
+
+def test_flags_from_the_environment_are_used_and_shown(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    path = str(tmp_path / "empty")
+    done = ftckpt("latest", path, FTCKPT_LATEST_VERIFY="content", FTCKPT_LATEST_JSON="1")
+    document = json.loads(done.stdout)
+    assert document["level"] == "content"
+    assert document["environment"] == {
+        "FTCKPT_LATEST_VERIFY": "content",
+        "FTCKPT_LATEST_JSON": "1",
+    }
+    assert ftckpt("latest", path, FTCKPT_LATEST_VERIFY="nonsense").returncode == 2
+    done = ftckpt("latest", path, FTCKPT_LATEST_JSON="0")
+    assert (done.returncode, done.stdout) == (15, "")
+    done = ftckpt("latest", FTCKPT_LATEST_JSON="yes")  # a usage error, in JSON all the same
+    assert result_of(done)["code"] == 2
+
+
+def test_no_environment_may_skip_a_check() -> None:
+    command = verbs.load("latest")
+    from_environment = {p.name: p.envvar for p in command.params if p.envvar}
+    assert from_environment["verify"] == "FTCKPT_LATEST_VERIFY"
+    assert from_environment["step_at_most"] == "FTCKPT_LATEST_STEP_AT_MOST"
+    assert not from_environment.keys() & verbs.NO_ENVIRONMENT
+    assert {"skip_unsafe", "skip_unverified"} <= {p.name for p in command.params}
+    names = {p.envvar for verb in verbs.VERBS for p in verbs.load(verb).params}
+    assert "FTCKPT_VERIFY_ALL" in names
+    assert "FTCKPT_SEAL_FORCE" not in names
+
+
+@pytest.mark.parametrize("verb", ["copy", "repair", "verify"])
+def test_a_flag_of_several_names_has_the_variable_of_its_first_and_none_forgets(verb: str) -> None:
+    """`--restart` removes what another run has built."""
+    variables = {p.name: p.envvar for p in verbs.load(verb).params if p.envvar}
+    assert variables["jobs"] == f"FTCKPT_{verb.upper()}_JOBS"
+    assert "restart" not in variables
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("hang", ["time.sleep(600)", "pool.submit(time.sleep, 600).result()"])
+def test_signals_end_it_even_where_threads_hang(
+    number: signal.Signals, code: int, hang: str
+) -> None:
+    body = (
+        "import time\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor() as pool:\n"
+        "    print('ready', file=sys.stderr, flush=True)\n"
+        f"    {hang}"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", fake_script(body), "fake", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    time.sleep(0.2)  # a signal just before a wait begins is seen when it ends
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)  # far less than the thread hangs
+    assert process.returncode == code
+    assert json.loads(stdout)["result"]["code"] == code
+    assert "Traceback" not in stderr
+
+
+# Each keeps the interpreter for ever inside C code: no handler and no thread of Python runs.
+_IN_C = {
+    "here": "hash(endless)",
+    "in a thread": "threading.Thread(target=hash, args=(endless,)).start()\n"
+    "threading.Event().wait()",
+    "after the handler": "time.sleep = lambda n: None\n"
+    "try: threading.Event().wait()\n"
+    "finally: hash(endless)",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", _IN_C)
+def test_signals_end_it_where_c_code_keeps_the_interpreter(
+    number: signal.Signals, where: str
+) -> None:
+    body = (
+        "import threading, time\n"
+        "endless = ()\n"
+        "for _ in range(80): endless = (endless, endless)\n"
+        "print('ready', file=sys.stderr, flush=True)\n" + _IN_C[where]
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", fake_script(body), "fake", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    time.sleep(0.2)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    # A shell sees 128 and the number, as it does where Python could end it.
+    assert process.returncode == -number
+    assert json.loads(stdout)["result"]["code"] == 128 + number
+    assert "Traceback" not in stderr
+
+
+def test_what_watches_a_process_ends_with_it() -> None:
+    """It would hold the output open: its reader would wait for ever."""
+    body = "import os, signal\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    done = fake(body)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "ready\n")
+
+
+_AWAY = (
+    "class Away:\n"
+    "    def find_spec(self, name, *_):\n"
+    "        if name == '{name}':\n"
+    "            raise OSError(5, 'Input/output error', '/opt/ftckpt/x.py')\n"
+    "sys.meta_path.insert(0, Away())\n"
+)
+
+
+def test_modules_that_cannot_be_read_are_storage_and_no_bug() -> None:
+    done = fake(
+        _AWAY.format(name="ftckpt.discovery.resolve") + "import ftckpt.discovery.resolve", "--json"
+    )
+    assert result_of(done)["code"] == 10
+    assert "/opt/ftckpt/x.py" in done.stderr
+    body = "from ftckpt.commands import nothing_of_that_name"
+    assert result_of(fake(body, "--json"))["code"] == 1  # a name that never was is a bug
+    body = "raise ModuleNotFoundError('No module named x', name='ftckpt.discovery.resolve')"
+    assert result_of(fake(body, "--json"))["code"] == 10
+
+
+def test_modules_that_cannot_be_read_at_the_start_are_storage_and_no_bug() -> None:
+    script = (
+        "import sys\nfrom ftckpt.__main__ import main\n"
+        + _AWAY.format(name="ftckpt.commands.cli.app")
+        + "sys.argv[1:] = ['verify', 'x', '--json']\n"
+        + "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result_of(done)["code"] == 10
+    assert "Traceback" not in done.stderr
+
+
+def test_a_thread_that_cannot_be_started_is_a_lack_of_resources() -> None:
+    body = (
+        "import threading\n"
+        'def refuse(*_, **__): raise RuntimeError("can\'t start new thread")\n'
+        "threading._start_new_thread = threading._start_joinable_thread = refuse\n"
+        "threading.Thread(target=print).start()"
+    )
+    assert result_of(fake(body, "--json"))["code"] == 12
+
+
+def test_without_room_for_another_process_it_works_as_well() -> None:
+    body = (
+        "import os\n"
+        "from ftckpt.commands.cli import watchdog\n"
+        "def refuse(): raise BlockingIOError(11, 'no more processes')\n"
+        "os.fork = refuse\n"
+        "watchdog.start(print)\n"
+    )
+    assert fake(body).returncode == 0
+
+
+def test_a_signal_in_a_callback_is_not_lost() -> None:
+    """What is raised there goes nowhere: the process went on, with a traceback on stderr."""
+    done = fake(
+        "import os, signal, weakref\n"
+        'thing = type("Thing", (), {})()\n'
+        "callback = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "del thing",
+        "--json",
+    )
+    assert (done.returncode, done.stderr) == (143, "")
+    assert result_of(done)["code"] == 143
+
+
+def test_ctrl_c_before_anything_is_imported_leaves_no_traceback() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from ftckpt.__main__ import main\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'ftckpt.commands.cli.app':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def handlers() -> list[object]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    return [*map(signal.getsignal, numbers), sys.unraisablehook]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["no-such-verb"]])
+def test_a_run_in_this_process_puts_signal_handlers_back(arguments: list[str]) -> None:
+    before = handlers()
+    with pytest.raises(SystemExit):
+        app.main(arguments)
+    assert handlers() == before
+
+
+def test_a_signal_that_was_swallowed_ends_nothing_later() -> None:
+    before, words = handlers(), list[ExitCode]()
+    with ending.signals_caught(words.append):
+        assert handlers() != before
+        with pytest.raises(ending.SignalError):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert (handlers(), words) == (before, [])
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
+    body = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)"
+    script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + fake_script(body)
+    done = subprocess.run([sys.executable, "-c", script, "fake"], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["help exit-codes", "--help", "help environment --json", "nosuchverb --json", "--version"],
+)
+def test_a_closed_pipe_is_141_and_silent(command: str) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    process = subprocess.run(
+        [sys.executable, "-m", "ftckpt", *command.split()],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    os.close(write_end)
+    assert process.returncode == 141
+    assert b"Traceback" not in process.stderr
+    assert b"BrokenPipe" not in process.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", ["help exit-codes --json", "--help", "verify --help"])
+def test_a_full_disk_under_stdout_is_12(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ftckpt", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 12
+    assert done.stderr.startswith("ftckpt: cannot write to standard output: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_streams_and_no_home() -> None:
+    command = [sys.executable, "-m", "ftckpt", "help", "exit-codes"]
+    done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], timeout=60, check=False)
+    assert done.returncode == 0
+    environment = {k: v for k, v in os.environ.items() if k != "HOME"}
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_any_name_can_be_printed_in_any_locale(tmp_path: Path) -> None:
+    name = os.fsdecode("r\u00fcn".encode() + b"\xff\x1b[31m")
+    (tmp_path / name).mkdir()
+    path = os.path.join(tmp_path, name)
+    for more in ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}):
+        done = subprocess.run(
+            [sys.executable, "-m", "ftckpt", "latest", path],
+            capture_output=True,
+            env=os.environ | more,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 15
+        assert b"\x1b" not in done.stderr
+        assert b"\\xff" in done.stderr
+        done = subprocess.run(
+            [sys.executable, "-m", "ftckpt", "latest", path, "--json"],
+            capture_output=True,
+            env=os.environ | more,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout.isascii()
+        assert json.loads(done.stdout)["target"].endswith("\\xff\x1b[31m")
+
+
+def test_json_is_plain_data() -> None:
+    from ftckpt.findings import finding
+
+    text = json_text(
+        {
+            "inf": float("-inf"),
+            "code": ExitCode.CORRUPT,
+            "lone": "\ud800\udcff",
+            "finding": finding("nan", "here", tensor="w"),
+            "result": Result(ExitCode.OK, "m"),
+            "set": {2, 1},
+            "raw": (b"\x00",),
+            "keys": {1: None},
+        }
+    )
+    document = json.loads(text)
+    assert document["inf"] == "-Infinity"
+    assert document["code"] == "CORRUPT"
+    assert document["lone"] == "\\ud800\\xff"
+    assert document["finding"]["tensor"] == "w"
+    assert document["result"] == {"code": "OK", "message": "m", "hint": ""}
+    assert (document["set"], document["raw"], document["keys"]) == ([1, 2], ["00"], {"1": None})
+
+
+def test_quantities_as_text() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 1024, 1536, 1 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "1.0 TiB",
+    ]
+    assert [human_count(n) for n in (950, 1200, 7_000_000_000)] == ["950", "1.2 K", "7.0 B"]
+    assert [human_duration(s) for s in (0.085, 4.2, 185, 7620, 273600)] == [
+        "85 ms",
+        "4.2 s",
+        "3 min 05 s",
+        "2 h 07 min",
+        "3 d 04 h",
+    ]
+    assert printable("a\x1b[0m\u202eb\n\udcff") == "a\\x1b[0m\\u202eb\\x0a\\xff"
+    assert table(("name", "size>"), [("a", 5), ("two\nlines", 12345)]).splitlines() == [
+        "name           size",
+        "------------  -----",
+        "a                 5",
+        "two\\x0alines  12345",
+    ]
+    assert [parse_duration(t, "-") for t in ("90", "1.5h", "2 d", "250ms")] == [
+        90,
+        5400,
+        172800,
+        0.25,
+    ]
+    for wrong in ("", "soon", "-5", "5 parsecs", "1e999"):
+        with pytest.raises(UsageError):
+            parse_duration(wrong, "--timeout")
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert set(codes.MEANINGS) == set(ExitCode)
+    assert ending.GRACE < 2
+
+
+def test_progress_is_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from ftckpt.commands.cli import progress
+    from ftckpt.progress import NULL
+
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    counter = progress.ProgressCounter(stream)
+    counter.start("reading", 1000 << 20)
+    for _ in range(100):
+        now[0] += 1
+        counter.add(1 << 20)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "reading: 30.0 MiB of 1000.0 MiB (3 %), 1.0 MiB/s, 16 min 10 s left"
+    assert "\x1b" not in stream.getvalue()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert Invocation(quiet=True).counter is NULL
+    assert Invocation(json=True).counter is NULL
+    assert Invocation().counter is not NULL
+
+
+def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
+    import pty
+
+    script = (
+        "import sys\n"
+        "from ftckpt.commands.cli import progress\n"
+        "from ftckpt.commands.cli.invocation import Invocation\n"
+        "progress.SECONDS_BEFORE_BAR = 0.0\n"
+        "run = Invocation()\n"
+        "run.counter.start('reading', 100)\n"
+        "run.counter.add(50)\n"
+        "run.say('a [red]remark[/red]')\n"
+        "run.close()\n"
+    )
+    parent, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    subprocess.run(
+        [sys.executable, "-c", script], stderr=child, env=environment, timeout=60, check=True
+    )
+    os.close(child)
+    shown = b""
+    try:
+        while more := os.read(parent, 65536):
+            shown += more
+    except OSError:  # the other end is closed: the end of the output
+        pass
+    os.close(parent)
+    assert b"a [red]remark[/red]" in shown
+    assert b"reading" in shown
+    assert b"\x1b[?25h" in shown  # the cursor is back

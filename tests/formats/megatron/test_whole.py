@@ -1,0 +1,456 @@
+"""Megatron's formats of models that no Megatron job saved: what they hold, and the way back."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import FtckptError, UnsupportedError, UsageError
+from ftckpt.formats.families import family_names, to_hugging_face, to_megatron
+from ftckpt.formats.families.facts import arguments_of
+from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
+from ftckpt.formats.writers import format_and_writer
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.request.narrowing import Only, drop, only
+from tests.builders.checkpoints import open_checkpoint
+from tests.builders.hf_models import VOCAB, Model
+from tests.builders.materialise import materialise
+from tests.builders.megatron_files import altered, opened
+from tests.builders.real_sets import real_set
+from tests.campaign import examples
+from tests.conformance.formats import Made
+from tests.conformance.writers import assert_repeatable
+
+LOCAL = ("local", *DEFAULT_SPELLINGS)
+SIZES: dict[str, dict[str, int]] = {
+    "one rank": {},
+    "tensor ranks": {"tp": 2},
+    "stages": {"pp": 4},
+    "interleaved": {"tp": 2, "pp": 2, "vp": 2, "dp": 2},
+}
+
+
+def made(content: Content, to: Path, form: str, **wishes: Any) -> tuple[Checkpoint, Layout]:
+    """Write a content; hold what is read back to what the layout says."""
+    writer = format_and_writer(form)[1]
+    layout = writer.layout(content, Wishes(**wishes))
+    assert list(layout.unplaced) == []
+    assert_repeatable(writer.layout(content, Wishes(**wishes)), layout)
+    materialise(layout, content.checkpoint, to)
+    result = open_checkpoint(to)
+    held = layout.content or content
+    assert result.format == form
+    assert [one for one in result.check() if one.kind != "opaque-object"] == []
+    assert result.tensors.keys() | result.aliases.keys() == set(held.tensors) | set(held.aliases)
+    return result, layout
+
+
+def translated(folder: Path, **options: Any) -> Content:
+    return to_megatron(Content.of(open_checkpoint(folder)), **options)
+
+
+def arguments(checkpoint: Path) -> dict[str, Any]:
+    """Return what plain torch reads of the arguments."""
+    import torch
+
+    file = checkpoint / "common.pt"
+    if not file.exists():
+        file = min(checkpoint.glob("mp_rank_*/model_optim_rng.pt"))
+    found: dict[str, Any] = vars(torch.load(file, weights_only=False)["args"])
+    return found
+
+
+def require_back(model: Model, weights: Mapping[str, Any], there: Path, back: Path) -> None:
+    """Hold what a Megatron checkpoint gives back to what it was made from."""
+    from safetensors.torch import load_file
+
+    content = to_hugging_face(only(Content.of(open_checkpoint(there)), Only.MODEL))
+    made(content, back, "safetensors")
+    found = load_file(back / "model.safetensors")
+    assert set(found) == set(weights)
+    for name, value in weights.items():
+        assert value.equal(found[name]), name
+    assert json.loads((back / "config.json").read_text()) == model.config()
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", family_names())
+def test_there_and_back_gives_the_same_bits(
+    name: str, sizes: str, form: str, tmp_path: Path
+) -> None:
+    model = Model(name, tied=sizes == "stages")
+    weights = model.save(tmp_path / "hf")
+    made(translated(tmp_path / "hf"), tmp_path / "there", form, **SIZES[sizes])
+    require_back(model, weights, tmp_path / "there", tmp_path / "back")
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[Model, dict[str, int], tuple[str, ...]]:
+    tp, pp, vp = (draw(st.sampled_from([1, 2, 4])) for _ in range(3))
+    name = draw(st.sampled_from(family_names()))
+    groups = tp * draw(st.integers(1, 2))
+    experts = 4 * draw(st.integers(1, 2))
+    model = Model(
+        name,
+        layers=pp * vp * draw(st.integers(1, 2)) if pp > 1 else draw(st.integers(1, 3)),
+        heads=groups * draw(st.integers(1, 3)),
+        groups=groups,
+        width=2 * draw(st.integers(1, 3)),
+        ffn=tp * draw(st.integers(1, 5)),
+        experts=experts,
+        tied=draw(st.booleans()),
+    )
+    sizes = {"tp": tp, "pp": pp, "vp": vp if pp > 1 else 1}
+    if model.sparse:
+        sizes["ep"] = draw(st.sampled_from([1, 2, 4]))
+    spellings = draw(st.sampled_from([(), ("local",), ("grouped",)]))
+    return model, sizes, spellings
+
+
+@settings(max_examples=examples(short=8, full=100), deadline=None)
+@given(models(), st.sampled_from(["megatron", "megatron-dist"]))
+def test_any_sizes_of_any_family(
+    case: tuple[Model, dict[str, int], tuple[str, ...]], form: str
+) -> None:
+    model, sizes, spellings = case
+    with tempfile.TemporaryDirectory() as place:
+        weights = model.save(Path(place) / "hf")
+        content = translated(Path(place) / "hf", spellings=(*spellings, *DEFAULT_SPELLINGS))
+        made(content, Path(place) / "there", form, **sizes)
+        require_back(model, weights, Path(place) / "there", Path(place) / "back")
+
+
+# --- what Megatron finds there --------------------------------------------------------------------
+
+
+def test_each_rank_has_its_part_in_the_order_of_the_constructors(tmp_path: Path) -> None:
+    import torch
+
+    weights = Model(layers=2).save(tmp_path / "hf")
+    content = translated(tmp_path / "hf", spellings=LOCAL)
+    made(content, tmp_path / "there", "megatron", tp=2, pp=2)
+    state = torch.load(tmp_path / "there/mp_rank_01_001/model_optim_rng.pt", weights_only=False)
+    assert list(state) == ["args", "checkpoint_version", "iteration", "model"]
+    assert (state["checkpoint_version"], state["iteration"]) == (3.0, 0)
+    layer = "decoder.layers.0."
+    assert list(state["model"]) == [
+        f"{layer}input_layernorm.weight",
+        f"{layer}self_attention.linear_proj.weight",
+        f"{layer}self_attention.linear_qkv.weight",
+        f"{layer}pre_mlp_layernorm.weight",
+        f"{layer}mlp.linear_fc1.weight",
+        f"{layer}mlp.linear_fc2.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    ]
+    own = "model.layers.1."
+    gate, up = (weights[f"{own}mlp.{half}_proj.weight"] for half in ("gate", "up"))
+    fc1 = torch.cat([gate.chunk(2)[1], up.chunk(2)[1]])
+    assert state["model"][f"{layer}mlp.linear_fc1.weight"].equal(fc1)
+    queries, key, value = (weights[f"{own}self_attn.{x}_proj.weight"] for x in "qkv")
+    qkv = torch.cat([queries.chunk(2)[1], key.chunk(2)[1], value.chunk(2)[1]])
+    assert state["model"][f"{layer}self_attention.linear_qkv.weight"].equal(qkv)
+    padded = torch.nn.functional.pad(weights["lm_head.weight"], (0, 0, 0, 256 - VOCAB))
+    assert state["model"]["output_layer.weight"].equal(padded[128:])
+    assert state["args"].padded_vocab_size == 256
+
+
+def test_a_tied_embedding_lies_once_on_one_stage_and_twice_on_several(tmp_path: Path) -> None:
+    Model(tied=True).save(tmp_path / "hf")
+    content = translated(tmp_path / "hf")
+    one, _ = made(content, tmp_path / "one", "megatron")
+    several, _ = made(content, tmp_path / "several", "megatron", pp=2)
+    assert dict(one.aliases) == {}
+    assert dict(several.aliases) == {"output_layer.weight": "embedding.word_embeddings.weight"}
+    assert arguments(tmp_path / "one")["untie_embeddings_and_output_weights"] is False
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+def test_weights_that_share_memory_are_tied(form: str, tmp_path: Path) -> None:
+    import torch
+
+    model = Model()
+    weights = model.save(tmp_path / "hf")
+    (tmp_path / "hf/model.safetensors").unlink()
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    torch.save(weights, tmp_path / "hf/pytorch_model.bin")
+    result, _ = made(translated(tmp_path / "hf"), tmp_path / "there", form, pp=2)
+    assert "output_layer.weight" not in result.tensors
+    assert arguments(tmp_path / "there")["untie_embeddings_and_output_weights"] is False
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+def test_the_arguments_build_the_model(form: str, tmp_path: Path) -> None:
+    import torch
+
+    Model("qwen3_moe").save(tmp_path / "hf")
+    content = translated(tmp_path / "hf", spellings=("grouped", *DEFAULT_SPELLINGS))
+    made(content, tmp_path / "there", form, tp=2, ep=2, dp=4)
+    found = arguments(tmp_path / "there")
+    wanted = {
+        "num_layers": 4, "hidden_size": 16, "ffn_hidden_size": 24, "num_attention_heads": 4,
+        "group_query_attention": True, "num_query_groups": 2, "kv_channels": 4,
+        "max_position_embeddings": 16, "seq_length": 16, "position_embedding_type": "rope",
+        "rotary_base": 500000.0, "normalization": "RMSNorm", "norm_epsilon": 1e-6, "swiglu": True,
+        "add_bias_linear": False, "qk_layernorm": True, "padded_vocab_size": 256,
+        "untie_embeddings_and_output_weights": True, "num_experts": 4, "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 24, "moe_router_pre_softmax": False, "moe_grouped_gemm": True,
+        "transformer_impl": "transformer_engine", "params_dtype": torch.bfloat16, "bf16": True,
+        "tensor_model_parallel_size": 2, "expert_model_parallel_size": 2, "data_parallel_size": 4,
+        "ckpt_format": "torch" if form == "megatron" else "torch_dist",
+    }  # fmt: skip
+    assert {name: found.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_the_arguments_say_what_the_configuration_said(name: str, tmp_path: Path) -> None:
+    model = Model(name)
+    model.save(tmp_path / "hf")
+    made(translated(tmp_path / "hf"), tmp_path / "there", "megatron")
+    (tmp_path / "there/config.json").unlink()
+    content = Content.of(open_checkpoint(tmp_path / "there"))
+    back = to_hugging_face(only(content, Only.MODEL), family=name, true_vocab_size=VOCAB)
+    found = json.loads(back.beside["config.json"])
+    rope = model.config().get("rope_parameters", {})
+    wanted = model.config() | {"torch_dtype": "bfloat16"}
+    if rope:
+        wanted["rope_theta"] = rope["rope_theta"]
+    if "partial_rotary_factor" in rope:
+        wanted["rotary_pct"] = rope["partial_rotary_factor"]
+    for new in ("dtype", "rope_parameters", "mlp_only_layers"):
+        wanted.pop(new, None)
+    assert {field: found.get(field) for field in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("llama", "--bf16 --norm-epsilon 1e-06"),
+        ("qwen3", "--bf16 --qk-layernorm --norm-epsilon 1e-06"),
+        ("gpt_neox", "--bf16 --norm-epsilon 1e-05 --no-bias-gelu-fusion"),
+    ],
+)
+def test_what_megatron_does_not_read_from_a_checkpoint_is_said(
+    name: str, flags: str, tmp_path: Path
+) -> None:
+    Model(name).save(tmp_path / "hf")
+    layout = format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), Wishes())
+    said = [note.message for note in layout.notes]
+    assert said[0].endswith(f"start Megatron with --use-checkpoint-args {flags}")
+
+
+def test_modules_of_a_store_have_what_old_versions_ask_for(tmp_path: Path) -> None:
+    Model(layers=2).save(tmp_path / "hf")
+    content = translated(tmp_path / "hf", spellings=LOCAL)
+    store, _ = made(content, tmp_path / "there", "megatron-dist")
+    extra = {name for name in store.objects if "_extra_state" in name}
+    linear = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1",
+              "mlp.linear_fc2")  # fmt: skip
+    assert extra == {
+        f"decoder.layers.{module}._extra_state/shard_{layer}_2"
+        for module in linear
+        for layer in range(2)
+    }
+    stored = {info.stored_name for info in store.tensors.values()}
+    assert "decoder.layers.self_attention.linear_qkv.layer_norm_weight" in stored
+
+
+# --- from one of Megatron's formats to another ----------------------------------------------------
+
+
+def test_a_store_becomes_files_of_ranks_under_their_own_names(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = open_checkpoint(real_set("mcore_torchdist_tp2pp2", "iter_0000003", tmp_path_factory))
+    result, _ = made(only(Content.of(source), Only.MODEL), tmp_path / "there", "megatron")
+    real = opened(real_set("mcore_torch_tp2pp2", "iter_0000003", tmp_path_factory))
+    mine = opened(tmp_path / "there")
+    assert mine.layout.grid == real.layout.grid
+    for at in real.layout.grid.directories():
+        held = {k: v for k, v in real.tree(at)["model"].items() if not k.endswith("_extra_state")}
+        found = mine.tree(at)["model"]
+        assert [(k, v.shape) for k, v in found.items()] == [(k, v.shape) for k, v in held.items()]
+        assert mine.tree(at)["iteration"] == 3
+    for key, info in source.tensors.items():
+        if info.component == "model":
+            own = key.replace("self_attention.linear_qkv.layer_norm_", "input_layernorm.")
+            own = own.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+            assert read_tensor(result, own) == read_tensor(source, key), key
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+def test_arguments_are_carried_through_another_format(
+    form: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = opened(real_set("mcore_torch_tp2pp2", "iter_0000003", tmp_path_factory))
+    between, _ = made(Content.of(source), tmp_path / "between", "safetensors")
+    there, _ = made(only(Content.of(between), Only.MODEL), tmp_path / "there", form, tp=4)
+    before, after = (arguments_of(one).record.state for one in (source, there))
+    changed = {name: after[name] for name in before if str(before[name]) != str(after[name])}
+    assert changed.pop("no_save_rng", True) is changed.pop("no_save_optim", True) is True
+    sizes = {
+        "tensor_model_parallel_size": 4, "tensor_parallel_num_weight_shards": 4, "world_size": 8,
+        "expert_tensor_parallel_size": 4, "expert_tensor_parallel_num_weight_shards": 4,
+    }  # fmt: skip
+    store = {"ckpt_format": "torch_dist", "use_dist_ckpt": True}
+    assert changed == (sizes if form == "megatron" else sizes | store)
+
+
+def carried(content: Content, place: Path, **args: Any) -> Content:
+    """Return a content whose source carries other arguments, and no `config.json`."""
+    made(content, place / "first", "megatron")
+    (place / "first/config.json").unlink()
+    altered(Made(place / "first", {}), "mp_rank_00", **{f"args__{k}": v for k, v in args.items()})
+    between, _ = made(Content.of(open_checkpoint(place / "first")), place / "second", "safetensors")
+    return only(Content.of(between), Only.MODEL)
+
+
+@pytest.mark.parametrize("spelling", ["sequential", "grouped"])
+def test_experts_get_the_names_of_the_job(spelling: str, tmp_path: Path) -> None:
+    Model("mixtral").save(tmp_path / "hf")
+    first = translated(tmp_path / "hf", spellings=("sequential", *DEFAULT_SPELLINGS))
+    content = carried(first, tmp_path, moe_grouped_gemm=spelling == "grouped")
+    result, _ = made(content, tmp_path / "there", "megatron", ep=2)
+    own = {
+        "sequential": "decoder.layers.3.mlp.experts.local_experts.3.linear_fc1.weight",
+        "grouped": "decoder.layers.3.mlp.experts.linear_fc1.weight3",
+    }
+    assert {key for key in own.values() if key in result.tensors} == {own[spelling]}
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"moe_grouped_gemm": True, "moe_use_legacy_grouped_gemm": True}, "in one matrix"),
+        ({"transformer_impl": "transformer_engine"}, "the arguments say otherwise"),
+    ],
+)
+def test_names_that_the_job_does_not_have(args: Any, says: str, tmp_path: Path) -> None:
+    Model("mixtral").save(tmp_path / "hf")
+    content = carried(translated(tmp_path / "hf", spellings=LOCAL), tmp_path, **args)
+    with pytest.raises(UnsupportedError, match=says):
+        format_and_writer("megatron")[1].layout(content, Wishes())
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"sliding_window": 8}, "sliding_window = 8"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+    ],
+)
+def test_a_model_that_arguments_cannot_describe(
+    config: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    model = Model()
+    model.save(tmp_path / "hf")
+    (tmp_path / "hf/config.json").write_text(json.dumps(model.config() | config))
+    with pytest.raises(UnsupportedError, match=says):
+        format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), Wishes())
+
+
+@pytest.mark.parametrize(
+    ("rope", "wanted"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"rotary_seq_len_interpolation_factor": 4}),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 8192},
+            {"use_rope_scaling": True, "rope_scaling_factor": 8.0},
+        ),
+    ],
+)  # fmt: skip
+def test_stretched_frequencies(rope: Any, wanted: Any, tmp_path: Path) -> None:
+    model = Model()
+    model.save(tmp_path / "hf")
+    said = model.config() | {"rope_parameters": {"rope_theta": 10000.0, **rope}}
+    (tmp_path / "hf/config.json").write_text(json.dumps(said))
+    made(translated(tmp_path / "hf"), tmp_path / "there", "megatron")
+    found = arguments(tmp_path / "there")
+    assert {name: found.get(name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+def test_other_names_are_refused_with_the_way_out(form: str, tmp_path: Path) -> None:
+    Model().save(tmp_path / "hf")
+    writer = format_and_writer(form)[1]
+    with pytest.raises(FtckptError, match="is no parameter of a GPT model") as refused:
+        writer.layout(Content.of(open_checkpoint(tmp_path / "hf")), Wishes())
+    assert refused.value.hint is not None
+    assert "--names megatron" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        ("model.layers.3.*", "decoder.layers.3.mlp.linear_fc1.layer_norm_weight"),
+        ("model.layers.1.mlp.down_proj.weight", "decoder.layers.1.mlp.linear_fc2.weight"),
+        ("model.embed_tokens.weight", "embedding.word_embeddings.weight"),
+    ],
+)
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+def test_a_model_with_a_gap_is_refused(gone: str, says: str, form: str, tmp_path: Path) -> None:
+    Model().save(tmp_path / "hf")
+    content = to_megatron(drop(Content.of(open_checkpoint(tmp_path / "hf")), [gone]))
+    with pytest.raises(UnsupportedError, match=f"lacks {re.escape(says)}"):
+        format_and_writer(form)[1].layout(content, Wishes())
+
+
+def test_spellings_that_no_implementation_has_together(tmp_path: Path) -> None:
+    Model("mixtral").save(tmp_path / "hf")
+    content = translated(tmp_path / "hf", spellings=("grouped", *LOCAL))
+    with pytest.raises(UnsupportedError, match="grouped by matrix"):
+        format_and_writer("megatron")[1].layout(content, Wishes())
+
+
+def test_more_layers_than_the_arguments_count(tmp_path: Path) -> None:
+    model = Model()
+    model.save(tmp_path / "hf")
+    said = model.config() | {"num_hidden_layers": 3}
+    (tmp_path / "hf/config.json").write_text(json.dumps(said))
+    with pytest.raises(UnsupportedError, match="has a layer 3, and its arguments count 3 layers"):
+        format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), Wishes())
+
+
+def test_names_without_a_model_are_refused(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"embedding.word_embeddings.weight": torch.zeros(4, 4)}, tmp_path / "one.pt")
+    content = Content.of(open_checkpoint(tmp_path / "one.pt"))
+    with pytest.raises(UnsupportedError, match="does not say what Megatron is to build"):
+        format_and_writer("megatron")[1].layout(content, Wishes())
+
+
+def test_what_has_no_place_is_named(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = open_checkpoint(real_set("mcore_torchdist_tp2pp2", "iter_0000003", tmp_path_factory))
+    content = Content.of(source)
+    alone = content.with_tensors(w for w in content.tensors.values() if w.component == "model")
+    layout = format_and_writer("megatron")[1].layout(alone, Wishes())
+    assert layout.unplaced[0].startswith("rng_state/")
+    assert not any("_extra_state" in name for name in layout.unplaced)
+
+
+def test_sizes_that_do_not_divide(tmp_path: Path) -> None:
+    Model().save(tmp_path / "hf")
+    writer = format_and_writer("megatron")[1]
+    for wishes in (Wishes(tp=3), Wishes(pp=3), Wishes(ep=2)):
+        with pytest.raises(UsageError):
+            writer.layout(translated(tmp_path / "hf"), wishes)
