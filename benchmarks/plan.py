@@ -16,8 +16,8 @@ import side_by_side
 from side_by_side import Contestant, compare, run_ftckpt
 
 from ftckpt.planning import simulation
-from ftckpt.planning.models import Costs, asynchronous, exact
-from ftckpt.planning.models.inputs import Pattern, Tier
+from ftckpt.planning.models import asynchronous, exact
+from ftckpt.planning.models.inputs import Costs, Pattern, Tier
 from tests.planning.models.plain_loop import background, blocking
 
 MTBF = 7593.75

@@ -72,7 +72,10 @@ def main() -> None:
 
 def by_names(*words: str) -> int:
     """Plan as for a person who looks at a root of more files than are worth asking about."""
-    code = "from ftckpt.commands.cli import app; from ftckpt.commands import gc; gc._MOST_FILES = 0; app.main()"
+    code = (
+        "from ftckpt.commands.cli import app; from ftckpt.commands import gc;"
+        " gc._MOST_FILES = 0; app.main()"
+    )
     return silent(sys.executable, "-c", code, *words)
 
 

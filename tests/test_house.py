@@ -90,7 +90,7 @@ def test_within_a_floor_imports_are_relative() -> None:
 
 
 def test_nothing_unpickles_by_executing() -> None:
-    """No torch.load, and no pickle.load: what reads pickles is `formats/pickles/unpickle.py` alone."""
+    """No torch.load, and no pickle.load: `formats/pickles/unpickle.py` alone reads pickles."""
     forbidden = {"load", "loads", "Unpickler"}
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text())):

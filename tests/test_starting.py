@@ -20,16 +20,16 @@ DATA = Path(__file__).parent / "data"
 
 # The module that opens each format.
 READERS = {
-    "bundle": "bundle_opening",
-    "dcp": "dcp_checkpoint",
-    "deepspeed": "deepspeed_reading",
-    "deepspeed-universal": "deepspeed_universal_reading",
-    "delta": "delta_opening",
-    "megatron": "megatron_opening",
-    "megatron-dist": "megatron_dist_checkpoint",
-    "ranks": "rank_opening",
-    "safetensors": "safetensors_checkpoint",
-    "torchsave": "torchsave_checkpoint",
+    "bundle": "trainer_dirs.reader",
+    "dcp": "dcp.reader",
+    "deepspeed": "deepspeed.reader",
+    "deepspeed-universal": "deepspeed.universal.reader",
+    "delta": "delta.reader",
+    "megatron": "megatron.reader",
+    "megatron-dist": "megatron.torch_dist.reader",
+    "ranks": "ranks.reader",
+    "safetensors": "safetensors.reader",
+    "torchsave": "torchsave.reader",
 }
 # Each command in a fork of a process that has imported what all share.
 PROGRAM = """
@@ -113,7 +113,8 @@ def test_recognising_parses_nothing(imported: dict[str, set[str]]) -> None:
     """A root's children are known by names, so that `latest` and `gc` import one reader."""
     assert readers(imported[""]) == set()
     assert readers(imported["latest"]) == readers(imported["gc"]) == {"dcp"}
-    parsers = {f"ftckpt.formats.{name}" for name in ("unpickle", "archive", "torch_stream")}
+    names = ("pickles.unpickle", "torch_files.zip_directory", "torch_files.stream")
+    parsers = {f"ftckpt.formats.{name}" for name in names}
     assert not (imported[""] | imported["safetensors"]) & parsers
 
 
@@ -143,4 +144,5 @@ def test_a_command_line_is_read_without_pydantic(imported: dict[str, set[str]]) 
 def test_every_reader_is_named_here() -> None:
     assert {one.name for one in FORMATS if not isinstance(one, Recognised)} == set(READERS)
     for module in READERS.values():
-        assert (Path(__file__).parents[1] / "formats" / f"{module}.py").exists()
+        path = Path(__file__).parents[1].joinpath("formats", *module.split("."))
+        assert path.with_suffix(".py").exists()

@@ -66,7 +66,7 @@ class MegatronWriter:
     grants = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
 
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
-        """Return the sizes of an example (fits `ftckpt.transfer.request.example.FollowsExample`)."""
+        """Return the sizes of an example (`ftckpt.transfer.request.example.FollowsExample`)."""
         assert isinstance(example, MegatronCheckpoint)
         grid = example.layout.grid
         sizes = {"tp": grid.tp, "pp": grid.pp, "vp": example.layout.chunks, "ep": grid.ep}

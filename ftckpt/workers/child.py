@@ -1,4 +1,4 @@
-"""What a copy of this process does (`ftckpt.workers.processes` makes it, and hears what it says)."""
+"""What a copy of this process does (`ftckpt.workers.processes` makes it and hears from it)."""
 
 from __future__ import annotations
 

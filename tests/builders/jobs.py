@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 
-def run_job(ranks: int, program: str, *arguments: object) -> list[str]:
-    """Run a program of this folder on `ranks` processes; return what each printed.
+def run_job(ranks: int, program: Path, *arguments: object) -> list[str]:
+    """Run a program on `ranks` processes; return what each printed.
 
     A rank that fails fails the test, with what all of them said.
     """
@@ -26,7 +26,7 @@ def run_job(ranks: int, program: str, *arguments: object) -> list[str]:
     }
     started = [
         subprocess.Popen(
-            [sys.executable, Path(__file__).with_name(program), *map(str, arguments)],
+            [sys.executable, program, *map(str, arguments)],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -34,8 +34,10 @@ REPOSITORY = Path(__file__).parents[2]
 # Imports once, then forks a run for each command line, which dies at its own write operation.
 KILLER = """
 import json, os, signal, sys
-import ftckpt.commands.seal, ftckpt.storage.local.atomic as atomic, ftckpt.storage.s3.client as s3client
-import ftckpt.storage.s3.store, ftckpt.discovery.resolve, ftckpt.verification, ftckpt.formats.catalog
+import ftckpt.commands.seal, ftckpt.storage.local.atomic as atomic
+import ftckpt.storage.s3.client as s3client
+import ftckpt.storage.s3.store, ftckpt.discovery.resolve, ftckpt.verification
+import ftckpt.formats.catalog
 from tests.faults.cli import here
 import numpy, xxhash, botocore.session, s3fs, aiobotocore.session
 

@@ -12,53 +12,10 @@ and broadcasts them; with numbers alone numpy is not imported. Arguments out of 
     interval = exact.optimum(60.0, mtbf)
     exact.outcome(interval, 60.0, mtbf, restart=480.0, detect=120.0).useful
 
-What is known:       `rates` (`poisson`): units, combination, confidence limits
+What is known:       `ftckpt.planning.rates` (`poisson`): units, combination, confidence limits
 How often, and what it leads to, as an `Outcome`:
                      `exact` blocking saves; `asynchronous`; `tiers`; `silent` errors; `spot`
                      machines; `classic`: Young, Daly, effective training time ratio
-Whether it is true:  `simulation`: event by event, sharing nothing but `inputs`
+Whether it is true:  `ftckpt.planning.simulation`: event by event, sharing nothing but `inputs`
 Around it:           `rounding` to steps, `storage`, `compression`, `elastic`, `peers`, `risk`
 """
-
-from __future__ import annotations
-
-from ftckpt.planning import poisson, rates, risk, simulation
-
-from . import (
-    asynchronous,
-    classic,
-    compression,
-    elastic,
-    exact,
-    peers,
-    rounding,
-    silent,
-    spot,
-    storage,
-    tiers,
-)
-from .inputs import Costs, Pattern, Preemption, Tier
-from .outcome import Outcome
-
-__all__ = [
-    "Costs",
-    "Outcome",
-    "Pattern",
-    "Preemption",
-    "Tier",
-    "asynchronous",
-    "classic",
-    "compression",
-    "elastic",
-    "exact",
-    "peers",
-    "poisson",
-    "rates",
-    "risk",
-    "rounding",
-    "silent",
-    "simulation",
-    "spot",
-    "storage",
-    "tiers",
-]

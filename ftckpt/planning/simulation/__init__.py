@@ -1,6 +1,6 @@
 """Runs of a job with failures: an independent check of the closed forms, and more than they know.
 
-    from ftckpt.planning.models import Costs
+    from ftckpt.planning.models.inputs import Costs
     from ftckpt.planning.models import exact
     from ftckpt.planning import simulation
 

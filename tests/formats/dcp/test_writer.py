@@ -172,7 +172,7 @@ def test_fsdp2_loads_it_at_another_world_size(tmp_path: Path) -> None:
     source = saved(tmp_path / "state.pt", state_of_one_process())
     first = write(WRITER, source, tmp_path / "first", dp=3)
     write(WRITER, first, tmp_path / "out", dp=5)  # as `reshard` does
-    texts = run_job(2, "fsdp2_loading.py", tmp_path / "out")
+    texts = run_job(2, Path(__file__).with_name("fsdp2_loading.py"), tmp_path / "out")
     assert "equal 7" in texts[0]
 
 

@@ -138,7 +138,7 @@ def test_fsdp2_loads_the_files_of_another_world(
     assert_as(result, content)
     assert_sound(result)
     truth = folder.parents[1] / "truth/state.safetensors"
-    texts = run_job(2, "rank_loading.py", tmp_path / "out/actor", truth)
+    texts = run_job(2, Path(__file__).with_name("loading.py"), tmp_path / "out/actor", truth)
     assert "equal 39" in texts[0]
 
 

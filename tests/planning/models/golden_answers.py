@@ -13,8 +13,6 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.extents import Box
 from ftckpt.planning import rates, risk
 from ftckpt.planning.models import (
-    Pattern,
-    Tier,
     asynchronous,
     classic,
     compression,
@@ -25,6 +23,7 @@ from ftckpt.planning.models import (
     storage,
     tiers,
 )
+from ftckpt.planning.models.inputs import Pattern, Tier
 from ftckpt.planning.rates import DAY, HOUR
 
 Answer = Callable[[dict[str, Any]], Any]

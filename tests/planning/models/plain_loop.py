@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftckpt.planning.models import Costs, Pattern
-from ftckpt.planning.models.inputs import shares
+from ftckpt.planning.models.inputs import Costs, Pattern, shares
 
 
 @dataclass

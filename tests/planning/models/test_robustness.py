@@ -13,17 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import (
-    Outcome,
-    Pattern,
-    Tier,
-    asynchronous,
-    classic,
-    exact,
-    silent,
-    spot,
-    tiers,
-)
+from ftckpt.planning.models import asynchronous, classic, exact, silent, spot, tiers
+from ftckpt.planning.models.inputs import Pattern, Tier
+from ftckpt.planning.models.outcome import Outcome
 
 ANY = st.one_of(
     st.floats(),
@@ -84,8 +76,9 @@ def test_an_answer_is_a_number_or_a_sentence(
 def test_one_number_needs_no_numpy() -> None:
     script = (
         "import sys\n"
-        "from ftckpt.planning.models import *\n"
-        "from ftckpt.planning.models import exact, asynchronous, tiers, silent, spot, rounding; from ftckpt.planning import rates\n"
+        "from ftckpt.planning import rates\n"
+        "from ftckpt.planning.models import asynchronous, exact, silent, spot, tiers\n"
+        "from ftckpt.planning.models.inputs import Tier\n"
         "rates.observed(419, 54 * 86400)\n"
         "best = exact.optimum(60.0, 11135.0)\n"
         "exact.outcome(best, 60.0, 11135.0, restart=480, detect=120)\n"

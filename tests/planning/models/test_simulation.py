@@ -13,17 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import FtckptError, UsageError
-from ftckpt.planning.models import (
-    Costs,
-    Outcome,
-    Pattern,
-    Preemption,
-    Tier,
-    asynchronous,
-    exact,
-    spot,
-    tiers,
-)
+from ftckpt.planning.models import asynchronous, exact, spot, tiers
+from ftckpt.planning.models.inputs import Costs, Pattern, Preemption, Tier
+from ftckpt.planning.models.outcome import Outcome
 from ftckpt.planning.simulation import (
     Exponential,
     Law,

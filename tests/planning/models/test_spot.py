@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import Preemption, asynchronous, spot
+from ftckpt.planning.models import asynchronous, spot
+from ftckpt.planning.models.inputs import Preemption
 
 TIME = st.floats(0.01, 3000)
 RATE = st.floats(1e-9, 1e-2)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import Pattern, Tier, exact, tiers
-from ftckpt.planning.models.inputs import shares
+from ftckpt.planning.models import exact, tiers
+from ftckpt.planning.models.inputs import Pattern, Tier, shares
 
 NEAR, FAR = Tier("near", 4, 10, 0.9), Tier("far", 90, 120, 1)
 
