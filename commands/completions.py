@@ -12,8 +12,9 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import typer
 
-from ftckpt.commands.cli.invocation import invoked, write
+from ftckpt.commands.cli.invocation import invoked
 from ftckpt.commands.cli.parameters import OneOf
+from ftckpt.commands.cli.terminal import write
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.errors import ExitCode
 

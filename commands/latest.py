@@ -20,8 +20,9 @@ from ftckpt.commands.cli.choosing import (
     report_receipts,
     warn_about,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked, write_bytes
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import printable
+from ftckpt.commands.cli.terminal import write_bytes
 from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, MissingError, UsageError
 

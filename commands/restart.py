@@ -19,9 +19,10 @@ from ftckpt.commands.cli.choosing import (
     report_receipts,
     warn_about,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked, write_bytes
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.terminal import write_bytes
 from ftckpt.commands.cli.transfers import (
     LayoutOptions,
     PartOptions,

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .api import convert, copy, diff, inspect, latest, open_checkpoint, repair, seal, verify
 
-__version__ = "0.1.0"
 __all__ = [
     "__version__",
     "convert",

@@ -12,15 +12,16 @@ from typing import Annotated, Any, NamedTuple, NoReturn, cast
 
 import typer
 
-from ftckpt import __version__
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.storage.remotes import named_in
+from ftckpt.version import __version__
 from ftckpt.workers.memory import spare_addresses
 
 from . import watchdog
 from .ending import SignalError, leave, signals_caught
-from .invocation import ClosedPipeError, Invocation, Result, complain, unwritable, write
+from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
+from .terminal import ClosedPipeError, unwritable, write
 from .verbs import RESUMABLE, VERBS, Verbs, environment_name
 
 # What `typer` raises for a wrong command line; it exports only the subclass.

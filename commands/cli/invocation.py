@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from ftckpt.errors import ExitCode, NoResourceError
+from ftckpt.errors import ExitCode
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 
 from .render import printable
+from .terminal import is_terminal, write
 
 if TYPE_CHECKING:
     from typer import Context
 
 
 T = TypeVar("T")
-
-
-class ClosedPipeError(BaseException):
-    """The reader of our output has gone; not an Exception, so that no handler takes it for one."""
 
 
 class Result(NamedTuple):
@@ -151,68 +147,3 @@ def complain(message: str, hint: str = "") -> None:
     """Print an error: one sentence, and what to do next."""
     lines = f"ftckpt: {printable(message)}\n" + (f"hint: {printable(hint)}\n" if hint else "")
     write(sys.stderr, lines)
-
-
-def is_terminal(stream: IO[str] | None) -> bool:
-    """Say whether a stream is a terminal that understands control sequences."""
-    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def write(stream: IO[str] | None, text: str) -> None:
-    """Write and flush text.
-
-    Raises:
-        ClosedPipeError: nobody reads any more.
-        NoResourceError: stdout goes to a full disk.
-    """
-    if stream is None:  # closed by the process that started us (`>&-`)
-        return
-    try:
-        stream.write(text)
-        stream.flush()
-    except OSError as error:
-        unwritable(stream, error)
-
-
-def write_bytes(stream: IO[str] | None, data: bytes) -> None:
-    """Write bytes as they are and flush: a path must reach the shell unchanged.
-
-    Raises:
-        ClosedPipeError, NoResourceError: as `write`.
-    """
-    if stream is None:
-        return
-    try:
-        stream.flush()
-        stream.buffer.write(data)  # type: ignore[attr-defined]
-        stream.buffer.flush()  # type: ignore[attr-defined]
-    except OSError as error:
-        unwritable(stream, error)
-
-
-def unwritable(stream: IO[str], error: OSError) -> None:
-    """Raise what a failed write means, and drop what the stream still holds.
-
-    Raises:
-        ClosedPipeError: nobody reads any more.
-        NoResourceError: stdout cannot take it.
-
-    Remarks that do not fit on a disk are lost without a word: there is no place left for the word.
-
-    What stays in the buffer would fail again at interpreter shutdown, with a message and a code of
-    the interpreter's own; so the descriptor is turned to the null device first.
-    """
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
-    except (OSError, ValueError):
-        pass
-    if isinstance(error, BrokenPipeError):
-        raise ClosedPipeError from error
-    if stream is sys.stderr:
-        return
-    raise NoResourceError(
-        f"cannot write to standard output: {error.strerror or error}",
-        hint="the output goes to a full or failing device",
-    ) from error

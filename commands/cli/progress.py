@@ -6,8 +6,8 @@ import threading
 import time
 from typing import IO, TYPE_CHECKING, Any
 
-from .invocation import is_terminal, write
 from .render import human_bytes, human_duration
+from .terminal import is_terminal, write
 
 if TYPE_CHECKING:
     from rich.progress import Progress

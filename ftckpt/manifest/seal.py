@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.digests.files import hash_files
 from ftckpt.errors import (
@@ -33,6 +32,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
+from ftckpt.version import __version__
 from ftckpt.workers.limits import RateLimit
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.links import followed_links
 from ftckpt.errors import CorruptError, ExistsError, IncompleteError
@@ -22,6 +21,7 @@ from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.verification.owners import OwnerIndex
+from ftckpt.version import __version__
 
 from .carry_files import Moved, Mover, Origin
 from .contents import Contents, CopiedFile, contents_of

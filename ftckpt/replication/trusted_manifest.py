@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.files import hash_files
 from ftckpt.errors import (
@@ -26,6 +25,7 @@ from ftckpt.manifest.seal import utc_now
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.verification import VerifyOptions, verify
+from ftckpt.version import __version__
 
 from .damage import Diagnosis
 from .existing_destination import renamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Extent
+from ftckpt.extents import Extent
 from ftckpt.workers.memory import budget
 
 PART = 8 << 20

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from posixpath import basename
 
-from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsupportedError
@@ -30,6 +29,7 @@ from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
 from ftckpt.transfer.write.journal import fingerprint
 from ftckpt.transfer.write.peek_output import Written, depths_of, in_order
 from ftckpt.verification import VerifyReport
+from ftckpt.version import __version__
 from ftckpt.workers.limits import RateLimit
 
 from .content import Content

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import FtckptError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.manifest import FOLDER, NAME, beside
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
+from ftckpt.version import __version__
 
 SCHEMA = "ftckpt.receipt/1"
 _MAX_BYTES = 64 << 10

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ftckpt import __version__
 from ftckpt.checkpoint import Checkpoint, TensorInfo, Topology
 from ftckpt.delta.codec.choose_encoding import EFFORTS, Plan
 from ftckpt.delta.codec.encode import DeltaEncoder
@@ -30,6 +29,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.places import place_of
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import VerifyReport
+from ftckpt.version import __version__
 from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.processes import run as spread
 from ftckpt.workers.threads import run

@@ -20,7 +20,7 @@ from .errors import DAMAGED, code_of
 
 if TYPE_CHECKING:
     from .client import S3Client
-    from .read import S3Object
+    from .object import S3Object
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from ftckpt.errors import (
 
 from .client import S3Client, gather
 from .errors import status_of
-from .read import S3Object, Version, head_object
+from .object import S3Object
+from .read import Version, head_object
 
 # One request copies 5 GiB at most, and is not answered before it has: smaller ones do not time out.
 _LARGEST = 1 << 30

@@ -18,7 +18,8 @@ from ftckpt.storage.local.atomic import TEMPORARY
 
 from .client import S3Client, gather
 from .errors import translate
-from .read import S3Object, head_object
+from .object import S3Object
+from .read import head_object
 
 _BATCH = 1000
 _REFUSED = frozenset({"PreconditionFailed", "ConditionNotMet"})

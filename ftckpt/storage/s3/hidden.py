@@ -10,7 +10,8 @@ from ftckpt.errors import FtckptError, NotFoundError, UnavailableError
 from ftckpt.storage.store import Entry, Unfinished
 
 from .client import S3Client, gather
-from .read import S3Object, head_object
+from .object import S3Object
+from .read import head_object
 
 # A bucket whose versioning was never enabled, or is suspended, gives this name to each object.
 _NO_VERSION = "null"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from ftckpt.errors import IncompleteError, TruncatedError, UnsupportedError
 from ftckpt.storage.ranges import PART, split_parts
@@ -11,17 +11,9 @@ from ftckpt.storage.store import Reader
 
 from .client import S3Client, gather
 from .errors import status_of
+from .object import S3Object
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-
-
-class S3Object(NamedTuple):
-    """Where one object lies."""
-
-    bucket: str
-    key: str
-    path: str
-    url: str
 
 
 class Version:

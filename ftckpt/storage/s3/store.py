@@ -18,7 +18,8 @@ from .copy import copy_object
 from .delete import Doomed, delete_objects, honours_conditions, still_there
 from .errors import archived
 from .hidden import abort_uploads, list_unfinished, list_versions
-from .read import S3Object, S3Reader, Version, head_object, read_bytes
+from .object import S3Object
+from .read import S3Reader, Version, head_object, read_bytes
 from .upload import S3Upload
 from .write import create_object, put_object, replace_object, supports_conditions
 

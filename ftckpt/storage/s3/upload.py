@@ -15,7 +15,7 @@ from ftckpt.storage.store import Upload
 
 from .body import refuses_damage
 from .client import S3Client
-from .read import S3Object
+from .object import S3Object
 from .write import differs, put_object
 
 _MOST_PARTS = 10_000

@@ -23,7 +23,8 @@ from ftckpt.storage.retry import Backoff
 from .client import S3Client
 from .delete import Doomed, delete_objects
 from .errors import is_transient, status_of, translate
-from .read import S3Object, head_object
+from .object import S3Object
+from .read import head_object
 
 _TOKEN = "ftckpt-token"
 _PROBE = f"{TEMPORARY}probe-"
