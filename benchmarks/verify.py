@@ -21,7 +21,7 @@ from side_by_side import Contestant, compare, ftckpt_command, run_ftckpt, warm, 
 
 from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.manifest import find
+from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.storage import StoreOptions
 from ftckpt.verification.content import check_manifest

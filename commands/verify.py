@@ -225,7 +225,7 @@ def _share(text: str) -> float | None:
 def _manifest(path: str, invocation: Invocation) -> Manifest | None:
     if not path:
         return None
-    from ftckpt.manifest import read
+    from ftckpt.manifest.locate import read
     from ftckpt.storage import open_store
     from ftckpt.storage.remotes import split
 

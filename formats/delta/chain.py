@@ -28,7 +28,8 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.manifest import Manifest, find
+from ftckpt.manifest import Manifest
+from ftckpt.manifest.locate import find
 from ftckpt.storage import open_store
 from ftckpt.storage.remotes import split
 from ftckpt.transfer.places import place_of

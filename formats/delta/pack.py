@@ -14,7 +14,7 @@ from ftckpt.formats.delta import Delta
 from ftckpt.formats.state.optimizer_settings import settings_of
 from ftckpt.formats.state.paths import recorded_paths
 from ftckpt.formats.state.same_object import SameObject
-from ftckpt.manifest import find
+from ftckpt.manifest.locate import find
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.prefetch import extents_of, reading_ahead

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ftckpt import manifest
 from ftckpt.checkpoint import Checkpoint, Record
 from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, UnavailableError
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, Severity, finding, from_error, listed
+from ftckpt.manifest.locate import find
 from ftckpt.verification.blocks import check_blocks
 from ftckpt.verification.owners import OwnerIndex
 from ftckpt.verification.records import check_these
@@ -128,7 +128,7 @@ class Damage:
         if not extents:
             return
         try:
-            sealed = manifest.find(checkpoint.source)
+            sealed = find(checkpoint.source)
         except FtckptError:
             return  # a manifest that cannot be read says nothing: `verify` reports it
         if sealed is None:

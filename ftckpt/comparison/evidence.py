@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 
-from ftckpt import manifest
 from ftckpt.checkpoint import Checkpoint, Piece
 from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError
 from ftckpt.extents import Extent
 from ftckpt.manifest import FileDigest, Manifest
+from ftckpt.manifest.locate import find
 
 from .record_sums import RecordIndex
 
@@ -131,7 +131,7 @@ def _geometry(piece: Piece) -> tuple[object, ...]:
 
 def _manifest(checkpoint: Checkpoint) -> Manifest | None:
     try:
-        return manifest.find(checkpoint.source)
+        return find(checkpoint.source)
     except FtckptError:
         return None  # a manifest that cannot be read says nothing: `verify` reports it
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
-from ftckpt.manifest import NAME, SUFFIX, read
+from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.manifest.locate import read
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .dropped import is_record

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import BLOCK, WIDTH, file_digest
-from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
-from ftckpt.storage.remotes import split
-from ftckpt.storage.source import Source
-from ftckpt.storage.store import EntryKind
-
-if TYPE_CHECKING:
-    from ftckpt.storage.store import Store
+from ftckpt.errors import UnsupportedError
 
 NAME = "ftckpt.manifest.json"
 SUFFIX = ".ftckpt.json"
@@ -155,71 +148,11 @@ class Manifest:
             )
         return data
 
-    @classmethod
-    def parse(cls, data: bytes, file: str = NAME) -> Manifest:
-        """Return the manifest in `data`, every rule of its format checked.
-
-        Args:
-            data: the whole file.
-            file: its name, for messages.
-
-        Raises:
-            CorruptError: damaged, or it contradicts itself (`bad-manifest`).
-            UnsupportedError: whole, but of a schema that this version does not know.
-            UnsafeError: a name in it leads out of the checkpoint.
-        """
-        from .parse import Parser
-
-        return Parser(file).manifest(data)
-
 
 def _rows(rows: list[str]) -> str:
     return "\n" + ",\n".join(rows) + "\n" if rows else ""
 
 
-def beside(source: Source) -> str:
-    """Return the store's path of the manifest that belongs to `source`."""
-    if source.single:
-        return source.path(next(iter(source.entries)) + SUFFIX)
-    return source.path(NAME)
-
-
 def is_own(name: str) -> bool:
     """Say whether a file of a checkpoint's directory is ftckpt's own, by its relative path."""
     return name == NAME or name.endswith(SUFFIX) or name.split("/")[0] == FOLDER
-
-
-def read(store: Store, path: str) -> Manifest:
-    """Return the manifest stored under `path`.
-
-    Raises:
-        NotFoundError: there is none.
-        CorruptError, UnsupportedError, UnsafeError: see `Manifest.parse`.
-    """
-    name = path.rpartition("/")[2] or split(store.url.rstrip("/"))[1]
-    entry = store.stat(path)
-    if entry.kind is EntryKind.SPECIAL:
-        raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
-    if entry.kind is not EntryKind.FILE:
-        raise NotFoundError(f"{store.describe(path)} is no file")
-    if entry.size > MAX_BYTES:
-        raise CorruptError(
-            f"{name} is no valid manifest: it has {entry.size} bytes and {MAX_BYTES} is most",
-            kind="bad-manifest",
-            file=name,
-        )
-    return Manifest.parse(store.read(path, 0, entry.size), name)
-
-
-def find(source: Source) -> Manifest | None:
-    """Return the manifest that stands beside the data of `source`, or None where none does.
-
-    Raises:
-        CorruptError, UnsupportedError, UnsafeError: see `Manifest.parse`.
-    """
-    if not source.single and NAME not in source.entries:
-        return None
-    try:
-        return read(source.store, beside(source))
-    except NotFoundError:
-        return None

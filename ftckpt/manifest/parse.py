@@ -14,11 +14,26 @@ from typing import Any
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import BLOCK, WIDTH, block_count, file_digest
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.manifest import MAX_BYTES, SCHEMA, TOPOLOGY, FileDigest, Manifest, PassedCheck
+from ftckpt.manifest import MAX_BYTES, NAME, SCHEMA, TOPOLOGY, FileDigest, Manifest, PassedCheck
 from ftckpt.storage.source import safe_name
 
 _TAIL = len('"digest": ""\n}\n') + 2 * WIDTH
 _MEMBERS = "schema note tool created format step topology checks block_size files unmanaged digest"
+
+
+def parse_manifest(data: bytes, file: str = NAME) -> Manifest:
+    """Return the manifest in `data`, every rule of its format checked.
+
+    Args:
+        data: the whole file.
+        file: its name, for messages.
+
+    Raises:
+        CorruptError: damaged, or it contradicts itself (`bad-manifest`).
+        UnsupportedError: whole, but of a schema that this version does not know.
+        UnsafeError: a name in it leads out of the checkpoint.
+    """
+    return Parser(file).manifest(data)
 
 
 class Parser:
@@ -37,7 +52,7 @@ class Parser:
         )
 
     def manifest(self, data: bytes) -> Manifest:
-        """Return the manifest in `data`; see `Manifest.parse`."""
+        """Return the manifest in `data`; see `parse_manifest`."""
         members = self._members(data)
         schema = members.get("schema")
         if schema != SCHEMA:

@@ -27,13 +27,15 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.manifest import HEAD as MANIFEST_HEAD
-from ftckpt.manifest import SUFFIX, FileDigest, Manifest, PassedCheck, beside, is_own, read
+from ftckpt.manifest import SUFFIX, FileDigest, Manifest, PassedCheck, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 from ftckpt.version import __version__
 from ftckpt.workers.limits import RateLimit
+
+from .locate import beside, read
 
 if TYPE_CHECKING:
     from ftckpt.storage import StoreOptions

@@ -10,7 +10,8 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.links import followed_links
 from ftckpt.errors import CorruptError, ExistsError, IncompleteError
 from ftckpt.findings import Finding, Severity, as_error
-from ftckpt.manifest import Manifest, PassedCheck, find
+from ftckpt.manifest import Manifest, PassedCheck
+from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ftckpt.errors import CorruptError, ExistsError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, Severity, as_error
-from ftckpt.manifest import Manifest, find
+from ftckpt.manifest import Manifest
+from ftckpt.manifest.locate import find
 from ftckpt.progress import Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source

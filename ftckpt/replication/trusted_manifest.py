@@ -20,7 +20,8 @@ from ftckpt.errors import (
     UnverifiedError,
 )
 from ftckpt.findings import Severity
-from ftckpt.manifest import FileDigest, Manifest, PassedCheck, find, is_own
+from ftckpt.manifest import FileDigest, Manifest, PassedCheck, is_own
+from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source

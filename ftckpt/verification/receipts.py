@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import FtckptError, NotFoundError, UnsafeError, UnsupportedError
-from ftckpt.manifest import FOLDER, NAME, beside
+from ftckpt.manifest import FOLDER, NAME
+from ftckpt.manifest.locate import beside
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store

@@ -15,7 +15,7 @@ from ftckpt.delta import NAME, BaseName, DeltaIndex, content_digest
 from ftckpt.delta.index.base_path import recorded_path
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.formats.delta.chain import manifest_digest
-from ftckpt.manifest import find
+from ftckpt.manifest.locate import find
 from ftckpt.storage.store import Store
 from tests.builders.checkpoints import open_checkpoint
 from tests.delta.packing import Packed, State, pack

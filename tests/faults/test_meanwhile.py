@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import SUFFIX, Manifest
+from ftckpt.manifest import SUFFIX
+from ftckpt.manifest.parse import parse_manifest
 from ftckpt.storage import is_leftover, open_store
 from tests import campaign
 from tests.commands.golden import RUN
@@ -113,7 +114,7 @@ def check_after_kill(place: Place, data: dict[str, bytes]) -> None:
     """No manifest or a whole one, leftovers that are named as such, data as it was."""
     names = place.names()
     if MANIFEST in names:
-        Manifest.parse(place.read(f"step-2/{MANIFEST}"))
+        parse_manifest(place.read(f"step-2/{MANIFEST}"))
     left = set(names) - set(data) - {MANIFEST}
     assert all(map(is_leftover, left))
     verified = here("verify", place.newest)

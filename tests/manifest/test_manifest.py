@@ -17,7 +17,8 @@ from ftckpt import manifest as module
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import BLOCK, block_count, blocks_of_bytes, file_digest
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
-from ftckpt.manifest import FileDigest, Manifest, PassedCheck
+from ftckpt.manifest import FileDigest, Manifest, PassedCheck, locate
+from ftckpt.manifest.parse import parse_manifest
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 
@@ -54,11 +55,11 @@ def test_the_documented_example() -> None:
     example = re.search(r"```json\n(.*?)```", page, re.DOTALL)
     assert example is not None
     assert example[1].encode() == EXAMPLE.dump()
-    assert Manifest.parse(example[1].encode()) == EXAMPLE
+    assert parse_manifest(example[1].encode()) == EXAMPLE
 
 
 def test_an_edit_that_changes_nothing_is_read() -> None:
-    assert Manifest.parse(edited(lambda members: None)) == EXAMPLE
+    assert parse_manifest(edited(lambda members: None)) == EXAMPLE
 
 
 names = st.text(
@@ -97,7 +98,7 @@ def test_what_is_written_is_read(
     )
     data = written.dump()
     assert data.isascii()
-    again = Manifest.parse(data)
+    again = parse_manifest(data)
     assert again == written
     assert again.dump() == data
 
@@ -108,7 +109,7 @@ def test_any_damaged_byte_is_found() -> None:
         damaged = bytearray(data)
         damaged[place] ^= 1
         with pytest.raises(CorruptError) as caught:
-            Manifest.parse(bytes(damaged))
+            parse_manifest(bytes(damaged))
         assert caught.value.kind == "bad-manifest"
 
 
@@ -116,9 +117,9 @@ def test_any_cut_is_found() -> None:
     data = EXAMPLE.dump()
     for end in range(len(data)):
         with pytest.raises(CorruptError):
-            Manifest.parse(data[:end])
+            parse_manifest(data[:end])
     with pytest.raises(CorruptError):
-        Manifest.parse(data + b"\n")
+        parse_manifest(data + b"\n")
 
 
 def first_file(members: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +159,7 @@ CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_contradictions_are_found(name: str) -> None:
     with pytest.raises(CorruptError) as caught:
-        Manifest.parse(edited(CONTRADICTIONS[name]))
+        parse_manifest(edited(CONTRADICTIONS[name]))
     assert caught.value.kind == "bad-manifest"
 
 
@@ -171,16 +172,16 @@ def test_unsafe_names_are_refused(path: object) -> None:
         members["unmanaged"] = [path]
 
     with pytest.raises(UnsafeError):
-        Manifest.parse(edited(name_a_file))
+        parse_manifest(edited(name_a_file))
     with pytest.raises(CorruptError if path == 7 else UnsafeError):
-        Manifest.parse(edited(name_a_stray))
+        parse_manifest(edited(name_a_stray))
 
 
 def test_duplicate_keys_are_refused() -> None:
     text = EXAMPLE.dump().decode()
     text = text[: text.index('"digest": "', text.index('"unmanaged"'))]
     with pytest.raises(CorruptError, match="twice"):
-        Manifest.parse(signed(text.replace('"step": 1000', '"step": 1000, "step": 1001')))
+        parse_manifest(signed(text.replace('"step": 1000', '"step": 1000, "step": 1001')))
 
 
 @pytest.mark.parametrize(
@@ -196,19 +197,19 @@ def test_duplicate_keys_are_refused() -> None:
 )
 def test_json_that_abuses_the_parser_is_refused(text: str) -> None:
     with pytest.raises(CorruptError):
-        Manifest.parse(signed(text))
+        parse_manifest(signed(text))
 
 
 def test_a_newer_schema_is_unsupported() -> None:
     with pytest.raises(UnsupportedError, match="manifest/2"):
-        Manifest.parse(edited(lambda m: m.update(schema="ftckpt.manifest/2", new=1)))
+        parse_manifest(edited(lambda m: m.update(schema="ftckpt.manifest/2", new=1)))
 
 
 def test_a_size_makes_no_memory() -> None:
     data = edited(lambda m: first_file(m).update(size=2**62))
     tracemalloc.start()
     with pytest.raises(CorruptError):
-        Manifest.parse(data)
+        parse_manifest(data)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -218,29 +219,29 @@ def test_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / module.NAME).open("wb") as file:
         file.truncate(module.MAX_BYTES + 1)
     with pytest.raises(CorruptError, match="most"):
-        module.find(Source.directory(open_store(str(tmp_path))))
+        locate.find(Source.directory(open_store(str(tmp_path))))
 
 
 def test_found_beside_a_directory(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
-    assert module.find(Source.directory(open_store(str(tmp_path)))) is None
+    assert locate.find(Source.directory(open_store(str(tmp_path)))) is None
     (tmp_path / module.NAME).write_bytes(EXAMPLE.dump())
-    assert module.find(Source.directory(open_store(str(tmp_path)))) == EXAMPLE
+    assert locate.find(Source.directory(open_store(str(tmp_path)))) == EXAMPLE
 
 
 def test_found_beside_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"x")
     store = open_store(str(tmp_path))
     source = Source.file(store, store.stat("model.pt"))
-    assert module.find(source) is None
+    assert locate.find(source) is None
     (tmp_path / "model.pt.ftckpt.json").write_bytes(EXAMPLE.dump())
-    assert module.find(source) == EXAMPLE
+    assert locate.find(source) == EXAMPLE
 
 
 def test_a_directory_of_its_name_is_no_manifest(tmp_path: Path) -> None:
     (tmp_path / module.NAME).mkdir()
     with pytest.raises(NotFoundError):
-        module.read(open_store(str(tmp_path)), module.NAME)
+        locate.read(open_store(str(tmp_path)), module.NAME)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 
 from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.errors import CorruptError, DeniedError, FtckptError, IncompleteError, RefusedError
-from ftckpt.manifest import NAME, PassedCheck, find
+from ftckpt.manifest import NAME, PassedCheck
+from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import SealReport, locate, seal
 from ftckpt.storage import is_leftover, open_store
 from ftckpt.storage.source import Source

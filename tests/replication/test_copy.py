@@ -21,7 +21,8 @@ from ftckpt.errors import (
     RefusedError,
     UnsafeError,
 )
-from ftckpt.manifest import NAME, SUFFIX, Manifest
+from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.manifest.parse import parse_manifest
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.local.write_in_place import LocalUpload
@@ -63,7 +64,7 @@ def test_an_unsealed_checkpoint_is_held_to_its_crcs_and_gets_a_manifest(
     assert {k: v for k, v in contents(out).items() if k != NAME} == contents(plain)
     assert state(plain) == before
     require_good(out)
-    manifest = Manifest.parse((out / NAME).read_bytes())
+    manifest = parse_manifest((out / NAME).read_bytes())
     assert [(c.level, c.evidence) for c in manifest.checks] == [("content", "crc32")]
     assert (manifest.step, manifest.format) == (2, "dcp")
     assert os.listdir(out.parent) == ["out"]
@@ -149,7 +150,7 @@ def test_what_does_not_belong_is_left_and_named(plain: Path, out: Path) -> None:
     assert (everything.files, everything.left) == (4, [])
     assert (out.with_name("all") / "notes" / "today.md").read_text() == "loss went up"
     assert not (out.with_name("all") / ".ftckpt").exists()
-    manifest = Manifest.parse((out.with_name("all") / NAME).read_bytes())
+    manifest = parse_manifest((out.with_name("all") / NAME).read_bytes())
     assert manifest.unmanaged == ("notes/today.md",)
     assert len(manifest.files) == 3
 

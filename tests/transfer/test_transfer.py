@@ -32,7 +32,8 @@ from ftckpt.errors import (
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.same_object import SameObject
-from ftckpt.manifest import FOLDER, NAME, find
+from ftckpt.manifest import FOLDER, NAME
+from ftckpt.manifest.locate import find
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source

@@ -12,7 +12,8 @@ import pytest
 from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, UnavailableError
 from ftckpt.findings import Finding
-from ftckpt.manifest import Manifest, find
+from ftckpt.manifest import Manifest
+from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.storage import open_store
 from ftckpt.storage.local.store import LocalReader

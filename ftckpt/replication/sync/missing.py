@@ -17,7 +17,8 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.resolve import open_child
 from ftckpt.discovery.roots import Root, join, read_again
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
-from ftckpt.manifest import NAME, Manifest, find, is_own
+from ftckpt.manifest import NAME, Manifest, is_own
+from ftckpt.manifest.locate import find
 from ftckpt.progress import Counter
 from ftckpt.replication.existing_destination import require_same
 from ftckpt.replication.options import ReplicationOptions

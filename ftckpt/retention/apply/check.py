@@ -17,7 +17,8 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.findings import Severity
-from ftckpt.manifest import NAME, SUFFIX, read
+from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.manifest.locate import read
 from ftckpt.progress import NULL
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.protections import newest_first, reckon

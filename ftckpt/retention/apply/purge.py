@@ -18,7 +18,8 @@ from ftckpt.retention.scan.entry import Bases, Reading, recorded_bases
 from ftckpt.retention.scan.leftovers import leftovers, remove_leftovers
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import abort_own
-from ftckpt.retention.trash import Trash, Trashed, open_trash
+from ftckpt.retention.trash import Trash, Trashed
+from ftckpt.retention.trash.open import open_trash
 
 from .outcome import Purged
 

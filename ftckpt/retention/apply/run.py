@@ -20,7 +20,8 @@ from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.scan.entry import Bases, Found, Reading, recorded_bases
 from ftckpt.retention.scan.leftovers import leftovers
 from ftckpt.retention.scan.staleness import is_leaving, is_same, still_right
-from ftckpt.retention.trash import Trash, Trashed, open_trash
+from ftckpt.retention.trash import Trash, Trashed
+from ftckpt.retention.trash.open import open_trash
 
 from .check import surveyed
 from .outcome import Applied

@@ -12,7 +12,8 @@ from ftckpt.errors import FtckptError, NotFoundError, UsageError
 from ftckpt.retention.locks.hold import hold
 from ftckpt.retention.records import log
 from ftckpt.retention.scan.entry import Bases, recorded_bases
-from ftckpt.retention.trash import Trashed, open_trash, parse_trash_name
+from ftckpt.retention.trash import Trashed, parse_trash_name
+from ftckpt.retention.trash.open import open_trash
 
 from .outcome import Undeleted
 

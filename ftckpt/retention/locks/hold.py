@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import RefusedError
 from ftckpt.retention.records import log
-from ftckpt.retention.trash import Trash, open_trash
+from ftckpt.retention.trash import Trash
+from ftckpt.retention.trash.open import open_trash
 
 # Clocks of a cluster differ by so many seconds, and ages are of hours.
 SKEW = 300.0

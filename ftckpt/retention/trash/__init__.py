@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
-from ftckpt.discovery.roots import Root, join, step_in_name
+from ftckpt.discovery.roots import join, step_in_name
 from ftckpt.errors import FtckptError
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.scan.entry import Found
@@ -161,14 +161,3 @@ def parse_trash_name(text: str) -> tuple[str, float, bool] | None:
     except ValueError:  # a month of 13
         return None
     return match[3], time.timestamp(), match[2] == "!"
-
-
-def open_trash(root: Root) -> Trash:
-    """Return the trash of a root; whether its store can keep one shows when it is locked."""
-    if root.store.traits.local:
-        from .local import LocalTrash
-
-        return LocalTrash(root)
-    from .remote import RemoteTrash
-
-    return RemoteTrash(root)

@@ -11,16 +11,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Awaitable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from ftckpt.errors import FtckptError
-
-from .errors import DAMAGED, code_of
-
-if TYPE_CHECKING:
-    from .client import S3Client
-    from .object import S3Object
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -59,13 +50,14 @@ class PartBody(io.BytesIO):
         return self._view[:]
 
 
-class _Damaged(PartBody):
+class Damaged(PartBody):
     """One byte that is another when it is sent than it was when it was hashed."""
 
     def __init__(self) -> None:
         super().__init__(memoryview(b"0"))
 
     def read(self, size: int | None = -1, /) -> Any:
+        """Return bytes that are not those of the digest."""
         part = super().read(size)
         if not part:
             self._view = memoryview(b"1")
@@ -100,40 +92,3 @@ async def unless_stalled(answer: Awaitable[T], body: PartBody, seconds: float) -
                 raise TimeoutError(f"no more than {before:,} bytes were taken in {seconds:g} s")
     finally:
         asked.cancel()
-
-
-async def refuses_damage(client: S3Client, at: S3Object) -> bool:
-    """Send a damaged part and say whether the service refused it for that.
-
-    The part is of an upload of its own, which is aborted: some lookalikes replace no part.
-
-    Args:
-        client: how requests are sent.
-        at: an object that may be written.
-
-    Raises:
-        FtckptError: no upload could be begun, or no answer came.
-    """
-    place = {"Bucket": at.bucket, "Key": at.key}
-
-    async def once(s3: Any) -> bool:
-        from botocore.exceptions import ClientError
-
-        try:
-            await s3.upload_part(**client.payer(place | part | {"Body": _Damaged()}))
-        except ClientError as error:
-            return code_of(error) in DAMAGED
-        return False
-
-    begun = await client.call(
-        "create_multipart_upload", url=at.url, file=at.path, doing="write", **place
-    )
-    part = {"UploadId": begun["UploadId"], "PartNumber": 1}
-    try:
-        return await client.attempt(once, url=at.url, file=at.path, doing="write")
-    finally:
-        with suppress(FtckptError):  # what matters is the answer; a lifecycle rule cleans up
-            await client.call(
-                "abort_multipart_upload", url=at.url, file=at.path, doing="abort",
-                UploadId=begun["UploadId"], **place,
-            )  # fmt: skip

@@ -13,8 +13,9 @@ from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
 from ftckpt.storage.store import Upload
 
-from .body import refuses_damage
+from .body import Damaged
 from .client import S3Client
+from .errors import DAMAGED, code_of
 from .object import S3Object
 from .write import differs, put_object
 
@@ -157,3 +158,40 @@ def _etag_of(parts: Sequence[_Part]) -> str:
     except ValueError:
         return ""
     return f"{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+
+async def refuses_damage(client: S3Client, at: S3Object) -> bool:
+    """Send a damaged part and say whether the service refused it for that.
+
+    The part is of an upload of its own, which is aborted: some lookalikes replace no part.
+
+    Args:
+        client: how requests are sent.
+        at: an object that may be written.
+
+    Raises:
+        FtckptError: no upload could be begun, or no answer came.
+    """
+    place = {"Bucket": at.bucket, "Key": at.key}
+
+    async def once(s3: Any) -> bool:
+        from botocore.exceptions import ClientError
+
+        try:
+            await s3.upload_part(**client.payer(place | part | {"Body": Damaged()}))
+        except ClientError as error:
+            return code_of(error) in DAMAGED
+        return False
+
+    begun = await client.call(
+        "create_multipart_upload", url=at.url, file=at.path, doing="write", **place
+    )
+    part = {"UploadId": begun["UploadId"], "PartNumber": 1}
+    try:
+        return await client.attempt(once, url=at.url, file=at.path, doing="write")
+    finally:
+        with suppress(FtckptError):  # what matters is the answer; a lifecycle rule cleans up
+            await client.call(
+                "abort_multipart_upload", url=at.url, file=at.path, doing="abort",
+                UploadId=begun["UploadId"], **place,
+            )  # fmt: skip

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError
-from ftckpt.manifest import SUFFIX, Manifest, read
+from ftckpt.manifest import SUFFIX
+from ftckpt.manifest.locate import read
+from ftckpt.manifest.parse import parse_manifest
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.layout import OutputFile
@@ -86,7 +88,7 @@ def claim(store: Store, name: str, manifest: bytes) -> None:
     try:
         store.create(beside, manifest)
     except ExistsError as error:
-        if not read(store, beside).same_content(Manifest.parse(manifest)):
+        if not read(store, beside).same_content(parse_manifest(manifest)):
             raise RefusedError(
                 f"{store.describe(beside)} describes other bytes than these",
                 hint="another run is under way, or was killed: remove it, or choose a name",

@@ -14,7 +14,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError
-from ftckpt.manifest import FOLDER, NAME, TRANSFER, Manifest, read
+from ftckpt.manifest import FOLDER, NAME, TRANSFER
+from ftckpt.manifest.locate import read
+from ftckpt.manifest.parse import parse_manifest
 from ftckpt.storage.local.atomic import is_leftover
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.source import Source
@@ -125,7 +127,7 @@ class RemoteStaging(Staging):
             self._store.create(NAME, manifest)
         except ExistsError:
             standing = read(self._store, NAME)
-            if not standing.same_content(Manifest.parse(manifest)):
+            if not standing.same_content(parse_manifest(manifest)):
                 raise
         self._entries = {e.path: e for e in self._store.walk("")}
         self._sweep()

@@ -19,8 +19,9 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.discovery import resolve as opening
 from ftckpt.errors import DeniedError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.retention.trash import open_trash, trash_name
+from ftckpt.retention.trash import trash_name
 from ftckpt.retention.trash.local import LocalTrash
+from ftckpt.retention.trash.open import open_trash
 from ftckpt.storage import StoreOptions, open_store
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import DAY, HOUR, answer, ended, save, tree

@@ -21,8 +21,9 @@ import pytest
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, IncompleteError, NotFoundError, RefusedError
-from ftckpt.manifest import NAME, Manifest
+from ftckpt.manifest import NAME
 from ftckpt.manifest import seal as sealing
+from ftckpt.manifest.parse import parse_manifest
 from ftckpt.retention import Policy, apply, prepare
 from ftckpt.retention.records import pins, tags
 from ftckpt.storage import StoreOptions, open_store
@@ -122,7 +123,7 @@ def check_local(path: Path, before: dict[str, bytes], verb: str, code: int) -> N
         assert {k: now.get(k) for k in before} == before
     manifest = now.get(f"step-1/{NAME}")
     if manifest is not None:
-        assert {f.path for f in Manifest.parse(manifest).files} == {"marker"}
+        assert {f.path for f in parse_manifest(manifest).files} == {"marker"}
 
 
 def test_a_directory_that_is_gone_is_not_made_again(

@@ -1,0 +1,59 @@
+"""Where the manifest of a checkpoint lies, and reading it there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.manifest import MAX_BYTES, NAME, SUFFIX, Manifest
+from ftckpt.storage.remotes import split
+from ftckpt.storage.store import EntryKind
+
+from .parse import parse_manifest
+
+if TYPE_CHECKING:
+    from ftckpt.storage.source import Source
+    from ftckpt.storage.store import Store
+
+
+def beside(source: Source) -> str:
+    """Return the store's path of the manifest that belongs to `source`."""
+    if source.single:
+        return source.path(next(iter(source.entries)) + SUFFIX)
+    return source.path(NAME)
+
+
+def read(store: Store, path: str) -> Manifest:
+    """Return the manifest stored under `path`.
+
+    Raises:
+        NotFoundError: there is none.
+        CorruptError, UnsupportedError, UnsafeError: see `ftckpt.manifest.parse.parse_manifest`.
+    """
+    name = path.rpartition("/")[2] or split(store.url.rstrip("/"))[1]
+    entry = store.stat(path)
+    if entry.kind is EntryKind.SPECIAL:
+        raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
+    if entry.kind is not EntryKind.FILE:
+        raise NotFoundError(f"{store.describe(path)} is no file")
+    if entry.size > MAX_BYTES:
+        raise CorruptError(
+            f"{name} is no valid manifest: it has {entry.size} bytes and {MAX_BYTES} is most",
+            kind="bad-manifest",
+            file=name,
+        )
+    return parse_manifest(store.read(path, 0, entry.size), name)
+
+
+def find(source: Source) -> Manifest | None:
+    """Return the manifest that stands beside the data of `source`, or None where none does.
+
+    Raises:
+        CorruptError, UnsupportedError, UnsafeError: see `ftckpt.manifest.parse.parse_manifest`.
+    """
+    if not source.single and NAME not in source.entries:
+        return None
+    try:
+        return read(source.store, beside(source))
+    except NotFoundError:
+        return None
