@@ -58,6 +58,7 @@ from ftckpt.delta import (
     Rows,
     pair,
 )
+from ftckpt.delta.index.parse import parse_index
 from ftckpt.delta.pack.partition import divide
 
 # The state is small, and the system may leave two new threads on one processor for 0.1 s.
@@ -125,7 +126,7 @@ class Delta:
 
     def decoder(self) -> DeltaDecoder:
         return DeltaDecoder(
-            DeltaIndex.parse(self.index().dump()),
+            parse_index(self.index().dump()),
             lambda _, offset, length: self.room[offset : offset + length],
             None if self.base is None else self.base.fill,
         )

@@ -87,8 +87,8 @@ def command(
     last-known-good is made. Each is written in the form that its framework reads, by one act. What
     it said before is in the root's log. gc keeps what a pointer names.
     """
+    from ftckpt.discovery.open_part import open_child
     from ftckpt.discovery.promotion import find_in_root, held, move, moves
-    from ftckpt.discovery.resolve import open_child
     from ftckpt.replication.sync.lock import leased
 
     invocation = invoked(ctx)

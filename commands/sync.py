@@ -11,6 +11,7 @@ from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.marking import RootArgument, actor
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
+from ftckpt.discovery.open_part import recognise_at
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 
@@ -138,7 +139,6 @@ def _tier(invocation: Invocation, url: str) -> Root:
         NotFoundError: a directory that does not exist: it may be a mount that is gone.
         UsageError: it is a file or a checkpoint.
     """
-    from ftckpt.discovery import resolve as opening
     from ftckpt.discovery.roots import Root, read_again
     from ftckpt.errors import NotFoundError
     from ftckpt.formats.catalog import FORMATS
@@ -148,14 +148,14 @@ def _tier(invocation: Invocation, url: str) -> Root:
     store = open_store(url.rstrip("/") or url, invocation.stores)
 
     def ask(entry: Entry) -> object:
-        return opening.recognise_at(store, entry, FORMATS)
+        return recognise_at(store, entry, FORMATS)
 
     empty = Root(store, "", (), (), (), ask, {})  # type: ignore[arg-type]
     try:
         found = store.stat("")
         if found.kind is not EntryKind.DIRECTORY:
             raise UsageError(f"{url} is a file, not a directory of checkpoints")
-        if opening.recognise_at(store, found._replace(path=""), FORMATS) is not None:
+        if recognise_at(store, found._replace(path=""), FORMATS) is not None:
             raise UsageError(f"{url} is a checkpoint, not a directory of checkpoints")
         return read_again(empty)
     except NotFoundError as error:

@@ -329,7 +329,7 @@ def _verify_part(
     invocation: Invocation, store: Store, part: Part, options: VerifyOptions
 ) -> Result:
     from ftckpt.discovery.checks import check_and_remember
-    from ftckpt.discovery.resolve import open_part
+    from ftckpt.discovery.open_part import open_part
     from ftckpt.verification import failed, verify
     from ftckpt.verification.receipts import Book
 

@@ -28,7 +28,7 @@ from .trainer_dirs import Bundle
 # A directory of several parts comes before the formats that would read one part of it.
 _PARTS: tuple[Format, ...] = (Dcp(), Safetensors(), TorchSave(), Ranks())
 FORMATS: tuple[Format, ...] = (
-    Delta(),
+    Delta(lambda rules, bases: formats(rules, bases)),
     MegatronDist(),  # a DCP store too
     Dcp(),
     Bundle(_PARTS),

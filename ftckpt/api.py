@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ftckpt.discovery.candidates import child_of_step, newest_child
+from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.select import Note, Rules, Selection, select
 from ftckpt.discovery.wait import select_waiting
 from ftckpt.formats.catalog import FORMATS
@@ -69,7 +70,7 @@ def open_checkpoint(path: str, stores: StoreOptions = _STORES) -> Checkpoint:
     child = newest_child(root) if which == "latest" else child_of_step(root, int(which))
     if len(child.parts) > 1:
         raise UsageError(f"{root.url_of(child.candidate)} holds several checkpoints")
-    return opening.open_part(root.store, child.parts[0])
+    return open_part(root.store, child.parts[0])
 
 
 def inspect(checkpoint: Checkpoint | str, *, stores: StoreOptions = _STORES) -> Inspection:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.discovery import resolve as opening
+from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import FtckptError, UsageError
 
 from .render import printable
@@ -122,7 +123,7 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
         inside = ", ".join(target.root.store.describe(p.entry.path) for p in child.parts)
         raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
     with no_gc():
-        return invocation.keep(opening.open_part(target.root.store, child.parts[0]))
+        return invocation.keep(open_part(target.root.store, child.parts[0]))
 
 
 def known_step(checkpoint: Checkpoint) -> int | None:
@@ -186,7 +187,7 @@ def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None)
             hint=f"name one of its checkpoints: {_names(target.root)}",
         )
     child = choose(target.root, target.place.which)
-    return opening.open_part(target.root.store, child.parts[0])
+    return open_part(target.root.store, child.parts[0])
 
 
 def hostile_findings(store: Store, part: Part) -> tuple[Finding, ...]:

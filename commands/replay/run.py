@@ -18,7 +18,8 @@ from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.replay.run.one_run import PINNED
-from ftckpt.replay.run.trial import Trial, Tried, carry_out, remove_left_copies
+from ftckpt.replay.run.question import Trial
+from ftckpt.replay.run.trial import Tried, carry_out, remove_left_copies
 
 from .answer import record, result, text
 from .page import write_page

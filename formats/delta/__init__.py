@@ -8,13 +8,13 @@ on any store, and a delta itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.checkpoint.rules import Rules
-from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.manifest import DELTA
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
@@ -32,11 +32,13 @@ class Delta:
     """The format `delta` (see the module's docstring).
 
     Attributes:
+        formats: what a base may be, for such a table and such places: the catalog's own function.
         rules: the user's table of how tensors are cut, for reading the base.
         bases: places where bases of a chain may lie, asked before those that are recorded.
         stores: how to reach bases; as the delta was reached, where None.
     """
 
+    formats: Callable[[Rules | None, Sequence[str]], tuple[Format, ...]]
     rules: Rules | None = None
     bases: Sequence[str] = ()
     stores: StoreOptions | None = None
@@ -63,12 +65,10 @@ class Delta:
             UnsafeError: it names a file outside the delta.
             UnsupportedError: it is of another version, or uses what this one does not know.
         """
-        from ftckpt.formats.catalog import formats
-
         from .reader import open_delta
 
         stores = source.store.options if self.stores is None else self.stores
-        return open_delta(source, formats(self.rules, self.bases), self.bases, stores)
+        return open_delta(source, self.formats(self.rules, self.bases), self.bases, stores)
 
     def built_upon(self, root: Root, child: Child) -> Sequence[str]:
         """Return the places of all that a checkpoint of a root may depend on.

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.delta.pack.assemble import Packable, PackOptions
 from ftckpt.delta.pack.report import PackReport
 from ftckpt.delta.pack.run import pack
 from ftckpt.errors import FtckptError
+from ftckpt.formats.catalog import formats
 from ftckpt.formats.delta import Delta
 from ftckpt.formats.state.optimizer_settings import settings_of
 from ftckpt.formats.state.paths import recorded_paths
@@ -17,7 +19,6 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.manifest.locate import find
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
-from ftckpt.storage.prefetch import extents_of, reading_ahead
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.places import place_of
 from ftckpt.verification import VerifyReport
@@ -71,7 +72,7 @@ def pack_checkpoint(
         None if base is None else _packable(base, check),
         destination,
         records,
-        Delta(bases=given, stores=store_options),
+        Delta(formats, bases=given, stores=store_options),
         same_objects=SameObject,
         options=options,
         store_options=store_options,

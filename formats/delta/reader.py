@@ -9,6 +9,7 @@ from ftckpt import manifest
 from ftckpt.checkpoint import Box, Commit, CommitState, Extent, Piece, TensorInfo
 from ftckpt.delta import NAME, DeltaIndex
 from ftckpt.delta.index import MAX_BYTES, ROW
+from ftckpt.delta.index.parse import parse_index
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, IncompleteError
 from ftckpt.storage import StoreOptions
@@ -44,7 +45,7 @@ def open_delta(
         raise CorruptError(
             f"{NAME} has {size} bytes and {MAX_BYTES} is most", kind="bad-delta", file=NAME
         )
-    index = DeltaIndex.parse(source.read(NAME))
+    index = parse_index(source.read(NAME))
     begin = size - _END - len(index.rows)
     tensors: dict[str, TensorInfo] = {}
     decoded: dict[Extent, Extent] = {}

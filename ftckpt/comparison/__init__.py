@@ -13,10 +13,10 @@ from dataclasses import replace
 from itertools import chain
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.prefetch import extents_of, reading_ahead
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.workers.threads import run

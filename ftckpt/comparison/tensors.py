@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ftckpt.checkpoint.coverage import check_coverage
+from ftckpt.checkpoint.read_ahead import extents_in_order, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError, UnavailableError
 from ftckpt.findings import Finding, from_error
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.prefetch import extents_in_order, reading_ahead
 from ftckpt.transfer.content import Content
 from ftckpt.workers.limits import RateLimit
 

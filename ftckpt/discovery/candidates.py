@@ -28,7 +28,7 @@ from ftckpt.manifest import FOLDER, TRANSFER
 from ftckpt.storage.store import Entry, EntryKind
 
 from .lone_manifests import HINT, alone
-from .resolve import open_child
+from .open_part import open_child
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 
 # Headers of so many candidates are read at once; a smaller root is ordered by content alone.

@@ -13,25 +13,23 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
-    CorruptError,
     FtckptError,
-    IncompleteError,
     MissingError,
     NotFoundError,
     UnsafeError,
     UnsupportedError,
     UsageError,
 )
-from ftckpt.manifest import NAME, TRANSFER
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
-from .listing import listing_of_directory, listing_of_file
+from .candidates import child_of_step, newest_child, nothing_known
+from .open_part import open_part, recognise_at
 from .parent_checkpoint import enclosing
-from .recognise import Format, recognise
-from .roots import Child, Part, Root, is_file_of_step, read_root, read_runs
+from .recognise import Format
+from .roots import Part, Root, is_file_of_step, read_root, read_runs
 from .suggestions import hint_for_absent
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
@@ -144,8 +142,6 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
         UnsupportedError: one file, and no format knows it.
         UnsafeError: a fifo, socket or device.
     """
-    from .candidates import nothing_known
-
     place = locate(url, options)
     if place.entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
@@ -262,46 +258,6 @@ def _require_whole(place: Place, formats: Sequence[Format]) -> None:
         raise UsageError(f"{place.url} is one part of the checkpoint {whole}", hint=f"name {whole}")
 
 
-def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> Part | None:
-    """Ask the formats about one directory or file; None where none knows it."""
-    if entry.kind is EntryKind.SPECIAL:
-        return None
-    is_file = entry.kind is EntryKind.FILE
-    listing = listing_of_file(store, entry) if is_file else listing_of_directory(store, entry.path)
-    found = recognise(formats, listing)
-    return None if found is None else Part(entry, *found)
-
-
-def open_part(store: Store, part: Part) -> Checkpoint:
-    """Open a recognised checkpoint: list it whole, parse headers and metadata.
-
-    Raises:
-        UnsupportedError: recognised by name, but not readable by this version.
-        IncompleteError, CorruptError, UnsafeError: see `Format.open`.
-    """
-    source = _source(store, part.entry)
-    try:
-        return part.format.open(source)
-    except (CorruptError, UnsafeError, NotFoundError) as first:
-        # A bit that flipped on the way is right the second time; a save in flight is told apart
-        # from damage by what has changed since.
-        single = part.entry.kind is EntryKind.FILE
-        again = _source(store, store.stat(part.entry.path) if single else part.entry)
-        try:
-            return part.format.open(again)
-        except (CorruptError, UnsafeError, NotFoundError) as second:
-            moved = again.changed(source.entries)
-            moved += [n for n in source.entries if again.entries.get(n) != source.entries[n]]
-            if moved and not isinstance(second, UnsafeError):
-                raise IncompleteError(
-                    f"{moved[0]} of {again.url} changed while it was being read",
-                    hint="it is still being written, or being removed: try again",
-                    kind="changed-file",
-                    file=moved[0],
-                ) from second
-            raise second from first
-
-
 def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Source:
     """List the files of a checkpoint that may be too damaged to be recognised.
 
@@ -313,8 +269,6 @@ def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Sour
     Raises:
         NotFoundError: nothing is there, or no such step.
     """
-    from .candidates import child_of_step, newest_child
-
     place = locate(url, options)
     entry = place.entry
     if place.which:
@@ -341,21 +295,3 @@ def open_source(source: Source, formats: Sequence[Format]) -> Checkpoint:
     if part is None:
         raise UnsupportedError(f"{source.url} is not a checkpoint of any known format")
     return open_part(source.store, part)
-
-
-def _source(store: Store, entry: Entry) -> Source:
-    if entry.kind is EntryKind.FILE:
-        return Source.file(store, entry)
-    source = Source.directory(store, entry.path)
-    if TRANSFER in source.entries and NAME not in source.entries:
-        raise IncompleteError(
-            f"a transfer to {source.url} is under way, or was killed",
-            hint="run the same command again to finish it",
-            file=TRANSFER,
-        )
-    return source
-
-
-def open_child(root: Root, child: Child) -> list[Checkpoint]:
-    """Open every part of a child of a root; most have one (see `open_part`)."""
-    return [open_part(root.store, part) for part in child.parts]

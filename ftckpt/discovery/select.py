@@ -16,7 +16,7 @@ from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import Finding, finding
 
 from .candidates import WALKED_OVER, Looked, Walk, gone
-from .resolve import open_child
+from .open_part import open_child
 from .roots import Candidate, Root
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]

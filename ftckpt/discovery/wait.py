@@ -9,7 +9,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError
 
 from .candidates import look
-from .resolve import open_child
+from .open_part import open_child
 from .roots import Candidate, Root
 from .select import Check, Note, Rules, Selection, select
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from posixpath import basename
 
 from ftckpt.checkpoint import Checkpoint, Topology
+from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsupportedError
 from ftckpt.findings import listed
@@ -17,7 +18,6 @@ from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.manifest.seal import utc_now
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.prefetch import reading_ahead
 from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.elements import Proof, Prover, SameObjects, prove
 from ftckpt.transfer.prove.rehearsal import rehearse

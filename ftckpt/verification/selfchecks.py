@@ -8,12 +8,12 @@ from functools import partial
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, SelfCheck
+from ftckpt.checkpoint.read_ahead import read_again, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error
 from ftckpt.manifest import is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.prefetch import read_again, reading_ahead
 from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.processes import for_reading
 from ftckpt.workers.processes import run as spread

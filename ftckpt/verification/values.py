@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.progress import Counter
-from ftckpt.storage.prefetch import reading_ahead
 from ftckpt.workers.limits import RateLimit
 
 if TYPE_CHECKING:

@@ -9,16 +9,17 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from copy import copy
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from ftckpt.errors import ExitCode
+from ftckpt.progress import Counter
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from .processes import Stream
-
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 # What a copy says, each with a value; it is answered with the number of a task.
 NEXT, COUNTED, MADE, FAILED, DONE = range(5)
@@ -27,6 +28,13 @@ FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _COUNT = 0.1  # seconds between what a copy says of its progress
 _PR_SET_PDEATHSIG = 1
+
+
+class Stream(Protocol[T_contra, R_co]):
+    """Makes something of each of many tasks."""
+
+    def __call__(self, tasks: Iterator[T_contra], counter: Counter, jobs: int, /) -> Iterator[R_co]:
+        """Yield what is made, by so many threads, and count what is done."""
 
 
 def live(

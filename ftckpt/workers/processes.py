@@ -20,12 +20,12 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftckpt.errors import ExitCode, NoResourceError
 from ftckpt.progress import NULL, Counter
 
-from .child import COUNTED, DONE, FAILED, FOR_THE_FIRST, MADE, NEXT, live
+from .child import COUNTED, DONE, FAILED, FOR_THE_FIRST, MADE, NEXT, Stream, live
 from .memory import budget, divide, held
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
 
 T = TypeVar("T")
-T_contra = TypeVar("T_contra", contravariant=True)
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 # Memory that a copy takes for itself beside what its work holds: pages of the interpreter's, which
 # are shared until an object on them is touched. Going through the tasks touches those of an index:
@@ -52,13 +50,6 @@ _DECODING = 2  # the share of the budget that is left where a source is decoded,
 _LIBRARIES = ("numpy", "xxhash", "zstandard")
 _PATIENCE = 0.2  # seconds that threads which have nothing left to do may take to end
 _END = 1.0  # seconds that copies which were killed may take to die, all together
-
-
-class Stream(Protocol[T_contra, R_co]):
-    """Makes something of each of many tasks."""
-
-    def __call__(self, tasks: Iterator[T_contra], counter: Counter, jobs: int, /) -> Iterator[R_co]:
-        """Yield what is made, by so many threads, and count what is done."""
 
 
 def run(

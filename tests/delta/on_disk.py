@@ -13,6 +13,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.delta import NAME, BaseName, DeltaIndex, content_digest
 from ftckpt.delta.index.base_path import recorded_path
+from ftckpt.delta.index.parse import parse_index
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.formats.delta.chain import manifest_digest
 from ftckpt.manifest.locate import find
@@ -115,7 +116,7 @@ def put(store: Store, folder: Path, under: str = "") -> None:
 
 def index_of(path: Path) -> DeltaIndex:
     """Read the index of a delta on disk."""
-    return DeltaIndex.parse((path / NAME).read_bytes())
+    return parse_index((path / NAME).read_bytes())
 
 
 def run_of(root: Path, steps: int) -> list[State]:

@@ -27,6 +27,7 @@ from ftckpt.delta import (
     pair,
 )
 from ftckpt.delta.codec.predict import Side
+from ftckpt.delta.index.parse import parse_index
 from ftckpt.digests.tensors import TensorDigest
 
 
@@ -155,7 +156,7 @@ def pack(
 
 def reparsed(packed: Packed) -> Packed:
     """Return the delta as a reader sees it."""
-    return replace(packed, index=DeltaIndex.parse(packed.index.dump()))
+    return replace(packed, index=parse_index(packed.index.dump()))
 
 
 def trained(seed: int = 0, size: tuple[int, ...] = (300, 70), lr: float = 1e-3) -> list[State]:

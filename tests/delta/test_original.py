@@ -19,7 +19,8 @@ import ftckpt.transfer.write.blocks
 import ftckpt.transfer.write.files
 from ftckpt.delta.original_files import Original, original_of, rest_of
 from ftckpt.discovery.candidates import newest_child
-from ftckpt.discovery.resolve import open_part, open_target
+from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.resolve import open_target
 from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta import prove_original as delta_original_proof

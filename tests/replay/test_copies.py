@@ -20,7 +20,8 @@ from ftckpt.replay.run import folders as runs
 from ftckpt.replay.run.copies import changed, copy_checkpoint, fingerprint, require_room
 from ftckpt.replay.run.folders import COPY, FailedRunError, Runs
 from ftckpt.replay.run.one_run import End, run
-from ftckpt.replay.run.trial import Trial, check, remove_left_copies
+from ftckpt.replay.run.question import Trial
+from ftckpt.replay.run.trial import check, remove_left_copies
 from ftckpt.replay.settings import Settings
 from tests.commands.golden import ftckpt
 from tests.replay.trainings import run_lists, training

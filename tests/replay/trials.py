@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ftckpt.replay.run import trial
+from ftckpt.replay.run.question import Trial
 from ftckpt.replay.run.trial import Tried
 
 
@@ -40,7 +41,7 @@ class Trials:
             for run in (*shared, *(() if drop in self._saves else ("interrupted",))):
                 shutil.copytree(whole / run, folder / run, symlinks=True)
         command = (*self._command, "--dir", "{checkpoint}", "--steps", "{steps}", "--drop", drop)
-        asked = trial.Trial(command, folder, steps=self._steps, at=self._at,
+        asked = Trial(command, folder, steps=self._steps, at=self._at,
                             runs=self._runs,
                             timeout=300.0)  # fmt: skip
         with patch.object(trial, "look_closer", lambda runs, judgement, *_: judgement):

@@ -16,6 +16,8 @@ from typing import Self
 import pytest
 
 from ftckpt import api
+from ftckpt.checkpoint import read_ahead
+from ftckpt.checkpoint.read_ahead import read_again, reading_ahead
 from ftckpt.comparison.tensors import Reading
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import FtckptError, TruncatedError, UnavailableError
@@ -24,7 +26,7 @@ from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
 from ftckpt.storage import prefetch as ahead_of_use
 from ftckpt.storage.memory import MemoryStore
-from ftckpt.storage.prefetch import most_kept, read_again, reading_ahead
+from ftckpt.storage.prefetch import most_kept
 from ftckpt.storage.prefetch.plan import Windows
 from ftckpt.storage.prefetch.reads import Ahead
 from ftckpt.storage.source import Source
@@ -317,7 +319,7 @@ def test_whoever_reads_says_how_many_threads_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[int] = []
-    real = ahead_of_use._ahead_of
+    real = read_ahead._ahead_of
 
     def hearing(
         source: Source, extents: Iterable[Extent], bound: int, limiter: RateLimit | None, jobs: int
@@ -325,7 +327,7 @@ def test_whoever_reads_says_how_many_threads_do(
         said.append(jobs)
         return real(source, extents, bound, limiter, jobs)
 
-    monkeypatch.setattr(ahead_of_use, "_ahead_of", hearing)
+    monkeypatch.setattr(read_ahead, "_ahead_of", hearing)
     step, copy = (str(save_dcp(tmp_path / name)) for name in ("step", "copy"))
 
     def heard(act: Callable[[], object]) -> list[int]:

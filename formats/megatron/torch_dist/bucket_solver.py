@@ -10,35 +10,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.formats.megatron.job.registration import EMBEDDING, OUTPUT, Registration
 from ftckpt.formats.megatron.optimizer.buffers import ALIGNMENT, Parameter, Slot, lay_out
 
-from .chunks import Bucket
+from .chunks import Buckets, Owned
 
-# Bucket -> kind of state -> what is stored, of one buffer.
-Buckets = Mapping[int, Mapping[str, Bucket]]
 # Name -> the boxes of a rank's own part, in the order of that part.
 Parts = Mapping[str, tuple[Box, ...]]
-
-
-class Owned(NamedTuple):
-    """What one rank has of one parameter.
-
-    Attributes:
-        boxes: the boxes of its own part, in the order of that part.
-        buckets: of the buffer that it is in.
-        slot: where it is there.
-        replica: 0 for the first rank that has these boxes, then 1, 2, …
-    """
-
-    boxes: tuple[Box, ...]
-    buckets: Buckets
-    slot: Slot
-    replica: int
 
 
 class Attempt:

@@ -29,8 +29,8 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.job.registration import expert_of, registrations
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 
-from .bucket_solver import Attempt, Buckets, Owned, Parts
-from .chunks import Bucket, BucketPieces
+from .bucket_solver import Attempt, Parts
+from .chunks import Bucket, BucketPieces, Buckets, Owned
 
 _BUCKET = re.compile(
     r"(?:chained_(?P<chain>\d{1,4})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,7})"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo
+from ftckpt.formats.megatron.optimizer.buffers import Slot
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
-
-if TYPE_CHECKING:
-    from .bucket_solver import Owned
 
 _NOWHERE = Extent("", 0, 0)
 
@@ -51,6 +49,26 @@ class Bucket:
             if end > start:
                 yield index, first, max(start, first), min(stop, end)
             at += 1
+
+
+# Bucket -> kind of state -> what is stored, of one buffer.
+Buckets = Mapping[int, Mapping[str, Bucket]]
+
+
+class Owned(NamedTuple):
+    """What one rank has of one parameter.
+
+    Attributes:
+        boxes: the boxes of its own part, in the order of that part.
+        buckets: of the buffer that it is in.
+        slot: where it is there.
+        replica: 0 for the first rank that has these boxes, then 1, 2, …
+    """
+
+    boxes: tuple[Box, ...]
+    buckets: Buckets
+    slot: Slot
+    replica: int
 
 
 class BucketPieces(LazyPieces):

@@ -242,23 +242,6 @@ class DeltaIndex:
             )
         return data
 
-    @classmethod
-    def parse(cls, data: bytes, file: str = NAME) -> DeltaIndex:
-        """Return the index in `data`, every rule of its format checked.
-
-        Args:
-            data: the whole file.
-            file: its name, for messages.
-
-        Raises:
-            CorruptError: damaged, or it contradicts itself (`bad-delta`).
-            UnsupportedError: whole, but of a version, rule or form that this version does not know.
-            UnsafeError: a name in it leads out of the checkpoint.
-        """
-        from .parse import Parser
-
-        return Parser(file).index(data)
-
 
 def pack_row(block: StoredBlock) -> bytes:
     """Return the row of one block."""

@@ -21,6 +21,7 @@ from ftckpt.delta.index import (
     HEAD,
     MAGIC,
     MAX_BYTES,
+    NAME,
     ROW,
     TOPOLOGY,
     VERSION,
@@ -48,6 +49,21 @@ _PATH = "path"
 _STORED = "stored_name"
 _PREDICTED = frozenset(["rule", "coefficients", "helpers"])
 _KINDS = {kind.value: kind for kind in Kind}
+
+
+def parse_index(data: bytes, file: str = NAME) -> DeltaIndex:
+    """Return the index in `data`, every rule of its format checked.
+
+    Args:
+        data: the whole file.
+        file: its name, for messages.
+
+    Raises:
+        CorruptError: damaged, or it contradicts itself (`bad-delta`).
+        UnsupportedError: whole, but of a version, rule or form that this version does not know.
+        UnsafeError: a name in it leads out of the checkpoint.
+    """
+    return Parser(file).index(data)
 
 
 class Parser:
@@ -78,7 +94,7 @@ class Parser:
         )
 
     def index(self, data: bytes) -> DeltaIndex:
-        """Return the index in `data`; see `DeltaIndex.parse`."""
+        """Return the index in `data`; see `parse_index`."""
         header, rows = self._sections(data)
         members = self._object(self._json(header), _MEMBERS.split(), "the index")
         if members["block"] != BLOCK:

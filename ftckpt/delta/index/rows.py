@@ -7,7 +7,7 @@ does with a small delta.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ftckpt.delta.codec.blocks import ALONE, BLOCK, Form, Reference
 from ftckpt.delta.codec.words import words_of
@@ -16,8 +16,6 @@ from ftckpt.delta.index import ROW
 if TYPE_CHECKING:
     from ftckpt.delta.codec.words import Array
     from ftckpt.delta.index import DataFile, DeltaTensor
-
-    from .parse import Parser
 
 # Up to so many rows are checked one by one: as long as numpy takes to be imported.
 FEW = 1 << 14
@@ -39,8 +37,18 @@ _FIELDS = [
 ]
 
 
+class Refuses(Protocol):
+    """Refuses an index: the parser, as far as rows need it."""
+
+    def bad(self, reason: str, /) -> NoReturn:
+        """Raise CorruptError: the index is damaged."""
+
+    def unknown(self, what: str, /) -> NoReturn:
+        """Raise UnsupportedError: a later version wrote it."""
+
+
 def check_rows(
-    parser: Parser, rows: bytes, files: Sequence[DataFile], tensors: Sequence[DeltaTensor]
+    parser: Refuses, rows: bytes, files: Sequence[DataFile], tensors: Sequence[DeltaTensor]
 ) -> None:
     """Check that the rows are those of the tensors and lie inside the data files.
 
@@ -58,7 +66,7 @@ def check_rows(
 
 
 def _check_few(
-    parser: Parser, rows: bytes, files: Sequence[DataFile], tensors: Sequence[DeltaTensor]
+    parser: Refuses, rows: bytes, files: Sequence[DataFile], tensors: Sequence[DeltaTensor]
 ) -> None:
     table = list(ROW.iter_unpack(rows))
     if any(zero or reference > _REFERENCES for _, reference, _, zero, *_ in table):
@@ -94,7 +102,7 @@ def _check_few(
 
 
 def _check_many(
-    parser: Parser, rows: bytes, files: Sequence[DataFile], tensors: Sequence[DeltaTensor]
+    parser: Refuses, rows: bytes, files: Sequence[DataFile], tensors: Sequence[DeltaTensor]
 ) -> None:
     import numpy as np
 
@@ -127,7 +135,7 @@ def _check_many(
 
 
 def _check_lengths(
-    parser: Parser, table: Any, tensors: Sequence[DeltaTensor], owner: Array
+    parser: Refuses, table: Any, tensors: Sequence[DeltaTensor], owner: Array
 ) -> None:
     """Check that no block is longer than its elements, and that plain ones are as long."""
     import numpy as np

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.delta.index import NAME
 from ftckpt.delta.index.objects import RecordFile, record_digests
 from ftckpt.discovery.recognise import Format
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.prefetch import reading_ahead
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.places import absolute, require_apart_from_all, require_outside

@@ -24,7 +24,7 @@ from .copies import CopyReport, changed, copy_checkpoint, fingerprint, remove_co
 from .one_run import End, Outcome, run
 
 if TYPE_CHECKING:
-    from .trial import Trial
+    from .question import Trial
 
 # In the folder of a restart: its copy of the user's checkpoint, there only while the run lasts.
 COPY = "copy"

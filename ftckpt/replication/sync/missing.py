@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.resolve import open_child
+from ftckpt.discovery.open_part import open_child
 from ftckpt.discovery.roots import Root, join, read_again
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.manifest import NAME, Manifest, is_own

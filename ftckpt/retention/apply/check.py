@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
-from ftckpt.discovery.resolve import open_child
+from ftckpt.discovery.open_part import open_child
 from ftckpt.discovery.roots import concurrently
 from ftckpt.errors import (
     CorruptError,

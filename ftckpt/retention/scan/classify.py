@@ -9,8 +9,8 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.dropped import Tomb
 from ftckpt.discovery.listing import listing_of_directory, listing_of_file
 from ftckpt.discovery.lone_manifests import alone, alone_of
+from ftckpt.discovery.open_part import open_child, recognise_at
 from ftckpt.discovery.recognise import Listing, recognise
-from ftckpt.discovery.resolve import open_child, recognise_at
 from ftckpt.discovery.roots import Candidate, Child, Part, Root
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
 from ftckpt.manifest import NAME, SUFFIX, TRANSFER

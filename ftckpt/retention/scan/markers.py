@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.discovery.resolve import recognise_at
+from ftckpt.discovery.open_part import recognise_at
 from ftckpt.discovery.roots import Part
 from ftckpt.errors import NotFoundError
 from ftckpt.storage.listed import ListedStore

@@ -13,9 +13,9 @@ from concurrent.futures import Executor
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint
+from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.digests.tensors import TensorDigest
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.prefetch import reading_ahead
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.forms import Pair, compare_forms, failed, nbytes_in, pairs, require_all_read
 from ftckpt.transfer.read.elements import Gatherer

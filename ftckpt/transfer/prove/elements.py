@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ftckpt.checkpoint import Checkpoint, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import show
+from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.checkpoint.replicas import Copies
 from ftckpt.errors import CorruptError
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.prefetch import reading_ahead
 from ftckpt.transfer.casting import Changes, changes
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.forms import (

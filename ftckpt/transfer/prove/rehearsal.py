@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Self
 from zlib import crc32
 
+from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError
 from ftckpt.extents import Extent
-from ftckpt.storage.prefetch import extents_of, reading_ahead
 from ftckpt.storage.readonly import ReadOnlyStore
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Reader, Traits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ftckpt.checkpoint import Box, Checkpoint, Piece
+from ftckpt.checkpoint.read_ahead import extents_in_order, extents_of
 from ftckpt.extents import Extent
-from ftckpt.storage.prefetch import extents_in_order, extents_of
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.forms import pairs
 from ftckpt.transfer.layout import Elements, Layout, Stored

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.errors import IncompleteError, NotFoundError, UsageError, worst
 from ftckpt.findings import Finding, Severity, as_error
-from ftckpt.storage.prefetch import extents_of, reading_ahead
 from ftckpt.storage.store import Store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Wishes, Writer

@@ -25,6 +25,7 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.delta import NAME, DeltaIndex, content_digest
 from ftckpt.delta.index.objects import RecordFile
+from ftckpt.delta.index.parse import parse_index
 from ftckpt.delta.pack.assemble import Packable, PackOptions
 from ftckpt.delta.pack.report import Method
 from ftckpt.delta.pack.run import pack
@@ -37,6 +38,7 @@ from ftckpt.errors import (
     NotFoundError,
     RefusedError,
 )
+from ftckpt.formats.catalog import formats
 from ftckpt.formats.delta import Delta
 from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
 from ftckpt.formats.ranks.writer import RanksWriter
@@ -67,10 +69,10 @@ class Upon:
         self._base = base
 
     def recognise(self, listing: Any) -> Any:
-        return Delta().recognise(listing)
+        return Delta(formats).recognise(listing)
 
     def open(self, source: Source) -> DeltaCheckpoint:
-        found = Delta().open(source)
+        found = Delta(formats).open(source)
         found._base = self._base
         return found
 
@@ -160,7 +162,7 @@ def test_equal_bytes_each_time_with_any_number_of_threads(
         assert report.methods[Method.PREDICTED].bytes_in > 0
     places = [one.pop(name) for one in made for name in ("ftckpt.manifest.json", NAME)]
     assert made[0] == made[1]
-    first, second = (DeltaIndex.parse(place) for place in (places[1], places[3]))
+    first, second = (parse_index(place) for place in (places[1], places[3]))
     assert first.rows == second.rows
     assert first.tensors == second.tensors
 
@@ -361,7 +363,7 @@ def test_a_chain_of_ten_names_each_base_by_content(tmp_path: Path) -> None:
     for place in places[1:]:
         out = tmp_path / "deltas" / place.name
         report = pack_places(base, place, out)
-        index = DeltaIndex.parse((out / NAME).read_bytes())
+        index = parse_index((out / NAME).read_bytes())
         assert index.base is not None
         assert not contents or index.base.content == contents[-1]
         assert index.base.path == (f"../{base.name}" if contents else f"../../run/{base.name}")
@@ -434,7 +436,7 @@ def test_a_base_on_s3_and_a_delta_there(steps: list[Path], s3_url: str, tmp_path
     assert tensors_of(opened(tmp_path / "out")) == tensors_of(opened(steps[1]))
     pack_places(f"{s3_url}/step-1", steps[1], f"{s3_url}/step-2")
     assert tensors_of(opened(f"{s3_url}/step-2")) == tensors_of(opened(steps[1]))
-    index = DeltaIndex.parse(open_store(f"{s3_url}/step-2", STORES).read(NAME))
+    index = parse_index(open_store(f"{s3_url}/step-2", STORES).read(NAME))
     assert index.base is not None
     assert index.base.path == "../step-1"
 

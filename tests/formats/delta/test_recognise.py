@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from ftckpt.delta import NAME
+from ftckpt.formats.catalog import formats
 from ftckpt.formats.delta import Delta
 from ftckpt.manifest.seal import seal
 from tests.builders.checkpoints import open_checkpoint
@@ -15,7 +16,7 @@ from tests.delta.packing import trained
 
 
 class TestDelta(FormatTests):
-    format = Delta()
+    format = Delta(formats)
     # The rows of an index are a table of millions, which is checked as one.
     imports = frozenset({"numpy"})
     truncated = frozenset({"truncated-file", "bad-delta"})

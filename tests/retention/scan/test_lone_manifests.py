@@ -9,6 +9,7 @@ import pytest
 
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import look
+from ftckpt.discovery.open_part import open_child
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.manifest import seal as sealing
@@ -43,7 +44,7 @@ def sealed_in(store: TimedStore, name: str) -> bytes:
     candidate = next(c for c in root.candidates if c.path == name)
     child = root.recognise(candidate)
     assert child is not None
-    report = seal(opening.open_child(root, child)[0])
+    report = seal(open_child(root, child)[0])
     return report.manifest.dump()
 
 

@@ -1,0 +1,78 @@
+"""Open what a format knows: one directory or file, or every part of a checkpoint of a root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import CorruptError, IncompleteError, NotFoundError, UnsafeError
+from ftckpt.manifest import NAME, TRANSFER
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Entry, EntryKind, Store
+
+from .listing import listing_of_directory, listing_of_file
+from .recognise import Format, recognise
+from .roots import Child, Part, Root
+
+
+def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> Part | None:
+    """Ask the formats about one directory or file; None where none knows it."""
+    if entry.kind is EntryKind.SPECIAL:
+        return None
+    is_file = entry.kind is EntryKind.FILE
+    listing = listing_of_file(store, entry) if is_file else listing_of_directory(store, entry.path)
+    found = recognise(formats, listing)
+    return None if found is None else Part(entry, *found)
+
+
+def open_part(store: Store, part: Part) -> Checkpoint:
+    """Open a recognised checkpoint: list it whole, parse headers and metadata.
+
+    Raises:
+        UnsupportedError: recognised by name, but not readable by this version.
+        IncompleteError, CorruptError, UnsafeError: see `Format.open`.
+    """
+    source = files_of(store, part.entry)
+    try:
+        return part.format.open(source)
+    except (CorruptError, UnsafeError, NotFoundError) as first:
+        # A bit that flipped on the way is right the second time; a save in flight is told apart
+        # from damage by what has changed since.
+        single = part.entry.kind is EntryKind.FILE
+        again = files_of(store, store.stat(part.entry.path) if single else part.entry)
+        try:
+            return part.format.open(again)
+        except (CorruptError, UnsafeError, NotFoundError) as second:
+            moved = again.changed(source.entries)
+            moved += [n for n in source.entries if again.entries.get(n) != source.entries[n]]
+            if moved and not isinstance(second, UnsafeError):
+                raise IncompleteError(
+                    f"{moved[0]} of {again.url} changed while it was being read",
+                    hint="it is still being written, or being removed: try again",
+                    kind="changed-file",
+                    file=moved[0],
+                ) from second
+            raise second from first
+
+
+def files_of(store: Store, entry: Entry) -> Source:
+    """List the files of one directory or file.
+
+    Raises:
+        IncompleteError: a transfer to it is under way, or was killed.
+    """
+    if entry.kind is EntryKind.FILE:
+        return Source.file(store, entry)
+    source = Source.directory(store, entry.path)
+    if TRANSFER in source.entries and NAME not in source.entries:
+        raise IncompleteError(
+            f"a transfer to {source.url} is under way, or was killed",
+            hint="run the same command again to finish it",
+            file=TRANSFER,
+        )
+    return source
+
+
+def open_child(root: Root, child: Child) -> list[Checkpoint]:
+    """Open every part of a child of a root; most have one (see `open_part`)."""
+    return [open_part(root.store, part) for part in child.parts]
