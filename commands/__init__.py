@@ -14,8 +14,8 @@ A verb is a module named after it (`plan sweep`: `plan.sweep`). It holds
 Rules that `app` relies on:
 
 - `--json`, `--quiet`, `--debug` and the settings of object stores are added to every verb; a verb
-  does not declare them. A flag's environment variable is added too, unless `verbs.NO_ENVIRONMENT`
-  names it.
+  does not declare them. A flag's environment variable is added too, unless
+  `environment.NO_ENVIRONMENT` names it.
 - A verb never prints JSON. It says `invocation.report(target=..., format=..., anything=...)` as
   soon as it knows, and `app` prints the one document at the end, also after an error or a signal.
 - In text mode the verb prints its answer with `invocation.print` and everything else with

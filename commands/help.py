@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.codes import MEANINGS
+from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.invocation import invoked
 from ftckpt.commands.cli.render import table
-from ftckpt.commands.cli.verbs import NO_ENVIRONMENT, VERBS, family, load
+from ftckpt.commands.cli.verbs import VERBS, family, load
 from ftckpt.errors import ExitCode, UsageError
 
 STORAGE = False

@@ -19,10 +19,11 @@ from ftckpt.workers.memory import spare_addresses
 
 from . import watchdog
 from .ending import SignalError, leave, signals_caught
+from .environment import environment_name
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import RESUMABLE, VERBS, Verbs, environment_name
+from .verbs import RESUMABLE, VERBS, Verbs
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])

@@ -1,4 +1,4 @@
-"""Refuse environment variables that look like ours and set nothing.
+"""Flags from the environment: what their variables are called, and which names set nothing.
 
 A misspelt `FTCKPT_LATEST_VERFY=content` would otherwise skip the check that its author relies on.
 """
@@ -7,12 +7,37 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 
-from .verbs import NO_ENVIRONMENT, VERBS, environment_name, load
+# Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
+NO_ENVIRONMENT = frozenset(
+    {
+        "apply",
+        "create_root",
+        "force",
+        "no_proof",
+        "purge_now",
+        "restart",
+        "skip_unsafe",
+        "skip_unverified",
+        "yes",
+    }
+    | {
+        "trust_recorded",
+        "backwards",
+        "allow_missing_tier",
+        "delete_corrupt",
+        "free",
+        "max_delete",
+        "min_survivors",
+        "policy",
+        "trash_ttl",
+    }
+)
 
 PREFIX = "FTCKPT_"
 # Every name shares the prefix, so that less likeness than this is none.
@@ -26,45 +51,77 @@ _OTHERS = re.compile(
 )
 
 
-def refuse_unknown(environment: Mapping[str, str] = os.environ) -> None:
+def refuse_unknown(
+    verbs: Collection[str],
+    load: Callable[[str], Any],
+    environment: Mapping[str, str] = os.environ,
+) -> None:
     """Check every variable that begins with FTCKPT_.
 
     Only the verbs that such a variable may belong to are loaded: without one nothing is.
 
+    Args:
+        verbs: the names of all verbs.
+        load: returns the command of a verb.
+        environment: the variables and their values.
+
     Raises:
         UsageError: one sets no flag of any verb; the hint names the nearest that does.
     """
+    known = _Verbs(verbs, load)
     for name in sorted(n for n in environment if n.startswith(PREFIX)):
-        if any(name in _names(verb) for verb in _owners(name)):
+        if any(name in known.variables(verb) for verb in known.owners(name)):
             continue
-        if _OTHERS.fullmatch(name) and not _names_replay_flag(name):
+        if _OTHERS.fullmatch(name) and not known.begins_as_replay(name):
             continue
-        raise UsageError(f"{name} sets no flag", hint=_hint(name))
+        raise UsageError(f"{name} sets no flag", hint=known.hint(name))
 
 
-def _names_replay_flag(name: str) -> bool:
-    """Return whether a name speaks of a verb such as `replay run`, and so of one of its flags."""
-    return any(name.startswith(_prefix(verb)) for verb in VERBS if verb.startswith("replay "))
+class _Verbs(NamedTuple):
+    names: Collection[str]
+    load: Callable[[str], Any]
 
+    def begins_as_replay(self, name: str) -> bool:
+        """Return whether a name means a verb such as `replay run`, and so one of its flags."""
+        return any(name.startswith(_prefix(v)) for v in self.names if v.startswith("replay "))
 
-def _owners(name: str) -> Iterator[str]:
-    return (verb for verb in VERBS if name.startswith(_prefix(verb)))
+    def owners(self, name: str) -> Iterator[str]:
+        return (verb for verb in self.names if name.startswith(_prefix(verb)))
+
+    def variables(self, verb: str) -> set[str]:
+        params = self.load(verb).params
+        return {name for p in params if isinstance(name := getattr(p, "envvar", None), str)}
+
+    def hint(self, name: str) -> str:
+        for verb in self.owners(name):
+            for flag in NO_ENVIRONMENT:
+                if name == environment_name(verb, [f"--{flag.replace('_', '-')}"]):
+                    flag = flag.replace("_", "-")
+                    return f"--{flag} has no variable, so that nobody inherits it: type it"
+        verbs = list(self.owners(name)) or self.names
+        near = get_close_matches(name, {one for v in verbs for one in self.variables(v)}, 1, _NEAR)
+        return f"did you mean {near[0]}?" if near else "ftckpt help environment explains the names"
 
 
 def _prefix(verb: str) -> str:
     return f"{PREFIX}{verb.replace(' ', '_').upper()}_"
 
 
-def _names(verb: str) -> set[str]:
-    return {name for p in load(verb).params if isinstance(name := getattr(p, "envvar", None), str)}
+def environment_flags(ctx: Any) -> dict[str, str]:
+    """Return the environment variables that set flags of this run, with their values."""
+    found = {}
+    for param in ctx.command.params:
+        source = ctx.get_parameter_source(param.name)
+        if source is not None and source.name == "ENVIRONMENT":
+            found[param.envvar] = os.environ.get(param.envvar, "")
+    return found
 
 
-def _hint(name: str) -> str:
-    for verb in _owners(name):
-        for flag in NO_ENVIRONMENT:
-            if name == environment_name(verb, [f"--{flag.replace('_', '-')}"]):
-                flag = flag.replace("_", "-")
-                return f"--{flag} has no variable, so that nobody inherits it: type it"
-    known = {one for verb in list(_owners(name)) or VERBS for one in _names(verb)}
-    near = get_close_matches(name, known, 1, _NEAR)
-    return f"did you mean {near[0]}?" if near else "ftckpt help environment explains the names"
+def environment_name(verb: str, flags: Sequence[str]) -> str:
+    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`.
+
+    Of a flag's names the first long one counts; others stand for it.
+    """
+    flag = next(flag for flag in flags if flag.startswith("--"))
+    name = f"ftckpt_{verb}_{flag.lstrip('-')}"
+    return name.replace("-", "_").replace(" ", "_").upper()

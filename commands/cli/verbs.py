@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from ftckpt.storage.options import StoreOptions
 
 from .codes import ALWAYS, MEANINGS
+from .environment import NO_ENVIRONMENT, environment_flags, environment_name, refuse_unknown
 from .invocation import Invocation
 from .parameters import lighten
 
@@ -61,32 +62,6 @@ VERBS: dict[str, str] = {
     "completions": "Print the completion script of a shell",
     "help": "Explain exit codes, the environment, or a verb",
 }
-
-# Flags that delete, overwrite or skip a check: nobody may inherit them from an environment.
-NO_ENVIRONMENT = frozenset(
-    {
-        "apply",
-        "create_root",
-        "force",
-        "no_proof",
-        "purge_now",
-        "restart",
-        "skip_unsafe",
-        "skip_unverified",
-        "yes",
-    }
-    | {
-        "trust_recorded",
-        "backwards",
-        "allow_missing_tier",
-        "delete_corrupt",
-        "free",
-        "max_delete",
-        "min_survivors",
-        "policy",
-        "trash_ttl",
-    }
-)
 
 # What they have done so far is taken up by the next run of the same command.
 RESUMABLE = frozenset(
@@ -187,9 +162,7 @@ class Verb(TyperCommand):
         if getattr(self.module, "STORAGE", True) and any(
             n.startswith("FTCKPT_") for n in os.environ
         ):
-            from .environment import refuse_unknown
-
-            refuse_unknown()
+            refuse_unknown(VERBS, load)
         if device not in (None, "cpu", "auto"):
             from ftckpt.transfer.device import torch_device
 
@@ -311,23 +284,3 @@ def _group(of: type[Any], command: Verb) -> OptionGroup:
     made = typer.main.get_command(app)
     command.params += made.params
     return OptionGroup(of, frozenset(str(p.name) for p in made.params), cast(Any, made.callback))
-
-
-def environment_flags(ctx: Any) -> dict[str, str]:
-    """Return the environment variables that set flags of this run, with their values."""
-    found = {}
-    for param in ctx.command.params:
-        source = ctx.get_parameter_source(param.name)
-        if source is not None and source.name == "ENVIRONMENT":
-            found[param.envvar] = os.environ.get(param.envvar, "")
-    return found
-
-
-def environment_name(verb: str, flags: Sequence[str]) -> str:
-    """Return the variable that sets a flag: FTCKPT_VERIFY_MAX_MEMORY for `--max-memory`.
-
-    Of a flag's names the first long one counts; others stand for it.
-    """
-    flag = next(flag for flag in flags if flag.startswith("--"))
-    name = f"ftckpt_{verb}_{flag.lstrip('-')}"
-    return name.replace("-", "_").replace(" ", "_").upper()

@@ -7,7 +7,6 @@ on any store, and a delta itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,12 +18,12 @@ from ftckpt.manifest import DELTA
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 
+from .names import DATA, FORMAT
+
 if TYPE_CHECKING:
     from ftckpt.discovery.roots import Child, Root
 
     from .checkpoint import DeltaCheckpoint
-
-_DATA = re.compile(r"\d{5,}\.blocks")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Delta:
     bases: Sequence[str] = ()
     stores: StoreOptions | None = None
 
-    name = "delta"
+    name = FORMAT
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Go by the name of the index, which is written last, else by those of the data files."""
@@ -52,7 +51,7 @@ class Delta:
         if DELTA in listing.files:
             return Recognition(self.name, f"has {DELTA}", CommitState.COMMITTED)
         # It has little but these, so that a hundred of its names show one.
-        if any(n.endswith(".blocks") and _DATA.fullmatch(n) for n in listing.at_hand.files):
+        if any(n.endswith(".blocks") and DATA.fullmatch(n) for n in listing.at_hand.files):
             return Recognition(self.name, "has blocks of a delta", CommitState.UNCOMMITTED)
         return None
 

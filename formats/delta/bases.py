@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from ftckpt.discovery.roots import Child, Part, Root
 from ftckpt.errors import NotFoundError
-from ftckpt.formats.delta import Delta
 from ftckpt.storage.store import Store
+
+from .names import FORMAT
 
 
 def bases(root: Root, child: Child) -> Sequence[str]:
@@ -25,7 +26,7 @@ def bases(root: Root, child: Child) -> Sequence[str]:
         UnsupportedError: it is of another version: what it is built on cannot be known.
         UnavailableError, DeniedError: it could not be read.
     """
-    parts = (part for part in child.parts if part.format.name == Delta.name)
+    parts = (part for part in child.parts if part.format.name == FORMAT)
     return tuple(dict.fromkeys(path for part in parts for path in _of_part(root, child, part)))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ftckpt.commands.cli import app, codes, ending, verbs
+from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import (
     human_bytes,
@@ -32,7 +33,7 @@ DATA = Path(__file__).parents[2] / "data"
 FAKE = """
 import sys, types, typer
 from ftckpt import errors
-from ftckpt.commands.cli import app, verbs
+from ftckpt.commands.cli import app, environment, verbs
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.errors import ExitCode
 
@@ -219,7 +220,7 @@ def test_no_environment_may_skip_a_check() -> None:
     from_environment = {p.name: p.envvar for p in command.params if p.envvar}
     assert from_environment["verify"] == "FTCKPT_LATEST_VERIFY"
     assert from_environment["step_at_most"] == "FTCKPT_LATEST_STEP_AT_MOST"
-    assert not from_environment.keys() & verbs.NO_ENVIRONMENT
+    assert not from_environment.keys() & NO_ENVIRONMENT
     assert {"skip_unsafe", "skip_unverified"} <= {p.name for p in command.params}
     names = {p.envvar for verb in verbs.VERBS for p in verbs.load(verb).params}
     assert "FTCKPT_VERIFY_ALL" in names

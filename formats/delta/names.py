@@ -1,0 +1,8 @@
+"""What the format is called, and the names of its data files."""
+
+from __future__ import annotations
+
+import re
+
+FORMAT = "delta"
+DATA = re.compile(r"\d{5,}\.blocks")
