@@ -17,6 +17,11 @@ from tests.delta.packing import trained
 
 class TestDelta(FormatTests):
     format = Delta(formats)
+    construct = (
+        "from ftckpt.formats.catalog import formats\n"
+        "from ftckpt.formats.delta import Delta\n"
+        "form = Delta(formats)"
+    )
     # The rows of an index are a table of millions, which is checked as one.
     imports = frozenset({"numpy"})
     truncated = frozenset({"truncated-file", "bad-delta"})
