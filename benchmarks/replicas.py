@@ -24,7 +24,7 @@ import side_by_side
 from side_by_side import Contestant, compare, ftckpt_command, peak_memory, warm, workplace
 
 from ftckpt.api import open_checkpoint, seal
-from ftckpt.digests.blocks import BLOCK
+from ftckpt.extents import BLOCK
 from ftckpt.replication.copy import copy
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.workers.limits import jobs, parse_bytes

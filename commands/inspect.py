@@ -256,7 +256,7 @@ def _file_records(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 
 def _file_table(checkpoint: Checkpoint) -> str:
-    from ftckpt.manifest import is_own
+    from ftckpt.own_files import is_own
 
     def role(record: dict[str, Any]) -> str:
         if is_own(record["path"]):

@@ -244,7 +244,7 @@ def _is_made(invocation: Invocation, destination: str) -> bool:
     """
     from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.manifest import NAME
+    from ftckpt.own_files import MANIFEST
     from ftckpt.verification import Level as Depth
     from ftckpt.verification import VerifyOptions, verify
 
@@ -255,7 +255,7 @@ def _is_made(invocation: Invocation, destination: str) -> bool:
     if target.part is None:
         return False
     made = target.open()
-    if NAME not in made.source.entries:
+    if MANIFEST not in made.source.entries:
         return False
     report = verify(made, VerifyOptions(Depth.CONTENT), counter=invocation.counter)
     if report.code is not ExitCode.OK:

@@ -1,4 +1,4 @@
-"""The two smallest nouns: which elements of a tensor, and which bytes of a file."""
+"""The smallest nouns: which elements of a tensor, which bytes of a file, how large a block is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
+
+# The unit in which files are digested, uploaded and taken up again after a kill.
+BLOCK = 64 << 20
 
 
 class Box(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ftckpt.checkpoint import CommitState
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Format, Listing, Recognition
-from ftckpt.manifest import DELTA
+from ftckpt.own_files import DELTA
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 

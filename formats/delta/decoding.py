@@ -18,8 +18,9 @@ from ftckpt.delta.index import DeltaObject, DeltaTensor
 from ftckpt.delta.index.parse import Parser
 from ftckpt.delta.pack.tensor_bytes import TensorBytes
 from ftckpt.errors import CorruptError, FtckptError
+from ftckpt.storage.chunks import chunks
 from ftckpt.transfer.read.source_bytes import SourceBytes
-from ftckpt.workers.buffers import buffer, chunks
+from ftckpt.workers.buffers import buffer
 from ftckpt.workers.memory import demand, share
 
 from .chain import of_base, within

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ftckpt import manifest
 from ftckpt.checkpoint import Box, Commit, CommitState, Extent, Piece, TensorInfo
 from ftckpt.delta import NAME, DeltaIndex
 from ftckpt.delta.index import MAX_BYTES, ROW
 from ftckpt.delta.index.parse import parse_index
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, IncompleteError
+from ftckpt.own_files import MANIFEST
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 
@@ -33,7 +33,7 @@ def open_delta(
         bases: places where bases may lie, asked before those that are recorded.
         stores: how to reach them.
     """
-    if NAME not in source.entries and manifest.NAME not in source.entries:
+    if NAME not in source.entries and MANIFEST not in source.entries:
         source.require_absent(NAME)
         raise IncompleteError(
             f"{source.url} has no {NAME}, which is written last: the packing did not finish",

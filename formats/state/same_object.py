@@ -14,8 +14,8 @@ from typing import Any
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.formats.pickles.walk import Path, dotted, leaves
 from ftckpt.formats.torch_files.write_tree import Carried, pickled
+from ftckpt.storage.chunks import chunks
 from ftckpt.transfer.layout import Literal, Stored
-from ftckpt.workers.buffers import chunks
 
 from .objects import Storages, listed_places
 

@@ -22,10 +22,10 @@ from typing import NamedTuple, Self
 
 from ftckpt.errors import CorruptError, NoResourceError, TruncatedError
 from ftckpt.extents import Extent
+from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, Opens, Reader, Traits
-from ftckpt.workers.buffers import chunks, size_for
 
 from .compression import HEAD, Codec, require_plausible, undo
 

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint, Record
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, UnavailableError
-from ftckpt.extents import Extent
+from ftckpt.extents import BLOCK, Extent
 from ftckpt.findings import Finding, Severity, finding, from_error, listed
 from ftckpt.manifest.locate import find
 from ftckpt.verification.blocks import check_blocks

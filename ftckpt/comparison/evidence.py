@@ -16,9 +16,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from ftckpt.checkpoint import Checkpoint, Piece
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError
-from ftckpt.extents import Extent
+from ftckpt.extents import BLOCK, Extent
 from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.manifest.locate import find
 

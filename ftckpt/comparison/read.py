@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from ftckpt.errors import FtckptError
 from ftckpt.progress import NULL, Counter
+from ftckpt.storage.chunks import size_for
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.read.elements import Gatherer
-from ftckpt.workers.buffers import buffer, same, size_for
+from ftckpt.workers.buffers import buffer, same
 from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.processes import run as spread
 from ftckpt.workers.threads import run

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.decoding_processes import for_reading
 from ftckpt.errors import FtckptError
+from ftckpt.storage.chunks import LOCAL, REMOTE
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.transfer.read.elements import SPAN
-from ftckpt.workers.buffers import LOCAL, REMOTE
 from ftckpt.workers.memory import budget, held
-from ftckpt.workers.processes import for_reading
 
 # What numpy and the modules of the comparison take when they are imported: measured at 19 MiB.
 _IMPORTS = 20 << 20

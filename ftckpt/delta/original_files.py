@@ -17,7 +17,7 @@ from ftckpt.checkpoint import Box, Checkpoint, TensorInfo
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import CorruptError
 from ftckpt.extents import Extent
-from ftckpt.manifest import is_own
+from ftckpt.own_files import is_own
 from ftckpt.storage.source import safe_name
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Elements, OutputFile, Segment, Stored

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.workers.buffers import chunks, size_for
+from ftckpt.extents import BLOCK
+from ftckpt.storage.chunks import chunks, size_for
 
 if TYPE_CHECKING:
     from ftckpt.storage.source import Source
     from ftckpt.storage.store import Store
     from ftckpt.workers.limits import RateLimit
 
-BLOCK = 64 << 20
 WIDTH = 16  # bytes of a digest
 
 

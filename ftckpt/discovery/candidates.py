@@ -24,7 +24,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ftckpt.manifest import FOLDER, TRANSFER
+from ftckpt.own_files import FOLDER, TRANSFER
 from ftckpt.storage.store import Entry, EntryKind
 
 from .lone_manifests import HINT, alone

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import FOLDER, NAME, SUFFIX
+from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 TRASH = f"{FOLDER}/trash"
@@ -45,7 +45,7 @@ class Tomb(NamedTuple):
 def is_record(path: str) -> bool:
     """Say whether a key of an entry is a manifest, which anybody may write at any time."""
     name = path.rpartition("/")[2]
-    return name == NAME or name.endswith(SUFFIX)
+    return name == MANIFEST or name.endswith(SUFFIX)
 
 
 def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, Tomb]:

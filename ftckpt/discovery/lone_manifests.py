@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
-from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.manifest.locate import read
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .dropped import is_record
@@ -69,7 +69,9 @@ def alone_of(store: Store, files: Sequence[Entry]) -> str:
         except (CorruptError, UnsafeError, UnsupportedError, NotFoundError):
             return ""  # whatever it is, it does not say what was there
         base, _, name = file.path.rpartition("/")
-        names = [f.path for f in manifest.files] if name == NAME else [name.removesuffix(SUFFIX)]
+        names = (
+            [f.path for f in manifest.files] if name == MANIFEST else [name.removesuffix(SUFFIX)]
+        )
         if any(_stands(store, join(base, one)) for one in names[:_ASKED_FOR]):
             return ""
         described += len(names)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError, IncompleteError, NotFoundError, UnsafeError
-from ftckpt.manifest import NAME, TRANSFER
+from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
@@ -64,7 +64,7 @@ def files_of(store: Store, entry: Entry) -> Source:
     if entry.kind is EntryKind.FILE:
         return Source.file(store, entry)
     source = Source.directory(store, entry.path)
-    if TRANSFER in source.entries and NAME not in source.entries:
+    if TRANSFER in source.entries and MANIFEST not in source.entries:
         raise IncompleteError(
             f"a transfer to {source.url} is under way, or was killed",
             hint="run the same command again to finish it",

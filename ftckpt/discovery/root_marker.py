@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator
 
 from ftckpt.errors import MissingError, NotFoundError, UnsafeError, UsageError
-from ftckpt.manifest import FOLDER
+from ftckpt.own_files import FOLDER
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import EntryKind, Store
 

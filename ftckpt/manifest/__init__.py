@@ -11,16 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ftckpt.checkpoint import Topology
-from ftckpt.digests.blocks import BLOCK, WIDTH, file_digest
+from ftckpt.digests.blocks import WIDTH, file_digest
 from ftckpt.errors import UnsupportedError
+from ftckpt.extents import BLOCK
 
-NAME = "ftckpt.manifest.json"
-SUFFIX = ".ftckpt.json"
-FOLDER = ".ftckpt"  # trash, leases and logs of ftckpt itself
-# Stands in a directory that a transfer is building, or was killed building, until the manifest is.
-TRANSFER = f"{FOLDER}/transfer.json"
-# The index of a delta: of all about deltas the only thing that recognising one needs.
-DELTA = "ftckpt.delta"
 SCHEMA = "ftckpt.manifest/1"
 # What the bytes of every version of it begin with.
 HEAD = b'{\n"schema": "ftckpt.manifest/'
@@ -151,8 +145,3 @@ class Manifest:
 
 def _rows(rows: list[str]) -> str:
     return "\n" + ",\n".join(rows) + "\n" if rows else ""
-
-
-def is_own(name: str) -> bool:
-    """Say whether a file of a checkpoint's directory is ftckpt's own, by its relative path."""
-    return name == NAME or name.endswith(SUFFIX) or name.split("/")[0] == FOLDER

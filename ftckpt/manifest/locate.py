@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
-from ftckpt.manifest import MAX_BYTES, NAME, SUFFIX, Manifest
+from ftckpt.manifest import MAX_BYTES, Manifest
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.storage.remotes import split
 from ftckpt.storage.store import EntryKind
 
@@ -20,7 +21,7 @@ def beside(source: Source) -> str:
     """Return the store's path of the manifest that belongs to `source`."""
     if source.single:
         return source.path(next(iter(source.entries)) + SUFFIX)
-    return source.path(NAME)
+    return source.path(MANIFEST)
 
 
 def read(store: Store, path: str) -> Manifest:
@@ -51,7 +52,7 @@ def find(source: Source) -> Manifest | None:
     Raises:
         CorruptError, UnsupportedError, UnsafeError: see `ftckpt.manifest.parse.parse_manifest`.
     """
-    if not source.single and NAME not in source.entries:
+    if not source.single and MANIFEST not in source.entries:
         return None
     try:
         return read(source.store, beside(source))

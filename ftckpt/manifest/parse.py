@@ -12,16 +12,18 @@ from itertools import pairwise
 from typing import Any
 
 from ftckpt.checkpoint import Topology
-from ftckpt.digests.blocks import BLOCK, WIDTH, block_count, file_digest
+from ftckpt.digests.blocks import WIDTH, block_count, file_digest
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.manifest import MAX_BYTES, NAME, SCHEMA, TOPOLOGY, FileDigest, Manifest, PassedCheck
+from ftckpt.extents import BLOCK
+from ftckpt.manifest import MAX_BYTES, SCHEMA, TOPOLOGY, FileDigest, Manifest, PassedCheck
+from ftckpt.own_files import MANIFEST
 from ftckpt.storage.source import safe_name
 
 _TAIL = len('"digest": ""\n}\n') + 2 * WIDTH
 _MEMBERS = "schema note tool created format step topology checks block_size files unmanaged digest"
 
 
-def parse_manifest(data: bytes, file: str = NAME) -> Manifest:
+def parse_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
     """Return the manifest in `data`, every rule of its format checked.
 
     Args:

@@ -26,8 +26,8 @@ from ftckpt.errors import (
     UnsafeError,
     UnsupportedError,
 )
-from ftckpt.manifest import HEAD as MANIFEST_HEAD
-from ftckpt.manifest import SUFFIX, FileDigest, Manifest, PassedCheck, is_own
+from ftckpt.manifest import HEAD, FileDigest, Manifest, PassedCheck
+from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
 from ftckpt.storage.source import Source
@@ -227,8 +227,8 @@ def _is_stale_manifest(store: Store, path: str) -> bool:
         return False
     if time.time() - entry.mtime < _STALE:
         return False
-    head = store.read(path, 0, min(entry.size, len(MANIFEST_HEAD)))
-    return MANIFEST_HEAD.startswith(head)
+    head = store.read(path, 0, min(entry.size, len(HEAD)))
+    return HEAD.startswith(head)
 
 
 def _removed(source: Source) -> IncompleteError:

@@ -7,15 +7,16 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftckpt.digests.blocks import BLOCK, block_count, block_length
+from ftckpt.digests.blocks import block_count, block_length
 from ftckpt.digests.crc import checksum
 from ftckpt.errors import CorruptError, FtckptError, NotFoundError
+from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
+from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
 from ftckpt.transfer.write.blocks import BlockMade, Ledger, RunningSums
-from ftckpt.workers.buffers import chunks, size_for
 from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.threads import in_turn, run
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.digests.crc import combine
 from ftckpt.errors import FtckptError
+from ftckpt.extents import BLOCK
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest
 from ftckpt.progress import NULL, Counter

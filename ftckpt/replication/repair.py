@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import CorruptError, ExistsError, IncompleteError, RefusedError, UsageError
+from ftckpt.extents import BLOCK
 from ftckpt.findings import counted
 from ftckpt.manifest import Manifest
 from ftckpt.progress import NULL, Counter

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from ftckpt.errors import FtckptError, RefusedError, UnsafeError, UnsupportedError
-from ftckpt.manifest import FOLDER, NAME, SUFFIX
+from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX
 from ftckpt.storage.local.atomic import sync_directory, write_new
 from ftckpt.storage.local.exchange import exchange
 from ftckpt.storage.local.oserror import translate
@@ -109,7 +109,7 @@ class ExchangeStaging(LocalStaging):
                 links = [d for d in directories if os.path.islink(os.path.join(folder, d))]
                 for name in (*names, *links):
                     path = os.path.normpath(os.path.join(here, name))
-                    if path not in built and path != NAME:
+                    if path not in built and path != MANIFEST:
                         _name_again(os.path.join(folder, name), os.path.join(there, name))
         except OSError as error:
             raise self._refused(error) from error
@@ -124,7 +124,7 @@ class ExchangeStaging(LocalStaging):
         target = os.path.join(self._state, self._name) if self._single else self._state
         try:
             if manifest and not self._single:
-                write_new(os.path.join(self._state, NAME), manifest)
+                write_new(os.path.join(self._state, MANIFEST), manifest)
             if os.path.lexists(target):  # of one file perhaps only the manifest was damaged
                 sync_tree(self._state)
                 self._about_to_show(target)

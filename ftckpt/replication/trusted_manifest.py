@@ -20,9 +20,10 @@ from ftckpt.errors import (
     UnverifiedError,
 )
 from ftckpt.findings import Severity
-from ftckpt.manifest import FileDigest, Manifest, PassedCheck, is_own
+from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
+from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.verification import VerifyOptions, verify

@@ -13,7 +13,7 @@ from statistics import median
 
 from ftckpt.discovery.roots import Child, Root, concurrently
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import is_own
+from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind

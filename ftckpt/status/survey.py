@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import SUFFIX, is_own
+from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, cast
 
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.workers.buffers import chunks, size_for
+
+from .chunks import chunks, size_for
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Extent
+    from ftckpt.extents import Extent
     from ftckpt.workers.limits import RateLimit
 
     from .source import Source

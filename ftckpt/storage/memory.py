@@ -13,7 +13,7 @@ from .keys import children_of, safe_key
 from .store import Entry, EntryKind, Reader, Store, Traits, Upload, Usage
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Extent
+    from ftckpt.extents import Extent
 
 
 class _Object(NamedTuple):

@@ -7,7 +7,7 @@ import os
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.roots import step_in_name
 from ftckpt.errors import RefusedError, UnsafeError, UsageError
-from ftckpt.manifest import FOLDER, NAME
+from ftckpt.own_files import FOLDER, MANIFEST
 from ftckpt.storage.remotes import split
 from ftckpt.storage.source import Source, safe_name
 from ftckpt.storage.store import Store
@@ -43,7 +43,7 @@ def around(destination: str) -> str:
     if scheme and not parent:
         raise UsageError(
             f"{destination} is a bucket and not a name in one",
-            hint=f"{scheme}{colon}{name}/NAME is one",
+            hint=f"{scheme}{colon}{name}/MANIFEST is one",
         )
     return scheme + colon + parent + slash
 
@@ -133,7 +133,7 @@ def require_outside(destination: Store) -> None:
     above = absolute(destination)
     for _ in range(_LEVELS):
         above = os.path.dirname(above)
-        if os.path.lexists(os.path.join(above, NAME)) and not _holds_steps(above):
+        if os.path.lexists(os.path.join(above, MANIFEST)) and not _holds_steps(above):
             raise RefusedError(
                 f"{destination.url} lies inside the checkpoint {above}",
                 hint="nothing is written into a sealed checkpoint: choose a place beside it",
@@ -160,7 +160,7 @@ def require_names(layout: Layout) -> None:
         path = safe_name(file.path, named_by="the source")
         parts = path.split("/")
         folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
-        if path in seen or path == NAME or parts[0] == FOLDER:
+        if path in seen or path == MANIFEST or parts[0] == FOLDER:
             raise UnsafeError(
                 f"the result would have two files {path}"
                 if path in seen

@@ -21,8 +21,9 @@ from enum import StrEnum
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import KINDS, Finding, Severity, Strictness, counted, finding, from_error
-from ftckpt.manifest import Manifest, is_own
+from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
+from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.workers.limits import RateLimit
 

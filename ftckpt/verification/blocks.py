@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 
-from ftckpt.digests.blocks import BLOCK, Block, BlockDigest, block_count, block_length
+from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length
 from ftckpt.digests.files import BlockFailure, hash_blocks, hash_or_fail
 from ftckpt.errors import FtckptError
+from ftckpt.extents import BLOCK
 from ftckpt.findings import finding, listed
-from ftckpt.manifest import FileDigest, Manifest, is_own
+from ftckpt.manifest import FileDigest, Manifest
+from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.workers.limits import RateLimit

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import FtckptError, NotFoundError, UnsafeError, UnsupportedError
-from ftckpt.manifest import FOLDER, NAME
 from ftckpt.manifest.locate import beside
+from ftckpt.own_files import FOLDER, MANIFEST
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
@@ -207,7 +207,7 @@ def manifest_digest(source: Source) -> str:
     Raises:
         UnavailableError, DeniedError: it cannot be read.
     """
-    if not source.single and NAME not in source.entries:
+    if not source.single and MANIFEST not in source.entries:
         return ""
     try:
         return _digest(_whole(source.store, beside(source)))

@@ -11,7 +11,7 @@ from ftckpt.checkpoint import Checkpoint, Extent, Record
 from ftckpt.digests.crc import combine
 from ftckpt.errors import FtckptError
 from ftckpt.findings import finding, from_error, listed
-from ftckpt.manifest import is_own
+from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.decompress import supported
 from ftckpt.workers.limits import RateLimit

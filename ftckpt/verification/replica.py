@@ -7,15 +7,17 @@ from concurrent.futures import Executor
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.digests.blocks import BLOCK, block_count, block_length
+from ftckpt.digests.blocks import block_count, block_length
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import FtckptError
+from ftckpt.extents import BLOCK
 from ftckpt.findings import finding
-from ftckpt.manifest import is_own
+from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
+from ftckpt.storage.chunks import size_for
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Reader, Store
-from ftckpt.workers.buffers import buffer, same, size_for
+from ftckpt.workers.buffers import buffer, same
 from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.threads import run
 

@@ -8,14 +8,14 @@ from functools import partial
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, SelfCheck
+from ftckpt.checkpoint.decoding_processes import for_reading
 from ftckpt.checkpoint.read_ahead import read_again, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error
-from ftckpt.manifest import is_own
+from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import for_reading
 from ftckpt.workers.processes import run as spread
 from ftckpt.workers.threads import run
 

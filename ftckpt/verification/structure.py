@@ -14,7 +14,7 @@ from ftckpt.discovery.links import followed_links
 from ftckpt.discovery.roots import step_in_name
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.manifest import NAME, is_own
+from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.progress import Counter
 from ftckpt.storage import is_leftover
 from ftckpt.storage.store import EntryKind
@@ -45,7 +45,9 @@ def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding
     A rank's file that is missing is damage where the save is known to have finished. Elsewhere it
     may still be written, and so may the elements that nothing holds without it.
     """
-    marked = checkpoint.commit.state is CommitState.COMMITTED or NAME in checkpoint.source.entries
+    marked = (
+        checkpoint.commit.state is CommitState.COMMITTED or MANIFEST in checkpoint.source.entries
+    )
     if marked or found.code is not ExitCode.CORRUPT:
         return found
     absent = found.kind == "missing-rank" or (found.kind == "hole" and "missing-rank" in kinds)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Extent
 from ftckpt.digests.crc import checksum
 from ftckpt.errors import FtckptError
+from ftckpt.storage.chunks import LOCAL, chunks, size_for
 from ftckpt.storage.decompress import open_stream, short
 from ftckpt.storage.store import Opens
-from ftckpt.workers.buffers import LOCAL, buffer, chunks, size_for
+from ftckpt.workers.buffers import buffer
 from ftckpt.workers.limits import RateLimit
 
 PART = 64 << 20  # larger records are summed in parts, by several threads

@@ -12,24 +12,8 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ftckpt.storage.store import Opens, Reader
-
-    from .limits import RateLimit
-
-LOCAL = 1 << 20
-REMOTE = 8 << 20  # a request has a latency to hide
-_FOLIO = 128 << 10
 
 _thread = threading.local()
-
-
-def size_for(store: Opens) -> int:
-    """Return the buffer size that suits a store."""
-    return LOCAL if store.traits.local else REMOTE
 
 
 def buffer(nbytes: int, slot: int = 0) -> memoryview:
@@ -58,29 +42,3 @@ def same(one: memoryview, other: memoryview) -> bool:
     words = len(one) // 8
     fits = np.frombuffer(one, np.uint64, words), np.frombuffer(other, np.uint64, words)
     return np.array_equal(*fits) and one[8 * words :] == other[8 * words :]
-
-
-def chunks(
-    reader: Reader,
-    offset: int,
-    length: int,
-    *,
-    size: int = LOCAL,
-    limiter: RateLimit | None = None,
-    slot: int = 0,
-) -> Iterator[memoryview]:
-    """Yield the bytes of a range in order, each view valid until the next is asked for.
-
-    Raises:
-        TruncatedError: the object ends inside the range.
-    """
-    end = offset + length
-    view = buffer(min(size, length), slot) if length else memoryview(b"")
-    while offset < end:
-        # Cold reads are half as fast where they begin inside a folio of the page cache.
-        part = view[: min(end - offset, len(view) - offset % min(_FOLIO, len(view)))]
-        if limiter is not None:
-            limiter.take(len(part))
-        reader.readinto(offset, part)
-        yield part
-        offset += len(part)

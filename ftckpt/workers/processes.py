@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from multiprocessing.connection import Connection
 
-    from ftckpt.checkpoint import Checkpoint
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,7 +45,6 @@ _TOUCHED = 2  # the share of what is held that becomes a copy's own, as a diviso
 # of its time.
 _THREADS = 5
 
-_DECODING = 2  # the share of the budget that is left where a source is decoded, as a divisor
 _LIBRARIES = ("numpy", "xxhash", "zstandard")
 _PATIENCE = 0.2  # seconds that threads which have nothing left to do may take to end
 _END = 1.0  # seconds that copies which were killed may take to die, all together
@@ -123,25 +121,6 @@ def affordable(jobs: int, each: int, room: int) -> int:
     """
     forks = min(jobs, room // (each + _own()))
     return forks if forks >= max(2, min(jobs, _THREADS)) else 0
-
-
-def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
-    """Return how many copies read a checkpoint faster than `jobs` threads; 0 for none.
-
-    None where a part of it is not on this machine: they would share its connections.
-
-    Args:
-        checkpoint: what is read.
-        jobs: number of threads that fit into the memory.
-        each: bytes that one of them holds beside what it decodes.
-
-    Raises:
-        FtckptError: what its tensors are decoded from cannot be opened.
-    """
-    if not checkpoint.is_local():
-        return 0
-    room = budget() // _DECODING - held()
-    return affordable(min(jobs, checkpoint.decoders()), each, room)
 
 
 def pays(largest: int, total: int, jobs: int) -> bool:

@@ -13,8 +13,8 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.comparison.evidence import Evidence, RecordedEqual
 from ftckpt.comparison.record_sums import RecordIndex
 from ftckpt.errors import CorruptError
-from ftckpt.manifest import NAME
 from ftckpt.manifest.seal import seal
+from ftckpt.own_files import MANIFEST
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
@@ -114,17 +114,17 @@ def test_sealed_digests_are_asked_block_by_block(tmp_path: Path) -> None:
     assert known() is Evidence.CRC32  # one manifest says nothing of two checkpoints
     seal(open_checkpoint(two))
     assert known() is Evidence.MANIFEST
-    (two / NAME).unlink()
+    (two / MANIFEST).unlink()
     flip(two / "__0_0.distcp", 5000)
     seal(open_checkpoint(two))
     assert known() is Evidence.CRC32  # the block's digest differs, the recorded sum does not
     # A manifest that cannot be read, or that is of other sizes, says nothing.
-    (two / NAME).write_text("{")
+    (two / MANIFEST).write_text("{")
     assert known() is Evidence.CRC32
     shorter = open_checkpoint(two)
     entries = {n: e._replace(size=e.size + 1) for n, e in shorter.source.entries.items()}
     changed = replace(shorter, source=replace(shorter.source, entries=entries))
-    (two / NAME).unlink()
+    (two / MANIFEST).unlink()
     seal(open_checkpoint(two), force=True)
     found = evidence(open_checkpoint(one), changed, "layers.0.weight")
     assert found is not Evidence.MANIFEST

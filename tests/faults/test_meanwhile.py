@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import SUFFIX
 from ftckpt.manifest.parse import parse_manifest
+from ftckpt.own_files import SUFFIX
 from ftckpt.storage import is_leftover, open_store
 from tests import campaign
 from tests.commands.golden import RUN

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from ftckpt import manifest as module
 from ftckpt.checkpoint import Topology
-from ftckpt.digests.blocks import BLOCK, block_count, blocks_of_bytes, file_digest
+from ftckpt.digests.blocks import block_count, blocks_of_bytes, file_digest
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
+from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, locate
 from ftckpt.manifest.parse import parse_manifest
+from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 
@@ -216,7 +218,7 @@ def test_a_size_makes_no_memory() -> None:
 
 
 def test_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    with (tmp_path / module.NAME).open("wb") as file:
+    with (tmp_path / MANIFEST).open("wb") as file:
         file.truncate(module.MAX_BYTES + 1)
     with pytest.raises(CorruptError, match="most"):
         locate.find(Source.directory(open_store(str(tmp_path))))
@@ -225,7 +227,7 @@ def test_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
 def test_found_beside_a_directory(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"")
     assert locate.find(Source.directory(open_store(str(tmp_path)))) is None
-    (tmp_path / module.NAME).write_bytes(EXAMPLE.dump())
+    (tmp_path / MANIFEST).write_bytes(EXAMPLE.dump())
     assert locate.find(Source.directory(open_store(str(tmp_path)))) == EXAMPLE
 
 
@@ -239,9 +241,9 @@ def test_found_beside_a_file(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_its_name_is_no_manifest(tmp_path: Path) -> None:
-    (tmp_path / module.NAME).mkdir()
+    (tmp_path / MANIFEST).mkdir()
     with pytest.raises(NotFoundError):
-        locate.read(open_store(str(tmp_path)), module.NAME)
+        locate.read(open_store(str(tmp_path)), MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -256,4 +258,4 @@ def test_a_directory_of_its_name_is_no_manifest(tmp_path: Path) -> None:
     ],
 )
 def test_own_names(name: str, own: bool) -> None:
-    assert module.is_own(name) is own
+    assert is_own(name) is own

@@ -15,9 +15,10 @@ import pytest
 
 from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.errors import CorruptError, DeniedError, FtckptError, IncompleteError, RefusedError
-from ftckpt.manifest import NAME, PassedCheck
+from ftckpt.manifest import PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import SealReport, locate, seal
+from ftckpt.own_files import MANIFEST
 from ftckpt.storage import is_leftover, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
@@ -41,7 +42,7 @@ def test_the_manifest_says_what_is_there(path: Path) -> None:
     checkpoint = open_checkpoint(path)
     report = seal(checkpoint, checks=[check], jobs=2)
     assert report.written
-    assert report.url == str(path / NAME)
+    assert report.url == str(path / MANIFEST)
     manifest = find(Source.directory(open_store(str(path))))
     assert manifest == report.manifest
     assert manifest is not None
@@ -68,20 +69,20 @@ def test_data_files_are_not_touched(path: Path) -> None:
 
 def test_sealing_again_writes_nothing(path: Path) -> None:
     first = seal(open_checkpoint(path))
-    state = (path / NAME).stat().st_mtime_ns, (path / NAME).read_bytes()
+    state = (path / MANIFEST).stat().st_mtime_ns, (path / MANIFEST).read_bytes()
     second = seal(open_checkpoint(path))
     assert not second.written
     assert second.manifest == first.manifest
-    assert ((path / NAME).stat().st_mtime_ns, (path / NAME).read_bytes()) == state
+    assert ((path / MANIFEST).stat().st_mtime_ns, (path / MANIFEST).read_bytes()) == state
 
 
 def test_other_content_is_refused_without_force(path: Path) -> None:
     seal(open_checkpoint(path))
-    before = (path / NAME).read_bytes()
+    before = (path / MANIFEST).read_bytes()
     flip(path / "__0_0.distcp", 5000)
     with pytest.raises(RefusedError):
         seal(open_checkpoint(path))
-    assert (path / NAME).read_bytes() == before
+    assert (path / MANIFEST).read_bytes() == before
     assert seal(open_checkpoint(path), force=True).written
     source = Source.directory(open_store(str(path)))
     manifest = find(source)
@@ -91,7 +92,7 @@ def test_other_content_is_refused_without_force(path: Path) -> None:
 
 def test_a_damaged_manifest_is_refused_without_force(path: Path) -> None:
     seal(open_checkpoint(path))
-    flip(path / NAME, 100)
+    flip(path / MANIFEST, 100)
     with pytest.raises(RefusedError):
         seal(open_checkpoint(path))
     assert seal(open_checkpoint(path), force=True).written
@@ -102,7 +103,7 @@ def test_what_is_not_committed_is_not_sealed(path: Path) -> None:
     checkpoint.commit = Commit(CommitState.UNCOMMITTED, ".metadata", "the marker is absent")
     with pytest.raises(IncompleteError, match="marker is absent"):
         seal(checkpoint)
-    assert not (path / NAME).exists()
+    assert not (path / MANIFEST).exists()
 
 
 def rewrite(path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_file_that_changes_meanwhile_is_not_sealed(
     with pytest.raises(IncompleteError) as caught:
         seal(checkpoint, counter=ChangeAtTheEnd())
     assert (caught.value.kind, caught.value.file) == ("changed-file", "__0_0.distcp")
-    assert not (path / NAME).exists()
+    assert not (path / MANIFEST).exists()
 
 
 def test_a_missing_file_is_not_sealed(path: Path) -> None:
@@ -228,7 +229,7 @@ def test_a_manifest_elsewhere(path: Path, tmp_path: Path) -> None:
     place = locate(str(tmp_path / "seals" / "a.json"), "step-7")
     report = seal(open_checkpoint(path), place=place)
     assert report.url == str(tmp_path / "seals" / "a.json")
-    assert not (path / NAME).exists()
+    assert not (path / MANIFEST).exists()
     assert (tmp_path / "seals" / "a.json").read_bytes() == report.manifest.dump()
 
 
@@ -296,12 +297,12 @@ def test_what_a_killed_seal_left_a_day_ago_is_removed_by_the_next_one(path: Path
     report = seal(open_checkpoint(path))
     assert report.manifest.unmanaged == ("notes",)
     gone = {name for name, (_, _, goes) in left.items() if goes}
-    assert set(os.listdir(path)) == before - gone | {NAME}
+    assert set(os.listdir(path)) == before - gone | {MANIFEST}
     # Sealed already, it is swept all the same.
     (path / ".ftckpt-tmp-0000000000000001").write_bytes(begun)
     os.utime(path / ".ftckpt-tmp-0000000000000001", (1, 1))
     assert not seal(open_checkpoint(path)).written
-    assert set(os.listdir(path)) == before - gone | {NAME}
+    assert set(os.listdir(path)) == before - gone | {MANIFEST}
 
 
 def test_a_leftover_that_cannot_be_removed_hinders_no_seal(

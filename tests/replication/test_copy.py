@@ -21,8 +21,8 @@ from ftckpt.errors import (
     RefusedError,
     UnsafeError,
 )
-from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.manifest.parse import parse_manifest
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.local.write_in_place import LocalUpload
@@ -61,10 +61,10 @@ def test_an_unsealed_checkpoint_is_held_to_its_crcs_and_gets_a_manifest(
         True,
     )
     assert 0 < report.covered < report.nbytes == 62_444
-    assert {k: v for k, v in contents(out).items() if k != NAME} == contents(plain)
+    assert {k: v for k, v in contents(out).items() if k != MANIFEST} == contents(plain)
     assert state(plain) == before
     require_good(out)
-    manifest = parse_manifest((out / NAME).read_bytes())
+    manifest = parse_manifest((out / MANIFEST).read_bytes())
     assert [(c.level, c.evidence) for c in manifest.checks] == [("content", "crc32")]
     assert (manifest.step, manifest.format) == (2, "dcp")
     assert os.listdir(out.parent) == ["out"]
@@ -111,14 +111,14 @@ def test_what_is_there_and_damaged_is_said(source: Path, out: Path) -> None:
 def test_nothing_is_overwritten(source: Path, out: Path, kind: str) -> None:
     if kind == "other":
         shutil.copytree(source, out)
-        (out / NAME).unlink()
+        (out / MANIFEST).unlink()
         flip(out / VICTIM, INSIDE)
         from ftckpt.manifest.seal import seal
 
         seal(opened(out))
     elif kind == "unsealed":
         shutil.copytree(source, out)
-        (out / NAME).unlink()
+        (out / MANIFEST).unlink()
     elif kind == "empty":
         out.mkdir()
     elif kind == "file":
@@ -150,7 +150,7 @@ def test_what_does_not_belong_is_left_and_named(plain: Path, out: Path) -> None:
     assert (everything.files, everything.left) == (4, [])
     assert (out.with_name("all") / "notes" / "today.md").read_text() == "loss went up"
     assert not (out.with_name("all") / ".ftckpt").exists()
-    manifest = parse_manifest((out.with_name("all") / NAME).read_bytes())
+    manifest = parse_manifest((out.with_name("all") / MANIFEST).read_bytes())
     assert manifest.unmanaged == ("notes/today.md",)
     assert len(manifest.files) == 3
 

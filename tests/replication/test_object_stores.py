@@ -18,7 +18,7 @@ from ftckpt.errors import (
     RefusedError,
     UsageError,
 )
-from ftckpt.manifest import FOLDER, NAME, SUFFIX
+from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX
 from ftckpt.replication.places import staging_at
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryStore
@@ -91,7 +91,7 @@ def test_data_first_then_the_marker_then_the_manifest(
     monkeypatch.setattr(MemoryStore, "create", created)
     monkeypatch.setattr(MemoryStore, "upload", uploaded)
     copied(source, url)
-    assert order == [f"{FOLDER}/transfer.json", "__0_0.distcp", VICTIM, ".metadata", NAME]
+    assert order == [f"{FOLDER}/transfer.json", "__0_0.distcp", VICTIM, ".metadata", MANIFEST]
 
 
 def _points(place: str) -> range:
@@ -250,7 +250,7 @@ def test_a_service_that_ignores_conditions(source: Path, monkeypatch: pytest.Mon
     copied(source, url)
     require_good(url)
     assert copied(source, url).already_there
-    (source / NAME).unlink()
+    (source / MANIFEST).unlink()
     flip(source / ".metadata", 100)
     with pytest.raises((ExistsError, CorruptError)):
         copied(source, url)

@@ -19,7 +19,7 @@ from ftckpt.errors import (
     UnsupportedError,
     UnverifiedError,
 )
-from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.replication.swap_in_place import ExchangeStaging
 from ftckpt.storage.local import renaming
 from ftckpt.storage.local.exchange import exchange
@@ -75,7 +75,7 @@ def test_only_the_bad_blocks_come_from_the_replica(
     real = LocalReader.readinto
 
     def readinto(self: LocalReader, offset: int, view: memoryview) -> None:
-        if self._path.startswith(f"{replica}/") and len(view) > 1000 and NAME not in self._path:
+        if self._path.startswith(f"{replica}/") and len(view) > 1000 and MANIFEST not in self._path:
             read.append((offset, len(view)))
         real(self, offset, view)
 
@@ -111,17 +111,17 @@ def _lose_the_index(source: Path) -> None:
 
 
 def _lose_the_manifest(source: Path) -> None:
-    (source / NAME).unlink()
+    (source / MANIFEST).unlink()
     flip(source / VICTIM, INSIDE)
 
 
 def _lose_manifest_and_index(source: Path) -> None:
-    (source / NAME).unlink()
+    (source / MANIFEST).unlink()
     (source / ".metadata").unlink()
 
 
 def _spoil_the_manifest(source: Path) -> None:
-    flip(source / NAME, 300)
+    flip(source / MANIFEST, 300)
 
 
 DAMAGE = [
@@ -192,7 +192,7 @@ def test_another_step_is_no_replica(source: Path, tmp_path: Path, sealing: str) 
     if sealing in ("both", "replica"):
         sealed(other)
     if sealing in ("replica", "neither"):
-        (source / NAME).unlink()
+        (source / MANIFEST).unlink()
     flip(source / VICTIM, INSIDE)
     before = state(source.parent)
     with pytest.raises(RefusedError, match="is no replica of"):
@@ -201,7 +201,7 @@ def test_another_step_is_no_replica(source: Path, tmp_path: Path, sealing: str) 
 
 
 def test_a_replica_that_was_never_sealed_serves(source: Path, replica: Path) -> None:
-    (replica / NAME).unlink()
+    (replica / MANIFEST).unlink()
     flip(source / VICTIM, INSIDE)
     repaired(source, replica)
     require_good(source)

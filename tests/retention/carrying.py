@@ -13,7 +13,7 @@ from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.resolve import Place
 from ftckpt.discovery.roots import Child, Root, join
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import SUFFIX
 from ftckpt.retention import Policy, apply, prepare, purge, undelete
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
 from ftckpt.retention.policy.plan import Plan

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from ftckpt.errors import ExitCode, RefusedError
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import SUFFIX
 from ftckpt.retention import Policy, trashed
 from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import SKEW

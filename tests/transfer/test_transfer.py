@@ -32,8 +32,8 @@ from ftckpt.errors import (
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.same_object import SameObject
-from ftckpt.manifest import FOLDER, NAME
 from ftckpt.manifest.locate import find
+from ftckpt.own_files import FOLDER, MANIFEST
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
@@ -389,5 +389,5 @@ def test_on_s3_a_killed_run_is_incomplete_and_goes_on(
     _require_good(url, 5)  # the manifest stands; only the sweeping up is left
     again = _move(source, url)
     assert again.already_there
-    assert NAME in {e.path for e in store.walk()}
+    assert MANIFEST in {e.path for e in store.walk()}
     assert not [e.path for e in store.walk() if e.path.startswith(f"{FOLDER}/")]

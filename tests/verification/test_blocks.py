@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, UnavailableError
+from ftckpt.extents import BLOCK
 from ftckpt.findings import Finding
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.digests.blocks import BLOCK
+from ftckpt.extents import BLOCK
 from ftckpt.findings import Finding
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source

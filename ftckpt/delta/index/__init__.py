@@ -18,7 +18,7 @@ from ftckpt.delta.codec.blocks import BLOCK, Form, Reference
 from ftckpt.delta.codec.fit_predictor import Fit
 from ftckpt.delta.codec.words import word_count, words_of
 from ftckpt.errors import UnsupportedError
-from ftckpt.manifest import DELTA
+from ftckpt.own_files import DELTA
 
 NAME = DELTA
 MAGIC = b"FTCKDLTA"

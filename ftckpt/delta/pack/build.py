@@ -15,8 +15,9 @@ from ftckpt.delta.codec.choose_encoding import Plan
 from ftckpt.delta.codec.encode import DeltaEncoder, Rows
 from ftckpt.delta.index import DataFile
 from ftckpt.delta.index.part_record import Receipt, Sums, plans_digest
-from ftckpt.digests.blocks import BLOCK, block_count
+from ftckpt.digests.blocks import block_count
 from ftckpt.errors import RefusedError
+from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.store import Upload

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.delta.codec.blocks import BLOCK
 from ftckpt.delta.codec.words import words_of
-from ftckpt.digests.blocks import BLOCK as PART
+from ftckpt.extents import BLOCK as PART
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.storage.store import Store
 from ftckpt.workers import processes as forks

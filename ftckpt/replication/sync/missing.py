@@ -17,8 +17,9 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_child
 from ftckpt.discovery.roots import Root, join, read_again
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
-from ftckpt.manifest import NAME, Manifest, is_own
+from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
+from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.progress import Counter
 from ftckpt.replication.existing_destination import require_same
 from ftckpt.replication.options import ReplicationOptions
@@ -239,7 +240,7 @@ def _require_sizes(standing: Source, manifest: Manifest) -> None:
 
 def _written_since(source: Source) -> bool:
     """Say whether a file was written after the source was sealed, or nobody can tell."""
-    seal = source.entries.get(NAME)
+    seal = source.entries.get(MANIFEST)
     if seal is None or seal.mtime is None:  # beside a single file; or the store keeps no times
         return True
     times = [e.mtime for name, e in source.entries.items() if not is_own(name)]

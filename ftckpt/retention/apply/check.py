@@ -17,8 +17,8 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.findings import Severity
-from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.manifest.locate import read
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.progress import NULL
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.protections import newest_first, reckon
@@ -193,7 +193,7 @@ def _is_verified(found: Found) -> bool:
 
 def _content_checked(found: Found, place: Entry) -> bool:
     store = found.root.store
-    path = f"{place.path}/{NAME}" if place.kind is EntryKind.DIRECTORY else place.path + SUFFIX
+    path = f"{place.path}/{MANIFEST}" if place.kind is EntryKind.DIRECTORY else place.path + SUFFIX
     try:
         # What passed stands at the head; a manifest of many files is read only where that helps.
         head = store.read(path, 0, min(_HEAD, store.stat(path).size))

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ftckpt.discovery.roots import Candidate, Root, join, read_again
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import FOLDER
+from ftckpt.own_files import FOLDER
 from ftckpt.retention.scan.classify import classify
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import Found, Reading

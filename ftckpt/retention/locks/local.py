@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from ftckpt.errors import RefusedError, UnsafeError, UnsupportedError
-from ftckpt.manifest import FOLDER
+from ftckpt.own_files import FOLDER
 from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.folders import opened
 from ftckpt.storage.local.oserror import twice

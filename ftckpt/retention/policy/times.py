@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ftckpt.discovery.recognise import Listing
-from ftckpt.manifest import is_own
+from ftckpt.own_files import is_own
 from ftckpt.storage.store import Entry
 
 # So many files of one directory are asked about: a save ends within minutes of any of them, and

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from ftckpt.discovery.roots import Root, join, read_again
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
-from ftckpt.manifest import FOLDER
+from ftckpt.own_files import FOLDER
 from ftckpt.storage.store import EntryKind
 
 _MAX_BYTES = 64 << 10

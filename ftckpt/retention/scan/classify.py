@@ -13,7 +13,7 @@ from ftckpt.discovery.open_part import open_child, recognise_at
 from ftckpt.discovery.recognise import Listing, recognise
 from ftckpt.discovery.roots import Candidate, Child, Part, Root
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
-from ftckpt.manifest import NAME, SUFFIX, TRANSFER
+from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.metrics import metric_of
 from ftckpt.retention.policy.times import time_of_files, time_of_listing
@@ -106,7 +106,7 @@ class _Candidate:
         torn = [p for p in child.parts if p.recognition.commit is CommitState.UNCOMMITTED]
         if torn:
             return self._torn(child, torn[0].recognition.reason, listing)
-        if NAME not in listing.files and _in_transfer(listing):
+        if MANIFEST not in listing.files and _in_transfer(listing):
             return self._unfinished("a transfer to it is under way, or was killed", child)
         return self._committed(child, listing)
 
@@ -138,7 +138,7 @@ class _Candidate:
                 return self._found(EntryClass.FOREIGN, error.message, child)
         found = self._found(EntryClass.COMMITTED, why, child)
         time = time_of_listing(listing) if self.files is None else self._time()
-        sealed = self.candidate.path + SUFFIX in self.root.foreign or NAME in listing.files
+        sealed = self.candidate.path + SUFFIX in self.root.foreign or MANIFEST in listing.files
         seen = len(listing.at_hand.files)
         left = tuple(sorted(filter(is_leftover, listing.at_hand.files)))
         found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen, left=left)
@@ -146,7 +146,7 @@ class _Candidate:
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> Found:
         """A save without its commit marker: not finished, unless it is known to have been."""
-        if NAME in listing.files:
+        if MANIFEST in listing.files:
             why = f"it was sealed, and now it {reason}"
             return self._found(EntryClass.CORRUPT, why, child)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import SUFFIX
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .entries import Contents, SharedFile

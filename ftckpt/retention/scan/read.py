@@ -13,7 +13,7 @@ from contextlib import suppress
 from ftckpt.discovery.lone_manifests import alone_of
 from ftckpt.discovery.roots import Candidate, Root, concurrently, join, step_in_name
 from ftckpt.errors import NotFoundError
-from ftckpt.manifest import FOLDER, SUFFIX, is_own
+from ftckpt.own_files import FOLDER, SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.records import own_folder

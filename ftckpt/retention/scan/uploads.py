@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, DeniedError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.findings import counted
-from ftckpt.manifest import TRANSFER
+from ftckpt.own_files import TRANSFER
 from ftckpt.retention.policy import GRACE
 from ftckpt.storage.store import Store, Unfinished
 

@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from ftckpt.discovery.roots import Root, join
 from ftckpt.errors import ExistsError, FtckptError, NotFoundError, RefusedError, UnsafeError
-from ftckpt.manifest import FOLDER as OWN
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import FOLDER as OWN
+from ftckpt.own_files import SUFFIX
 from ftckpt.retention.locks.local import locked
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.records import own_folder

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import (
     ExistsError,
     FtckptError,
@@ -17,6 +16,7 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
+from ftckpt.extents import BLOCK
 from ftckpt.storage.keys import children_of, safe_key
 from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.options import StoreOptions
@@ -30,7 +30,7 @@ from .write import FsspecUpload
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ftckpt.checkpoint import Extent
+    from ftckpt.extents import Extent
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, UnavailableError
+from ftckpt.extents import BLOCK
 from ftckpt.storage.store import Store, Upload
 
 from .errors import translate

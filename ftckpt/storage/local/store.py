@@ -21,7 +21,7 @@ from .pagecache import PoliteFile
 from .write_in_place import LocalUpload
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Extent
+    from ftckpt.extents import Extent
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UsageError
-from ftckpt.manifest import FOLDER
+from ftckpt.own_files import FOLDER
 from ftckpt.storage.keys import safe_key
 from ftckpt.storage.options import StoreOptions
 from ftckpt.storage.ranges import Run, plan_runs, waves
@@ -26,7 +26,7 @@ from .write import create_object, put_object, replace_object, supports_condition
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ftckpt.checkpoint import Extent
+    from ftckpt.extents import Extent
 
 _ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ftckpt.digests.blocks import BLOCK
 from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
+from ftckpt.extents import BLOCK
 from ftckpt.storage.store import Upload
 
 from .body import Damaged

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Payload
 from ftckpt.extents import Extent
+from ftckpt.storage.chunks import size_for
 from ftckpt.storage.decompress import open_stream, short
 from ftckpt.storage.source import Source
-from ftckpt.workers.buffers import size_for
 from ftckpt.workers.memory import budget, demand
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint
-from ftckpt.digests.blocks import BLOCK
+from ftckpt.checkpoint.decoding_processes import for_reading
+from ftckpt.extents import BLOCK
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.storage.store import Store
 from ftckpt.transfer.layout import Elements, Layout, OutputFile, Stored
 from ftckpt.transfer.read.elements import REMOTE, SPAN, Gatherer
-from ftckpt.workers import processes as forks
 from ftckpt.workers.memory import budget, demand, held
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
@@ -105,7 +105,7 @@ def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
     Raises:
         FtckptError: what its tensors are decoded from cannot be opened.
     """
-    return forks.for_reading(checkpoint, jobs, _thread_memory(True, checkpoint.source.store))
+    return for_reading(checkpoint, jobs, _thread_memory(True, checkpoint.source.store))
 
 
 def planned(

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from shlex import quote
 
-from ftckpt.digests.blocks import BLOCK, block_length, hash_block
 from ftckpt.digests.blocks import Block as StoredBlock
+from ftckpt.digests.blocks import block_length, hash_block
 from ftckpt.discovery.suggestions import existing, hint_for_place
 from ftckpt.errors import ExistsError, FtckptError, NoResourceError, NotFoundError, RefusedError
-from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.extents import BLOCK
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.storage.local.atomic import link_new, sync_directory, write_new, write_over
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.local.pagecache import read_cached
@@ -168,7 +169,7 @@ class LocalStaging(Staging):
             if self._single:
                 self._publish_file(manifest)
             else:
-                write_over(os.path.join(self._state, NAME), manifest)
+                write_over(os.path.join(self._state, MANIFEST), manifest)
                 sync_tree(self._state)
                 if os.path.lexists(self._path):
                     raise self._exists()

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError
-from ftckpt.manifest import SUFFIX
 from ftckpt.manifest.locate import read
 from ftckpt.manifest.parse import parse_manifest
+from ftckpt.own_files import SUFFIX
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.layout import OutputFile

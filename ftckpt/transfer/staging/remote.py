@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError
-from ftckpt.manifest import FOLDER, NAME, TRANSFER
 from ftckpt.manifest.locate import read
 from ftckpt.manifest.parse import parse_manifest
+from ftckpt.own_files import FOLDER, MANIFEST, TRANSFER
 from ftckpt.storage.local.atomic import is_leftover
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.source import Source
@@ -64,19 +64,19 @@ class RemoteStaging(Staging):
             # A run that was killed before it put the marker has left a probe at most.
             if not all(map(is_leftover, self._entries)):
                 raise self._exists()
-            self._require_absent([NAME, *files])
+            self._require_absent([MANIFEST, *files])
             self._store.create(TRANSFER, marker)
             self._touched = False
             return False
         standing = self._store.read(TRANSFER)
         found = read_plan(standing)
         if found == plan:
-            if NAME in self._entries:  # killed between the last act and the sweeping up
+            if MANIFEST in self._entries:  # killed between the last act and the sweeping up
                 self._sweep()
                 return True
             if not restart:
                 return False
-        elif NAME in self._entries or not restart:
+        elif MANIFEST in self._entries or not restart:
             raise RefusedError(
                 f"{self._store.url} holds what another transfer has built so far",
                 hint="run that one again to finish it, or --restart to forget it",
@@ -124,9 +124,9 @@ class RemoteStaging(Staging):
         for path, data in commit.items():
             self._store.put(path, data)
         try:
-            self._store.create(NAME, manifest)
+            self._store.create(MANIFEST, manifest)
         except ExistsError:
-            standing = read(self._store, NAME)
+            standing = read(self._store, MANIFEST)
             if not standing.same_content(parse_manifest(manifest)):
                 raise
         self._entries = {e.path: e for e in self._store.walk("")}
@@ -162,7 +162,9 @@ class RemoteStaging(Staging):
         try:
             ours = read_plan(self._store.read(TRANSFER)) == self._plan
         except NotFoundError:
-            if self._is_there(NAME):  # by another run of this transfer: the manifests are compared
+            if self._is_there(
+                MANIFEST
+            ):  # by another run of this transfer: the manifests are compared
                 return
             ours = False
         standing = {entry.path: entry.etag for entry in self._store.walk("")}

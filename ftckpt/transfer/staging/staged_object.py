@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftckpt.errors import ExistsError, NotFoundError
-from ftckpt.manifest import SUFFIX, TRANSFER
 from ftckpt.manifest.locate import read
+from ftckpt.own_files import SUFFIX, TRANSFER
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, Store
 from ftckpt.transfer.places import staging_name

@@ -13,8 +13,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ftckpt.digests.blocks import BLOCK, block_length
+from ftckpt.digests.blocks import block_length
 from ftckpt.digests.crc import Checksum, checksum, combine
+from ftckpt.extents import BLOCK
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.layout import Checksums, Elements, Literal, OutputFile, Segment, Stored, Zeros
 from ftckpt.transfer.read.elements import Gatherer

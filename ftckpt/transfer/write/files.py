@@ -7,7 +7,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ftckpt.digests.blocks import BLOCK, WIDTH, block_count, blocks_of_bytes
+from ftckpt.digests.blocks import WIDTH, block_count, blocks_of_bytes
+from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.store import Upload

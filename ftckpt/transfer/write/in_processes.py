@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ftckpt.digests.blocks import BLOCK, block_count, block_length
+from ftckpt.digests.blocks import block_count, block_length
+from ftckpt.extents import BLOCK
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import Checksums, Layout, OutputFile

@@ -14,7 +14,7 @@ from ftckpt.delta import NAME
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import ExitCode
 from ftckpt.formats.delta.pack import pack_checkpoint
-from ftckpt.manifest import NAME as MANIFEST
+from ftckpt.own_files import MANIFEST as MANIFEST
 from ftckpt.storage import StoreOptions
 from tests.builders.checkpoints import open_checkpoint
 from tests.delta.on_disk import index_of

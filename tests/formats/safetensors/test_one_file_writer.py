@@ -21,7 +21,7 @@ from ftckpt.errors import ExistsError, ExitCode, RefusedError, UnsupportedError,
 from ftckpt.formats.safetensors import layout as safetensors_file
 from ftckpt.formats.safetensors.one_file_writer import FILE, SafetensorsFileWriter
 from ftckpt.formats.writers import format_and_writer
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import SUFFIX
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 from ftckpt.transfer.request.narrowing import Only, only

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import ExitCode
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import SUFFIX
 from ftckpt.retention import trashed
 from tests.killing import kill_points
 from tests.retention.carrying import (

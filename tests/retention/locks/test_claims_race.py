@@ -22,9 +22,9 @@ from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.open_part import open_child
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, IncompleteError, NotFoundError, RefusedError
-from ftckpt.manifest import NAME
 from ftckpt.manifest import seal as sealing
 from ftckpt.manifest.parse import parse_manifest
+from ftckpt.own_files import MANIFEST
 from ftckpt.retention import Policy, apply, prepare
 from ftckpt.retention.records import pins, tags
 from ftckpt.storage import StoreOptions, open_store
@@ -122,7 +122,7 @@ def check_local(path: Path, before: dict[str, bytes], verb: str, code: int) -> N
         assert undelete_in(path, "step-1").code is ExitCode.OK
         now = content(path)
         assert {k: now.get(k) for k in before} == before
-    manifest = now.get(f"step-1/{NAME}")
+    manifest = now.get(f"step-1/{MANIFEST}")
     if manifest is not None:
         assert {f.path for f in parse_manifest(manifest).files} == {"marker"}
 
@@ -197,7 +197,7 @@ def race_remotely(url: str, verb: str, choose: Random, at_once: bool) -> None:
     candidate = next((c for c in root.candidates if c.path == "step-1"), None)
     left = set() if candidate is None else {e.path for e in store.walk("step-1")}
     if candidate is not None and not root.is_dropped(candidate):
-        assert left - {f"step-1/{NAME}"} == keys, "half a checkpoint under its name"
+        assert left - {f"step-1/{MANIFEST}"} == keys, "half a checkpoint under its name"
         child = root.recognise(candidate)
         assert child is not None
         assert open_child(root, child)[0].step == 1

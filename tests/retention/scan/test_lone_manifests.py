@@ -11,9 +11,9 @@ from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import look
 from ftckpt.discovery.open_part import open_child
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
-from ftckpt.manifest import NAME, SUFFIX
 from ftckpt.manifest import seal as sealing
 from ftckpt.manifest.seal import seal
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.retention import EntryClass, Policy, apply, prepare, purge
 from ftckpt.retention.policy.plan import Plan
 from ftckpt.retention.scan.entry import Found
@@ -54,7 +54,7 @@ def left_alone(step: int = 1) -> TimedStore:
     saves(store, (1, 2, 3))  # the last of them a day and an hour before now
     store.now = NOW - 2 * DAY
     sealed_in(store, f"step-{step}")
-    store.delete([e.path for e in store.walk(f"step-{step}") if not e.path.endswith(NAME)])
+    store.delete([e.path for e in store.walk(f"step-{step}") if not e.path.endswith(MANIFEST)])
     store.now = NOW
     return store
 
@@ -105,7 +105,7 @@ def test_what_a_listing_does_not_show_is_asked_for(monkeypatch: pytest.MonkeyPat
     real = TimedStore.walk
 
     def short(self: TimedStore, path: str = "") -> list[object]:
-        return [e for e in real(self, path) if e.path.endswith(NAME) or "step-1" not in e.path]
+        return [e for e in real(self, path) if e.path.endswith(MANIFEST) or "step-1" not in e.path]
 
     monkeypatch.setattr(TimedStore, "walk", short)
     entry = found_in(store, "step-1").entry
@@ -116,7 +116,7 @@ def test_what_a_listing_does_not_show_is_asked_for(monkeypatch: pytest.MonkeyPat
 def test_what_is_no_manifest_is_no_evidence(data: bytes) -> None:
     store = left_alone()
     store.now = NOW - 2 * DAY
-    store.put(f"step-1/{NAME}", data)
+    store.put(f"step-1/{MANIFEST}", data)
     store.now = NOW
     assert found_in(store, "step-1").entry.entry_class is EntryClass.FOREIGN
 
@@ -191,7 +191,7 @@ def test_a_seal_killed_after_its_put_while_gc_reclaims(
         patch.setattr(Source, "changed", die)
         with pytest.raises(Killed):
             sealed_in(store, name)
-    record = f"{name}/{NAME}" if name == "step-1" else name + SUFFIX
+    record = f"{name}/{MANIFEST}" if name == "step-1" else name + SUFFIX
     assert record in {e.path for e in store.walk()}
     store.now = later = NOW + 2 * DAY
     assert plan_at(store, later).order == ()  # as with any save, until a later one was finished
@@ -213,7 +213,7 @@ def hollowed(path: Path) -> Path:
     save_dcp(path)
     ftckpt_json("seal", str(path))
     for file in path.iterdir():
-        if file.name != NAME:
+        if file.name != MANIFEST:
             file.unlink()
     return path
 
@@ -246,7 +246,7 @@ def test_on_s3(s3_url: str, tmp_path: Path) -> None:
         for file in local.iterdir():
             store.put(f"run/step-{step}/{file.name}", file.read_bytes())
     ftckpt_json("seal", f"{s3_url}/run/step-9")
-    store.delete([e.path for e in store.walk("run/step-9") if not e.path.endswith(NAME)])
+    store.delete([e.path for e in store.walk("run/step-9") if not e.path.endswith(MANIFEST)])
     told = ftckpt_json("verify", f"{s3_url}/run/step-9")
     assert told["result"]["code"] == 4
     assert "a manifest stands alone" in told["result"]["message"]

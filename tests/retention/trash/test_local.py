@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import ExistsError, ExitCode, NoResourceError, RefusedError, UnsafeError
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import SUFFIX
 from ftckpt.retention import Plan, Policy, apply, trashed
 from ftckpt.retention.apply.prepare import prepare
 from ftckpt.retention.scan.entries import EntryClass

@@ -11,7 +11,7 @@ from ftckpt import api
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.errors import ExitCode, RefusedError
-from ftckpt.manifest import NAME, SUFFIX
+from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.places import require_outside
 
@@ -19,9 +19,9 @@ DATA = Path(__file__).parents[2] / "data"
 OPTIONS = StoreOptions()
 OUTSIDE = {
     "a root": ["step-10/.metadata", "latest"],
-    "a root whose last weights are sealed": ["model.safetensors", NAME, "checkpoint-5/a"],
+    "a root whose last weights are sealed": ["model.safetensors", MANIFEST, "checkpoint-5/a"],
     "a home with files of weights": ["model.safetensors", "scheduler.pt"],
-    "a step whose parts are copied one by one": [f"actor/{NAME}"],
+    "a step whose parts are copied one by one": [f"actor/{MANIFEST}"],
     "a file that was copied": ["model.safetensors", f"model.safetensors{SUFFIX}"],
     "nothing": [],
 }
@@ -38,7 +38,7 @@ def _make(folder: Path, names: list[str]) -> None:
 def test_nothing_is_written_into_a_sealed_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
 ) -> None:
-    _make(tmp_path / "around", [NAME])
+    _make(tmp_path / "around", [MANIFEST])
     (tmp_path / "linked").symlink_to("around")
     for typed in (f"{tmp_path}/around/{below}", f"{tmp_path}/linked/{below}"):
         with pytest.raises(RefusedError, match="lies inside the checkpoint"):
@@ -76,16 +76,16 @@ def test_every_verb_that_writes_a_checkpoint_asks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     around = tmp_path / "step-2"
-    _make(around, [NAME])
+    _make(around, [MANIFEST])
     places = {"A": str(DATA / "run" / "step-1"), "B": str(around)}
     typed = [places.get(w[:1], w[:1]) + w[1:] if w[:1] in places else w for w in words]
     assert run(typed, Invocation()).code is ExitCode.REFUSED
     assert "lies inside the checkpoint" in capsys.readouterr().err
-    assert [path.name for path in around.iterdir()] == [NAME]
+    assert [path.name for path in around.iterdir()] == [MANIFEST]
 
 
 def test_the_interface_of_python_asks_too(tmp_path: Path) -> None:
-    _make(tmp_path / "step-2", [NAME])
+    _make(tmp_path / "step-2", [MANIFEST])
     opened = api.open_checkpoint(str(DATA / "run" / "step-1"))
     for write in (api.copy, api.convert):
         with pytest.raises(RefusedError, match="lies inside the checkpoint"):

@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError
-from ftckpt.manifest import NAME, TRANSFER
+from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.store import Entry
 from ftckpt.transfer.layout import Literal, OutputFile
@@ -17,7 +17,7 @@ from ftckpt.transfer.staging.remote import RemoteStaging
 from ftckpt.transfer.write.blocks import BlockMade
 
 FILE = OutputFile("data", [Literal(b"a few bytes")])
-MANIFEST = b"{}"
+CONTENT = b"{}"
 
 
 @pytest.fixture
@@ -67,16 +67,16 @@ def test_two_transfers_at_once_do_not_show_a_mixture(store: MemoryStore) -> None
     first = _built(store)
     second = _begun(store, "two", restart=True)
     with pytest.raises(RefusedError, match="another transfer has written"):
-        first.publish({}, MANIFEST)
+        first.publish({}, CONTENT)
     _write(second, "two")
     _write(first, "one")  # it goes on, because nobody told it
     with pytest.raises(RefusedError, match="another transfer has written"):
-        second.publish({}, MANIFEST)
-    assert NAME not in {entry.path for entry in store.walk("")}
+        second.publish({}, CONTENT)
+    assert MANIFEST not in {entry.path for entry in store.walk("")}
     again = _built(store, "two")  # what the other wrote over is not taken over
-    again.publish({}, MANIFEST)
+    again.publish({}, CONTENT)
     assert store.read("data") == b"twotwotwotw"
-    assert {entry.path for entry in store.walk("")} == {"data", NAME}
+    assert {entry.path for entry in store.walk("")} == {"data", MANIFEST}
 
 
 def test_a_finished_file_is_taken_over_by_its_version(store: MemoryStore) -> None:
@@ -114,5 +114,5 @@ def test_of_two_runs_of_one_transfer_the_second_finds_it_done(store: MemoryStore
     _write(second, "one")
     first.publish({}, manifest)
     second.publish({}, manifest)
-    assert {entry.path for entry in store.walk("")} == {"data", NAME}
+    assert {entry.path for entry in store.walk("")} == {"data", MANIFEST}
     assert TRANSFER not in {entry.path for entry in store.walk("")}

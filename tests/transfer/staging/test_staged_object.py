@@ -22,7 +22,7 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.manifest import SUFFIX
+from ftckpt.own_files import SUFFIX
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.s3 import copy as s3copy
