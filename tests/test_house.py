@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,62 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
 # The two doors of the core that look up: `python -m ftckpt`, and the Python API.
 DOORS = {"ftckpt/__main__.py", "ftckpt/api.py"}
+# The packages from the ground up: each imports from those before it, lazily and for types too.
+LEVELS = (
+    "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
+    "discovery", "verification", "planning", "transfer", "comparison", "delta", "retention",
+    "replication", "status", "replay", "formats.pickles", "formats.torch_files", "formats.state",
+    "formats.huggingface", "formats.dcp", "formats.ranks", "formats.safetensors",
+    "formats.torchsave", "formats.families", "formats.megatron", "formats.deepspeed",
+    "formats.trainer_dirs", "formats.delta", "formats", "api", "commands",
+)  # fmt: skip
+# Modules that lie loose in `ftckpt/`, and the level of each.
+LOOSE = {
+    **dict.fromkeys(
+        ("errors", "extents", "findings", "own_files", "progress", "version"), "ground"
+    ),
+    "hook": "replay",
+    **dict.fromkeys(("__main__", "demonstration"), "api"),
+}
+# What still climbs. A pair goes when its import is cut; none is added.
+CLIMBS = {
+    ("api", "commands"),  # `python -m ftckpt`
+    ("discovery", "retention"),
+    ("discovery", "verification"),
+    ("formats.delta", "formats"),
+    ("formats.families", "formats.megatron"),
+    ("formats.huggingface", "formats.safetensors"),
+    ("formats.pickles", "formats.torch_files"),
+    ("formats.state", "formats.dcp"),
+    ("formats.state", "formats.delta"),
+    ("formats.state", "formats.ranks"),
+    ("formats.state", "formats.safetensors"),
+    ("formats.state", "formats.trainer_dirs"),
+}
+# Circles of modules that are left, by what they share; none is added.
+CIRCLES = {
+    frozenset(f"ftckpt.formats.delta.{one}" for one in ("chain", "checkpoint", "decoding")),
+    frozenset(
+        f"ftckpt.formats.{one}"
+        for one in (
+            "pickles.names", "pickles.sniff", "pickles.unpickle", "torch_files.legacy_stream",
+            "torch_files.storages", "torch_files.stream", "torch_files.table",
+        )
+    ),
+}  # fmt: skip
+TWICE = 85  # public class names of more than one class; lower it with each that goes
+# Lines of each package.
+BUDGET = {
+    "ground": 650, "workers": 1_050, "storage": 5_600, "checkpoint": 1_750, "digests": 600,
+    "inspection": 700, "manifest": 700, "discovery": 3_350, "verification": 2_700,
+    "planning": 5_600, "transfer": 5_900, "comparison": 2_550, "delta": 5_000, "retention": 6_050,
+    "replication": 2_650, "status": 1_000, "replay": 5_300, "formats.pickles": 1_750,
+    "formats.torch_files": 3_500, "formats.state": 2_500, "formats.huggingface": 350,
+    "formats.dcp": 2_700, "formats.ranks": 4_050, "formats.safetensors": 1_800,
+    "formats.torchsave": 750, "formats.families": 1_150, "formats.megatron": 9_150,
+    "formats.deepspeed": 6_600, "formats.trainer_dirs": 600, "formats.delta": 2_050,
+    "formats": 700, "api": 600, "commands": 12_000,
+}  # fmt: skip
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
 
@@ -77,6 +136,127 @@ def test_imports_point_one_way() -> None:
 )
 def test_a_climb_would_be_seen(file: str, line: str) -> None:
     assert climbs(ROOT / file, line)
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the product by its absolute name; a package by its own name."""
+    found = {}
+    for path in sources():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = parts if parts[0] == "ftckpt" else ("ftckpt", *parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def graph() -> dict[str, set[str]]:
+    """Return what each module imports, where it is loaded, lazily, or for its types alone."""
+    known = modules()
+    edges: dict[str, set[str]] = {name: set() for name in known}
+    for name, path in known.items():
+        for one in imported(path, ast.parse(path.read_text())):
+            # `from package import attribute` ends in a name that is no module.
+            end = one if one in known else one.rpartition(".")[0]
+            if end in known and end != name:
+                edges[name].add(end)
+    return edges
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
+    """Return the groups of names of which each reaches every other one."""
+    reached: dict[str, set[str]] = {}
+    for start in edges:
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            for end in edges[left.pop()] - seen:
+                seen.add(end)
+                left.append(end)
+        reached[start] = seen
+    found = {frozenset({a, *(b for b in reached[a] if a in reached[b])}) for a in edges}
+    return [set(group) for group in found if len(group) > 1]
+
+
+def test_circles_would_be_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+
+
+def test_no_new_circle_of_modules() -> None:
+    assert {frozenset(group) for group in circles(graph())} == CIRCLES
+
+
+def level(module: str) -> str:
+    """Return the name in `LEVELS` that a module belongs to."""
+    parts = module.split(".")[1:] or ["api"]
+    if parts[0] == "formats" and len(parts) > 1 and (ROOT / "formats" / parts[1]).is_dir():
+        return f"formats.{parts[1]}"
+    return parts[0] if parts[0] in LEVELS else LOOSE[parts[0]]
+
+
+def test_packages_stand_on_one_another() -> None:
+    """A package imports from those before it in `LEVELS`; what `CLIMBS` lists is to be cut."""
+    place = {name: number for number, name in enumerate(LEVELS)}
+    climbing = {
+        (level(one), level(other))
+        for one, others in graph().items()
+        for other in others
+        if place[level(one)] < place[level(other)]
+    }
+    assert climbing == CLIMBS
+
+
+def folders() -> dict[Path, list[str]]:
+    """Return the modules of each folder of the product and the tests, without `__init__`."""
+    found: dict[Path, list[str]] = defaultdict(list)
+    for path in [*sources(), *(ROOT / "tests").rglob("*.py")]:
+        if path.stem != "__init__" and "data" not in path.relative_to(ROOT).parts:
+            found[path.parent].append(path.stem)
+    return found
+
+
+def test_a_folder_holds_at_most_twenty_modules() -> None:
+    assert {str(f): len(names) for f, names in folders().items() if len(names) > 20} == {}
+
+
+def test_no_module_repeats_its_folder_or_its_neighbour() -> None:
+    repeated = [
+        folder / name
+        for folder, names in folders().items()
+        if folder.relative_to(ROOT).parts[0] != "tests"
+        for name in names
+        if name.startswith((f"{folder.name}_", *(f"{one}_" for one in names)))
+    ]
+    assert repeated == []
+
+
+def test_the_tree_is_what_is_packaged() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    listed = project["tool"]["setuptools"]["packages"]
+    # Python runs `sitecustomize` by its name alone; its folder is no package and is carried too.
+    assert sorted(listed) == sorted(
+        {name if path.stem == "__init__" else name.rpartition(".")[0]
+         for name, path in modules().items()}
+    )  # fmt: skip
+
+
+def test_a_public_class_name_means_one_class() -> None:
+    places: dict[str, set[Path]] = defaultdict(set)
+    for path in sources():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].add(path)
+    twice = [name for name, paths in places.items() if len(paths) > 1]
+    assert len(twice) <= TWICE, sorted(twice)
+
+
+@pytest.mark.parametrize("package", BUDGET)
+def test_a_package_keeps_its_budget(package: str) -> None:
+    """Raise a budget only in the commit that needs it, and say there why."""
+    lines = sum(
+        len(path.read_text().splitlines())
+        for name, path in modules().items()
+        if level(name) == package
+    )
+    assert lines <= BUDGET[package]
 
 
 def test_within_a_floor_imports_are_relative() -> None:
