@@ -21,7 +21,10 @@ MOST = {
     "so many": 0,
     "is no": 0,
 }
-_WORDS = {word: re.compile(rf"\b{word}", re.IGNORECASE) for word in MOST}
+_WORDS = {
+    word: re.compile(rf"\b{word}\b" if word == "is no" else rf"\b{word}", re.IGNORECASE)
+    for word in MOST
+}
 
 
 def prose(path: Path) -> Iterator[str]:
