@@ -21,9 +21,9 @@ from ftckpt.commands.cli.choosing import (
     warn_about,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.terminal import write_bytes
-from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, MissingError, UsageError
 
 if TYPE_CHECKING:

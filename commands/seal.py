@@ -14,8 +14,8 @@ from ftckpt.commands.cli.bounds import (
     job_count,
     rate_limit,
 )
-from ftckpt.commands.cli.files import require_folder
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.option_values import require_folder
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import PathArgument, known_step, open_checkpoint
 from ftckpt.errors import ExitCode

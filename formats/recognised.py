@@ -270,8 +270,8 @@ def hostile(source: Source) -> Iterator[Finding]:
 
 def _look(source: Source, name: str, size: int) -> None:
     from ftckpt.formats.pickles.unpickle import BUILTINS, load
+    from ftckpt.formats.torch_files.plain_pickle import begins_plain, parse_plain
     from ftckpt.formats.torch_files.stream import parse_stream
-    from ftckpt.formats.torchsave.plain_pickle import begins_plain, parse_plain
 
     with source.open(name) as reader:
         head = reader.read(0, min(size, 16))

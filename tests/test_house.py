@@ -58,6 +58,7 @@ CIRCLES = {
         for one in (
             "pickles.names", "pickles.sniff", "pickles.unpickle", "torch_files.legacy_stream",
             "torch_files.storages", "torch_files.stream", "torch_files.table",
+            "torch_files.plain_pickle",
         )
     ),
 }  # fmt: skip

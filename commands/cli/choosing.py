@@ -12,8 +12,8 @@ import typer
 from ftckpt.errors import MissingError, NotFoundError, UsageError
 
 from .invocation import Invocation
+from .option_values import parse_duration
 from .render import finding_line
-from .units import parse_duration
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks

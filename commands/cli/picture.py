@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ftckpt.errors import ExistsError, UnsupportedError, UsageError
 
-from .files import require_folder
+from .option_values import require_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.commands.cli.files import require_folder
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.option_values import require_folder
 from ftckpt.errors import ExitCode, UnverifiedError
 from ftckpt.replay.compare.import_logs import read_any
 from ftckpt.replay.compare.unused_rng import idle_streams

@@ -11,11 +11,10 @@ from typing import Annotated
 
 import typer
 
-from ftckpt.commands.cli.files import require_folder
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.option_values import parse_duration, require_folder
 from ftckpt.commands.cli.render import human_bytes
 from ftckpt.commands.cli.target import open_checkpoint
-from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.replay.run.one_run import PINNED
 from ftckpt.replay.run.question import Trial

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.cli.files import require_folder
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.units import parse_duration
+from ftckpt.commands.cli.option_values import parse_duration, require_folder
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
 

@@ -20,10 +20,10 @@ from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.pickles.walk import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
 from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
 from ftckpt.formats.torch_files.legacy_stream import MAGIC
+from ftckpt.formats.torch_files.plain_pickle import begins_plain
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
 from ftckpt.formats.torch_files.write_tree import Carried
-from ftckpt.formats.torchsave.plain_pickle import begins_plain
 from ftckpt.transfer.content import Content
 
 from .paths import LEAVES

@@ -16,9 +16,9 @@ from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, NoResourceError, UnsafeError, UnsupportedError
 from ftckpt.formats.pickles.sniff import refuse_hostile
 from ftckpt.formats.pickles.unpickle import load, refuse
-from ftckpt.formats.torchsave.plain_pickle import begins_plain, parse_plain
 
 from .legacy_stream import FIRST_READ, MAGIC, MAX_PICKLE, parse_legacy
+from .plain_pickle import begins_plain, parse_plain
 from .storages import NESTED, NESTED_NAME, Nested, storage_ref
 from .table import TABLE
 from .values import Composite, StorageRef, StoredStorage, SubclassRef, TensorRef

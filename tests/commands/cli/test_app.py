@@ -15,6 +15,7 @@ import pytest
 from ftckpt.commands.cli import app, codes, ending, verbs
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.render import (
     human_bytes,
     human_count,
@@ -23,7 +24,6 @@ from ftckpt.commands.cli.render import (
     printable,
     table,
 )
-from ftckpt.commands.cli.units import parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from tests.workers.forked import run
 

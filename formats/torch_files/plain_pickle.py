@@ -36,15 +36,16 @@ from ftckpt.formats.pickles.inert import Inert, Sealed, inert, refuse, sealed
 from ftckpt.formats.pickles.sniff import refuse_hostile
 from ftckpt.formats.pickles.unpickle import load
 from ftckpt.formats.pickles.walk import MAX_LEAVES, step_of
-from ftckpt.formats.torch_files.legacy_stream import MAGIC, Legacy, parse_legacy
-from ftckpt.formats.torch_files.storages import NESTED
-from ftckpt.formats.torch_files.table import TABLE
-from ftckpt.formats.torch_files.values import StorageRef, StoredStorage, TensorRef
-from ftckpt.formats.torch_files.zip_directory import Read
 from ftckpt.workers.memory import budget
 
+from .legacy_stream import MAGIC, Legacy, parse_legacy
+from .storages import NESTED
+from .table import TABLE
+from .values import StorageRef, StoredStorage, TensorRef
+from .zip_directory import Read
+
 if TYPE_CHECKING:
-    from ftckpt.formats.torch_files.stream import TorchStream
+    from .stream import TorchStream
 
 _MARK = re.compile(rb"\x80[\x02-\x05]")
 
@@ -72,7 +73,7 @@ def parse_plain(read: Read, size: int, *, file: str, base: int = 0) -> TorchStre
         UnsupportedError: tensors that are spelled as text, as protocol 2 does it.
         NoResourceError: more than memory holds of what is no tensor.
     """
-    from ftckpt.formats.torch_files.stream import TorchStream
+    from .stream import TorchStream
 
     try:
         outline = _Outline(read, size, file, base)
@@ -362,7 +363,7 @@ class _Reading:
         )
 
     def _stream(self, number: int) -> StorageRef | TensorRef:
-        from ftckpt.formats.torch_files.stream import parse_stream
+        from .stream import parse_stream
 
         payload = self._outline.payloads[number]
         table = {**TABLE, NESTED: sealed(_too_deep)}
