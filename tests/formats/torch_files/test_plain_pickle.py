@@ -24,9 +24,10 @@ from ftckpt.errors import (
     UnsupportedError,
     worst,
 )
-from ftckpt.formats.torch_files import TorchSave, plain_pickle
+from ftckpt.formats.torch_files import plain_pickle
 from ftckpt.formats.torch_files.plain_pickle import parse_plain
 from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.formats.torchsave import TorchSave
 from ftckpt.storage import open_store
 from tests.conformance.formats import FormatTests, Made, findings_of, listing_of_path, open_path
 from tests.data.hostile.make_pickles import CANARY, PICKLES
