@@ -160,7 +160,7 @@ def _in_turn(*steps: Callable[[], None]) -> None:
 def _transfer(case: Case, source: Path, out: Path, options: TransferOptions) -> None:
     checkpoint = open_target(str(source), FORMATS, StoreOptions()).open()
     content = Content.of(checkpoint)
-    writer = next(w for w in WRITERS if w.name == case.to)
+    writer = WRITERS[case.to]()
     transfer(
         content,
         writer.layout(content, case.wishes),

@@ -1,42 +1,107 @@
 """The writers, one a format that can be written, and one more where a name asks for one file.
 
-Apart from the catalog of those that read: every verb imports that, and few write.
+Apart from the catalog of those that read: every verb imports that, and few write. Each writer is
+imported when it is asked for: a transfer needs one of them, and nothing of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.dcp.writer import DcpWriter
-from ftckpt.formats.deepspeed.universal.writer import DeepSpeedUniversalWriter
-from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
-from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
-from ftckpt.formats.megatron.writer import MegatronWriter
-from ftckpt.formats.ranks.writer import RanksWriter
-from ftckpt.formats.safetensors.one_file_writer import SafetensorsFileWriter
-from ftckpt.formats.safetensors.writer import SafetensorsWriter
-from ftckpt.formats.torchsave.writer import TorchSaveWriter
 from ftckpt.transfer.layout import Writer
 
 from .catalog import formats
 from .support import WRITTEN
 
-WRITERS: tuple[Writer, ...] = (
-    DcpWriter(),
-    DeepSpeedUniversalWriter(),
-    DeepSpeedWriter(),
-    MegatronDistWriter(),
-    MegatronWriter(),
-    RanksWriter(),
-    SafetensorsWriter(),
-    TorchSaveWriter(),
-)
+
+def _dcp() -> Writer:
+    from ftckpt.formats.dcp.writer import DcpWriter
+
+    return DcpWriter()
+
+
+def _deepspeed_universal() -> Writer:
+    from ftckpt.formats.deepspeed.universal.writer import DeepSpeedUniversalWriter
+
+    return DeepSpeedUniversalWriter()
+
+
+def _deepspeed() -> Writer:
+    from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
+
+    return DeepSpeedWriter()
+
+
+def _megatron_dist() -> Writer:
+    from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
+
+    return MegatronDistWriter()
+
+
+def _megatron() -> Writer:
+    from ftckpt.formats.megatron.writer import MegatronWriter
+
+    return MegatronWriter()
+
+
+def _ranks() -> Writer:
+    from ftckpt.formats.ranks.writer import RanksWriter
+
+    return RanksWriter()
+
+
+def _safetensors() -> Writer:
+    from ftckpt.formats.safetensors.writer import SafetensorsWriter
+
+    return SafetensorsWriter()
+
+
+def _torchsave() -> Writer:
+    from ftckpt.formats.torchsave.writer import TorchSaveWriter
+
+    return TorchSaveWriter()
+
+
+def _safetensors_file() -> Writer:
+    from ftckpt.formats.safetensors.one_file_writer import SafetensorsFileWriter
+
+    return SafetensorsFileWriter()
+
+
+# By the name of the format.
+WRITERS: Mapping[str, Callable[[], Writer]] = {
+    "dcp": _dcp,
+    "deepspeed-universal": _deepspeed_universal,
+    "deepspeed": _deepspeed,
+    "megatron-dist": _megatron_dist,
+    "megatron": _megatron,
+    "ranks": _ranks,
+    "safetensors": _safetensors,
+    "torchsave": _torchsave,
+}
+
+
+class FileWriter(NamedTuple):
+    """The writer of results that are one file.
+
+    Attributes:
+        format: its name.
+        make: returns the writer.
+    """
+
+    format: str
+    make: Callable[[], Writer]
+
+
 # By how the destination's name ends; these go before those of the same format that take any name.
-FILE_WRITERS: Mapping[str, Writer] = {".safetensors": SafetensorsFileWriter()}
+FILE_WRITERS: Mapping[str, FileWriter] = {
+    ".safetensors": FileWriter("safetensors", _safetensors_file)
+}
 
 
 def format_and_writer(
@@ -53,16 +118,18 @@ def format_and_writer(
         UsageError: the name asks for a file of another format, or there is no such format.
         UnsupportedError: the format is known, and nothing here writes it.
     """
-    asked = [one for ending, one in FILE_WRITERS.items() if destination.endswith(ending)]
-    for one in asked:
-        if one.name != name:
+    make = WRITERS.get(name)
+    for ending, one in FILE_WRITERS.items():
+        if not destination.endswith(ending):
+            continue
+        if one.format != name:
             raise UsageError(
-                f"{destination} is a name of {one.name}, and {name} is what would be written",
-                hint=f"another name, or --to {one.name}",
+                f"{destination} is a name of {one.format}, and {name} is what would be written",
+                hint=f"another name, or --to {one.format}",
             )
-    for writer in (*asked, *WRITERS):
-        if writer.name == name:
-            return next(one for one in formats(rules) if one.name == name), writer
+        make = one.make
+    if make is not None:
+        return next(one for one in formats(rules) if one.name == name), make()
     hint = f"--to takes one of {', '.join(WRITTEN)}"
     if any(one.name == name for one in formats(rules)):
         raise UnsupportedError(f"{name} checkpoints are not written", hint=hint)

@@ -166,7 +166,7 @@ class Wishes:
 
 
 class Writer(Protocol):
-    """One format's way to lay content out. Stateless; `formats.writers` holds one of each."""
+    """One format's way to lay content out. Stateless; `formats.writers` knows one of each."""
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ SAMPLES = [
     *(DATA / "trainer_dirs" / name for name in ("trainer", "trainer_peft", "accelerate")),
 ]
 SETS = sorted(p.name.removesuffix(".tar.xz") for p in ARCHIVES.glob("*.tar.xz"))
-TARGETS = [writer.name for writer in WRITERS]
+TARGETS = list(WRITERS)
 # Formats that hold any state: what they refuse is named here, with the reason.
 _WRAPPED = "begins as a wrapper spells it"
 # The file would pair numbers with weights by an order that model.safetensors does not keep.
