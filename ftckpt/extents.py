@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+# Returns `length` bytes at `offset` of something; the arguments are offset and length.
+Read = Callable[[int, int], bytes]
 # The unit in which files are digested, uploaded and taken up again after a kill.
 BLOCK = 64 << 20
 

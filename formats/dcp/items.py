@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
+from ftckpt.extents import Read
 from ftckpt.formats.torch_files.stream import TensorRef, TorchStream, parse_stream
-from ftckpt.formats.torch_files.zip_directory import Read
 from ftckpt.storage.decompress import open_stream, read_undone
 from ftckpt.storage.source import Source
 

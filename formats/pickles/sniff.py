@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from ftckpt.errors import FtckptError, UnsafeError
-from ftckpt.formats.torch_files.zip_directory import Read
+from ftckpt.extents import Read
 
 from .inert import RefusedCallError
 from .keys import NoRoomError, check_keys

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, NoResourceError, TruncatedError, UnsupportedError
+from ftckpt.extents import Read
 from ftckpt.formats.pickles.unpickle import load, refuse
 
 from .storages import NESTED, Nested, ParseStream, storage_ref
 from .values import StorageRef, StoredStorage
-from .zip_directory import Read
 
 # A pickle is an index; the largest real ones are a few hundred MB.
 MAX_PICKLE = 1 << 30

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ftckpt.extents import Read
 from ftckpt.findings import Finding, finding
 
-from .zip_directory import LOCAL_HEADER, Archive, Member, Read, descriptor_length
+from .zip_directory import LOCAL_HEADER, Archive, Member, descriptor_length
 
 
 def check_local_headers(archive: Archive, read: Read, *, file: str) -> Iterator[Finding]:

@@ -13,8 +13,9 @@ from ftckpt.formats.pickles.unpickle import Sealed, refuse, sealed
 from .values import StorageRef, StorageType, StoredStorage, TensorRef
 
 if TYPE_CHECKING:
+    from ftckpt.extents import Read
+
     from .stream import TorchStream
-    from .zip_directory import Read
 
 NESTED = "torch.storage._load_from_bytes"
 NESTED_NAME = b"_load_from_bytes"

@@ -14,6 +14,7 @@ from zlib import crc32 as crc32_of
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, NoResourceError, UnsafeError, UnsupportedError
+from ftckpt.extents import Read
 from ftckpt.formats.pickles.sniff import refuse_hostile
 from ftckpt.formats.pickles.unpickle import load, refuse
 
@@ -22,7 +23,7 @@ from .plain_pickle import begins_plain, parse_plain
 from .storages import NESTED, NESTED_NAME, Nested, storage_ref
 from .table import TABLE
 from .values import Composite, StorageRef, StoredStorage, SubclassRef, TensorRef
-from .zip_directory import TAIL, Archive, Member, Read, read_archive
+from .zip_directory import TAIL, Archive, Member, read_archive
 
 __all__ = [
     "TABLE",

@@ -10,14 +10,13 @@ writer's alignment, data descriptors and serialization id; `miniz` for the ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple, NoReturn
 
 from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
-
-Read = Callable[[int, int], bytes]
+from ftckpt.extents import Read
 
 # One read of this size at the end holds the directory of most files.
 TAIL = 64 << 10

@@ -24,7 +24,7 @@ from ftckpt.errors import (
     UnsupportedError,
     worst,
 )
-from ftckpt.formats.torch_files import plain_pickle
+from ftckpt.formats.pickles import outline
 from ftckpt.formats.torch_files.plain_pickle import parse_plain
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torchsave import TorchSave
@@ -137,7 +137,7 @@ def test_bytes_of_tensors_are_not_read() -> None:
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_what_is_no_tensor_is_bounded(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_pickle, "_MOST_REST", 1 << 20)
+    monkeypatch.setattr(outline, "_MOST_REST", 1 << 20)
     for state in ({"b": bytes(2 << 20)}, {"t": "x" * (2 << 20)}, {"l": [*range(1 << 20)]}):
         with pytest.raises(NoResourceError):
             parsed(pickle.dumps(state, protocol))
