@@ -188,21 +188,21 @@ def _require_apart(source: Root, tier: Root) -> None:
 
 
 def _tell(invocation: Invocation, item: Item) -> None:
-    from ftckpt.replication.sync import State
+    from ftckpt.replication.sync import SyncState
 
     size = human_bytes(item.nbytes)
     reason = f" ({item.why})" if item.why else ""
-    if item.state is State.SHIPPED and item.report is not None:
+    if item.state is SyncState.SHIPPED and item.report is not None:
         seconds = max(sum(item.report.seconds.values()), 1e-6)
         invocation.print(
             f"shipped {item.name}{reason}: {counted(item.report.files, 'file')}, {size} in "
             f"{human_duration(seconds)}, {_HELD_TO[item.report.evidence]}"
         )
-    elif item.state is State.PLANNED:
+    elif item.state is SyncState.PLANNED:
         invocation.print(f"would ship {item.name}{reason}: {size}")
-    elif item.state is State.FAILED:
+    elif item.state is SyncState.FAILED:
         invocation.warn(printable(f"not shipped ({item.code.name}): {item.name}: {item.why}"))
-    elif item.state is not State.THERE:
+    elif item.state is not SyncState.THERE:
         invocation.say(f"not shipped: {item.name}: {item.why}")
 
 
@@ -214,12 +214,12 @@ _HELD_TO = {
 
 
 def _show(invocation: Invocation, report: SyncReport) -> Result:
-    from ftckpt.replication.sync import State
+    from ftckpt.replication.sync import SyncState
 
-    shipped, there = report.of(State.SHIPPED), report.of(State.THERE)
-    missing = report.of(State.PLANNED, State.FAILED)
+    shipped, there = report.of(SyncState.SHIPPED), report.of(SyncState.THERE)
+    missing = report.of(SyncState.PLANNED, SyncState.FAILED)
     steps = [item.step for item in (*shipped, *there) if item.step is not None]
-    failed = report.of(State.FAILED)
+    failed = report.of(SyncState.FAILED)
     invocation.report(
         items=[
             {

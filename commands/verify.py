@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.discovery.resolve import Target
-    from ftckpt.discovery.roots import Child, Part, Root
+    from ftckpt.discovery.roots import Child, Root, UnopenedPart
     from ftckpt.findings import Finding, Strictness
     from ftckpt.manifest import Manifest
     from ftckpt.storage.store import Store
@@ -326,7 +326,7 @@ def _whole(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _verify_part(
-    invocation: Invocation, store: Store, part: Part, options: VerifyOptions
+    invocation: Invocation, store: Store, part: UnopenedPart, options: VerifyOptions
 ) -> Result:
     from ftckpt.discovery.checks import check_and_remember
     from ftckpt.discovery.open_part import open_part

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.checkpoint.rules import Rules
     from ftckpt.discovery.resolve import Target
-    from ftckpt.discovery.roots import Child, Part, Root
+    from ftckpt.discovery.roots import Child, Root, UnopenedPart
     from ftckpt.findings import Finding
     from ftckpt.storage.store import Store
 
@@ -190,7 +190,7 @@ def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None)
     return open_part(target.root.store, child.parts[0])
 
 
-def hostile_findings(store: Store, part: Part) -> tuple[Finding, ...]:
+def hostile_findings(store: Store, part: UnopenedPart) -> tuple[Finding, ...]:
     """Return what is unsafe in the pickles of a checkpoint that no format can open."""
     from ftckpt.formats.recognised import hostile
     from ftckpt.storage.source import Source

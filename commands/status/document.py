@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ftckpt.status import Health, Held, Status
+    from ftckpt.status import Health, Status, SurveyedEntry
 
 
 def document(found: Status, kept: Mapping[str, bool] | None) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
     }
 
 
-def _held(held: Held | None) -> dict[str, Any] | None:
+def _held(held: SurveyedEntry | None) -> dict[str, Any] | None:
     if held is None:
         return None
     contents = held.entry.contents

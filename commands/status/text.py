@@ -12,7 +12,7 @@ from ftckpt.findings import counted
 from ftckpt.retention.scan.entries import EntryClass
 
 if TYPE_CHECKING:
-    from ftckpt.status import Health, Held, Status
+    from ftckpt.status import Health, Status, SurveyedEntry
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWEST = 40  # saves in the line of write latencies
@@ -65,7 +65,7 @@ def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, o
         yield "second tier", _durable(run)
 
 
-def _save(held: Held | None, age: float | None) -> str:
+def _save(held: SurveyedEntry | None, age: float | None) -> str:
     if held is None:
         return "none"
     step = "" if held.entry.step is None else f"step {held.entry.step}"

@@ -14,7 +14,7 @@ from ftckpt.retention.scan.entries import EntryClass
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ftckpt.status import Held, Status
+    from ftckpt.status import Status, SurveyedEntry
 
 _COLORS = {
     EntryClass.COMMITTED: BLUE,
@@ -67,7 +67,7 @@ def draw(found: Status, kept: Mapping[str, bool] | None, path: str) -> str:
         return save(figure, path, _numbers(shown, kept), f"Saves of {found.url}")
 
 
-def _sizes(axes: Axes, shown: Sequence[Held], kept: Mapping[str, bool] | None) -> None:
+def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] | None) -> None:
     """One mark a save: its class by colour and shape, hollow where a policy drops it."""
     unit, name = (_GIB, "GiB") if max(map(_nbytes, shown)) >= _GIB else (_MIB, "MiB")
     for entry_class in _COLORS:
@@ -139,7 +139,9 @@ def _writes(axes: Axes, found: Status) -> None:
         axes.legend(loc="upper left", ncols=4)
 
 
-def _numbers(shown: Sequence[Held], kept: Mapping[str, bool] | None) -> dict[str, list[object]]:
+def _numbers(
+    shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] | None
+) -> dict[str, list[object]]:
     columns: dict[str, list[object]] = {
         "name": [held.entry.name for held in shown],
         "step": [held.entry.step for held in shown],
@@ -153,11 +155,11 @@ def _numbers(shown: Sequence[Held], kept: Mapping[str, bool] | None) -> dict[str
     return columns
 
 
-def _stays(held: Held, kept: Mapping[str, bool] | None) -> bool:
+def _stays(held: SurveyedEntry, kept: Mapping[str, bool] | None) -> bool:
     return kept is None or kept.get(held.entry.name, True)
 
 
-def _nbytes(held: Held) -> int:
+def _nbytes(held: SurveyedEntry) -> int:
     return 0 if held.entry.contents is None else held.entry.contents.nbytes
 
 

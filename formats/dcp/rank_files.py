@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ftckpt.transfer.layout import OutputFile, Segment
 
-from .write_metadata import Place
+from .write_metadata import ItemPlace
 
 
 class RankFiles:
@@ -21,13 +21,15 @@ class RankFiles:
         self.sizes = [0] * world
         self._segments: list[list[Segment]] = [[] for _ in range(world)]
 
-    def add(self, rank: int, segments: list[Segment], transforms: tuple[str, ...] = ()) -> Place:
+    def add(
+        self, rank: int, segments: list[Segment], transforms: tuple[str, ...] = ()
+    ) -> ItemPlace:
         """Put an item at the end of a rank's file."""
         start = self.sizes[rank]
         length = sum(segment.nbytes for segment in segments)
         self.sizes[rank] = start + length
         self._segments[rank] += segments
-        return Place(_file(rank), start, length, transforms)
+        return ItemPlace(_file(rank), start, length, transforms)
 
     def lightest(self, ranks: Iterable[int] | None = None) -> int:
         """Return the rank, of `ranks` or of all, with the smallest file; the first of equals."""

@@ -49,7 +49,7 @@ from .markers import read_metadata
 from .metadata import DcpMetadata
 from .names import COMMON, CONFIGURATION, DATA, MARKER
 from .scalars import read_scalars
-from .state import State, is_common, unfinished
+from .state import StateDicts, is_common, unfinished
 from .tensors import logical_tensors
 
 # What Megatron-Core keeps beside the metadata.
@@ -223,7 +223,7 @@ class DcpCheckpoint(Checkpoint):
         yield from self.state.names()
 
     @cached_property
-    def state(self) -> State:
+    def state(self) -> StateDicts:
         """The objects that hold a whole dict, read."""
         flat = ("optimizer.", "lr_scheduler.")
         whole = [
@@ -233,7 +233,7 @@ class DcpCheckpoint(Checkpoint):
             and not name.startswith(flat)
             and "_extra_state" not in name
         ]
-        return State(self.source, [self._object_item(name) for name in whole])
+        return StateDicts(self.source, [self._object_item(name) for name in whole])
 
     @cached_property
     def _keys(self) -> Mapping[str, str]:
@@ -323,7 +323,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
     )
     evidence = f"data files of {counted(len(ranks), 'rank')}" if ranks else ""
     # Only Megatron's arguments say more, and only they are worth a read while opening.
-    state = checkpoint.state if any(map(is_common, objects)) else State(source, ())
+    state = checkpoint.state if any(map(is_common, objects)) else StateDicts(source, ())
     checkpoint.topology = state.topology(world or None, evidence)
     return checkpoint
 

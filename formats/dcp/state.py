@@ -30,14 +30,14 @@ MOST_OBJECTS, MOST_BYTES = 32, 4 << 20
 _COMMON_STATE = "common_state/"
 
 
-class Held(NamedTuple):
+class StoredObject(NamedTuple):
     """One object, read."""
 
     window: Window
     stream: TorchStream
 
 
-class State:
+class StateDicts:
     """The whole dicts of a checkpoint.
 
     Attributes:
@@ -51,13 +51,13 @@ class State:
         ]
         small.sort(key=lambda item: not is_common(item.name))
         self.errors: list[FtckptError] = []
-        self._held: list[Held] = []
+        self._held: list[StoredObject] = []
         for window in windows(source, small[:MOST_OBJECTS]):
             if isinstance(window, FtckptError):
                 self.errors.append(window)
                 continue
             try:
-                self._held.append(Held(window, window.parse()))
+                self._held.append(StoredObject(window, window.parse()))
             except FtckptError as error:
                 self.errors.append(error)
 
@@ -116,7 +116,7 @@ def unfinished() -> IncompleteError:
     )
 
 
-def _counters(held: Held) -> Iterator[Scalar]:
+def _counters(held: StoredObject) -> Iterator[Scalar]:
     window, stream = held
     item = window.item
     for path, value in leaves(stream.tree):

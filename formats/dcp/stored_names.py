@@ -36,7 +36,7 @@ _BUFFER_LEAVES = ("running_mean", "running_var", "num_batches_tracked")
 _BUFFER, _PARAM = Kind.BUFFER, Kind.PARAM
 
 
-class Place(NamedTuple):
+class StoredName(NamedTuple):
     """Component, kind and name of one tensor."""
 
     component: str
@@ -44,7 +44,7 @@ class Place(NamedTuple):
     name: str
 
 
-def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
+def place(stored: str, path: Sequence[str | int], dtype: DType) -> StoredName:
     """Classify one tensor.
 
     Args:
@@ -54,7 +54,7 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
     """
     if len(path) > 1 and path[0] in _MODEL:  # most of a checkpoint
         name = ".".join(map(str, path[1:]))
-        return Place("model", weight_kind(name, dtype), name)
+        return StoredName("model", weight_kind(name, dtype), name)
     parts = list(map(str, path)) or [stored]
     if len(parts) > 2 and parts[0] in WRAPPERS and parts[1] in WRAPPED:
         del parts[0]
@@ -64,15 +64,15 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> Place:
     if rest and top in _OPTIMIZER:
         return _optimizer(rest)
     if rest and top in _EMA:
-        return Place("ema", weight_kind(rest[-1], dtype), ".".join(rest))
+        return StoredName("ema", weight_kind(rest[-1], dtype), ".".join(rest))
     if rest:
-        return Place(f"extra:{top}", Kind.OTHER, ".".join(rest))
+        return StoredName(f"extra:{top}", Kind.OTHER, ".".join(rest))
     # One key, so a dotted one was written flat: torchtitan keeps the model at the top and torch's
     # `flatten_optimizer_state_dict` writes `state.<fqn>.<leaf>` below `optimizer.`.
     for prefix in ("optimizer.", "optim."):
         if stored.startswith((prefix + "state.", prefix + "distributed.")):
             return _optimizer([stored.removeprefix(prefix)])
-    return Place("model", weight_kind(stored, dtype), stored)
+    return StoredName("model", weight_kind(stored, dtype), stored)
 
 
 def weight_kind(name: str, dtype: DType) -> Kind:
@@ -84,19 +84,19 @@ def weight_kind(name: str, dtype: DType) -> Kind:
     return _PARAM
 
 
-def _optimizer(rest: Sequence[str]) -> Place:
+def _optimizer(rest: Sequence[str]) -> StoredName:
     """Classify what lies below the optimizer's key: `state`, the parameter, the leaf."""
     if len(rest) == 1 and rest[0].startswith("state."):
         name, _, leaf = rest[0].removeprefix("state.").rpartition(".")
     elif len(rest) >= 3 and rest[0] == "state":
         name, leaf = ".".join(rest[1:-1]), rest[-1]
     else:
-        return Place("optimizer", Kind.OTHER, ".".join(rest))
+        return StoredName("optimizer", Kind.OTHER, ".".join(rest))
     first, _, tail = name.partition(".")
     if leaf not in _KIND_OF_LEAF and first in _KIND_OF_LEAF:
         # Megatron-Core puts the kind first: `optimizer.state.exp_avg.<parameter>`.
-        return Place("optimizer", _KIND_OF_LEAF[first], f"{tail}.{leaf}")
+        return StoredName("optimizer", _KIND_OF_LEAF[first], f"{tail}.{leaf}")
     kind = _KIND_OF_LEAF.get(leaf)
     if kind is None:
-        return Place("optimizer", Kind.OTHER, f"{name}.{leaf}" if name else leaf)
-    return Place("optimizer", kind, name)
+        return StoredName("optimizer", Kind.OTHER, f"{name}.{leaf}" if name else leaf)
+    return StoredName("optimizer", kind, name)

@@ -20,7 +20,7 @@ from ftckpt.formats.pickles.write import Call, Global, Pairs, dumps
 VERSION = "1.0.0"
 
 
-class Place(NamedTuple):
+class ItemPlace(NamedTuple):
     """Where an item lies.
 
     Attributes:
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    place: Place
+    place: ItemPlace
 
 
 class TensorItems(NamedTuple):
@@ -53,7 +53,7 @@ class TensorItems(NamedTuple):
 
 
 def metadata(
-    tensors: Mapping[str, TensorItems], objects: Mapping[str, Place], paths: Mapping[str, Path]
+    tensors: Mapping[str, TensorItems], objects: Mapping[str, ItemPlace], paths: Mapping[str, Path]
 ) -> bytes:
     """Return the bytes of a `.metadata` file.
 
@@ -84,7 +84,7 @@ class _Writer:
         self._properties: dict[str, Call] = {}
 
     def entries(
-        self, tensors: Mapping[str, TensorItems], objects: Mapping[str, Place]
+        self, tensors: Mapping[str, TensorItems], objects: Mapping[str, ItemPlace]
     ) -> Iterator[tuple[str, Call]]:
         """Yield `state_dict_metadata`."""
         for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ class _Writer:
             yield name, _made("BytesStorageMetadata", None)
 
     def storage(
-        self, tensors: Mapping[str, TensorItems], objects: Mapping[str, Place]
+        self, tensors: Mapping[str, TensorItems], objects: Mapping[str, ItemPlace]
     ) -> Iterator[tuple[Call, Call]]:
         """Yield `storage_data`."""
         for name, tensor in tensors.items():
@@ -147,7 +147,7 @@ def _names(name: str) -> Global:
     return Global(_MODULE, name)
 
 
-def _info(place: Place) -> Call:
+def _info(place: ItemPlace) -> Call:
     state = {"relative_path": place.file, "offset": place.offset, "length": place.length}
     extra = {"transform_descriptors": list(place.transforms)} if place.transforms else {}
     return Call(_INFO, state=state | extra, new=True, once=True)

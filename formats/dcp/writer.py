@@ -33,7 +33,7 @@ from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment, Stored,
 
 from .names import MARKER
 from .rank_files import RankFiles
-from .write_metadata import Chunk, Place, TensorItems, metadata
+from .write_metadata import Chunk, ItemPlace, TensorItems, metadata
 
 
 class DcpWriter:
@@ -69,7 +69,7 @@ class _State:
 
     def __init__(self, content: Content, world: int) -> None:
         self.tensors: dict[str, TensorItems] = {}
-        self.objects: dict[str, Place] = {}
+        self.objects: dict[str, ItemPlace] = {}
         self.paths: dict[str, Path] = {}
         self.files = RankFiles(world)
         self._content = content

@@ -85,7 +85,7 @@ def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> Grid:
     return grid
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """What one model-parallel rank holds of a parameter.
 
     Attributes:
@@ -108,7 +108,7 @@ class Placed(NamedTuple):
     name: str
     shape: Shape
     cut: Cut
-    parts: Mapping[int, Part]
+    parts: Mapping[int, ParameterPart]
 
 
 def place_all(
@@ -152,7 +152,7 @@ def _placed(
     grid: Grid,
     cut_of: CutOf,
 ) -> Placed:
-    parts: dict[int, Part] = {}
+    parts: dict[int, ParameterPart] = {}
     whole: Shape = ()
     cut = Cut()
     for number, stage in enumerate(stages):
@@ -167,7 +167,7 @@ def _placed(
         whole = found
         for tp, mp in enumerate(ranks):
             replica = number if cut.axis is not None else number * grid.tp + tp
-            parts[mp] = Part(mp, shapes[tp], slabs[tp], replica)
+            parts[mp] = ParameterPart(mp, shapes[tp], slabs[tp], replica)
     return Placed(name, whole, cut, parts)
 
 
@@ -187,7 +187,7 @@ class Range(NamedTuple):
     numel: int
 
 
-def ranges(part: Part, start: int, stop: int) -> Iterator[Range]:
+def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[Range]:
     """Yield where elements `start` to `stop` of a rank's own tensor lie in the global one.
 
     Raises:

@@ -14,13 +14,13 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import finding
-from ftckpt.formats.deepspeed.zero.partition import FlatGroup, Run, Shape, SlicedGroup
+from ftckpt.formats.deepspeed.zero.partition import FlatGroup, FlatRun, Shape, SlicedGroup
 from ftckpt.formats.ranks.tensors import Boxes, Entry, Identity, Report, odd
 from ftckpt.formats.torch_files.dtensor import Patch
 from ftckpt.formats.torch_files.values import TensorRef
 
 from .checkpoint import StepCopy
-from .geometry import Grid, Part, Placed, ranges
+from .geometry import Grid, ParameterPart, Placed, ranges
 from .names import DeepSpeedFile
 from .states import ModelState, OptimizerState, Storages
 
@@ -196,7 +196,7 @@ class Partitions:
                       f" {number} where the shapes need {least}")  # fmt: skip
         return False
 
-    def _put(self, flat: Flat, kind: Kind, leaf: str, mp: int, runs: Sequence[Run]) -> None:
+    def _put(self, flat: Flat, kind: Kind, leaf: str, mp: int, runs: Sequence[FlatRun]) -> None:
         for run in runs:
             placed = self._placed.get(run.name)
             part = None if placed is None else placed.parts.get(mp)
@@ -260,7 +260,7 @@ class Partitions:
         self._report(finding(kind, f"{file.path} {what}", file=file.path, rank=rank))
 
 
-def _pieces(flat: Flat, part: Part, run: Run) -> list[Piece]:
+def _pieces(flat: Flat, part: ParameterPart, run: FlatRun) -> list[Piece]:
     return [
         Piece(
             place.box,

@@ -21,7 +21,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job.deal import Rest, RestOfRole, stored, unplaced
 from ftckpt.formats.deepspeed.job.plan import Plan
-from ftckpt.formats.deepspeed.job.shares import Dealer, Place
+from ftckpt.formats.deepspeed.job.shares import Dealer, PartitionRank
 from ftckpt.formats.deepspeed.job.source import Source
 from ftckpt.formats.deepspeed.like.layout import ByExample
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
@@ -195,7 +195,7 @@ class _Writing:
             ]
             for dp in range(grid.dp):
                 name = f"{self._job.prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states"
-                place = Place(mp, dp)
+                place = PartitionRank(mp, dp)
                 share = dealer.deal(place, grid.rank(mp, dp), first=place == (0, 0))
                 tree = Carried(self._trees.build(share, groups, dp), share.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))

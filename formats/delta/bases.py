@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ftckpt.discovery.roots import Child, Part, Root
+from ftckpt.discovery.roots import Child, Root, UnopenedPart
 from ftckpt.errors import NotFoundError
 from ftckpt.storage.store import Store
 
@@ -30,7 +30,7 @@ def bases(root: Root, child: Child) -> Sequence[str]:
     return tuple(dict.fromkeys(path for part in parts for path in _of_part(root, child, part)))
 
 
-def _of_part(root: Root, child: Child, part: Part) -> Iterator[str]:
+def _of_part(root: Root, child: Child, part: UnopenedPart) -> Iterator[str]:
     from ftckpt.delta.index.base_path import resolved
     from ftckpt.delta.index.head import read_base
 

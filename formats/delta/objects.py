@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ftckpt.checkpoint import Extent, ObjectInfo
 from ftckpt.delta import NAME, DeltaIndex
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.state.records import FORMS, Record, StoredObjects
+from ftckpt.formats.state.records import FORMS, ObjectRecord, StoredObjects
 from ftckpt.storage.decompress import ZSTD, supported
 
 # Not state but the files that were packed (`ftckpt.delta.original_files`): the list of them, and
@@ -19,7 +19,7 @@ from ftckpt.storage.decompress import ZSTD, supported
 FILES, REST, PLAIN_REST = f"files,{ZSTD}", f"rest,{ZSTD}", "rest"
 
 
-def form_of(record: Record) -> str:
+def form_of(record: ObjectRecord) -> str:
     """Return what a delta says of an object's bytes."""
     return ",".join((record.form, *record.transforms))
 
@@ -31,7 +31,7 @@ def stored_objects(index: DeltaIndex) -> StoredObjects:
         UnsupportedError: one is in a form that is not known.
     """
     infos: dict[str, ObjectInfo] = {}
-    records: dict[str, Record] = {}
+    records: dict[str, ObjectRecord] = {}
     for entry in index.objects:
         if entry.form in (FILES, REST, PLAIN_REST):
             continue
@@ -45,7 +45,7 @@ def stored_objects(index: DeltaIndex) -> StoredObjects:
             )
         place = Extent(index.files[entry.file].name, entry.offset, entry.length)
         infos[entry.name] = ObjectInfo(entry.name, place, entry.rank)
-        records[entry.name] = Record(form, tuple(transforms))
+        records[entry.name] = ObjectRecord(form, tuple(transforms))
     return StoredObjects(infos, index.step, (), records)
 
 

@@ -44,7 +44,7 @@ class Heads(NamedTuple):
         return (self.queries + 2 * self.groups) * self.width
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Rows that lie together on both sides.
 
     Attributes:
@@ -72,11 +72,11 @@ def part_rows(join: Join, parts: int, rows: int, heads: Heads) -> list[int] | No
     return [heads.queries * heads.width, keys, keys] if join is Join.GROUPED else [rows]
 
 
-def runs(join: Join, parts: int, rows: int, heads: Heads) -> Iterator[Run]:
+def runs(join: Join, parts: int, rows: int, heads: Heads) -> Iterator[RowRun]:
     """Yield the runs of a whole of `rows` that `part_rows` can cut; they tile it."""
     if join in (Join.WHOLE, Join.STACKED):
         for part in range(parts):
-            yield Run(part, 0, part * rows // parts, rows // parts)
+            yield RowRun(part, 0, part * rows // parts, rows // parts)
         return
     width, each = heads.width, heads.queries // heads.groups
     starts = (0, heads.queries * width, (heads.queries + heads.groups) * width)
@@ -84,7 +84,7 @@ def runs(join: Join, parts: int, rows: int, heads: Heads) -> Iterator[Run]:
     for group in range(heads.groups):
         for part, size in enumerate((each * width, width, width)):
             if join is Join.GROUPED:
-                yield Run(part, group * size, at, size)
+                yield RowRun(part, group * size, at, size)
             else:
-                yield Run(0, starts[part] + group * size, at, size)
+                yield RowRun(0, starts[part] + group * size, at, size)
             at += size

@@ -34,7 +34,7 @@ class Side(StrEnum):
 DEFAULT_SPELLINGS = ("megatron", "transformer_engine", "sequential")
 
 
-class Found(NamedTuple):
+class TableMatch(NamedTuple):
     """Where a table has a parameter's name.
 
     Attributes:
@@ -71,9 +71,9 @@ class Translator:
         self._heads = heads
         self._rows = true_vocab_size
         self._spellings = spellings
-        self._known: dict[tuple[str, Side], Found | None] = {}
+        self._known: dict[tuple[str, Side], TableMatch | None] = {}
 
-    def find(self, name: str, side: Side) -> Found | None:
+    def find(self, name: str, side: Side) -> TableMatch | None:
         """Return what a parameter is in one side's spelling; None for what follows from elsewhere.
 
         Raises:
@@ -83,7 +83,7 @@ class Translator:
             self._known[name, side] = self._find(name, side)
         return self._known[name, side]
 
-    def _find(self, name: str, side: Side) -> Found | None:
+    def _find(self, name: str, side: Side) -> TableMatch | None:
         names = [name]
         if side is Side.HUGGING_FACE:
             names.append(self._family.prefix + name)
@@ -100,7 +100,7 @@ class Translator:
             tensor=name,
         )
 
-    def _match(self, name: str, side: Side) -> Found | None:
+    def _match(self, name: str, side: Side) -> TableMatch | None:
         for entry in self._family.entries:
             names: Sequence[Name] = entry.hf
             if side is Side.MEGATRON:
@@ -108,7 +108,7 @@ class Translator:
             for part, known in enumerate(names):
                 numbers = known.numbers(name)
                 if numbers is not None:
-                    return Found(entry, part if side is Side.HUGGING_FACE else 0, numbers)
+                    return TableMatch(entry, part if side is Side.HUGGING_FACE else 0, numbers)
         return None
 
     # --- to Hugging Face --------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Translator:
         content = transposed(content, self._to_turn(content))
         parameters = parameter_names(content.tensors.values())
         wholes: dict[tuple[str, str, str], dict[int, Wanted]] = {}
-        places: dict[tuple[str, str, str], Found] = {}
+        places: dict[tuple[str, str, str], TableMatch] = {}
         made: dict[str, list[str]] = {}
         left_out: list[str] = []
         others: list[Wanted] = []
@@ -221,11 +221,11 @@ class Translator:
                     turned[key] = wanted
         return turned
 
-    def _spelled(self, found: Found) -> str:
+    def _spelled(self, found: TableMatch) -> str:
         spelled = found.entry.megatron
         return next(spelled[key] for key in self._spellings if key in spelled).fill(found.numbers)
 
-    def _joined(self, name: str, parts: Mapping[int, Wanted], place: Found) -> Wanted:
+    def _joined(self, name: str, parts: Mapping[int, Wanted], place: TableMatch) -> Wanted:
         """Return a tensor of Megatron's, made of all its parts."""
         entry = place.entry
         some = next(iter(parts.values()))

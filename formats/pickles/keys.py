@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftckpt.errors import UnsafeError
 
 if TYPE_CHECKING:
-    from .runs import Run
+    from .runs import PickleRun
 
 # What one key may weigh. Real keys are texts, numbers, and tuples of a few of them.
 LIMIT = 2048
@@ -287,7 +287,7 @@ class _Walk:
                     kind="unsafe-pickle",
                 )
 
-    def _take(self, data: bytes, at: int, memoised: int, stack: list[int]) -> Run | None:
+    def _take(self, data: bytes, at: int, memoised: int, stack: list[int]) -> PickleRun | None:
         """Pass over a run of alike records, where one begins: push what it pushes."""
         from .runs import find_run
 

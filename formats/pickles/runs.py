@@ -20,7 +20,7 @@ import re
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
+class PickleRun(NamedTuple):
     """A run that was found.
 
     Attributes:
@@ -117,7 +117,7 @@ _MEMOISED = re.compile(
 )
 
 
-def find_run(data: bytes, at: int) -> Run | None:
+def find_run(data: bytes, at: int) -> PickleRun | None:
     """Return the run of pairs that begins at an opcode."""
     for many, one, plain, sign in _KINDS:
         found = many.match(data, at)
@@ -128,16 +128,16 @@ def find_run(data: bytes, at: int) -> Run | None:
             keys = tuple(slots.values())
             if one is None:  # the sign is longer than any argument
                 pushed, memoised = text.count(sign), text.count(b"\x94")
-                return Run(found.end(), pushed, memoised, False, keys, members, exact=False)
+                return PickleRun(found.end(), pushed, memoised, False, keys, members, exact=False)
             is_plain = plain.fullmatch(text)
             pairs = text.count(sign) if is_plain else one.subn(b"", text)[1]
-            return Run(found.end(), 2 * pairs, _memoised(text, plain), False, keys, members)
+            return PickleRun(found.end(), 2 * pairs, _memoised(text, plain), False, keys, members)
     found = _PATHS.match(data, at)
     if found is None:
         return None
     taken = _KEYED.findall(found[0])
     keys = tuple(map(_slot, filter(None, taken)))
-    return Run(found.end(), 2 * len(taken), _memoised(found[0], _PLAIN_PATHS), True, keys)
+    return PickleRun(found.end(), 2 * len(taken), _memoised(found[0], _PLAIN_PATHS), True, keys)
 
 
 def _memoised(text: bytes, plain: re.Pattern[bytes]) -> int:

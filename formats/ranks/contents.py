@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Extent, Kind, ObjectInfo, StepRole
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import FtckptError
-from ftckpt.formats.dcp.stored_names import Place, place
+from ftckpt.formats.dcp.stored_names import StoredName, place
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
@@ -27,10 +27,10 @@ _OPTIMIZERS = ("optimizer", "optim", "optimizer_state_dict", "optim_state_dict")
 MAX_NAMES = 4096
 
 
-class Found(NamedTuple):
+class RankTensor(NamedTuple):
     """One tensor of one rank: what it is, and what the rank holds of it."""
 
-    where: Place
+    where: StoredName
     stored_name: str
     held: Held
     spec: Spec | None = None
@@ -61,7 +61,7 @@ class Contents:
         self, file: RankFile, stream: TorchStream, weights: list[tuple[str, Held]], owner: str
     ) -> None:
         self.file = file
-        self.tensors: list[Found] = []
+        self.tensors: list[RankTensor] = []
         self.objects: dict[str, ObjectInfo] = {}
         self.names: list[str] = []
         self.numbers: list[Number] = []
@@ -112,7 +112,7 @@ class Contents:
                 where = place("", [*top, name], held.dtype)
                 stored = (*at, *path, key) if key else (*at, *path)
                 spec = self._spec(tree, path, held, name) if key else self._said(name, held)
-                self.tensors.append(Found(where, ".".join(map(str, stored)), held, spec))
+                self.tensors.append(RankTensor(where, ".".join(map(str, stored)), held, spec))
             elif path and (at or path[0] not in self._mappings):
                 self._object((*at, *path), ".".join(map(str, (*top, *path))))
                 if not at and len(path) == 1:
@@ -143,7 +143,7 @@ class Contents:
                 name = f"{state.parameter}.{state.leaf}"
                 held = self._held(value, name)
                 where = place("", ["optimizer", "state", state.parameter, state.leaf], held.dtype)
-                self.tensors.append(Found(where, ".".join(map(str, path)), held, spec))
+                self.tensors.append(RankTensor(where, ".".join(map(str, path)), held, spec))
             else:
                 self._object((*at, "state"), "optimizer.state")
                 self._name(f"optimizer.state.{state.parameter}.{state.leaf}", state.value)
@@ -163,8 +163,8 @@ class Contents:
             if isinstance(value, _TENSORS):
                 held = self._held(value, name)
                 whose = f"{self._whose}{name or 'tensor'}"  # an actor's is not its critic's
-                where = Place(f"extra:rank{self.file.rank}", Kind.OTHER, whose)
-                self.tensors.append(Found(where, name, held))
+                where = StoredName(f"extra:rank{self.file.rank}", Kind.OTHER, whose)
+                self.tensors.append(RankTensor(where, name, held))
             else:
                 inside = at or path[:1]
                 shown = ".".join([label, *map(str, path[:1])]).strip(".") if not at else label

@@ -46,7 +46,7 @@ _SHARDS = (
 )  # fmt: skip
 
 
-class Part(NamedTuple):
+class LoneShard(NamedTuple):
     """A tensor that is not whole.
 
     Attributes:
@@ -58,7 +58,7 @@ class Part(NamedTuple):
     several: bool
 
 
-def part_in(tree: Any) -> Part | None:
+def part_in(tree: Any) -> LoneShard | None:
     """Return the first tensor of a file's tree that its own records call a shard; else None."""
     if not isinstance(tree, dict):
         return None
@@ -93,19 +93,19 @@ def _mesh_ranks(value: Any) -> int:
     return sum(len(row) if isinstance(row, (list, tuple)) else 1 for row in rows)
 
 
-def _by_mapping(tree: Mapping[Any, Any], *, alone: bool) -> Iterator[Part]:
+def _by_mapping(tree: Mapping[Any, Any], *, alone: bool) -> Iterator[LoneShard]:
     """Yield tensors of which a mapping at the top says that they are larger, or cut."""
     for name, said in specs_for_all(tree, mappings_for_all(tree)).items():
         for stands, ref in _named(tree, name):
             spec = _spec(said, ref, name)
             if _larger(spec, ref) or (not alone and _cut(spec)):
-                yield Part(stands, False)
+                yield LoneShard(stands, False)
     for word in PLACEMENTS:
         if not alone and isinstance(tree.get(word), (list, tuple)):
             whole = Spec(placements=spec_of({word: tree[word]}, None, word).placements)
             for path, value in leaves({k: tree[k] for k in _MODELS if k in tree}):
                 if type(value) is TensorRef and _cut(whole):
-                    yield Part(dotted(path), False)
+                    yield LoneShard(dotted(path), False)
 
 
 def _named(tree: Mapping[Any, Any], name: str) -> Iterator[tuple[str, TensorRef]]:
@@ -115,7 +115,7 @@ def _named(tree: Mapping[Any, Any], name: str) -> Iterator[tuple[str, TensorRef]
             yield name if key is None else f"{key}.{name}", ref
 
 
-def _by_entry(tree: Mapping[Any, Any], *, alone: bool) -> Iterator[Part]:
+def _by_entry(tree: Mapping[Any, Any], *, alone: bool) -> Iterator[LoneShard]:
     """Yield tensors of the model beside which stands how they are cut."""
     listed = {key for key in CONTAINERS if len(numbered(tree.get(key), None) or ()) > 1}
     own = {key: tree[key] for key in (*_MODELS, *_SHARDS, *CONTAINERS) if key in tree}
@@ -130,10 +130,10 @@ def _by_entry(tree: Mapping[Any, Any], *, alone: bool) -> Iterator[Part]:
             continue
         ranked = not alone or path[0] in listed or not RANKS.isdisjoint(entry)
         if ranked and _cut(_spec(entry, value, str(path[-2]))):
-            yield Part(dotted(path[:-1]), path[0] in listed)
+            yield LoneShard(dotted(path[:-1]), path[0] in listed)
 
 
-def _by_word(tree: Mapping[Any, Any]) -> Iterator[Part]:
+def _by_word(tree: Mapping[Any, Any]) -> Iterator[LoneShard]:
     """Yield tensors that a key calls shards or that lie under ranks, where no model is beside."""
     held = {key: value for key, value in tree.items() if isinstance(value, (dict, list))}
     for key in (*_MODELS, *CONTAINERS):
@@ -152,10 +152,10 @@ def _by_word(tree: Mapping[Any, Any]) -> Iterator[Part]:
             yield from _tensors(key, held[key], several=several)
 
 
-def _tensors(key: str, value: Any, *, several: bool = False) -> Iterator[Part]:
+def _tensors(key: str, value: Any, *, several: bool = False) -> Iterator[LoneShard]:
     for path, ref in leaves(value):
         if type(ref) is TensorRef and ref.shape != ():
-            yield Part(dotted((key, *path)), several)
+            yield LoneShard(dotted((key, *path)), several)
 
 
 def _spec(said: Any, ref: TensorRef, name: str) -> Spec:

@@ -24,7 +24,7 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.dcp.stored_names import Place
+from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
@@ -299,7 +299,7 @@ def _by_component(files: Sequence[RankFile], component: str) -> dict[str, str]:
 _MAIN = frozenset({"", "model", "checkpoint", "ckpt", "model_state", "model_states", "weights"})
 
 
-def _bare(where: Place, bare: Mapping[str, str]) -> str:
+def _bare(where: StoredName, bare: Mapping[str, str]) -> str:
     """Return a tensor's name without what wrappers added to its parameter's name."""
     if where.component != "optimizer" or where.kind is not Kind.OTHER:
         return bare.get(where.name, where.name)

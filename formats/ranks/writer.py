@@ -25,7 +25,7 @@ from ftckpt.formats.state.paths import LEAVES, is_divided, owner_of, with_aliase
 from ftckpt.formats.state.worlds import world_notes, world_of
 from ftckpt.formats.torch_files.write_dtensor import RankMesh
 from ftckpt.formats.torch_files.write_tree import Carried, Tensor, save
-from ftckpt.transfer.content import Content, Part, Shard, Wanted
+from ftckpt.transfer.content import Content, Shard, ShardBox, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
 from .checkpoint import RanksCheckpoint
@@ -199,7 +199,7 @@ class _Folder:
         wanted = self._content.tensors[key]
         if cut is not None and cut.blocks:
             parts = [
-                Part(slab.local, key, slab.box)
+                ShardBox(slab.local, key, slab.box)
                 for slab in slabs(wanted.shape, cut, self._world, rank)
             ]
             return self._content.shard(

@@ -28,7 +28,7 @@ _NAME = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
 _LIMITS = Limits(depth=3, objects=1_000_002, keys=2_000_010, items=16_000_000, naturals=True)
 
 
-class Place(NamedTuple):
+class ShardName(NamedTuple):
     """What a shard's name says: which rank wrote it, and which part of the model it is."""
 
     rank: int  # from 1
@@ -41,10 +41,10 @@ class Place(NamedTuple):
         return f"shard-{self.rank:05d}-model-{self.part:05d}-of-{self.total:05d}.safetensors"
 
 
-def shard_place(name: str) -> Place | None:
+def shard_place(name: str) -> ShardName | None:
     """Return what `name` says if it is the name of a rank's shard."""
     match = _NAME.fullmatch(name)
-    return Place(*map(int, match.groups())) if match else None
+    return ShardName(*map(int, match.groups())) if match else None
 
 
 def offsets_of(header: Header, file: str) -> dict[str, tuple[int, ...]]:
@@ -217,13 +217,13 @@ def check_grid(
             yield finding(
                 "missing-file",
                 f"no rank has part {part} of {totals[0]}: "
-                f"{Place(1, part, totals[0]).file} and its siblings are missing",
-                file=Place(1, part, totals[0]).file,
+                f"{ShardName(1, part, totals[0]).file} and its siblings are missing",
+                file=ShardName(1, part, totals[0]).file,
             )
             continue
         damaged = not torn.isdisjoint(groups.get(part, ()))
         for rank in range(1, ranks + 1):
-            place = Place(rank, part, totals[0])
+            place = ShardName(rank, part, totals[0])
             if place in there:
                 continue
             yield finding(

@@ -18,7 +18,7 @@ from ftckpt.checkpoint.steps import role_of
 from ftckpt.discovery.links import followed_links
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.dcp.stored_names import Place
+from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.huggingface.index import check_index, check_total_size, shard_name
 from ftckpt.formats.state.flat import sections_of
 from ftckpt.formats.state.records import INDEX, StoredObjects, read_objects
@@ -239,7 +239,7 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
 
 def _sections(
     headers: Mapping[str, Header], remarks: Mapping[str, Remarks], weights: WeightSet
-) -> Mapping[str, Place]:
+) -> Mapping[str, StoredName]:
     """Return what a flat training state holds; nothing where ftckpt wrote what is what."""
     if weights.component != "model" or any(remarks[f] != Remarks() for f in remarks):
         return {}
@@ -252,7 +252,7 @@ def _tensors(
     remarks: Mapping[str, Remarks],
     file: str,
     component: str,
-    sections: Mapping[str, Place],
+    sections: Mapping[str, StoredName],
 ) -> Iterator[tuple[TensorInfo, str | None]]:
     """Yield the tensors of a file that could be read; see `safetensors_names.tensors_of`."""
     if file in headers:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
-from ftckpt.formats.dcp.stored_names import Place, weight_kind
+from ftckpt.formats.dcp.stored_names import StoredName, weight_kind
 from ftckpt.formats.state.strict_json import Limits, parse
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 
@@ -154,7 +154,7 @@ def tensors_of(
     file: str,
     component: str,
     remarks: Remarks,
-    sections: Mapping[str, Place],
+    sections: Mapping[str, StoredName],
 ) -> Iterator[tuple[TensorInfo, str | None]]:
     """Yield the tensors of a file, and for each alias the key of the tensor that owns its bytes.
 

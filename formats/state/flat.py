@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ftckpt.checkpoint import Kind
-from ftckpt.formats.dcp.stored_names import Place, weight_kind
+from ftckpt.formats.dcp.stored_names import StoredName, weight_kind
 from ftckpt.formats.safetensors.header import HeaderTensor
 
 _FIRST, _SECOND, _MASTER, _STEP, _MODEL = "exp_avg.", "exp_avg_sq.", "master.", "step.", "model."
 
 
-def sections_of(tensors: Iterable[HeaderTensor]) -> Mapping[str, Place]:
+def sections_of(tensors: Iterable[HeaderTensor]) -> Mapping[str, StoredName]:
     """Return what each tensor of a flat training state is, by stored name; nothing of any other.
 
     Args:
@@ -41,13 +41,13 @@ def sections_of(tensors: Iterable[HeaderTensor]) -> Mapping[str, Place]:
         prefix = f"{word}."
         if prefix in (_FIRST, _SECOND):
             kind = Kind.EXP_AVG if prefix == _FIRST else Kind.EXP_AVG_SQ
-            found[stored] = Place("optimizer", kind, name)
+            found[stored] = StoredName("optimizer", kind, name)
         elif prefix == _MASTER and name in parameters:
-            found[stored] = Place("optimizer", Kind.MASTER, name)
+            found[stored] = StoredName("optimizer", Kind.MASTER, name)
         elif prefix == _STEP and name in parameters:
-            found[stored] = Place("optimizer", Kind.OTHER, f"{name}.step")
+            found[stored] = StoredName("optimizer", Kind.OTHER, f"{name}.step")
         elif prefix == section:
-            found[stored] = Place("model", weight_kind(name, tensor.dtype), name)
+            found[stored] = StoredName("model", weight_kind(name, tensor.dtype), name)
     if len(set(found.values())) < len(found) or any(  # one name would stand for two tensors
         place.component == "model" and place.name in held and place.name not in found
         for place in found.values()

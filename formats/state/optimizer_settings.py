@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta.codec.fit_predictor import Settings
-from ftckpt.delta.pack.pair import Pair
+from ftckpt.delta.pack.pair import DeltaPair
 from ftckpt.errors import FtckptError
 from ftckpt.formats.pickles.walk import dotted
 from ftckpt.transfer.content import Content
@@ -47,7 +47,7 @@ class _Group:
             self.numbers[f"beta{place + 1}" if name == "betas" else name] = float(number)
 
 
-def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[Pair], Settings]:
+def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[DeltaPair], Settings]:
     """Return the settings of the optimizer that led to `target`, for each tensor.
 
     Args:
@@ -71,7 +71,7 @@ def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[Pair],
         first = next(iter(made.values()))
         known = known._replace(**{name: getattr(first, name) for name in shared})
 
-    def of(pair: Pair) -> Settings:
+    def of(pair: DeltaPair) -> Settings:
         name = pair.kin[1]
         if name not in by_name and _NUMBERED.fullmatch(name) is not None:
             name = name.partition(".")[0]

@@ -15,7 +15,7 @@ from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 from .param_ids import Shape, names_of_ids
 
 
-class State(NamedTuple):
+class OptimizerValue(NamedTuple):
     """One value of the optimizer's state.
 
     Attributes:
@@ -42,7 +42,7 @@ def is_optimizer(tree: Any) -> bool:
 
 def states(
     tree: Mapping[str, Any], weights: Sequence[tuple[str, Held]], read: Any
-) -> Iterator[State]:
+) -> Iterator[OptimizerValue]:
     """Yield the values of one optimizer's state_dict.
 
     Args:
@@ -54,7 +54,7 @@ def states(
     names = parameter_names(entries, tree["param_groups"], weights, read)
     for key, state in entries.items():
         for leaf, value in state.items():
-            yield State(
+            yield OptimizerValue(
                 names[key], str(step_of(leaf)), ("state", step_of(key), step_of(leaf)), value
             )
 

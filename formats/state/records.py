@@ -37,7 +37,7 @@ _INDEX_LIMITS = Limits(8, objects=1_000_000, keys=6_000_000, items=6_000_000, na
 _JSON_LIMITS = Limits(32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
 
 
-class Record(NamedTuple):
+class ObjectRecord(NamedTuple):
     """How the bytes of one object are to be read.
 
     Attributes:
@@ -63,7 +63,7 @@ class StoredObjects:
     infos: Mapping[str, ObjectInfo] = field(default_factory=dict)
     step: int | None = None
     files: tuple[str, ...] = ()
-    records: Mapping[str, Record] = field(default_factory=dict, repr=False)
+    records: Mapping[str, ObjectRecord] = field(default_factory=dict, repr=False)
 
     def load(self, source: Source, name: str) -> Any:
         """Return one object: parsed where its form is known, else its bytes.
@@ -117,7 +117,7 @@ def read_objects(source: Source) -> StoredObjects:
         UnsupportedError: it is of a later schema.
     """
     infos: dict[str, ObjectInfo] = {}
-    records: dict[str, Record] = {}
+    records: dict[str, ObjectRecord] = {}
     step: int | None = None
     files = [n for n in source.entries if n.startswith(FOLDER)]
     if INDEX in source.entries:
@@ -137,7 +137,7 @@ def read_objects(source: Source) -> StoredObjects:
                     file=INDEX,
                 )
             infos[name] = ObjectInfo(name, Extent(file, 0, source.entries[file].size))
-            records[name] = Record(JSON if file.endswith(".json") else BYTES)
+            records[name] = ObjectRecord(JSON if file.endswith(".json") else BYTES)
     return StoredObjects(infos, step, tuple(files), records)
 
 
@@ -167,7 +167,7 @@ def _read_index(source: Source) -> dict[str, Any]:
     return value
 
 
-def _entry(name: str, entry: Any) -> tuple[ObjectInfo, Record]:
+def _entry(name: str, entry: Any) -> tuple[ObjectInfo, ObjectRecord]:
     said = entry if isinstance(entry, dict) else {}
     offset, length, rank = said.get("offset"), said.get("length"), said.get("rank")
     form, transforms = said.get("form"), said.get("transforms", [])
@@ -178,7 +178,7 @@ def _entry(name: str, entry: Any) -> tuple[ObjectInfo, Record]:
     if not all(isinstance(t, str) for t in transforms) or not supported(transforms):
         raise _bad(f"names a transform of {shown(name)} that is not known")
     info = ObjectInfo(name, Extent(RECORDS, offset, length), rank)
-    return info, Record(form, tuple(transforms))
+    return info, ObjectRecord(form, tuple(transforms))
 
 
 def _bad(what: str) -> CorruptError:

@@ -14,7 +14,7 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.formats.dcp.stored_names import WRAPPED, WRAPPERS, Place, place
+from ftckpt.formats.dcp.stored_names import WRAPPED, WRAPPERS, StoredName, place
 from ftckpt.formats.pickles.field_names import field_names
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import Path, leaves, step_of
@@ -45,10 +45,10 @@ _DISTRIBUTED = "torch.distributed."
 _SHARDED = "torch.distributed._shard.sharded_tensor"
 
 
-class Found(NamedTuple):
+class TreeTensor(NamedTuple):
     """One tensor: what it is, where the file keeps it, and its view of a storage."""
 
-    where: Place
+    where: StoredName
     stored_name: str
     ref: TensorRef
 
@@ -101,7 +101,7 @@ class TrainingTree:
             UnsupportedError: it holds one rank's shard of a distributed tensor.
             UnsafeError: it unfolds to more state than a checkpoint has.
         """
-        self.tensors: list[Found] = []
+        self.tensors: list[TreeTensor] = []
         self.objects: dict[str, Path] = {}
         self.names: list[str] = []
         self.numbers: list[Number] = []
@@ -164,7 +164,7 @@ class TrainingTree:
             name = names[stored]
             kind = _kind(name, ref)
             shown = ".".join(map(str, path))
-            self.tensors.append(Found(Place(component, kind, name), shown, ref))
+            self.tensors.append(TreeTensor(StoredName(component, kind, name), shown, ref))
             if component == "model" and kind is Kind.PARAM:
                 self._weights.append((name, ref))
 
@@ -223,7 +223,7 @@ class TrainingTree:
 
     def _flat_optimizer(self, tree: Mapping[str, Any], at: Path) -> None:
         """Take what torch's `flatten_optimizer_state_dict` gives: `state.<parameter>.exp_avg`."""
-        found: list[tuple[Place, Path, TensorRef]] = []
+        found: list[tuple[StoredName, Path, TensorRef]] = []
         for key, value in tree.items():
             parts = list(self._parts(value, key))
             for suffix, ref in parts:
@@ -234,7 +234,7 @@ class TrainingTree:
         bare = unwrapped(where.name for where, _, _ in found)
         for where, path, ref in found:
             named = where._replace(name=bare[where.name])
-            self.tensors.append(Found(named, ".".join(map(str, path)), ref))
+            self.tensors.append(TreeTensor(named, ".".join(map(str, path)), ref))
 
     def _optimizer(self, tree: Mapping[Any, Any], at: Path, prefix: str) -> None:
         entries = state_entries(tree)
@@ -254,7 +254,7 @@ class TrainingTree:
                 parts = list(self._parts(value, leaf))
                 for suffix, ref in parts:
                     found = place("", ["optimizer", "state", name, leaf + suffix], ref.dtype)
-                    self.tensors.append(Found(found, ".".join(map(str, where)), ref))
+                    self.tensors.append(TreeTensor(found, ".".join(map(str, where)), ref))
                 if not parts and path:
                     self._object((*at, "state"), f"{self._of(at)}.state")
                     self._name(f"optimizer.state.{name}.{leaf}", value, optimizer=True)
@@ -291,8 +291,8 @@ class TrainingTree:
                 raise self._one_shard(name)
             for suffix, ref in self._parts(value, name):
                 component, _, rest = (name + suffix).partition(".")
-                where = Place(f"extra:{component}", Kind.OTHER, rest or component)
-                self.tensors.append(Found(where, ".".join(map(str, (*at, *path))), ref))
+                where = StoredName(f"extra:{component}", Kind.OTHER, rest or component)
+                self.tensors.append(TreeTensor(where, ".".join(map(str, (*at, *path))), ref))
         self._object(at, label)
         self._name(label, tree)
         for inner in field_names(tree):

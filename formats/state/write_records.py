@@ -13,7 +13,7 @@ from ftckpt.storage.decompress import ZSTD
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored, Zeros
 
-from .records import BYTES, INDEX, JSON, RECORDS, SCHEMA, TORCH, Record, StoredObjects
+from .records import BYTES, INDEX, JSON, RECORDS, SCHEMA, TORCH, ObjectRecord, StoredObjects
 from .trees import object_tree, objects_of
 
 _ALIGNMENT = 64
@@ -31,7 +31,7 @@ class Collected(NamedTuple):
     """
 
     segments: tuple[Segment, ...]
-    records: tuple[tuple[ObjectInfo, Record], ...]
+    records: tuple[tuple[ObjectInfo, ObjectRecord], ...]
     unplaced: tuple[str, ...]
 
 
@@ -79,7 +79,7 @@ def collect(content: Content) -> Collected:
     objects = objects_of(content)
     heads = _heads(content)
     segments: list[Segment] = []
-    records: list[tuple[ObjectInfo, Record]] = []
+    records: list[tuple[ObjectInfo, ObjectRecord]] = []
     unplaced: list[str] = []
     end = 0
     for name, info in content.objects.items():
@@ -87,7 +87,7 @@ def collect(content: Content) -> Collected:
         record: list[Segment] = [Stored(info.extent)]
         kind = _own_record(content, info, heads[name]) if name in heads else None
         if kind is None:
-            kind = Record(TORCH)
+            kind = ObjectRecord(TORCH)
             try:
                 record = save(object_tree(content, objects, name), base=begin)
             except UnsupportedError:
@@ -100,7 +100,7 @@ def collect(content: Content) -> Collected:
     return Collected(tuple(segments), tuple(records), tuple(unplaced))
 
 
-def _said(info: ObjectInfo, record: Record) -> dict[str, Any]:
+def _said(info: ObjectInfo, record: ObjectRecord) -> dict[str, Any]:
     """Return what the index says of one object."""
     said: dict[str, Any] = {"offset": info.extent.offset, "length": info.extent.length}
     said["form"] = record.form
@@ -117,7 +117,7 @@ def _heads(content: Content) -> dict[str, bytes]:
     return dict(zip([info.name for info in own], found, strict=True))
 
 
-def _own_record(content: Content, info: ObjectInfo, head: bytes) -> Record | None:
+def _own_record(content: Content, info: ObjectInfo, head: bytes) -> ObjectRecord | None:
     """Return how the bytes of an object read without their file; None where they do not.
 
     The pickle inside a file of torch.save is such: its tensors are other records of the file.
@@ -126,10 +126,10 @@ def _own_record(content: Content, info: ObjectInfo, head: bytes) -> Record | Non
     if isinstance(stored, StoredObjects):  # what was recorded once is not guessed again
         return stored.records[info.name]
     if head.startswith((_ZIP, MAGIC)):
-        return Record(TORCH)
+        return ObjectRecord(TORCH)
     if head.startswith(_ZSTD_MAGIC):  # an item of DCP; what it unfolds to is a torch stream
-        return Record(TORCH, (ZSTD,))
+        return ObjectRecord(TORCH, (ZSTD,))
     value = content.checkpoint.load_object(info.name)
     if type(value) is bytes and len(value) == info.extent.length:
-        return Record(BYTES)
-    return Record(JSON) if info.extent.file.endswith(".json") else None
+        return ObjectRecord(BYTES)
+    return ObjectRecord(JSON) if info.extent.file.endswith(".json") else None

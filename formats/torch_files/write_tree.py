@@ -26,7 +26,7 @@ from ftckpt.transfer.layout import Elements, Literal, Segment, Stored, Zeros
 
 from .table import TABLE
 from .values import StorageRef, StorageType, StoredStorage, TensorRef
-from .write_zip import Ending, Record, lay_out
+from .write_zip import Ending, ZipRecord, lay_out
 
 
 @dataclass(eq=False, slots=True)
@@ -90,12 +90,12 @@ def save(tree: Any, *, folder: str = "archive", base: int = 0) -> list[Segment]:
     """
     pickle, storages = pickled(tree)
     records = [
-        Record("data.pkl", (Literal(pickle),)),
-        Record(".format_version", (Literal(b"1"),)),
-        Record(".storage_alignment", (Literal(b"64"),)),
-        Record("byteorder", (Literal(b"little"),)),
-        *(Record(f"data/{key}", storage.segments) for key, storage in enumerate(storages)),
-        Record("version", (Literal(b"3\n"),)),
+        ZipRecord("data.pkl", (Literal(pickle),)),
+        ZipRecord(".format_version", (Literal(b"1"),)),
+        ZipRecord(".storage_alignment", (Literal(b"64"),)),
+        ZipRecord("byteorder", (Literal(b"little"),)),
+        *(ZipRecord(f"data/{key}", storage.segments) for key, storage in enumerate(storages)),
+        ZipRecord("version", (Literal(b"3\n"),)),
     ]
     return lay_out(records, folder=folder, base=base)
 

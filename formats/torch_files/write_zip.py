@@ -33,7 +33,7 @@ _U16, _U32 = 0xFFFF, 0xFFFFFFFF
 _UTF8, _DESCRIBED = 0x0800, 0x0808
 
 
-class Record(NamedTuple):
+class ZipRecord(NamedTuple):
     """One record: its name without the archive's folder, and its bytes in order."""
 
     name: str
@@ -129,7 +129,9 @@ def _ending(plan: _Plan, crcs: Sequence[int]) -> bytes:
     return bytes(made) + record + listed + _end(len(entries), start, start + len(listed))
 
 
-def lay_out(records: Iterable[Record], *, folder: str = "archive", base: int = 0) -> list[Segment]:
+def lay_out(
+    records: Iterable[ZipRecord], *, folder: str = "archive", base: int = 0
+) -> list[Segment]:
     """Return the segments of an archive; the last is an `Ending` where any data is to come.
 
     Args:

@@ -22,7 +22,7 @@ from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.steps import role_of, step_of
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error, listed
-from ftckpt.formats.dcp.stored_names import Place
+from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.huggingface.index import (
     Index,
     check_index,
@@ -34,7 +34,7 @@ from ftckpt.formats.huggingface.index import (
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.inside import ranks_inside
 from ftckpt.formats.safetensors.names import is_beside
-from ftckpt.formats.state.training_tree import Found, TrainingTree
+from ftckpt.formats.state.training_tree import TrainingTree, TreeTensor
 from ftckpt.formats.torch_files.parse_files import check_streams, parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
@@ -167,7 +167,7 @@ class TorchSaveCheckpoint(Checkpoint):
         return {
             key: (info, keys[place])
             for key, info in self.tensors.items()
-            if (place := Place(info.component, info.kind, info.name)) in keys
+            if (place := StoredName(info.component, info.kind, info.name)) in keys
         }
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
@@ -197,7 +197,7 @@ class TorchSaveCheckpoint(Checkpoint):
         yield from dict.fromkeys(name for tree in self.trees.values() for name in tree.names)
 
 
-def _is_step(found: Found) -> bool:
+def _is_step(found: TreeTensor) -> bool:
     optimizer = found.where.component == "optimizer"
     return (
         optimizer

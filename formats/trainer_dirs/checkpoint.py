@@ -17,7 +17,7 @@ from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL, Counter
 
 
-class Part(NamedTuple):
+class OpenedPart(NamedTuple):
     """One part, opened by its own format.
 
     Attributes:
@@ -98,8 +98,8 @@ class BundleCheckpoint(Checkpoint):
 
     format: ClassVar[str] = "bundle"
 
-    parts: Sequence[Part]
-    owners: Mapping[str, tuple[Part, str]]
+    parts: Sequence[OpenedPart]
+    owners: Mapping[str, tuple[OpenedPart, str]]
     state: Any = None
 
     @property
@@ -107,7 +107,7 @@ class BundleCheckpoint(Checkpoint):
         """Each part must."""
         return all(part.checkpoint.loads_at_any_world for part in self.parts)
 
-    def _part_of(self, file: str) -> Part:
+    def _part_of(self, file: str) -> OpenedPart:
         for part in self.parts:
             if part.prefix and file.startswith(part.prefix):
                 return part

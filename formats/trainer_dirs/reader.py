@@ -25,7 +25,7 @@ from ftckpt.formats.state.strict_json import Limits, parse
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.storage.source import Source
 
-from .checkpoint import BundleCheckpoint, Part, Prefixed, in_part
+from .checkpoint import BundleCheckpoint, OpenedPart, Prefixed, in_part
 from .names import (
     ARGUMENTS,
     DEEPSPEED,
@@ -85,16 +85,16 @@ def open_bundle(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
     return _merged(source, parts, STATE if STATE in names else "")
 
 
-def _folder(source: Source, folder: str, formats: Sequence[Format]) -> Part:
+def _folder(source: Source, folder: str, formats: Sequence[Format]) -> OpenedPart:
     inside = source.part(folder)
     for form in formats:
         if form.name == "dcp":
             with in_part(folder + "/"):
-                return Part(folder + "/", form.open(inside))
+                return OpenedPart(folder + "/", form.open(inside))
     raise UnsupportedError(f"{folder} is a DCP folder", file=folder)
 
 
-def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) -> Part | None:
+def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) -> OpenedPart | None:
     entries = {n: source.entries[n] for n in names if not is_state(n)}
     inside = replace(source, entries=entries, single=False)
     listing = Listing(entries, frozenset(), lambda *_: b"", _nowhere)
@@ -104,7 +104,7 @@ def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) ->
             and fits_here(form.name, entries)
             and form.recognise(listing) is not None
         ):
-            return Part("", form.open(inside))
+            return OpenedPart("", form.open(inside))
     return None
 
 
@@ -127,7 +127,7 @@ def _nowhere(_: str) -> Listing:
     return Listing({}, frozenset(), lambda *_: b"", _nowhere)
 
 
-def _parameters(parts: Sequence[Part]) -> list[tuple[str, TensorInfo]]:
+def _parameters(parts: Sequence[OpenedPart]) -> list[tuple[str, TensorInfo]]:
     """Return the model's parameters in the order of its state_dict, tied ones once.
 
     An optimizer numbers parameters in that order. Only torch.save keeps it: safetensors sorts by
@@ -143,20 +143,20 @@ def _parameters(parts: Sequence[Part]) -> list[tuple[str, TensorInfo]]:
     ]
 
 
-def _state_part(source: Source, name: str, known: Sequence[tuple[str, TensorInfo]]) -> Part:
+def _state_part(source: Source, name: str, known: Sequence[tuple[str, TensorInfo]]) -> OpenedPart:
     inside = replace(source, entries={name: source.entries[name]}, single=False)
     if OPTIMIZER.fullmatch(name):
-        return Part("", open_files(inside, [name], role="optimizer", weights=known))
+        return OpenedPart("", open_files(inside, [name], role="optimizer", weights=known))
     rng = RNG.fullmatch(name)
     if rng is not None:
         rank = int(rng["trainer"] or rng["rank"] or 0)
         label = name.partition(".")[0]
         opened = open_files(inside, [name], role="state", label=label)
         opened.objects = {k: o._replace(rank=rank) for k, o in opened.objects.items()}
-        return Part("", opened, rank)
+        return OpenedPart("", opened, rank)
     other = OTHER.fullmatch(name)
     assert other is not None
-    return Part("", open_files(inside, [name], role="state", label=other["label"]))
+    return OpenedPart("", open_files(inside, [name], role="state", label=other["label"]))
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ def _read_state(source: Source) -> _State:
     return _State(value, step if type(step) is int and 0 <= step < 1 << 63 else None)
 
 
-def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpoint:
+def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleCheckpoint:
     tensors: dict[str, TensorInfo] = {}
     objects: dict[str, ObjectInfo] = {}
-    owners: dict[str, tuple[Part, str]] = {}
+    owners: dict[str, tuple[OpenedPart, str]] = {}
     aliases: dict[str, str] = {}
     notes: list[Finding] = []
     damage: list[Finding] = []
@@ -230,7 +230,7 @@ def _merged(source: Source, parts: Sequence[Part], marker: str) -> BundleCheckpo
     return checkpoint
 
 
-def _lost_ranks(parts: Sequence[Part]) -> Iterator[Finding]:
+def _lost_ranks(parts: Sequence[OpenedPart]) -> Iterator[Finding]:
     """Yield the ranks whose random state is not there: every process of the job saves its own.
 
     How many there were is what the weights' files or the Trainer's arguments say, and at least the
@@ -254,7 +254,7 @@ def _lost_ranks(parts: Sequence[Part]) -> Iterator[Finding]:
             yield finding("missing-rank", what, file=name, rank=rank)
 
 
-def _processes(parts: Sequence[Part]) -> int:
+def _processes(parts: Sequence[OpenedPart]) -> int:
     """Return the number of processes that the Trainer's pickled arguments record; 0 where none."""
     for part in parts:
         found = part.checkpoint
@@ -269,7 +269,7 @@ def _processes(parts: Sequence[Part]) -> int:
     return 0
 
 
-def _commit(parts: Sequence[Part], marker: str) -> Commit:
+def _commit(parts: Sequence[OpenedPart], marker: str) -> Commit:
     """Return the Trainer's own marker, else that of the folders where every one has it."""
     if marker:
         return Commit(CommitState.COMMITTED, marker)
@@ -287,7 +287,7 @@ def _moved(info: TensorInfo, prefix: str) -> TensorInfo:
     )  # fmt: skip
 
 
-def _topology(parts: Sequence[Part]) -> Topology:
+def _topology(parts: Sequence[OpenedPart]) -> Topology:
     ranks = {part.rank for part in parts if part.rank is not None}
     known = next((t for p in parts if (t := p.checkpoint.topology).world_size), None)
     if len(ranks) > 1 and (known is None or (known.world_size or 0) < len(ranks)):

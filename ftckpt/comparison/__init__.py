@@ -26,7 +26,7 @@ from .arithmetic import Tolerance
 from .choice import Choice
 from .damage import Damage
 from .evidence import Evidence, RecordedEqual
-from .record_sums import ReadSums, RecordIndex, Run
+from .record_sums import ByteRun, ReadSums, RecordIndex
 from .report import Cell, DiffReport, Summary, TensorDifference, ordered
 from .state import (
     Field,
@@ -194,7 +194,7 @@ def _small_tensors(
     """Yield the tensors that are compared as fields, in order."""
     gatherer = Gatherer(content.checkpoint, reading.limiter, sums)
 
-    def read(key: str) -> tuple[str, Field | FtckptError, Sequence[Run]]:
+    def read(key: str) -> tuple[str, Field | FtckptError, Sequence[ByteRun]]:
         shard = content.whole(key)
         data = bytearray(shard.nbytes)
         try:

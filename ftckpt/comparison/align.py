@@ -40,7 +40,7 @@ class Side(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ComparedPair:
     """One tensor, by the key that both give it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Vocabulary:
 
 def align(
     ours: Content, theirs: Content, keys: Container[str], vocabulary: Vocabulary, *, by_value: bool
-) -> Iterator[Pair]:  # fmt: skip
+) -> Iterator[ComparedPair]:  # fmt: skip
     """Yield every tensor of either, in the order of the first and then of the second.
 
     Args:
@@ -120,7 +120,7 @@ def align(
             by_value and _comparable(one.wanted, two.wanted)
         ):
             status = Status.OTHER_DTYPE
-        yield Pair(key, one, two, rows, status)
+        yield ComparedPair(key, one, two, rows, status)
 
 
 def shards(content: Content, side: Side, rows: int | None) -> Shard:
@@ -146,13 +146,13 @@ def _sides(content: Content, keys: Container[str], second: bool) -> dict[str, Si
 def _lonely(
     key: str, one: Side | None, two: Side | None, content: Content, others: Mapping[str, Side],
     vocabulary: Vocabulary,
-) -> Pair:  # fmt: skip
+) -> ComparedPair:  # fmt: skip
     """Return the pair of a tensor that one side lacks, with what it may be a copy of."""
     side = one or two
     assert side is not None
     owner = content.aliases.get(key)
     if owner is not None and owner in others:
-        return Pair(key, one, two, status=Status.EQUAL)
+        return ComparedPair(key, one, two, status=Status.EQUAL)
     tied: tuple[Side, ...] = ()
     if vocabulary.is_vocabulary(side.wanted.name):
         form = side.wanted._replace(name="", copies=())
@@ -164,7 +164,9 @@ def _lonely(
             and tensor._replace(name="", copies=()) == form
             and vocabulary.is_vocabulary(tensor.name)
         )
-    return Pair(key, one, two, status=Status.MISSING if two is None else Status.ADDED, tied=tied)
+    return ComparedPair(
+        key, one, two, status=Status.MISSING if two is None else Status.ADDED, tied=tied
+    )
 
 
 def _comparable(ours: Wanted, theirs: Wanted) -> bool:

@@ -25,7 +25,7 @@ from ftckpt.workers.processes import run as spread
 from ftckpt.workers.threads import run
 
 from .arithmetic import Tally, Tolerance, measure, unchanged
-from .record_sums import ReadSums, Run
+from .record_sums import ByteRun, ReadSums
 
 _TASK = 32 << 20  # bytes of a tensor compared by one task
 _BATCH, _TOGETHER = 2 << 20, 256  # bytes and number of small tensors compared by one task
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 
 @dataclass(slots=True)
-class Found:
+class WorkResult:
     """What became of one piece of work.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Done(NamedTuple):
     nbytes: int
     equal: list[tuple[int, int]]
     error: FtckptError | None = None
-    runs: Sequence[Sequence[Run]] = ()  # what was read of each checkpoint
+    runs: Sequence[Sequence[ByteRun]] = ()  # what was read of each checkpoint
 
 
 class Readers:
@@ -116,7 +116,7 @@ class Readers:
         forks: int = 0,
         executor: Executor | None = None,
         counter: Counter = NULL,
-    ) -> dict[str, Found]:
+    ) -> dict[str, WorkResult]:
         """Compare everything; what cannot be read is an answer too.
 
         Args:
@@ -128,7 +128,7 @@ class Readers:
             executor: where to run instead of either.
             counter: is told of the bytes of one side.
         """
-        found = {name: Found() for name in works}
+        found = {name: WorkResult() for name in works}
 
         def compared(
             tasks: Iterator[Sequence[_Part]], counter: Counter, jobs: int

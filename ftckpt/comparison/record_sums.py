@@ -21,7 +21,7 @@ from ftckpt.extents import Extent
 _CHUNK = 2 << 20  # see `ftckpt.digests.crc`
 
 
-class Run(NamedTuple):
+class ByteRun(NamedTuple):
     """Bytes of one record that were read in a row.
 
     Attributes:
@@ -77,7 +77,7 @@ class ReadSums:
         self._index = index
         self._crc32 = checksum()
         self._thread = threading.local()
-        self._runs: dict[str, list[Run]] = defaultdict(list)
+        self._runs: dict[str, list[ByteRun]] = defaultdict(list)
 
     def saw(self, file: str, offset: int, data: memoryview) -> None:
         """Sum up bytes of a file that were just read."""
@@ -97,17 +97,17 @@ class ReadSums:
         """Note that a compressed record was undone for the elements in it."""
         if extent.file in self._index.starts:
             runs = self._own()
-            run = Run(extent.file, extent.offset, 0, 0)
+            run = ByteRun(extent.file, extent.offset, 0, 0)
             if not runs or runs[-1] != run:
                 runs.append(run)
 
-    def drain(self) -> list[Run]:
+    def drain(self) -> list[ByteRun]:
         """Return what this thread has summed up since it was asked last."""
         runs = self._own()
         self._thread.runs = []
         return runs
 
-    def take(self, runs: Iterable[Run]) -> None:
+    def take(self, runs: Iterable[ByteRun]) -> None:
         """Keep what a thread, or a copy of this process, has drained; by one thread alone."""
         for run in runs:
             self._runs[run.file].append(run)
@@ -120,7 +120,7 @@ class ReadSums:
         for file, runs in self._runs.items():
             runs.sort(key=lambda run: (run.offset, -run.length))
             records, starts = self._index.records[file], self._index.starts[file]
-            inside: dict[int, list[Run]] = defaultdict(list)
+            inside: dict[int, list[ByteRun]] = defaultdict(list)
             for run in runs:
                 inside[bisect_right(starts, run.offset) - 1].append(run)
             for number in sorted(inside):
@@ -132,8 +132,8 @@ class ReadSums:
                 if found != record.crc32:
                     yield record, found is not None
 
-    def _own(self) -> list[Run]:
-        runs: list[Run] | None = getattr(self._thread, "runs", None)
+    def _own(self) -> list[ByteRun]:
+        runs: list[ByteRun] | None = getattr(self._thread, "runs", None)
         if runs is None:
             runs = self._thread.runs = []
         return runs
@@ -150,10 +150,10 @@ class ReadSums:
                 start, crc = last.offset, last.crc
         for at in range(0, len(data), _CHUNK):
             crc = self._crc32(data[at : at + _CHUNK], crc)
-        runs.append(Run(file, start, offset + len(data) - start, crc))
+        runs.append(ByteRun(file, start, offset + len(data) - start, crc))
 
 
-def _sum(record: Record, runs: Iterable[Run]) -> int | None:
+def _sum(record: Record, runs: Iterable[ByteRun]) -> int | None:
     """Return the CRC-32 of a record that was read whole, by sorted runs; None of any other."""
     at, crc = record.extent.offset, 0
     for run in runs:

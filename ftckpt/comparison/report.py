@@ -14,7 +14,7 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import ExitCode, worst
 from ftckpt.findings import Finding
 
-from .align import Pair, Status
+from .align import ComparedPair, Status
 from .arithmetic import Tally
 from .evidence import Evidence
 from .state import StateDifference
@@ -185,7 +185,7 @@ _NUMBERED = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
 
 
 def difference(
-    pair: Pair, evidence: Evidence, tally: Tally | None, *, tolerant: bool, status: Status
+    pair: ComparedPair, evidence: Evidence, tally: Tally | None, *, tolerant: bool, status: Status
 ) -> TensorDifference:
     """Return what is known of one tensor."""
     side = pair.either
@@ -225,7 +225,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def _compared(pair: Pair) -> int:
+def _compared(pair: ComparedPair) -> int:
     shape = pair.either.shape
     return prod(shape) if pair.rows is None else pair.rows * prod(shape[1:])
 

@@ -17,10 +17,10 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.content import Content
 from ftckpt.workers.limits import RateLimit
 
-from .align import Pair, Side, Status, shards
+from .align import ComparedPair, Side, Status, shards
 from .arithmetic import Tally, Tolerance
 from .evidence import Evidence, RecordedEqual
-from .read import Found, Readers, Work
+from .read import Readers, Work, WorkResult
 from .record_sums import ReadSums
 from .report import Summaries, TensorDifference, difference
 
@@ -81,7 +81,7 @@ class _Verdict(NamedTuple):
 def compare_tensors(
     ours: Content,
     theirs: Content,
-    pairs: Collection[Pair],
+    pairs: Collection[ComparedPair],
     reading: Reading,
     recorded: RecordedEqual,
     sums: tuple[ReadSums, ReadSums],
@@ -167,7 +167,7 @@ class _Plan:
         self._first: dict[tuple[str, str, int | None], str] = {}  # of tensors with two names
         self._same: dict[str, str] = {}
 
-    def add(self, pair: Pair) -> None:
+    def add(self, pair: ComparedPair) -> None:
         """Decide on one pair, or plan its reading."""
         if pair.status is not None:
             tied = pair.status is Status.EQUAL
@@ -199,14 +199,14 @@ class _Plan:
         else:
             self._plan(pair.key, pair.ours, pair.theirs, pair.rows)
 
-    def contradicted(self, pair: Pair) -> Iterator[tuple[str, str]]:
+    def contradicted(self, pair: ComparedPair) -> Iterator[tuple[str, str]]:
         """Yield the source's tensors of a pair that differs although it is recorded as equal."""
         if pair.key in self.works:
             recorded, keys = self._as_recorded(pair)
             if recorded is not None:
                 yield keys
 
-    def verdict(self, pair: Pair, found: dict[str, Found]) -> _Verdict:
+    def verdict(self, pair: ComparedPair, found: dict[str, WorkResult]) -> _Verdict:
         """Return what became of a pair."""
         if pair.key in self._same:
             same = self._verdict(self._same[pair.key], found)
@@ -217,7 +217,7 @@ class _Plan:
                 return _Verdict(Status.EQUAL, Evidence.TIED)
         return self._verdict(pair.key, found)
 
-    def _verdict(self, key: str, found: dict[str, Found]) -> _Verdict:
+    def _verdict(self, key: str, found: dict[str, WorkResult]) -> _Verdict:
         if key in self._verdicts:
             return self._verdicts[key]
         tally, error = found[key].tally, found[key].error
@@ -251,7 +251,7 @@ class _Plan:
                 message = f"{copy.key} in {content.checkpoint.source.url}: {gap.message}"
                 yield CorruptError(message, kind=gap.kind, tensor=side.key)
 
-    def _as_recorded(self, pair: Pair) -> tuple[Evidence | None, tuple[str, str]]:
+    def _as_recorded(self, pair: ComparedPair) -> tuple[Evidence | None, tuple[str, str]]:
         """Return what records a pair as equal, if anything, and its keys in the two sources."""
         assert pair.ours is not None
         assert pair.theirs is not None
@@ -265,7 +265,7 @@ class _Plan:
         return self._recorded.evidence(*keys), keys
 
 
-def _require_storage(found: dict[str, Found]) -> None:
+def _require_storage(found: dict[str, WorkResult]) -> None:
     """Raise what made many tensors unreadable.
 
     Raises:

@@ -18,7 +18,7 @@ from ftckpt.delta.codec.encode import DeltaEncoder as DeltaEncoder
 from ftckpt.delta.codec.encode import EncodedBlock as EncodedBlock
 from ftckpt.delta.codec.encode import Rows as Rows
 from ftckpt.delta.codec.fit_predictor import Settings as Settings
-from ftckpt.delta.pack.pair import Pair as Pair
+from ftckpt.delta.pack.pair import DeltaPair as DeltaPair
 from ftckpt.delta.pack.pair import pair as pair
 
 from .index import NAME as NAME

@@ -12,20 +12,20 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .listing import listing_of_directory, listing_of_file
 from .recognise import Format, recognise
-from .roots import Child, Part, Root
+from .roots import Child, Root, UnopenedPart
 
 
-def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> Part | None:
+def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> UnopenedPart | None:
     """Ask the formats about one directory or file; None where none knows it."""
     if entry.kind is EntryKind.SPECIAL:
         return None
     is_file = entry.kind is EntryKind.FILE
     listing = listing_of_file(store, entry) if is_file else listing_of_directory(store, entry.path)
     found = recognise(formats, listing)
-    return None if found is None else Part(entry, *found)
+    return None if found is None else UnopenedPart(entry, *found)
 
 
-def open_part(store: Store, part: Part) -> Checkpoint:
+def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
     """Open a recognised checkpoint: list it whole, parse headers and metadata.
 
     Raises:

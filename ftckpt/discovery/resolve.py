@@ -29,7 +29,7 @@ from .candidates import child_of_step, newest_child, nothing_known
 from .open_part import open_part, recognise_at
 from .parent_checkpoint import enclosing
 from .recognise import Format
-from .roots import Part, Root, is_file_of_step, read_root, read_runs
+from .roots import Root, UnopenedPart, is_file_of_step, read_root, read_runs
 from .suggestions import hint_for_absent
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
@@ -64,7 +64,7 @@ class Target:
     """
 
     place: Place
-    part: Part | None = None
+    part: UnopenedPart | None = None
     root: Root | None = None
 
     @property
@@ -221,7 +221,7 @@ def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
 
 def _asking(
     place: Place, formats: Sequence[Format]
-) -> tuple[Store, Callable[[Entry], Part | None]]:
+) -> tuple[Store, Callable[[Entry], UnopenedPart | None]]:
     if place.entry.kind is not EntryKind.DIRECTORY:
         whole = _to_name(place, formats)
         hint = f"name {whole}" if whole else _NO_ROOT

@@ -71,7 +71,7 @@ _STAGING = re.compile(
 _SYSTEM = frozenset({"lost+found"})
 
 
-class Part(NamedTuple):
+class UnopenedPart(NamedTuple):
     """A recognised checkpoint that is not opened yet.
 
     Attributes:
@@ -110,7 +110,7 @@ class Child(NamedTuple):
     """
 
     candidate: Candidate
-    parts: tuple[Part, ...]
+    parts: tuple[UnopenedPart, ...]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Root:
     candidates: tuple[Candidate, ...]
     pointers: tuple[Pointer, ...]
     foreign: tuple[str, ...]
-    ask: Callable[[Entry], Part | None]
+    ask: Callable[[Entry], UnopenedPart | None]
     tombs: Mapping[str, Tomb] = field(default_factory=dict)
 
     @property
@@ -223,7 +223,7 @@ class Root:
         return False
 
 
-def read_root(store: Store, ask: Callable[[Entry], Part | None]) -> Root:
+def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     """Read the names of one level, and the pointers.
 
     Where nothing there is a step but one directory inside holds steps, as in
@@ -242,7 +242,7 @@ def read_root(store: Store, ask: Callable[[Entry], Part | None]) -> Root:
 
 
 def read_runs(
-    store: Store, ask: Callable[[Entry], Part | None], *, most: int | None = None
+    store: Store, ask: Callable[[Entry], UnopenedPart | None], *, most: int | None = None
 ) -> list[Root]:
     """Return the root that a place is, or else every directory in it that holds steps.
 
@@ -271,7 +271,7 @@ def read_again(root: Root) -> Root:
     return _read_level(root.store, root.base, root.ask)
 
 
-def _read_level(store: Store, base: str, ask: Callable[[Entry], Part | None]) -> Root:
+def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     skip = len(base) + 1 if base else 0
     entries = {e.path[skip:]: e for e in store.children(base)}
     links = links_beside(store, base, entries)

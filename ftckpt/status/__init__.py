@@ -13,5 +13,5 @@ from .health import Status as Status
 from .health import Thresholds as Thresholds
 from .health import status as status
 from .prometheus import metrics as metrics
-from .survey import Held as Held
 from .survey import Survey as Survey
+from .survey import SurveyedEntry as SurveyedEntry

@@ -12,7 +12,7 @@ from ftckpt.findings import listed
 from ftckpt.planning.quantities import shown_duration
 
 from .durable import Durable
-from .survey import Held
+from .survey import SurveyedEntry
 
 # A save that takes longer than usual by less than this is not worth a look, whatever the ratio.
 _SLOWER_S = 1.0
@@ -84,15 +84,15 @@ class Facts:
         next_bytes: what the next save will take, by the newest.
     """
 
-    last: Held | None
+    last: SurveyedEntry | None
     age_s: float | None
     ahead_s: float | None
     interval_s: float | None
     writing_now_s: float | None
     writing_before_s: float | None
-    unfinished: Sequence[Held]
-    abandoned: Sequence[Held]
-    corrupt: Sequence[Held]
+    unfinished: Sequence[SurveyedEntry]
+    abandoned: Sequence[SurveyedEntry]
+    corrupt: Sequence[SurveyedEntry]
     dangling: Sequence[tuple[str, str]]
     durable: Durable | None
     durable_age_s: float | None
@@ -202,5 +202,5 @@ def _gib(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.3g} GiB"
 
 
-def _names(held: Sequence[Held]) -> str:
+def _names(held: Sequence[SurveyedEntry]) -> str:
     return listed([h.entry.name for h in held], 3)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ftckpt.retention.scan.entries import EntryClass
 
-from .survey import Held, Survey
+from .survey import Survey, SurveyedEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Durable:
     """
 
     url: str
-    newest: Held | None
-    missing: tuple[Held, ...]
-    unfinished: tuple[Held, ...]
+    newest: SurveyedEntry | None
+    missing: tuple[SurveyedEntry, ...]
+    unfinished: tuple[SurveyedEntry, ...]
 
 
 def durable(first: Survey, second: Survey) -> Durable:

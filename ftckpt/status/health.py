@@ -13,7 +13,7 @@ from .alerts import Alert, Facts, alerts
 from .alerts import Thresholds as Thresholds
 from .cadence import Cadence, cadence
 from .durable import Durable, durable
-from .survey import Held, Survey
+from .survey import Survey, SurveyedEntry
 
 # The newest saves that say how long writing takes now, and those before them that say what was
 # usual: few enough that a change shows within an hour or two, many enough that one slow save is
@@ -88,8 +88,8 @@ class Health:
     """
 
     survey: Survey
-    newest: Held | None
-    last: Held | None
+    newest: SurveyedEntry | None
+    last: SurveyedEntry | None
     age_s: float | None
     verified_age_s: float | None
     rhythm: Rhythm
@@ -184,18 +184,18 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
     )
 
 
-def _finished(held: Held) -> float:
+def _finished(held: SurveyedEntry) -> float:
     assert held.finished is not None
     return held.finished
 
 
-def _age(held: Held | None, now: float) -> float | None:
+def _age(held: SurveyedEntry | None, now: float) -> float | None:
     if held is None or held.finished is None or _ahead(held, now) is not None:
         return None
     return max(0.0, now - held.finished)
 
 
-def _ahead(held: Held | None, now: float) -> float | None:
+def _ahead(held: SurveyedEntry | None, now: float) -> float | None:
     """Return how far in the future a save was written; None where it was not."""
     if held is None or held.finished is None or held.finished <= now + _SKEW_S:
         return None
@@ -203,7 +203,7 @@ def _ahead(held: Held | None, now: float) -> float | None:
 
 
 def _rhythm(
-    survey: Survey, committed: Sequence[Held], expected: float | None
+    survey: Survey, committed: Sequence[SurveyedEntry], expected: float | None
 ) -> tuple[Rhythm, float | None]:
     """Return how regular saves are, and how many bytes a day they add."""
     saves = [save for save in (h.save for h in committed) if save is not None]
@@ -220,7 +220,7 @@ def _rhythm(
     return rhythm, size * 86400 / known.every_s
 
 
-def _writing(timed: Sequence[Held]) -> Writing:
+def _writing(timed: Sequence[SurveyedEntry]) -> Writing:
     saves = [h.save for h in sorted(timed, key=_finished)]
     took = [s.write_s for s in saves if s is not None and s.write_s is not None]
     now, before = took[-_NOW:], took[:-_NOW][-_BEFORE:]
@@ -231,7 +231,7 @@ def _writing(timed: Sequence[Held]) -> Writing:
     )
 
 
-def _after(survey: Survey, last: Held | None) -> tuple[Held, ...]:
+def _after(survey: Survey, last: SurveyedEntry | None) -> tuple[SurveyedEntry, ...]:
     """Return what was begun after the last save that was finished, and was not finished."""
     begun = survey.of(EntryClass.STAGING, EntryClass.ABANDONED)
     if last is None or last.finished is None:

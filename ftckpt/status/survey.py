@@ -13,7 +13,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry
-from ftckpt.retention.scan.entry import Found, Reading, Run
+from ftckpt.retention.scan.entry import Reading, Run, ScannedEntry
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate
@@ -26,7 +26,7 @@ _NOT_LISTED = frozenset({EntryClass.FOREIGN})
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SurveyedEntry:
     """One entry of a run.
 
     Attributes:
@@ -66,18 +66,18 @@ class Survey:
     """
 
     url: str
-    held: tuple[Held, ...]
-    verified: Held | None
+    held: tuple[SurveyedEntry, ...]
+    verified: SurveyedEntry | None
     dangling: tuple[tuple[str, str], ...]
     free: int | None
     run: Run | None = None
 
     @property
-    def leftovers(self) -> tuple[Held, ...]:
+    def leftovers(self) -> tuple[SurveyedEntry, ...]:
         """Temporary files that killed runs of ftckpt have left."""
         return tuple(one for one in self.held if is_leftover(one.entry.name))
 
-    def of(self, *classes: EntryClass) -> tuple[Held, ...]:
+    def of(self, *classes: EntryClass) -> tuple[SurveyedEntry, ...]:
         """Return the entries of some classes."""
         return tuple(one for one in self.held if one.entry.entry_class in classes)
 
@@ -106,7 +106,7 @@ def survey(root: Root, how: Reading, *, counter: Counter = NULL) -> Survey:
     found = read_entries(root, how, counter=counter)
     counter.start("listing", len(found), "entries")
 
-    def one(each: Found) -> tuple[Found, Held] | None:
+    def one(each: ScannedEntry) -> tuple[ScannedEntry, SurveyedEntry] | None:
         listed = _listed(root, each)
         counter.add(1)
         return listed
@@ -120,18 +120,20 @@ def survey(root: Root, how: Reading, *, counter: Counter = NULL) -> Survey:
     return Survey(root.url, tuple(held), verified, dangling, _free(root), run)
 
 
-def _listed(root: Root, found: Found) -> tuple[Found, Held] | None:
+def _listed(root: Root, found: ScannedEntry) -> tuple[ScannedEntry, SurveyedEntry] | None:
     """Return an entry with its files summed up; None where it was removed meanwhile."""
     url = root.store.describe(found.place.path)
     if found.entry.entry_class in _NOT_LISTED:
-        return found, Held(found.entry, url)
+        return found, SurveyedEntry(found.entry, url)
     try:
         files = list_entry(root.store, found.place)
     except NotFoundError:
         return None
     times = _times(files, found.place.path)
     found = found.now(contents=sum_up(files))
-    return found, Held(found.entry, url, min(times, default=None), max(times, default=None))
+    return found, SurveyedEntry(
+        found.entry, url, min(times, default=None), max(times, default=None)
+    )
 
 
 def _times(files: Sequence[Entry], base: str) -> list[float]:

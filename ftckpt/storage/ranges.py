@@ -23,7 +23,7 @@ class Want(NamedTuple):
     length: int
 
 
-class Run(NamedTuple):
+class MergedRange(NamedTuple):
     """One stretch of a file that is read together, and the extents that it answers."""
 
     file: str
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     wants: list[Want]
 
 
-def plan_runs(extents: Sequence[Extent], gap: int, limit: int = PART) -> list[Run]:
+def plan_runs(extents: Sequence[Extent], gap: int, limit: int = PART) -> list[MergedRange]:
     """Group extents into runs.
 
     Args:
@@ -44,7 +44,7 @@ def plan_runs(extents: Sequence[Extent], gap: int, limit: int = PART) -> list[Ru
         Runs that cover each non-empty extent exactly once.
     """
     order = sorted(range(len(extents)), key=lambda i: extents[i])
-    runs: list[Run] = []
+    runs: list[MergedRange] = []
     for i in order:
         file, offset, length = extents[i]
         if not length:
@@ -58,17 +58,17 @@ def plan_runs(extents: Sequence[Extent], gap: int, limit: int = PART) -> list[Ru
                 last.wants.append(Want(i, offset - last.offset, length))
                 runs[-1] = last._replace(length=grown)
                 continue
-        runs.append(Run(file, offset, length, [Want(i, 0, length)]))
+        runs.append(MergedRange(file, offset, length, [Want(i, 0, length)]))
     return runs
 
 
-def waves(runs: Iterable[Run]) -> Iterator[list[Run]]:
+def waves(runs: Iterable[MergedRange]) -> Iterator[list[MergedRange]]:
     """Yield runs that may be read at once in the memory that is allowed, one at least.
 
     What is picked out of long runs may be little, so that what is read must be bounded by itself.
     """
     most = budget() // _SHARE
-    wave: list[Run] = []
+    wave: list[MergedRange] = []
     nbytes = 0
     for run in runs:
         if wave and nbytes + run.length > most:

@@ -135,7 +135,7 @@ class Shard:
         return self.dtype.nbytes(self.numel)
 
 
-class Part(NamedTuple):
+class ShardBox(NamedTuple):
     """A box of a shard, and the equal box of a tensor that is to be written."""
 
     local: Box
@@ -216,9 +216,9 @@ class Content:
         wanted = self.tensors[key]
         if box.sizes == wanted.shape:
             return self.whole(key)
-        return self.shard(box.sizes, wanted.dtype, [Part(Box.whole(box.sizes), key, box)])
+        return self.shard(box.sizes, wanted.dtype, [ShardBox(Box.whole(box.sizes), key, box)])
 
-    def shard(self, shape: Sequence[int], dtype: DType, parts: Iterable[Part]) -> Shard:
+    def shard(self, shape: Sequence[int], dtype: DType, parts: Iterable[ShardBox]) -> Shard:
         """Return a shard put together from boxes of tensors.
 
         Args:
@@ -229,7 +229,7 @@ class Content:
         fills = [fill for part in parts for fill in self._fills(part)]
         return Shard(tuple(shape), dtype, tuple(fills))
 
-    def _fills(self, part: Part) -> Iterable[Fill]:
+    def _fills(self, part: ShardBox) -> Iterable[Fill]:
         lead = len(part.local.sizes) - len(part.box.sizes)
         for copy in self.tensors[part.key].copies:
             shared = intersection(part.box, copy.box) if part.box.sizes else part.box

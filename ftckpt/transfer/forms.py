@@ -15,7 +15,7 @@ from ftckpt.findings import Severity
 from .content import Content, Known, Wanted
 
 
-class Pair(NamedTuple):
+class ResultTensor(NamedTuple):
     """A tensor as a result holds it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Pair(NamedTuple):
     info: TensorInfo
 
 
-def pairs(content: Content, result: Checkpoint) -> Iterator[Pair]:
+def pairs(content: Content, result: Checkpoint) -> Iterator[ResultTensor]:
     """Yield every tensor that was wanted with what the result holds of it.
 
     Tied weights may be one tensor here and two there. What the result stores as a tensor is
@@ -38,16 +38,16 @@ def pairs(content: Content, result: Checkpoint) -> Iterator[Pair]:
     """
     tensors, aliases = result.tensors, result.aliases
     for key in content.tensors:
-        yield Pair(key, tensors[key if key in tensors else aliases[key]])
+        yield ResultTensor(key, tensors[key if key in tensors else aliases[key]])
     for key, owner in content.aliases.items():
         if key in content.tensors or key not in tensors:
             continue
         if owner not in content.tensors:
             raise failed(f"the result has {key}, and nothing says what it should be", key)
-        yield Pair(owner, tensors[key])
+        yield ResultTensor(owner, tensors[key])
 
 
-def copies_in(tensors: Iterable[Pair]) -> Iterator[tuple[Pair, Copies]]:
+def copies_in(tensors: Iterable[ResultTensor]) -> Iterator[tuple[ResultTensor, Copies]]:
     """Yield what the pieces of tensors hold, and the replicas that several tensors share but once.
 
     All parameters of a group may have one step counter, of which every rank has a copy. Where the
@@ -63,7 +63,7 @@ def copies_in(tensors: Iterable[Pair]) -> Iterator[tuple[Pair, Copies]]:
             yield pair, held._replace(pieces=held.pieces[:1]) if again else held
 
 
-def nbytes_in(tensors: Iterable[Pair]) -> int:
+def nbytes_in(tensors: Iterable[ResultTensor]) -> int:
     """Return the bytes of all that `copies_in` yields."""
     return sum(
         len(held.pieces) * pair.info.dtype.nbytes(held.stop - held.start)

@@ -24,7 +24,7 @@ from ftckpt.workers.threads import run
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
 
 
-class Pair(NamedTuple):
+class BlockPair(NamedTuple):
     """The same block of two files: a task of the engine.
 
     Attributes:
@@ -153,7 +153,7 @@ def _pairs(
     chosen: Sample,
     report: Report,
     limiter: RateLimit | None,
-) -> Iterator[Pair]:
+) -> Iterator[BlockPair]:
     stores = source.store, replica.store
     for name in names:
         paths = source.path(name), replica.path(name)
@@ -163,10 +163,10 @@ def _pairs(
                 break
             if chosen.takes(name, number, first=number == 0):
                 length = block_length(size, number)
-                yield Pair(stores, paths, name, number * BLOCK, length, limiter)
+                yield BlockPair(stores, paths, name, number * BLOCK, length, limiter)
 
 
-def compare_or_fail(pair: Pair) -> Compared:
+def compare_or_fail(pair: BlockPair) -> Compared:
     """Compare one block of two files; a failure is an answer too."""
     try:
         with (
@@ -179,7 +179,7 @@ def compare_or_fail(pair: Pair) -> Compared:
         return Compared(pair.file, pair.length, error=error)
 
 
-def _compare(pair: Pair, ours: Reader, theirs: Reader) -> tuple[int | None, int | None]:
+def _compare(pair: BlockPair, ours: Reader, theirs: Reader) -> tuple[int | None, int | None]:
     first: int | None = None
     last: int | None = None
     size = max(map(size_for, pair.stores))

@@ -8,7 +8,7 @@ import torch
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Extent
-from ftckpt.transfer.content import Content, Copy, Part, Wanted
+from ftckpt.transfer.content import Content, Copy, ShardBox, Wanted
 from ftckpt.transfer.layout import (
     Checksums,
     Elements,
@@ -39,7 +39,7 @@ def test_every_segment_becomes_its_bytes(tmp_path: Path) -> None:
                   (Copy(Box((0, 0), (2, 3)), "w", Box((1, 1), (2, 3))),))  # fmt: skip
     content = Content.of(checkpoint).with_tensors([half])
     shard = content.shard(
-        (1, 2, 4), half.dtype, [Part(Box((0, 0, 1), (1, 2, 3)), "w", Box((0, 0), (2, 3)))]
+        (1, 2, 4), half.dtype, [ShardBox(Box((0, 0, 1), (1, 2, 3)), "w", Box((0, 0), (2, 3)))]
     )
     segments: list[Segment] = [
         Literal(b"head"), Zeros(2), _Sum(), Elements.all(shard), Elements(shard, 1, 3),

@@ -17,7 +17,7 @@ from ftckpt.commands.cli import app
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.delta.pack import assemble as assembling
 from ftckpt.delta.pack.match_numbered import Sampled, Task, candidates, match, matched, sample
-from ftckpt.delta.pack.pair import Pair, pair
+from ftckpt.delta.pack.pair import DeltaPair, pair
 from ftckpt.delta.pack.tensor_bytes import TensorBytes, own_tensors
 from ftckpt.errors import ExitCode
 from tests.builders.checkpoints import open_checkpoint
@@ -99,7 +99,7 @@ def _trained(
     return {n: f"{g}.{place}" for g, group in enumerate(groups) for place, n in enumerate(group)}
 
 
-def _matched(target: Path, base: Path) -> tuple[list[Pair], dict[str, str]]:
+def _matched(target: Path, base: Path) -> tuple[list[DeltaPair], dict[str, str]]:
     """Return the pairs of two checkpoints, and what was matched: name -> number."""
     one, other = open_checkpoint(target), open_checkpoint(base)
     pairs = pair(own_tensors(one).values(), own_tensors(other))
@@ -149,7 +149,9 @@ def test_a_trainers_folder_is_predicted_and_comes_back(
 def test_a_wrong_match_costs_room_and_never_a_bit(tmp_path: Path) -> None:
     _trained(tmp_path, (9, 10))
 
-    def wrong(pairs: Sequence[Pair], sampled: Callable[..., Iterable[Sampled]]) -> list[Pair]:
+    def wrong(
+        pairs: Sequence[DeltaPair], sampled: Callable[..., Iterable[Sampled]]
+    ) -> list[DeltaPair]:
         made = list(pairs)
         for weights, moments in candidates(pairs):
             list(sampled([*weights, *moments]))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ftckpt.replay.record.floats import written
-from ftckpt.replay.record.log import Log, Record
+from ftckpt.replay.record.log import Log, StepRecord
 from ftckpt.replay.record.streams import python_stream
 
 Change = Callable[[int, int, dict[str, dict[str, Any]]], None]
@@ -40,12 +40,12 @@ def log(
 ) -> Log:
     """Return the log of a run; `change` alters the events of a (step, rank) before they count."""
     steps = list(steps)
-    made: dict[int, dict[int, Record]] = {}
+    made: dict[int, dict[int, StepRecord]] = {}
     for rank in range(ranks):
         made[rank] = {}
         for step in steps:
             of = events(step, rank)
             if change is not None:
                 change(step, rank, of)
-            made[rank][step] = Record(step, rank, of)
+            made[rank][step] = StepRecord(step, rank, of)
     return Log(name, made, ranks)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError, UsageError
 from ftckpt.replay.compare.import_logs import read_any
 from ftckpt.replay.record.floats import ulps, value_of, written
-from ftckpt.replay.record.log import SCHEMA, Record, line, read_log
+from ftckpt.replay.record.log import SCHEMA, StepRecord, line, read_log
 from tests.replay.made import events
 
 
-def save(folder: Path, records: list[Record], rank: int = 0, world: int = 1) -> Path:
+def save(folder: Path, records: list[StepRecord], rank: int = 0, world: int = 1) -> Path:
     folder.mkdir(exist_ok=True)
     head = json.dumps({"log": SCHEMA, "rank": rank, "world_size": world, "threads": 2, "x": 3})
     file = folder / f"rank-{rank}.jsonl"
@@ -28,16 +28,16 @@ def save(folder: Path, records: list[Record], rank: int = 0, world: int = 1) -> 
 
 def test_a_log_is_read_back(tmp_path: Path) -> None:
     for rank in (0, 1):
-        records = [Record(step, rank, events(step, rank), ("saved x",)) for step in (4, 5)]
-        save(tmp_path / "log", [*records, Record(6, rank, {}, partial=True)], rank, 2)
+        records = [StepRecord(step, rank, events(step, rank), ("saved x",)) for step in (4, 5)]
+        save(tmp_path / "log", [*records, StepRecord(6, rank, {}, partial=True)], rank, 2)
     log = read_log(tmp_path / "log")
     assert (log.ranks, log.world_size, log.finished()) == ((0, 1), 2, (4, 5))
     assert log.conditions == {"threads": 2}
-    assert log.steps[1][5] == Record(5, 1, events(5, 1), ("saved x",))
+    assert log.steps[1][5] == StepRecord(5, 1, events(5, 1), ("saved x",))
 
 
 def test_a_line_half_written_at_the_end_is_no_damage(tmp_path: Path) -> None:
-    file = save(tmp_path / "log", [Record(1, 0, {}), Record(2, 0, {})])
+    file = save(tmp_path / "log", [StepRecord(1, 0, {}), StepRecord(2, 0, {})])
     file.write_bytes(file.read_bytes()[:-5])
     assert read_log(tmp_path / "log").finished() == (1,)
 
@@ -51,13 +51,13 @@ def test_a_line_half_written_at_the_end_is_no_damage(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_damage_inside_is_refused(tmp_path: Path, text: str) -> None:
     file = save(tmp_path / "log", [])
-    file.write_text(file.read_text() + text + "\n" + line(Record(9, 0, {})) + "\n")
+    file.write_text(file.read_text() + text + "\n" + line(StepRecord(9, 0, {})) + "\n")
     with pytest.raises(CorruptError, match="line 2 of rank-0"):
         read_log(file)
 
 
 def test_two_runs_in_one_log_are_refused(tmp_path: Path) -> None:
-    save(tmp_path / "log", [Record(1, 0, {}), Record(1, 0, {})])
+    save(tmp_path / "log", [StepRecord(1, 0, {}), StepRecord(1, 0, {})])
     with pytest.raises(CorruptError, match="stands twice"):
         read_log(tmp_path / "log")
     with pytest.raises(NotFoundError):

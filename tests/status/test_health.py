@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry, SharedFile
-from ftckpt.status import AlertKind, Held, Status, Survey, Thresholds, metrics, status
+from ftckpt.status import AlertKind, Status, Survey, SurveyedEntry, Thresholds, metrics, status
 
 NOW = 1_000_000.0
 EVERY = 1320.0
@@ -23,23 +23,23 @@ def held(
     entry_class: EntryClass = EntryClass.COMMITTED,
     nbytes: int = GIB,
     shared: tuple[SharedFile, ...] = (),
-) -> Held:
+) -> SurveyedEntry:
     contents = Contents(4, nbytes, nbytes - sum(s.size for s in shared), shared, finished, "f")
     entry = RootEntry(f"step-{step}", "", entry_class, step, finished, "dcp", contents=contents)
     began = None if finished is None else finished - took
-    return Held(entry, f"/r/step-{step}", began, finished)
+    return SurveyedEntry(entry, f"/r/step-{step}", began, finished)
 
 
-def saves(count: int, *, last: float = NOW - 60, took: Sequence[float] = ()) -> list[Held]:
+def saves(count: int, *, last: float = NOW - 60, took: Sequence[float] = ()) -> list[SurveyedEntry]:
     times = [last - EVERY * (count - 1 - i) for i in range(count)]
     return [held((i + 1) * 500, times[i], took=took[i] if took else 60.0) for i in range(count)]
 
 
 def of(
-    members: Sequence[Held],
+    members: Sequence[SurveyedEntry],
     thresholds: Thresholds | None = None,
     *,
-    tier: Sequence[Held] | None = None,
+    tier: Sequence[SurveyedEntry] | None = None,
     free: int | None = None,
     dangling: tuple[tuple[str, str], ...] = (),
 ) -> Status:

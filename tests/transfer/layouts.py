@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box
-from ftckpt.transfer.content import Content, Part
+from ftckpt.transfer.content import Content, ShardBox
 from ftckpt.transfer.layout import (
     Checksums,
     Elements,
@@ -64,14 +64,14 @@ def transfers(draw: st.DrawFn) -> tuple[RawCheckpoint, Layout]:
                     # All boxes of a cut but one, in the places of another order along axis 0.
                     boxes = cut(draw, shape)[1:]
                     shard = content.shard(
-                        shape, content.tensors[key].dtype, [Part(b, key, b) for b in boxes]
+                        shape, content.tensors[key].dtype, [ShardBox(b, key, b) for b in boxes]
                     )
                 case "lead":
                     local = Box((1, *(0,) * len(shape)), (1, *shape))
                     shard = content.shard(
                         (2, *shape),
                         content.tensors[key].dtype,
-                        [Part(local, key, Box.whole(shape))],
+                        [ShardBox(local, key, Box.whole(shape))],
                     )
                 case _:
                     add(Literal(draw(st.binary(max_size=90))))

@@ -7,7 +7,7 @@ import pytest
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Box
-from ftckpt.transfer.content import Content, Copy, Part, Wanted
+from ftckpt.transfer.content import Content, Copy, ShardBox, Wanted
 from tests.transfer.contents import content_of
 
 TENSORS = {
@@ -51,7 +51,7 @@ def _joined() -> Content:
 def test_a_whole_tensor_is_the_shard_of_its_whole_box(content: Content, key: str) -> None:
     wanted = content.tensors[key]
     box = Box.whole(wanted.shape)
-    expected = content.shard(wanted.shape, wanted.dtype, [Part(box, key, box)])
+    expected = content.shard(wanted.shape, wanted.dtype, [ShardBox(box, key, box)])
     assert content.whole(key) == expected
     assert content.part(key, box) == expected
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.errors import NoResourceError, UsageError
-from ftckpt.transfer.content import Content, Part, Shard
+from ftckpt.transfer.content import Content, Shard, ShardBox
 from ftckpt.transfer.device import DeviceGatherer, gatherer
 from ftckpt.transfer.layout import Elements, Layout, OutputFile
 from ftckpt.transfer.read import elements as gathering
@@ -42,7 +42,7 @@ def shards(draw: st.DrawFn) -> tuple[RawCheckpoint, Shard]:
     key = draw(st.sampled_from(sorted(truth)))
     wanted = content.tensors[key]
     boxes = cut(draw, wanted.shape)[draw(st.integers(0, 1)) :]
-    shard = content.shard(wanted.shape, wanted.dtype, [Part(b, key, b) for b in boxes])
+    shard = content.shard(wanted.shape, wanted.dtype, [ShardBox(b, key, b) for b in boxes])
     if wanted.dtype.name in _CASTS and draw(st.booleans()):
         dtype = DTYPES[_CASTS[wanted.dtype.name]]
         shard = Shard(shard.shape, dtype, shard.fills)

@@ -23,7 +23,7 @@ from ftckpt.formats.torch_files.write_tree import Carried, pickled
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Elements, Literal, Segment, Stored
 
-from .shares import GROUPS, Place, Share, State
+from .shares import GROUPS, FileState, PartitionRank, Share
 
 # Tensors in other state are random states: small. More than this is not read to be compared.
 _COMPARED = 16 << 20
@@ -64,7 +64,7 @@ class RestOfRole:
         same: names of objects that mean the same in the result.
     """
 
-    def __init__(self, content: Content, states: Iterable[State]) -> None:
+    def __init__(self, content: Content, states: Iterable[FileState]) -> None:
         """Take the states of what is to be written, one of each file or rank."""
         self._content = content
         self.unplaced: list[str] = []
@@ -72,7 +72,7 @@ class RestOfRole:
         self.tensors: list[Wanted] = []
         self.same: set[str] = set()
         self._states = {state.place: state for state in states}
-        self._dealt: set[Place] = set()
+        self._dealt: set[PartitionRank] = set()
         for state in self._states.values():
             self._leave_out(state)
 
@@ -98,8 +98,8 @@ class RestOfRole:
             if info.component.startswith(OWN):
                 own.setdefault(info.pieces[0].extent.file, []).append(info)
 
-        def read(file: DeepSpeedFile) -> State:
-            state = State.of(file, checkpoint)
+        def read(file: DeepSpeedFile) -> FileState:
+            state = FileState.of(file, checkpoint)
             state.names = {p: names[file.path, p] for p in state.fields if (file.path, p) in names}
             _index(state, own.get(file.path, ()))
             for path in [path for path, label in state.labels.items() if label in decided]:
@@ -109,11 +109,11 @@ class RestOfRole:
         return cls(content, map(read, files))
 
     @property
-    def states(self) -> Collection[State]:
+    def states(self) -> Collection[FileState]:
         """What was taken."""
         return self._states.values()
 
-    def _leave_out(self, state: State) -> None:
+    def _leave_out(self, state: FileState) -> None:
         """Forget fields of which something was dropped."""
         for path in state.labels:
             name, keys = state.names.get(path), state.inside.get(path, [])
@@ -124,7 +124,7 @@ class RestOfRole:
                 if not dropped and name is not None:
                     self.unplaced.append(name)
 
-    def deal(self, place: Place, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
         """Return what the file of one place of the result holds.
 
         Args:
@@ -149,7 +149,7 @@ class RestOfRole:
         fields = {path: value for path, value in others[0].fields.items() if path in alike}
         return Share(fields, others[0].storages, others[0].at, others[0].layout)
 
-    def _keep(self, state: State, rank: int, *, first: bool) -> None:
+    def _keep(self, state: FileState, rank: int, *, first: bool) -> None:
         prefix = "" if first else f"rank_{rank}."
         for path in state.fields:
             name = state.names.get(path)
@@ -176,13 +176,13 @@ class RestOfRole:
                     self.unplaced += [state.names[path]] if path in state.names else []
                     self.unplaced += state.inside.get(path, ())
 
-    def _alike(self, path: Path, states: Sequence[State]) -> bool:
+    def _alike(self, path: Path, states: Sequence[FileState]) -> bool:
         """Say whether all files hold the same at a path, the tensors inside included."""
         if any(path not in state.fields for state in states):
             return False
         return len({self._bytes(state, path) for state in states}) == 1
 
-    def _bytes(self, state: State, path: Path) -> bytes:
+    def _bytes(self, state: FileState, path: Path) -> bytes:
         try:
             text, storages = pickled(Carried(state.fields[path], state.storages))
         except UnsupportedError as error:
@@ -202,7 +202,7 @@ class RestOfRole:
         return self._content.checkpoint.source.read(*segment.extent)
 
 
-def _index(state: State, own: Sequence[TensorInfo]) -> None:
+def _index(state: FileState, own: Sequence[TensorInfo]) -> None:
     """Find which of a file's own tensors lie in which field."""
     for info in own:
         fits = [path for path, label in state.labels.items() if _below(info.name, label)]

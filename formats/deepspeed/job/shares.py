@@ -21,14 +21,14 @@ from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
 GROUPS = "param_groups"
 
 
-class Place(NamedTuple):
+class PartitionRank(NamedTuple):
     """Model-parallel rank and partition; a file that every partition reads has partition 0."""
 
     mp: int
     dp: int
 
 
-class State:
+class FileState:
     """The other state of one file.
 
     Attributes:
@@ -44,7 +44,9 @@ class State:
         layout: what a model's file says of how the files are cut.
     """
 
-    def __init__(self, path: str, place: Place, storages: Mapping[str, StoredStorage]) -> None:
+    def __init__(
+        self, path: str, place: PartitionRank, storages: Mapping[str, StoredStorage]
+    ) -> None:
         self.path, self.place, self.storages = path, place, storages
         self.fields: dict[Path, Any] = {}
         self.labels: dict[Path, str] = {}
@@ -55,7 +57,7 @@ class State:
         self.layout: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, file: DeepSpeedFile, checkpoint: DeepSpeedCheckpoint) -> State:
+    def of(cls, file: DeepSpeedFile, checkpoint: DeepSpeedCheckpoint) -> FileState:
         """Read a file.
 
         Raises:
@@ -63,7 +65,7 @@ class State:
         """
         tree = checkpoint.tree(file.path)
         storages = checkpoint.streams[file.path].storages
-        made = cls(file.path, Place(file.mp, file.dp or 0), storages)
+        made = cls(file.path, PartitionRank(file.mp, file.dp or 0), storages)
         if file.role is Role.MODEL:
             made._take_model(tree)
         else:
@@ -143,7 +145,7 @@ class Share(NamedTuple):
 class Dealer(Protocol):
     """Deals out the other state of one role to the files of a result."""
 
-    def deal(self, place: Place, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
         """Return what the file of one place of the result holds.
 
         Args:

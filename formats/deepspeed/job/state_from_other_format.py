@@ -33,7 +33,7 @@ from ftckpt.formats.torch_files.write_tree import Carried, Tensor, pickled
 from ftckpt.transfer.content import Content, Wanted
 
 from .settings import Numbered, OfParameters, Settings, bare
-from .shares import GROUPS, Place, State
+from .shares import GROUPS, FileState, PartitionRank
 
 _RANK = re.compile(r"rank_(\d{1,7})(?:\.(.+))?")
 _OWN = re.compile(r"extra:rank(\d{1,7})")
@@ -96,7 +96,7 @@ class CarriedState:
             else:
                 self.unplaced += dict.fromkeys(name for name, _ in found)
 
-    def states(self, role: Role) -> Iterator[State]:
+    def states(self, role: Role) -> Iterator[FileState]:
         """Yield the state of each rank that has some of its own; what all have is rank 0's."""
         shared = self._state(_Owner(role, 0))
         yield shared
@@ -108,8 +108,8 @@ class CarriedState:
                         state.fields[path], state.labels[path] = value, shared.labels[path]
                 yield state
 
-    def _state(self, owner: _Owner) -> State:
-        state = State(f"rank {owner.rank}", Place(0, owner.rank), {})
+    def _state(self, owner: _Owner) -> FileState:
+        state = FileState(f"rank {owner.rank}", PartitionRank(0, owner.rank), {})
         prefix = "" if owner.role is Role.MODEL else f"{_OPTIMIZER}."
         for key, value in self._trees[owner].settled(lambda path: True).items():
             path = _place_of(key)

@@ -15,7 +15,7 @@ from ftckpt.formats.deepspeed.geometry import Grid
 from ftckpt.formats.deepspeed.job.deal import Rest, RestOfRole
 from ftckpt.formats.deepspeed.job.plan import STEP, Plan
 from ftckpt.formats.deepspeed.job.settings import OfParameters, bare
-from ftckpt.formats.deepspeed.job.shares import GROUPS, Place
+from ftckpt.formats.deepspeed.job.shares import GROUPS, PartitionRank
 from ftckpt.formats.deepspeed.job.source import Source
 from ftckpt.formats.deepspeed.job.state_from_other_format import CarriedState
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
@@ -117,14 +117,14 @@ class ByExample:
         counted = [own[STEP] for own in known if STEP in own]
         return {STEP: counted[0], **found} if counted else found
 
-    def _place(self, place: Place, rank: int) -> Place:
+    def _place(self, place: PartitionRank, rank: int) -> PartitionRank:
         """Return where the state of a rank lies in the source: of equal coordinates."""
         if self._grid is None:
-            return Place(0, rank)
+            return PartitionRank(0, rank)
         stage, tp = divmod(place.mp, self.plan.job.grid.tp)
         if stage < self._grid.pp and tp < self._grid.tp:
-            return Place(stage * self._grid.tp + tp, place.dp)
-        return Place(self._grid.mp + place.mp, place.dp)
+            return PartitionRank(stage * self._grid.tp + tp, place.dp)
+        return PartitionRank(self._grid.mp + place.mp, place.dp)
 
     def _groups(self, mp: int, example: Groups) -> Groups:
         """Return the settings of a rank's parameter groups, in the order of the example's."""

@@ -16,7 +16,7 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job.deal import RestOfRole
 from ftckpt.formats.deepspeed.job.plan import Plan
 from ftckpt.formats.deepspeed.job.schedules import SCHEDULER, regrouped
-from ftckpt.formats.deepspeed.job.shares import GROUPS, Place, Share, State
+from ftckpt.formats.deepspeed.job.shares import GROUPS, FileState, PartitionRank, Share
 from ftckpt.formats.deepspeed.names import DeepSpeedFile, Role
 from ftckpt.formats.deepspeed.states import BASES, INFO, MODULE, OPTIMIZER
 from ftckpt.formats.pickles.inert import Inert
@@ -81,7 +81,7 @@ class ModelsDealer:
         self,
         plan: Plan,
         rest: RestOfRole,
-        source: Callable[[Place, int], Place],
+        source: Callable[[PartitionRank, int], PartitionRank],
         step: int | None,
         origins: Callable[[int], Sequence[int | None]],
     ) -> None:
@@ -92,10 +92,10 @@ class ModelsDealer:
             self._counters["global_steps"] = step
         self.notes: list[Finding] = []
 
-    def deal(self, place: Place, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
         """Return what the file of one place of the result holds; see `Dealer`."""
         share = self._rest.deal(self._source(place, rank), rank, first=first)
-        example = State.of(self._files[place], self._plan.checkpoint)
+        example = FileState.of(self._files[place], self._plan.checkpoint)
         fields: dict[Path, Any] = {(key,): value for key, value in self._counters.items()}
         fields |= {path: None for path, value in example.fields.items() if value is None}
         fields |= share.fields
@@ -144,16 +144,16 @@ class OptimizersDealer:
         self,
         plan: Plan,
         rest: RestOfRole,
-        source: Callable[[Place, int], Place],
+        source: Callable[[PartitionRank, int], PartitionRank],
         groups: Callable[[int, Groups], Groups],
     ) -> None:
         self._plan, self._rest, self._source, self._groups = plan, rest, source, groups
         self._files = _by_place(plan, Role.OPTIMIZER)
 
-    def deal(self, place: Place, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
         """Return what the file of one place of the result holds; see `Dealer`."""
         share = self._rest.deal(self._source(place, rank), rank, first=first)
-        state = State.of(self._files[place], self._plan.checkpoint)
+        state = FileState.of(self._files[place], self._plan.checkpoint)
         example = Share(state.fields, {}, state.at)
         fields: dict[Path, Any] = {}
         for at, own, theirs in (
@@ -173,14 +173,14 @@ class OptimizersDealer:
         self._rest.settle()
 
 
-def leave_sizes(state: State, plan: Plan) -> None:
+def leave_sizes(state: FileState, plan: Plan) -> None:
     """Take from a state of the source what the example's arguments say in place of its own."""
     record = _record(state.fields.get((_ARGUMENTS,)))
     if record is not None and _ARGUMENTS in plan.checkpoint.objects:
         record.state = {key: value for key, value in record.state.items() if key not in _SIZES}
 
 
-def leave_modules(state: State) -> list[str]:
+def leave_modules(state: FileState) -> list[str]:
     """Take a module's extra state from a state of the source; return the names of what it was."""
     paths = [path for path in state.fields if path[0] == MODULE and path in state.names]
     names = [state.names[path] for path in paths]
@@ -208,8 +208,8 @@ def _arguments(example: Any, source: Any) -> Inert | None:
     return theirs
 
 
-def _by_place(plan: Plan, role: Role) -> Mapping[Place, DeepSpeedFile]:
-    return {Place(file.mp, file.dp or 0): file for file in plan.source.files[role]}
+def _by_place(plan: Plan, role: Role) -> Mapping[PartitionRank, DeepSpeedFile]:
+    return {PartitionRank(file.mp, file.dp or 0): file for file in plan.source.files[role]}
 
 
 def _plain(path: Path, value: Any) -> Any:

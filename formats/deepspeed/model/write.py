@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftckpt.formats.deepspeed.job.plan import Plan
-from ftckpt.formats.deepspeed.job.shares import Dealer, Place, Share
+from ftckpt.formats.deepspeed.job.shares import Dealer, PartitionRank, Share
 from ftckpt.formats.deepspeed.states import MODULE
 from ftckpt.formats.deepspeed.zero.flats import Holdings
 from ftckpt.formats.pickles.inert import Ordered
@@ -52,13 +52,13 @@ class ModelFiles:
                 name = f"mp_rank_{mp:02d}_model_states"
                 if dp is not None:
                     name = f"zero_pp_rank_{dp}_{name}"
-                place = Place(mp, dp or 0)
+                place = PartitionRank(mp, dp or 0)
                 share = self._rest.deal(place, grid.rank(mp, dp), first=place == (0, 0))
                 tree = Carried(self._tree(share, place), share.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
         self._rest.settle()
 
-    def _tree(self, share: Share, place: Place) -> dict[str, Any]:
+    def _tree(self, share: Share, place: PartitionRank) -> dict[str, Any]:
         mp, dp = place
         weights, called = self._modules.weights(mp), self._plan.models.called
         tree = {**share.layout, "optimizer": None, **share.below()}

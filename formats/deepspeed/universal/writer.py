@@ -29,7 +29,7 @@ from ftckpt.formats.deepspeed.job.deal import RestOfRole, stored, unplaced
 from ftckpt.formats.deepspeed.job.from_other_format import Foreign
 from ftckpt.formats.deepspeed.job.plan import Plan
 from ftckpt.formats.deepspeed.job.settings import all_equal, bare
-from ftckpt.formats.deepspeed.job.shares import GROUPS, Place
+from ftckpt.formats.deepspeed.job.shares import GROUPS, PartitionRank
 from ftckpt.formats.deepspeed.job.source import Source
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
 from ftckpt.formats.deepspeed.model.write import ModelFiles
@@ -83,7 +83,7 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
         for group, found in zip(groups, source.numbers[mp], strict=True):
             numbers |= dict.fromkeys(group, found)
     folders = _Folders(content, holdings, cuts, numbers, source.models.called)
-    share = optimizer.deal(Place(0, 0), 0, first=True)
+    share = optimizer.deal(PartitionRank(0, 0), 0, first=True)
     optimizer.settle()
     # Without groups the loader would restore no state at all; one of no settings changes none.
     empty: list[Any] = [{"params": [number]} for number in range(len(source.groups[0]))]

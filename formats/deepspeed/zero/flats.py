@@ -16,11 +16,11 @@ from ftckpt.formats.deepspeed.geometry import Placed
 from ftckpt.formats.deepspeed.job import Group, Job
 from ftckpt.formats.deepspeed.tensors import KINDS
 from ftckpt.formats.torch_files.write_tree import Storage, Tensor
-from ftckpt.transfer.content import Content, Part, Shard
+from ftckpt.transfer.content import Content, Shard, ShardBox
 from ftckpt.transfer.layout import Elements, Segment, Zeros
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
-from .partition import FlatGroup, Run, SlicedGroup
+from .partition import FlatGroup, FlatRun, SlicedGroup
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class Holdings:
         part = None if placed is None else placed.parts.get(mp)
         if part is None or len(wanted.shape) != len(part.shape):
             return self._content.whole(key)
-        parts = [Part(slab.local, key, slab.box) for slab in part.slabs]
+        parts = [ShardBox(slab.local, key, slab.box) for slab in part.slabs]
         return self._content.shard(part.shape, wanted.dtype, parts)
 
     def flat(self, group: Group, mp: int) -> Flat:
@@ -201,7 +201,7 @@ class Partition:
 
 
 def _segments(
-    shards: Mapping[str, Shard], runs: Sequence[Run], length: int, dtype: DType
+    shards: Mapping[str, Shard], runs: Sequence[FlatRun], length: int, dtype: DType
 ) -> Iterator[Segment]:
     at = 0
     for run in runs:

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 ALIGNMENT = 2
 
 
-class Run(NamedTuple):
+class FlatRun(NamedTuple):
     """A run of one parameter's elements and where it lies in a rank's flat tensor.
 
     Attributes:
@@ -86,7 +86,7 @@ class FlatGroup:
         """Return how many elements of a rank's partition are no padding at the end."""
         return min(max(self.total - rank * self.size, 0), self.size)
 
-    def runs(self, rank: int) -> Iterator[Run]:
+    def runs(self, rank: int) -> Iterator[FlatRun]:
         """Yield what one rank holds of the parameters, in order."""
         begin, end = rank * self.size, (rank + 1) * self.size
         for number in range(bisect_right(self._stops, begin), len(self._names)):
@@ -95,7 +95,7 @@ class FlatGroup:
                 return
             start, stop = max(offset, begin), min(self._stops[number], end)
             if start < stop:
-                yield Run(self._names[number], start - offset, stop - offset, start - begin)
+                yield FlatRun(self._names[number], start - offset, stop - offset, start - begin)
 
 
 class SlicedGroup:
@@ -121,7 +121,7 @@ class SlicedGroup:
         low, high = bisect_left(self._starts, begin), bisect_left(self._starts, end)
         return self._names[low:high]
 
-    def runs(self, rank: int, begin: int, end: int) -> Iterator[Run]:
+    def runs(self, rank: int, begin: int, end: int) -> Iterator[FlatRun]:
         """Yield what lies at `begin` to `end` of a rank's flat tensor, in order.
 
         The runs' places are counted from `begin`: that is where a sub-group's own tensor starts.
@@ -135,4 +135,4 @@ class SlicedGroup:
             low, high = max(at, begin), min(at + length, end)
             if low < high:
                 start = first + low - at
-                yield Run(self._names[number], start, start + high - low, low - begin)
+                yield FlatRun(self._names[number], start, start + high - low, low - begin)

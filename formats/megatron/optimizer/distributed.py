@@ -25,10 +25,10 @@ from ftckpt.formats.megatron.rank_files.tensor_names import Local, shared_over_s
 from ftckpt.formats.torch_files.values import TensorRef, is_dense
 
 from .buffers import Buffer, Parameter, by_dtype, default_limit, lay_out, padded
-from .per_rank import State, Unmapped
+from .per_rank import OptimizerTensor, Unmapped
 
 
-class Held(NamedTuple):
+class RankBuffers(NamedTuple):
     """What a rank's buffers hold.
 
     Attributes:
@@ -60,7 +60,7 @@ class Group(NamedTuple):
     ranks: int
 
 
-def distributed_states(tree: Any, held: Held) -> Iterator[State]:
+def distributed_states(tree: Any, held: RankBuffers) -> Iterator[OptimizerTensor]:
     """Yield the state of the parameters in one `distrib_optim.pt`.
 
     Raises:
@@ -75,7 +75,7 @@ def distributed_states(tree: Any, held: Held) -> Iterator[State]:
             yield from _optimizer(one, groups, held, label)
 
 
-def bucket_starts(tree: Any, held: Held) -> dict[tuple[int, str], int]:
+def bucket_starts(tree: Any, held: RankBuffers) -> dict[tuple[int, str], int]:
     """Return by chunk and name where each parameter begins in its buffer of one file.
 
     Raises:
@@ -87,7 +87,7 @@ def bucket_starts(tree: Any, held: Held) -> dict[tuple[int, str], int]:
     return found
 
 
-def groups_of(count: int, held: Held) -> list[list[Group]]:
+def groups_of(count: int, held: RankBuffers) -> list[list[Group]]:
     """Return the buffers of each optimizer: experts come last, the first chunk may be apart."""
     dense = _groups(held, experts=False)
     apart = [_groups(held, experts=True)] if held.grid.experts_apart and count > 1 else []
@@ -99,7 +99,7 @@ def groups_of(count: int, held: Held) -> list[list[Group]]:
     raise Unmapped(f"it chains {count} optimizers")
 
 
-def _groups(held: Held, *, experts: bool) -> list[Group]:
+def _groups(held: RankBuffers, *, experts: bool) -> list[Group]:
     """Return the buffers of the dense optimizer, or of the experts', in the order of the file."""
     apart = held.grid.experts_apart
     tied = held.grid.pp > 1 and not held.args.flag("untie_embeddings_and_output_weights")
@@ -119,7 +119,9 @@ def _groups(held: Held, *, experts: bool) -> list[Group]:
     return found
 
 
-def _optimizer(tree: Any, groups: Sequence[Group], held: Held, label: str) -> Iterator[State]:
+def _optimizer(
+    tree: Any, groups: Sequence[Group], held: RankBuffers, label: str
+) -> Iterator[OptimizerTensor]:
     if not isinstance(tree, dict) or tree.get("buckets_coalesced") is not True:
         raise Unmapped("its buckets are stored apart, as Megatron did before 2024")
     buffers = {key: value for key, value in tree.items() if type(key) is int}
@@ -136,7 +138,9 @@ def _optimizer(tree: Any, groups: Sequence[Group], held: Held, label: str) -> It
         yield from _buffer(tensors, group, held, f"{label}{number}")
 
 
-def _buffer(tensors: Mapping[Any, Any], group: Group, held: Held, label: str) -> Iterator[State]:
+def _buffer(
+    tensors: Mapping[Any, Any], group: Group, held: RankBuffers, label: str
+) -> Iterator[OptimizerTensor]:
     flats = {key: value for key, value in tensors.items() if isinstance(value, TensorRef)}
     numels = {ref.numel for ref in flats.values()}
     if len(numels) != 1 or not all(is_dense(ref.shape, ref.strides) for ref in flats.values()):
@@ -154,10 +158,10 @@ def _buffer(tensors: Mapping[Any, Any], group: Group, held: Held, label: str) ->
                 shape=local.ref.shape,
                 strides=dense_strides(local.ref.shape),
             )
-            yield State(local, str(leaf), part, f"{label}.{leaf}")
+            yield OptimizerTensor(local, str(leaf), part, f"{label}.{leaf}")
 
 
-def _layout(group: Group, held: Held, unpadded: int) -> Buffer:
+def _layout(group: Group, held: RankBuffers, unpadded: int) -> Buffer:
     """Return the one layout that fits the file; by the arguments first, then by one bucket."""
     own = [
         Parameter(p.name, p.ref.shape, p.ref.dtype, p.name in group.shared) for p in group.locals
@@ -172,7 +176,7 @@ def _layout(group: Group, held: Held, unpadded: int) -> Buffer:
     )
 
 
-def limits(group: Group, held: Held) -> tuple[int, ...]:
+def limits(group: Group, held: RankBuffers) -> tuple[int, ...]:
     """Return at how many elements the job may have closed a bucket; none for one bucket."""
     args, grid = held.args, held.grid
     whole = args.flag("overlap_param_gather_with_optimizer_step")
@@ -188,7 +192,7 @@ def limits(group: Group, held: Held) -> tuple[int, ...]:
     return default_limit(grid.dense_ranks), default_limit(grid.dp or 1)
 
 
-def _agrees(layout: Buffer, group: Group, held: Held) -> bool:
+def _agrees(layout: Buffer, group: Group, held: RankBuffers) -> bool:
     """Return whether the weights lie in memory as the layout says, where the file shows it."""
     keys = {local.ref.key for local in group.locals}
     if len(keys) > 1 or len(group.locals) == 1:

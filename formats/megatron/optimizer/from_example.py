@@ -38,8 +38,7 @@ from ftckpt.formats.torch_files.write_tree import Storage, Tensor
 from ftckpt.transfer.content import Known
 from ftckpt.transfer.layout import Literal
 
-from .distributed import Held as Buffered
-from .distributed import bucket_starts
+from .distributed import RankBuffers, bucket_starts
 from .per_rank import HALF, Unmapped, class_of_group
 from .write_distributed import Form, form_of
 from .write_plain import MASTERS
@@ -244,7 +243,7 @@ def _starts(ranks: FirstRanks) -> dict[tuple[int, int, str], int]:
         numels = {key: stored.numel for key, stored in storages.items()}
         locals_ = [named.local for named in ranks.parameters(at)]
         try:
-            starts = bucket_starts(stream.tree, Buffered(locals_, numels, at.pp, grid, args))
+            starts = bucket_starts(stream.tree, RankBuffers(locals_, numels, at.pp, grid, args))
         except Unmapped as reason:
             what = f"{stream.file} of the example does not show where buckets lie: {reason}"
             raise UnsupportedError(what, file=stream.file) from reason

@@ -37,7 +37,7 @@ KINDS = {
 HALF = ("bfloat16", "float16")
 
 
-class State(NamedTuple):
+class OptimizerTensor(NamedTuple):
     """One tensor of an optimizer's state.
 
     Attributes:
@@ -84,7 +84,7 @@ class Unmapped(Exception):
 
 def plain_states(
     tree: Any, held: Sequence[Local], *, experts_apart: bool, args: Arguments
-) -> Iterator[State]:
+) -> Iterator[OptimizerTensor]:
     """Yield the state of an optimizer that is not distributed.
 
     Args:
@@ -136,7 +136,7 @@ def _is_torchs(state: Any, groups: Any) -> bool:
     return all(type(k) is int and k in known and isinstance(v, dict) for k, v in state.items())
 
 
-def _of_one(state: Mapping[Any, Any], local: Local, label: str) -> Iterator[State]:
+def _of_one(state: Mapping[Any, Any], local: Local, label: str) -> Iterator[OptimizerTensor]:
     """Yield the tensors of one parameter's state: like the parameter, or a single number."""
     for key, value in state.items():
         leaf = str(step_of(key))
@@ -145,7 +145,7 @@ def _of_one(state: Mapping[Any, Any], local: Local, label: str) -> Iterator[Stat
         if isinstance(value, TensorRef):
             if value.shape != local.ref.shape and not _single(value):
                 raise Unmapped(f"{label}.{leaf} does not have the shape of its parameter")
-            yield State(local, leaf, value, f"{label}.{leaf}")
+            yield OptimizerTensor(local, leaf, value, f"{label}.{leaf}")
 
 
 def optimizers(tree: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
@@ -234,7 +234,7 @@ def _shape(state: Any) -> tuple[int, ...] | None:
     return max(shapes, key=len) if shapes else None
 
 
-def _masters(tree: Any, groups: Sequence[Sequence[Local]], label: str) -> Iterator[State]:
+def _masters(tree: Any, groups: Sequence[Sequence[Local]], label: str) -> Iterator[OptimizerTensor]:
     """Yield the fp32 copies of the 16-bit parameters, which stand in the order of each group."""
     half = [[p for p in group if p.ref.dtype.name in HALF] for group in groups]
     if not isinstance(tree, list) or len(tree) != len(half):
@@ -245,7 +245,7 @@ def _masters(tree: Any, groups: Sequence[Sequence[Local]], label: str) -> Iterat
         if shapes != [p.ref.shape for p in own]:
             raise Unmapped(f"its fp32 masters of group {number} do not have the parameters' shapes")
         for place, (local, value) in enumerate(zip(own, values, strict=True)):
-            yield State(local, "param", value, f"{label}.{number}.{place}")
+            yield OptimizerTensor(local, "param", value, f"{label}.{number}.{place}")
 
 
 def _single(ref: TensorRef) -> bool:

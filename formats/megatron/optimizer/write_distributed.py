@@ -16,7 +16,7 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.job.groups import Optimizers
-from ftckpt.formats.megatron.rank_files.contents import Held, Holdings, state_key
+from ftckpt.formats.megatron.rank_files.contents import Holdings, ModelTensor, state_key
 from ftckpt.formats.megatron.rank_files.grid import Arguments, Coordinate, Grid
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
@@ -26,8 +26,7 @@ from ftckpt.transfer.content import Wanted
 from ftckpt.transfer.layout import Elements, Segment, Zeros
 
 from .buffers import Buffer, Parameter, lay_out, padded
-from .distributed import Group, groups_of, limits
-from .distributed import Held as Buffered
+from .distributed import Group, RankBuffers, groups_of, limits
 
 _COALESCED = "buckets_coalesced"
 UNPADDED = "numel_unpadded"
@@ -87,7 +86,7 @@ class Buffers(NamedTuple):
     holdings: Holdings
     optimizers: list[list[tuple[Group, Buffer]]]
 
-    def held(self, group: Group) -> dict[str, Held]:
+    def held(self, group: Group) -> dict[str, ModelTensor]:
         """Return what the rank holds of the parameters of a buffer, by their names."""
         wanted = {(local.chunk, local.name) for local in group.locals}
         found = ((h.local.chunk, h.local.name) for h in self.holdings.parameters)
@@ -144,13 +143,13 @@ class DistributedWriter:
             UnsupportedError: the optimizers are chained in a way that is not known.
         """
         locals_ = [held.local for held in holdings.parameters]
-        rank = Buffered(locals_, {}, holdings.at.pp, self._grid, self._args)
+        rank = RankBuffers(locals_, {}, holdings.at.pp, self._grid, self._args)
         of_optimizers = []
         for groups in groups_of(len(self._optimizers.trees), rank):
             of_optimizers.append([(group, self._layout(group, rank)) for group in groups])
         return Buffers(holdings, of_optimizers)
 
-    def _layout(self, group: Group, rank: Buffered) -> Buffer:
+    def _layout(self, group: Group, rank: RankBuffers) -> Buffer:
         """Return where the parameters lie that share a buffer, as Megatron will put them.
 
         Raises:
@@ -242,7 +241,7 @@ class DistributedWriter:
 
     def _flat(
         self,
-        mine: Mapping[str, Held],
+        mine: Mapping[str, ModelTensor],
         wanted: Mapping[str, Wanted],
         starts: Mapping[str, int],
         length: int,
@@ -262,7 +261,7 @@ class DistributedWriter:
 
     def _segments(
         self,
-        mine: Mapping[str, Held],
+        mine: Mapping[str, ModelTensor],
         wanted: Mapping[str, Wanted],
         starts: Mapping[str, int],
         nbytes: int,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.formats.megatron.job.groups import Optimizers, torchs
-from ftckpt.formats.megatron.rank_files.contents import Held, Holdings, state_key
+from ftckpt.formats.megatron.rank_files.contents import Holdings, ModelTensor, state_key
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import Carried
@@ -45,7 +45,7 @@ class PlainWriter:
 
     def _one(self, number: int, holdings: Holdings) -> dict[Any, Any]:
         found, tree = self._found, self._found.trees[number]
-        groups: list[list[Held]] = [[] for _ in found.groups[number]]
+        groups: list[list[ModelTensor]] = [[] for _ in found.groups[number]]
         for held in holdings.parameters:
             optimizer, group = found.places.get(held.weight, (-1, 0))
             if optimizer == number:
@@ -65,7 +65,7 @@ class PlainWriter:
         self,
         tree: Mapping[Any, Any],
         number: int,
-        groups: Sequence[Sequence[Held]],
+        groups: Sequence[Sequence[ModelTensor]],
         holdings: Holdings,
         rest: Mapping[Any, Any] | None = None,
     ) -> dict[Any, Any]:
@@ -84,7 +84,7 @@ class PlainWriter:
                 made[key] = Carried(value, self._found.storages)
         return made
 
-    def _groups(self, number: int, members: Sequence[Sequence[Held]]) -> list[Carried]:
+    def _groups(self, number: int, members: Sequence[Sequence[ModelTensor]]) -> list[Carried]:
         found, first, made = self._found, 0, []
         for group, held in zip(found.groups[number], members, strict=True):
             if "params" in group:
@@ -93,7 +93,7 @@ class PlainWriter:
             made.append(Carried(group, found.storages))
         return made
 
-    def _state(self, held: Held, holdings: Holdings) -> dict[Any, Any]:
+    def _state(self, held: ModelTensor, holdings: Holdings) -> dict[Any, Any]:
         """Return what is kept of one parameter: tensors of the content, and numbers."""
         made: dict[Any, Any] = {}
         for leaf, value in self._found.states.get(held.weight, {}).items():
@@ -105,12 +105,12 @@ class PlainWriter:
                 made[leaf] = Carried(value, self._found.storages)
         return made
 
-    def _masters(self, group: Sequence[Held], holdings: Holdings) -> list[Any]:
+    def _masters(self, group: Sequence[ModelTensor], holdings: Holdings) -> list[Any]:
         half = [held for held in group if held.local.ref.dtype.name in HALF]
         made = [self._tensor(held, "param", holdings) for held in half]
         return [tensor for tensor in made if tensor is not None]
 
-    def _tensor(self, held: Held, leaf: str, holdings: Holdings) -> Any:
+    def _tensor(self, held: ModelTensor, leaf: str, holdings: Holdings) -> Any:
         key = state_key(held.weight, leaf)
         wanted = self._content.tensors.get(key)
         if wanted is None:

@@ -21,7 +21,7 @@ from .tensor_names import Local
 Firsts = Mapping[Stage, Mapping[str, int]]
 
 
-class Held(NamedTuple):
+class ModelTensor(NamedTuple):
     """A tensor of the model on one rank.
 
     Attributes:
@@ -48,10 +48,10 @@ class Holdings(NamedTuple):
 
     at: Coordinate
     chunks: list[list[Item]]
-    held: list[Held]
+    held: list[ModelTensor]
 
     @property
-    def parameters(self) -> list[Held]:
+    def parameters(self) -> list[ModelTensor]:
         """Those that optimizers update."""
         return [one for one in self.held if one.local.kind is Kind.PARAM]
 
@@ -82,14 +82,14 @@ def holdings(
     return found
 
 
-def _held(parts: Parts, item: Item, chunk: int) -> Held | None:
+def _held(parts: Parts, item: Item, chunk: int) -> ModelTensor | None:
     """Return the tensor at one place; None where nothing, or no tensor of the model, stands."""
     wanted = parts.content.tensors.get(item.weight) if item.entry.full else None
     if wanted is None or wanted.component != "model":
         return None
     shape = parts.shape(wanted, item.weight)
     ref = TensorRef("", 0, shape, dense_strides(shape), wanted.dtype)
-    return Held(Local(chunk, item.name, ref, wanted.kind), item.weight, item, wanted)
+    return ModelTensor(Local(chunk, item.name, ref, wanted.kind), item.weight, item, wanted)
 
 
 def state_key(weight: str, leaf: str) -> str:

@@ -12,8 +12,13 @@ from ftckpt.checkpoint.steps import is_counter
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.job.stages import Counts, Stage, offsets, planned, settle
-from ftckpt.formats.megatron.optimizer.distributed import Held, distributed_states
-from ftckpt.formats.megatron.optimizer.per_rank import KINDS, State, Unmapped, plain_states
+from ftckpt.formats.megatron.optimizer.distributed import RankBuffers, distributed_states
+from ftckpt.formats.megatron.optimizer.per_rank import (
+    KINDS,
+    OptimizerTensor,
+    Unmapped,
+    plain_states,
+)
 from ftckpt.formats.pickles.field_names import field_names
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.ranks.contents import Contents
@@ -33,7 +38,7 @@ from .tensor_names import (
     parameters,
     tied_to,
 )
-from .tensors import Part, Whole, by_expert, put_together
+from .tensors import RankPart, Whole, by_expert, put_together
 
 # More chunks of stages than any model has layers.
 _STAGES = 1 << 20
@@ -79,7 +84,7 @@ class Merging:
         self._known: dict[tuple[Stage, int, str], str] = {}
         self._tied = not self.args.flag("untie_embeddings_and_output_weights")
         self._wholes: dict[str, Whole] = {}
-        self._parts: dict[str, list[Part]] = defaultdict(list)
+        self._parts: dict[str, list[RankPart]] = defaultdict(list)
         own: list[TensorInfo] = []
         for rank in read.ranks:
             own += self._rank(rank)
@@ -148,7 +153,7 @@ class Merging:
         """Sort all that a rank holds; return the tensors that are its own."""
         stream, tree = rank.stream, rank.stream.tree
         for local in rank.held:
-            state = State(local, "", local.ref, local.name)
+            state = OptimizerTensor(local, "", local.ref, local.name)
             self._add(rank, "model", local.kind, state, stream)
         chunks = set(chunk_keys(tree).values())
         rest = {key: value for key, value in tree.items() if key not in chunks} | rank.rest
@@ -175,7 +180,7 @@ class Merging:
     def _distributed(self, rank: Rank, stream: TorchStream, trained: list[Local]) -> bool:
         """Give the distributed optimizer's buffers to parameters; say whether that went."""
         numels = {key: stored.numel for key, stored in rank.stream.storages.items()}
-        held = Held(trained, numels, rank.at.pp, self.grid, self.args)
+        held = RankBuffers(trained, numels, rank.at.pp, self.grid, self.args)
         try:
             found = list(distributed_states(stream.tree, held))
         except Unmapped as reason:
@@ -187,13 +192,13 @@ class Merging:
         self.notes.append(finding("note", what, file=file, rank=rank.number))
         return False
 
-    def _states(self, rank: Rank, states: Iterable[State], stream: TorchStream) -> bool:
+    def _states(self, rank: Rank, states: Iterable[OptimizerTensor], stream: TorchStream) -> bool:
         for state in states:
             self._add(rank, "optimizer", KINDS.get(state.leaf, Kind.OTHER), state, stream)
         return True
 
     def _add(
-        self, rank: Rank, component: str, kind: Kind, state: State, stream: TorchStream
+        self, rank: Rank, component: str, kind: Kind, state: OptimizerTensor, stream: TorchStream
     ) -> None:
         """Add what a rank holds of one tensor to that tensor."""
         local, ref = state.of, state.held
@@ -213,7 +218,7 @@ class Merging:
         if first.identity.stored_name != stored:
             self.elsewhere.add((stream.file, state.stored))
         entry = Entry(rank.number, stream.file, ref, stream.storages)
-        self._parts[identity.key].append(Part(entry, share, begin))
+        self._parts[identity.key].append(RankPart(entry, share, begin))
 
     # --- what is not the model's ----------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from ftckpt.checkpoint.rules import Rules
 from ftckpt.checkpoint.sharding import REPLICATED, Split, part_shape, slabs
 from ftckpt.errors import UsageError
 from ftckpt.formats.torch_files.write_tree import Storage, Tensor
-from ftckpt.transfer.content import Content, Part, Shard, Wanted
+from ftckpt.transfer.content import Content, Shard, ShardBox, Wanted
 from ftckpt.transfer.layout import Elements
 
 from .grid import Coordinate, Grid
@@ -73,7 +73,7 @@ class Parts:
         cut = self._cut(wanted, weight)
         first = at.ep * cut.whole[0] if cut.stacked else 0
         pieces = [
-            Part(slab.local, wanted.key, _moved(slab.box, first))
+            ShardBox(slab.local, wanted.key, _moved(slab.box, first))
             for slab in slabs(cut.whole, cut.split, cut.parts, self._share(weight, at))
         ]
         return self.content.shard(cut.part, wanted.dtype, pieces)

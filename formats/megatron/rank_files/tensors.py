@@ -22,7 +22,7 @@ from ftckpt.formats.torch_files.dtensor import Patch
 from ftckpt.formats.torch_files.values import TensorRef
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """What one rank holds of one tensor.
 
     Attributes:
@@ -55,7 +55,7 @@ class Whole(NamedTuple):
 
 
 def put_together(
-    whole: Whole, parts: Sequence[Part], rules: Rules, report: Report
+    whole: Whole, parts: Sequence[RankPart], rules: Rules, report: Report
 ) -> TensorInfo | None:
     """Return the logical tensor, or None where no part fits its rule.
 

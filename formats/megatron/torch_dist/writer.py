@@ -25,13 +25,13 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.findings import Finding
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.rank_files import RankFiles
-from ftckpt.formats.dcp.write_metadata import Chunk, Place, TensorItems, metadata
+from ftckpt.formats.dcp.write_metadata import Chunk, ItemPlace, TensorItems, metadata
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.job.layout import Target, target_of
 from ftckpt.formats.megatron.job.padding import padding, repadded
 from ftckpt.formats.megatron.job.registration import expert_of
 from ftckpt.formats.torch_files.write_tree import save_shard
-from ftckpt.transfer.content import Content, Part, Wanted
+from ftckpt.transfer.content import Content, ShardBox, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
 from .cuts import Cut, Cuts
@@ -123,7 +123,7 @@ class _Store:
         self._owners = Owners(target.grid, target.layers, experts)
         self.files = RankFiles(self._owners.world)
         self.tensors: dict[str, TensorItems] = {}
-        self.objects: dict[str, Place] = {}
+        self.objects: dict[str, ItemPlace] = {}
 
     def add_objects(self, kept: Kept) -> None:
         """Place the byte items: those of a rank or a layer with their owners, others first."""
@@ -203,7 +203,7 @@ class _Store:
         sizes = (*ones, *box.sizes)
         inside = zip(box.offsets, member.box.offsets, strict=True)
         offsets = (*member.place, *(at - begin for at, begin in inside))
-        part = Part(Box.whole(sizes), wanted.key, box)
+        part = ShardBox(Box.whole(sizes), wanted.key, box)
         shard = self.content.shard(sizes, wanted.dtype, [part])
         place = self.files.add(rank, save_shard(shard, base=self.files.sizes[rank]))
         return Chunk(offsets, sizes, place)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Box, Kind
 from ftckpt.delta.index import ROW, BaseTensor, DeltaTensor, StoredBlock, pack_row
-from ftckpt.delta.pack.pair import Pair
+from ftckpt.delta.pack.pair import DeltaPair
 from ftckpt.delta.pack.recent import Recent
 from ftckpt.digests.tensors import TensorDigest
 
@@ -76,10 +76,10 @@ class DeltaEncoder:
 
     def __init__(
         self,
-        pairs: Sequence[Pair],
+        pairs: Sequence[DeltaPair],
         target: Fill,
         base: Fill | None = None,
-        settings: Callable[[Pair], Settings] = lambda pair: Settings(),
+        settings: Callable[[DeltaPair], Settings] = lambda pair: Settings(),
         effort: Effort = EFFORTS[2],
         digests: Container[Side] = (),
     ) -> None:
@@ -202,10 +202,10 @@ class DeltaEncoder:
             stored_name=info.stored_name,
         )
 
-    def _may_predict(self, pair: Pair) -> bool:
+    def _may_predict(self, pair: DeltaPair) -> bool:
         return self._effort.predictions or Kind.MASTER in pair.helpers
 
-    def _available(self, pair: Pair) -> set[Need]:
+    def _available(self, pair: DeltaPair) -> set[Need]:
         """Return what there is of what any rule may need for a tensor."""
         found = set()
         for rule in RULES.values():
@@ -215,14 +215,14 @@ class DeltaEncoder:
                     found.add(need)
         return found
 
-    def _has_base(self, pair: Pair) -> bool:
+    def _has_base(self, pair: DeltaPair) -> bool:
         return pair.base is not None and self._base is not None
 
-    def _helper(self, pair: Pair, kind: Kind) -> Pair | None:
+    def _helper(self, pair: DeltaPair, kind: Kind) -> DeltaPair | None:
         number = pair.helpers.get(kind)
         return None if number is None else self.pairs[number]
 
-    def _place(self, pair: Pair, need: Need) -> tuple[Side, str]:
+    def _place(self, pair: DeltaPair, need: Need) -> tuple[Side, str]:
         """Return from whom, and by which key, what a rule needs is read."""
         owner = pair if need.kind is None else self._helper(pair, need.kind)
         assert owner is not None
@@ -241,7 +241,7 @@ class DeltaEncoder:
         fill = self._fill(side)
         return as_words(self._recent.read(fill, side, key, start * size, count * size), size)
 
-    def _digest(self, side: Side, pair: Pair, words: Array, start: int) -> TensorDigest | None:
+    def _digest(self, side: Side, pair: DeltaPair, words: Array, start: int) -> TensorDigest | None:
         if side not in self._digests:
             return None
         dtype, shape = pair.info.dtype, pair.info.shape

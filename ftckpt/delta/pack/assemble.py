@@ -36,8 +36,8 @@ from ftckpt.workers.threads import run
 
 from .build import BuiltFiles
 from .match_numbered import Sampled, Task, matched, sample
-from .pair import Pair, family, pair
-from .partition import Part, divide
+from .pair import DeltaPair, family, pair
+from .partition import PackedFile, divide
 from .tensor_bytes import TensorBytes, own_tensors, tied
 
 Paths = Mapping[str, tuple[str | int, ...]]
@@ -89,7 +89,7 @@ class PackOptions:
     proof: bool = True
     restart: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
-    settings: Callable[[Pair], Settings] = lambda pair: Settings()
+    settings: Callable[[DeltaPair], Settings] = lambda pair: Settings()
 
 
 class _Side(NamedTuple):
@@ -149,9 +149,9 @@ class Packing:
             EFFORTS[options.level],
             unknown,
         )
-        self.parts: Sequence[Part] = divide(pairs)
+        self.parts: Sequence[PackedFile] = divide(pairs)
 
-    def _matched(self, pairs: list[Pair]) -> list[Pair]:
+    def _matched(self, pairs: list[DeltaPair]) -> list[DeltaPair]:
         """Find the moments of weights that go by numbers, where predictions are tried."""
         if self._base is None or not EFFORTS[self._options.level].predictions:
             return pairs

@@ -27,7 +27,7 @@ from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.workers.processes import run as spread
 from ftckpt.workers.threads import run
 
-from .partition import Part
+from .partition import PackedFile
 
 _FLUSHES = 4  # files at a time that are being flushed, beside those being made
 
@@ -50,7 +50,7 @@ class BuiltFiles:
     sums: dict[int, tuple[Sums, Sums]] = field(default_factory=dict)
     taken_over: int = 0
 
-    def add(self, part: Part, receipt: Receipt) -> None:
+    def add(self, part: PackedFile, receipt: Receipt) -> None:
         """Take the rows and the sums of one file."""
         for (tensor, block), stored in zip(part.blocks, receipt.blocks, strict=True):
             self.rows.put(tensor, block, stored)
@@ -60,7 +60,7 @@ class BuiltFiles:
 
 
 class _Encoded(NamedTuple):
-    part: Part
+    part: PackedFile
     upload: Upload | None
     receipt: Receipt
     blocks: Sequence[BlockMade]
@@ -84,7 +84,7 @@ class _Made(NamedTuple):
 
 
 def build_files(
-    parts: Sequence[Part],
+    parts: Sequence[PackedFile],
     encoder: DeltaEncoder,
     plans: Sequence[Plan],
     staging: Staging,
@@ -129,7 +129,7 @@ def build_files(
 
 
 def _files(
-    parts: Iterator[Part],
+    parts: Iterator[PackedFile],
     counter: Counter,
     jobs: int,
     *,
@@ -140,7 +140,7 @@ def _files(
     """Yield the file of each part, made by so many threads."""
     opened: dict[int, Upload] = {}
 
-    def encode(part: Part) -> _Encoded:
+    def encode(part: PackedFile) -> _Encoded:
         staged = staging.open(_file(part, part.nbytes), at_most=True)
         if staged.upload is not None:
             opened[part.number] = staged.upload
@@ -238,7 +238,9 @@ class _Writer:
         self._state.reset()
 
 
-def _taken_over(part: Part, staged: StagedFile, staging: Staging, plans: str) -> Receipt | None:
+def _taken_over(
+    part: PackedFile, staged: StagedFile, staging: Staging, plans: str
+) -> Receipt | None:
     """Return the receipt of a file that an earlier run has made, if all of it is still there."""
     notes = [made.note for made in staged.earlier.values() if made.note]
     receipt = Receipt.parse(notes[-1], plans, len(part)) if notes else None
@@ -253,5 +255,5 @@ def _taken_over(part: Part, staged: StagedFile, staging: Staging, plans: str) ->
     return receipt if all(staging.holds(file, staged.earlier[n]) for n in numbers) else None
 
 
-def _file(part: Part, size: int) -> OutputFile:
+def _file(part: PackedFile, size: int) -> OutputFile:
     return OutputFile(part.path, [Zeros(size)])

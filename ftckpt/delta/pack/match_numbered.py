@@ -22,7 +22,7 @@ from ftckpt.delta.codec.decode import Fill
 from ftckpt.delta.codec.words import word_count
 from ftckpt.errors import FtckptError
 
-from .pair import Pair
+from .pair import DeltaPair
 
 if TYPE_CHECKING:
     from ftckpt.delta.codec.words import Array
@@ -64,7 +64,7 @@ class Sampled(NamedTuple):
     directions: tuple[Array | None, ...]
 
 
-def candidates(pairs: Sequence[Pair]) -> list[tuple[list[Task], list[Task]]]:
+def candidates(pairs: Sequence[DeltaPair]) -> list[tuple[list[Task], list[Task]]]:
     """Return, shape by shape, the weights without moments and the moments without weights.
 
     Only what is float32 on both sides counts, and shapes of which there are both.
@@ -93,7 +93,7 @@ def candidates(pairs: Sequence[Pair]) -> list[tuple[list[Task], list[Task]]]:
     ]
 
 
-def sample(pairs: Sequence[Pair], task: Task, target: Fill, base: Fill) -> Sampled:
+def sample(pairs: Sequence[DeltaPair], task: Task, target: Fill, base: Fill) -> Sampled:
     """Read a sample of a task's tensors and return where they lead.
 
     What cannot be read tells nothing: it is read again, and said, where it is packed.
@@ -135,9 +135,9 @@ def match(weights: Iterable[Sampled], moments: Iterable[Sampled]) -> Iterator[tu
 
 
 def matched(
-    pairs: Sequence[Pair],
+    pairs: Sequence[DeltaPair],
     sampled: Callable[[Sequence[Task]], Iterable[Sampled]],
-) -> list[Pair]:
+) -> list[DeltaPair]:
     """Return the pairs, each weight that was matched with its moments as helpers and kin.
 
     Args:
@@ -157,12 +157,12 @@ def matched(
     return made
 
 
-def _both(pair: Pair, target: Fill, base: Fill) -> tuple[Array, Array]:
+def _both(pair: DeltaPair, target: Fill, base: Fill) -> tuple[Array, Array]:
     assert pair.base is not None
     return _read(pair, target, pair.info.key), _read(pair, base, pair.base)
 
 
-def _read(pair: Pair, fill: Fill, key: str) -> Array:
+def _read(pair: DeltaPair, fill: Fill, key: str) -> Array:
     """Return some elements, from runs that are spread over a tensor, as float64."""
     import numpy as np
 

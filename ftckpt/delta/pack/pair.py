@@ -18,7 +18,7 @@ _BUFFER = ".momentum_buffer"  # torch's SGD keeps it under the parameter's name
 _TRAINED = ("model", "optimizer")  # components that one optimizer's rule ties together
 
 
-class Pair(NamedTuple):
+class DeltaPair(NamedTuple):
     """One tensor of the target.
 
     Attributes:
@@ -52,7 +52,7 @@ def pair(
     target: Iterable[TensorInfo],
     base: Mapping[str, TensorInfo],
     renamed: Mapping[str, str] | None = None,
-) -> list[Pair]:
+) -> list[DeltaPair]:
     """Return every tensor of the target with what it can be stored against, in the same order.
 
     Sharding does not matter: tensors are matched by key, and need equal shape and type.
@@ -79,7 +79,7 @@ def pair(
             number = places.get((family(info), kind))
             if number is not None and tensors[number].shape == info.shape:
                 helpers[kind] = number
-        pairs.append(Pair(info, key if fits else None, helpers, family(info)))
+        pairs.append(DeltaPair(info, key if fits else None, helpers, family(info)))
     return pairs
 
 

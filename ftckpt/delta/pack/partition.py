@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Kind
 
-from .pair import Pair
+from .pair import DeltaPair
 
 LEAST, MOST = 16 << 20, 1 << 30  # bytes of elements that go into one data file
 _FILES = 64  # as many files as that, where the elements suffice
@@ -21,7 +21,7 @@ _ORDER = {Kind.EXP_AVG: 0, Kind.EXP_AVG_SQ: 1, Kind.MASTER: 2}
 
 
 @dataclass
-class Part:
+class PackedFile:
     """The blocks of one data file, in the order in which they lie in it.
 
     Attributes:
@@ -54,19 +54,19 @@ class Part:
         self.nbytes += nbytes
 
 
-def divide(pairs: Sequence[Pair]) -> list[Part]:
+def divide(pairs: Sequence[DeltaPair]) -> list[PackedFile]:
     """Deal out all blocks of the tensors of `pairs` to data files."""
     total = sum(pair.info.nbytes for pair in pairs)
     most = min(MOST, max(LEAST, total // _FILES))
-    parts: list[Part] = []
+    parts: list[PackedFile] = []
     for tensor, block, nbytes in _in_order(pairs):
         if not parts or parts[-1].nbytes + nbytes > most:
-            parts.append(Part(len(parts)))
+            parts.append(PackedFile(len(parts)))
         parts[-1].add(tensor, block, nbytes)
     return parts
 
 
-def _in_order(pairs: Sequence[Pair]) -> Iterator[tuple[int, int, int]]:
+def _in_order(pairs: Sequence[DeltaPair]) -> Iterator[tuple[int, int, int]]:
     """Yield tensor, block and bytes of every block."""
     families: dict[tuple[str, str], list[int]] = {}
     for number, pair in enumerate(pairs):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
-from ftckpt.replay.record.log import LONGEST_LINE, SCHEMA, Log, Record, read_log
+from ftckpt.replay.record.log import LONGEST_LINE, SCHEMA, Log, StepRecord, read_log
 
 # `step 12 loss 2.31`, `iteration 12/ 100 | lm loss: 2.3E+00 |`, `{'step': 12, 'loss': 2.31}`.
 CONSOLE = (
@@ -46,7 +46,7 @@ def read_any(path: Path, pattern: str = "", name: str = "") -> Log:
         raise UsageError(f"--pattern is no regular expression: {error}") from error
     if "step" not in found.groupindex:
         raise UsageError("--pattern has no group for the step", hint=r"(?P<step>\d+)")
-    steps: dict[int, Record] = {}
+    steps: dict[int, StepRecord] = {}
     digits, again = 0, 0
     for text in _lines(path):
         row = None if pattern else _from_json(text)
@@ -56,7 +56,7 @@ def read_any(path: Path, pattern: str = "", name: str = "") -> Log:
         step, values = row
         again += step in steps
         digits = max([digits, *(len(re.sub(r"[eE].*|\D", "", v)) for v in values.values())])
-        steps[step] = Record(step, 0, _events(values))
+        steps[step] = StepRecord(step, 0, _events(values))
     if not steps:
         raise UnsupportedError(
             f"no line of {path} shows a step with a number",

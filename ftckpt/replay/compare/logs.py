@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ftckpt.replay.record.events import BY_KEY, EVENTS, RANDOM
 from ftckpt.replay.record.floats import value_of
-from ftckpt.replay.record.log import Items, Log, Record, Value, losses
+from ftckpt.replay.record.log import Items, Log, StepRecord, Value, losses
 
 from .differences import Difference, ItemDifference
 from .harmless import split
@@ -86,7 +86,7 @@ def compare(
 
 
 def _compare_event(
-    a: Record | None, b: Record | None, event: str, idle: Collection[str]
+    a: StepRecord | None, b: StepRecord | None, event: str, idle: Collection[str]
 ) -> Difference | bool | None:
     """Return the difference, False where the two are equal, None where they cannot be compared."""
     if a is None or b is None:

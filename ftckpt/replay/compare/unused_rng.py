@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ftckpt.replay.record.events import RANDOM
-from ftckpt.replay.record.log import Log, Record
+from ftckpt.replay.record.log import Log, StepRecord
 
 
 def idle_streams(repetitions: Sequence[Log], others: Sequence[Log]) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def _states(log: Log) -> Mapping[tuple[int, str], set[str]]:
     return found
 
 
-def _streams(record: Record) -> Iterator[tuple[str, str]]:
+def _streams(record: StepRecord) -> Iterator[tuple[str, str]]:
     for event in RANDOM:
         for name, value in record.events.get(event, {}).items():
             if isinstance(value, dict) and isinstance(value.get("digest"), str):

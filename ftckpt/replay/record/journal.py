@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ftckpt.replay.settings import Settings, done_marker, saves_file, stopped_marker, values_file
 
-from .log import SCHEMA, Record, line
+from .log import SCHEMA, StepRecord, line
 from .tensors import plain, raw_bytes
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Journal:
                 self._rank = int(os.environ.get("RANK", "0") or 0)
         return self._rank
 
-    def write(self, record: Record) -> None:
+    def write(self, record: StepRecord) -> None:
         """Append a record.
 
         Raises:

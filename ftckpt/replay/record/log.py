@@ -35,7 +35,7 @@ Items = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StepRecord:
     """What one rank recorded of one step.
 
     Attributes:
@@ -66,7 +66,7 @@ class Log:
     """
 
     name: str
-    steps: Mapping[int, Mapping[int, Record]]
+    steps: Mapping[int, Mapping[int, StepRecord]]
     world_size: int | None = None
     limits: tuple[str, ...] = field(default=())
     conditions: Mapping[str, object] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Log:
         return tuple(sorted(set.intersection(*done))) if done else ()
 
 
-def line(record: Record) -> str:
+def line(record: StepRecord) -> str:
     """Return a record as one line of a log, without its line end."""
     body: dict[str, Any] = {"step": record.step, "rank": record.rank, "events": record.events}
     if record.notes:
@@ -130,7 +130,7 @@ def read_log(path: Path, name: str = "") -> Log:
     files = sorted(path.glob("rank-*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
         raise NotFoundError(f"there is no log at {path}", hint="a run writes rank-0.jsonl, …")
-    steps: dict[int, dict[int, Record]] = {}
+    steps: dict[int, dict[int, StepRecord]] = {}
     world: set[int] = set()
     conditions: dict[str, object] = {}
     for file in files:
@@ -166,7 +166,7 @@ def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, body
 
 
-def _record(body: dict[str, Any], file: Path, number: int) -> Record:
+def _record(body: dict[str, Any], file: Path, number: int) -> StepRecord:
     events, notes = body.get("events"), body.get("notes", [])
     numbers = (body.get("step"), body.get("rank"))
     if (
@@ -178,7 +178,7 @@ def _record(body: dict[str, Any], file: Path, number: int) -> Record:
     ):
         raise CorruptError(f"line {number} of {file.name} is no record of a step")
     partial = body.get("partial") is True
-    return Record(body["step"], body["rank"], events, tuple(notes), partial)
+    return StepRecord(body["step"], body["rank"], events, tuple(notes), partial)
 
 
 def _is_items(items: object) -> bool:
@@ -187,6 +187,6 @@ def _is_items(items: object) -> bool:
     )
 
 
-def losses(record: Record) -> Sequence[str]:
+def losses(record: StepRecord) -> Sequence[str]:
     """Return the losses of a step as written, one a backward pass."""
     return [value for value in record.events.get("loss", {}).values() if isinstance(value, str)]

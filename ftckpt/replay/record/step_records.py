@@ -27,7 +27,7 @@ from . import counters
 from . import read_state as readings
 from .events import TOLD
 from .journal import Journal
-from .log import ENDED, Record
+from .log import ENDED, StepRecord
 from .training import Training
 
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -374,5 +374,7 @@ class Recorder:
             masters = self._training.masters()
             if masters:
                 self._events["masters"] = masters
-        record = Record(self.step, self._journal.rank, self._events, tuple(self._notes), partial)
+        record = StepRecord(
+            self.step, self._journal.rank, self._events, tuple(self._notes), partial
+        )
         self._journal.write(record)

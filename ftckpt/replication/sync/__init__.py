@@ -26,7 +26,7 @@ from ftckpt.retention.apply.check import surveyed
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.entries import EntryClass
-from ftckpt.retention.scan.entry import Found, Reading
+from ftckpt.retention.scan.entry import Reading, ScannedEntry
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.local.atomic import make_directories
@@ -46,7 +46,7 @@ _OF_ONE = (
 )
 
 
-class State(StrEnum):
+class SyncState(StrEnum):
     """What became of one checkpoint.
 
     SHIPPED: copied, proven and visible.
@@ -83,7 +83,7 @@ class Item:
 
     name: str
     step: int | None
-    state: State
+    state: SyncState
     why: str = ""
     code: ExitCode = ExitCode.OK
     nbytes: int = 0
@@ -106,7 +106,7 @@ class SyncReport:
     items: tuple[Item, ...]
     seconds: float
 
-    def of(self, *states: State) -> tuple[Item, ...]:
+    def of(self, *states: SyncState) -> tuple[Item, ...]:
         """Return the items of some states."""
         return tuple(item for item in self.items if item.state in states)
 
@@ -192,7 +192,7 @@ class _Sync:
         self.tier = Tier(root, tier, options.replication, options.stores, counter)
         self.told, self.counter = told, counter
         self.items: dict[str, Item] = {}
-        self.members: dict[str, Found] = {}
+        self.members: dict[str, ScannedEntry] = {}
         for found in read_entries(root, how, counter=counter):
             name = name_in(root, found)
             if found.entry.entry_class is EntryClass.COMMITTED:
@@ -203,9 +203,9 @@ class _Sync:
     def run(self, check: Callable[[], None]) -> None:
         for name, found in self.members.items():
             if found.entry.entry_class in (EntryClass.STAGING, EntryClass.ABANDONED):
-                self._tell(self._item(name, State.UNFINISHED, found.entry.why))
+                self._tell(self._item(name, SyncState.UNFINISHED, found.entry.why))
             elif found.entry.entry_class is EntryClass.CORRUPT and self._in_question(found):
-                self._tell(self._item(name, State.FAILED, found.entry.why, ExitCode.CORRUPT))
+                self._tell(self._item(name, SyncState.FAILED, found.entry.why, ExitCode.CORRUPT))
         # What fails makes room for the next that the rules choose.
         while waiting := [(n, w) for n, w in self._chosen() if n not in self.items]:
             name, why = waiting[0]
@@ -216,17 +216,17 @@ class _Sync:
         self.items[item.name] = item
         self.told(item)
 
-    def _item(self, name: str, state: State, why: str, code: ExitCode = ExitCode.OK) -> Item:
+    def _item(self, name: str, state: SyncState, why: str, code: ExitCode = ExitCode.OK) -> Item:
         found = self.members[name].entry
         return Item(name, found.step, state, why, code)
 
-    def _in_question(self, found: Found) -> bool:
+    def _in_question(self, found: ScannedEntry) -> bool:
         """Say whether a damaged one would be chosen were it whole."""
         return any(found.entry.name == name for name, _ in self._chosen(also=found))
 
-    def _chosen(self, also: Found | None = None) -> list[tuple[str, str]]:
+    def _chosen(self, also: ScannedEntry | None = None) -> list[tuple[str, str]]:
         """Return what the rules choose of what can be shipped, and of `also`; see `chosen`."""
-        failed = (State.FAILED, State.GONE)
+        failed = (SyncState.FAILED, SyncState.GONE)
         good = {
             name: found
             for name, found in self.members.items()
@@ -241,32 +241,32 @@ class _Sync:
     def _ship(self, name: str, why: str) -> Item:
         found = surveyed(self.members[name])
         if found is None:
-            return self._item(name, State.GONE, "it was removed meanwhile")
+            return self._item(name, SyncState.GONE, "it was removed meanwhile")
         assert found.entry.contents is not None
         self.members[name] = found
         ships = not self.options.dry_run
-        item = replace(self._item(name, State.PLANNED, why), nbytes=found.entry.contents.nbytes)
+        item = replace(self._item(name, SyncState.PLANNED, why), nbytes=found.entry.contents.nbytes)
         dropped = self.dropped.get(name)
         old = found.entry.time is None or dropped is None or found.entry.time < dropped
         if dropped is not None and old and not self.tier.stands(found):
-            return replace(item, state=State.DROPPED, why="gc of the tier has dropped it")
+            return replace(item, state=SyncState.DROPPED, why="gc of the tier has dropped it")
         try:
             unswept = ships and self.tier.left_behind(found)
             if not unswept and self.tier.is_there(found, record=ships):
-                return replace(item, state=State.THERE)
+                return replace(item, state=SyncState.THERE)
             if not ships:
                 return item
             with leased(self.root, name, self.options.actor):
                 report = self._copy(found)
         except _OF_ONE as error:
             if surveyed(found.now(contents=None)) is None:
-                return replace(item, state=State.GONE, why="it was removed meanwhile")
-            return replace(item, state=State.FAILED, why=error.message, code=error.exit_code)
+                return replace(item, state=SyncState.GONE, why="it was removed meanwhile")
+            return replace(item, state=SyncState.FAILED, why=error.message, code=error.exit_code)
         self.tier.remember(found)
-        state = State.THERE if report.already_there else State.SHIPPED
+        state = SyncState.THERE if report.already_there else SyncState.SHIPPED
         return replace(item, state=state, report=report)
 
-    def _copy(self, found: Found) -> CopyReport:
+    def _copy(self, found: ScannedEntry) -> CopyReport:
         checkpoint = opened(self.root, found)
         target = self.tier.target(found)
         local = self.tier.local_path(found)

@@ -26,7 +26,7 @@ from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention import records
 from ftckpt.retention.policy import Policy, rules
 from ftckpt.retention.records import log
-from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
@@ -35,7 +35,7 @@ from ftckpt.transfer.places import staging_name
 _KIND, _LABEL = "synced", "source"
 
 
-def chosen(good: Mapping[str, Found], policy: Policy | None) -> list[tuple[str, str]]:
+def chosen(good: Mapping[str, ScannedEntry], policy: Policy | None) -> list[tuple[str, str]]:
     """Return what rules choose, with the rule: bases first, the lowest step first.
 
     Args:
@@ -75,12 +75,12 @@ def chosen(good: Mapping[str, Found], policy: Policy | None) -> list[tuple[str, 
     return list(result.items())
 
 
-def name_in(root: Root, found: Found) -> str:
+def name_in(root: Root, found: ScannedEntry) -> str:
     """Return the name of a checkpoint, relative to its root."""
     return found.place.path[len(root.base) + 1 if root.base else 0 :]
 
 
-def opened(root: Root, found: Found) -> Checkpoint:
+def opened(root: Root, found: ScannedEntry) -> Checkpoint:
     """Open a checkpoint of a root.
 
     Raises:
@@ -116,21 +116,21 @@ class Tier:
         self.root, self.tier = root, tier
         self._replication, self._stores, self._counter = replication, stores, counter
 
-    def _path(self, found: Found) -> str:
+    def _path(self, found: ScannedEntry) -> str:
         """Return where a checkpoint goes: the store's path in the tier."""
         assert found.child is not None
         path = found.child.parts[0].entry.path
         return join(self.tier.base, path[len(self.root.base) + 1 if self.root.base else 0 :])
 
-    def target(self, found: Found) -> str:
+    def target(self, found: ScannedEntry) -> str:
         """Return where a checkpoint goes, as a user would type it."""
         return self.tier.store.describe(self._path(found))
 
-    def local_path(self, found: Found) -> str | None:
+    def local_path(self, found: ScannedEntry) -> str | None:
         """Return where a checkpoint goes on this machine, or None where the tier is remote."""
         return self.tier.store.local_path(self._path(found))
 
-    def _standing(self, found: Found) -> Source:
+    def _standing(self, found: ScannedEntry) -> Source:
         """List what stands where a checkpoint goes.
 
         Raises:
@@ -142,19 +142,19 @@ class Tier:
             return Source.file(store, store.stat(path))
         return Source.directory(store, path)
 
-    def stands(self, found: Found) -> bool:
+    def stands(self, found: ScannedEntry) -> bool:
         """Say whether a finished copy stands where a checkpoint goes, of it or another."""
         with suppress(NotFoundError):
             return find(self._standing(found)) is not None
         return False
 
-    def left_behind(self, found: Found) -> bool:
+    def left_behind(self, found: ScannedEntry) -> bool:
         """Say whether a copy was killed after its last act; copying again sweeps up after it."""
         folder, name = os.path.split(self.local_path(found) or "")
         leftover = os.path.join(folder, staging_name(name))
         return bool(name) and os.path.lexists(leftover)
 
-    def is_there(self, found: Found, *, record: bool) -> bool:
+    def is_there(self, found: ScannedEntry, *, record: bool) -> bool:
         """Say whether the tier holds this very checkpoint.
 
         Args:
@@ -195,7 +195,7 @@ class Tier:
             self.remember(found)
         return True
 
-    def _remembered(self, found: Found, manifest: Manifest) -> bool:
+    def _remembered(self, found: ScannedEntry, manifest: Manifest) -> bool:
         assert found.entry.contents is not None
         for record in records.read(self.tier, _KIND, name_in(self.root, found)):
             if (
@@ -206,7 +206,7 @@ class Tier:
                 return True
         return False
 
-    def remember(self, found: Found) -> None:
+    def remember(self, found: ScannedEntry) -> None:
         """Leave with the copy what it was made of; without it the source is read next time."""
         assert found.entry.contents is not None
         try:

@@ -25,7 +25,7 @@ from ftckpt.retention.policy.protections import newest_first, reckon
 from ftckpt.retention.scan.check_cache import Passed
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import EntryClass, Looked
-from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage.store import Entry, EntryKind
 from ftckpt.verification import check_structure
 
@@ -33,7 +33,7 @@ _HEAD = 4096
 _CONTENT = frozenset({"content", "values"})
 
 
-def checked(found: Found, now: float, passed: Passed | None) -> Found | None:
+def checked(found: ScannedEntry, now: float, passed: Passed | None) -> ScannedEntry | None:
     """Check the structure of a committed checkpoint; return what it is then, its files listed.
 
     A damaged one is CORRUPT; a young one whose format has no commit marker may still be being
@@ -61,7 +61,7 @@ def checked(found: Found, now: float, passed: Passed | None) -> Found | None:
     return _opened(listed.now(looked=Looked.STRUCTURE), now)
 
 
-def _opened(found: Found, now: float) -> Found | None:
+def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     assert found.child is not None
     try:
         opened = open_child(found.root, found.child)
@@ -83,7 +83,7 @@ def _opened(found: Found, now: float) -> Found | None:
     return found.now(checked=True, step=found.entry.step if step is None else step)
 
 
-def step_by_content(found: Found) -> Found:
+def step_by_content(found: ScannedEntry) -> ScannedEntry:
     """Return a checkpoint with the step that its content shows; as it is where it shows none."""
     assert found.child is not None
     try:
@@ -94,7 +94,7 @@ def step_by_content(found: Found) -> Found:
     return known if step is None else known.now(step=step)
 
 
-def newest_verified(members: Sequence[Found], now: float) -> Found | None:
+def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry | None:
     """Return the newest committed checkpoint of a run whose content was checked when it was sealed.
 
     What is dated in the future, and what has no step, is not asked about.
@@ -111,7 +111,7 @@ def newest_verified(members: Sequence[Found], now: float) -> Found | None:
     return None
 
 
-def first_verified(members: Iterable[Found], known: dict[str, bool]) -> Found | None:
+def first_verified(members: Iterable[ScannedEntry], known: dict[str, bool]) -> ScannedEntry | None:
     """Return the first of some checkpoints whose content was checked when it was sealed.
 
     Args:
@@ -133,7 +133,7 @@ def first_verified(members: Iterable[Found], known: dict[str, bool]) -> Found | 
     return None
 
 
-def surveyed(found: Found) -> Found | None:
+def surveyed(found: ScannedEntry) -> ScannedEntry | None:
     """Return an entry with its files summed up; None where it has been removed since."""
     if found.entry.contents is not None:
         return found
@@ -152,7 +152,9 @@ def _errors(checkpoint: Checkpoint) -> list[tuple[ExitCode, str]]:
     return [(as_damage.get(f.code, f.code), f.message) for f in errors]
 
 
-def _judged(found: Found, errors: Sequence[tuple[ExitCode, str]], now: float) -> Found:
+def _judged(
+    found: ScannedEntry, errors: Sequence[tuple[ExitCode, str]], now: float
+) -> ScannedEntry:
     """Say what a checkpoint is that does not pass."""
     by_code = dict(reversed(errors))
     if ExitCode.INCOMPLETE in by_code:
@@ -163,7 +165,7 @@ def _judged(found: Found, errors: Sequence[tuple[ExitCode, str]], now: float) ->
     return found.now(entry_class=EntryClass.FOREIGN, why=errors[0][1])
 
 
-def _damaged(found: Found, why: str, now: float) -> Found:
+def _damaged(found: ScannedEntry, why: str, now: float) -> ScannedEntry:
     """Damage is evidence, unless nothing says that the save has ended and it may still go on."""
     assert found.child is not None
     markers = {part.recognition.commit for part in found.child.parts}
@@ -174,24 +176,24 @@ def _damaged(found: Found, why: str, now: float) -> Found:
     return found.now(entry_class=EntryClass.CORRUPT, why=why)
 
 
-def _unfinished(found: Found, why: str, now: float) -> Found:
+def _unfinished(found: ScannedEntry, why: str, now: float) -> ScannedEntry:
     newest = _newest(found)
     silent = newest is not None and now - newest >= GRACE
     kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
     return found.now(entry_class=kind, why=why, time=newest)
 
 
-def _newest(found: Found) -> float | None:
+def _newest(found: ScannedEntry) -> float | None:
     return None if found.entry.contents is None else found.entry.contents.newest
 
 
-def _is_verified(found: Found) -> bool:
+def _is_verified(found: ScannedEntry) -> bool:
     """Whether every part is sealed, and the seal says that its content was checked then."""
     assert found.child is not None
     return all(_content_checked(found, part.entry) for part in found.child.parts)
 
 
-def _content_checked(found: Found, place: Entry) -> bool:
+def _content_checked(found: ScannedEntry, place: Entry) -> bool:
     store = found.root.store
     path = f"{place.path}/{MANIFEST}" if place.kind is EntryKind.DIRECTORY else place.path + SUFFIX
     try:

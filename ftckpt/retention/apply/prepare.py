@@ -27,13 +27,13 @@ from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.contents import count_names
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
-from ftckpt.retention.scan.entry import Bases, Found, Reading, Run, recorded_bases
+from ftckpt.retention.scan.entry import Bases, Reading, Run, ScannedEntry, recorded_bases
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import upload_notes
 
 from .check import checked, first_verified, step_by_content, surveyed
 
-_Look = Callable[[Found], Found | None]
+_Look = Callable[[ScannedEntry], ScannedEntry | None]
 
 # What shows that a place is a root although nothing in it is committed.
 _OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
@@ -50,7 +50,7 @@ class Prepared:
     """
 
     plan: Plan
-    found: Mapping[str, Found]
+    found: Mapping[str, ScannedEntry]
     roots: Mapping[str, Root]
 
 
@@ -124,7 +124,7 @@ class _Work:
         self.policy = policy
         self.now = now
         self.counter = counter
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, ScannedEntry] = {}
         self.notes: list[str] = []
         self.last_run: dict[str, float] = {}
         self.passed: dict[str, Passed] = {}
@@ -239,7 +239,7 @@ class _Work:
         return False
 
     def _check(self, names: Sequence[str]) -> None:
-        def one(found: Found) -> Found | None:
+        def one(found: ScannedEntry) -> ScannedEntry | None:
             return checked(found, self.now, self.passed.get(found.entry.name))
 
         self._each(names, one, "checking")
@@ -256,7 +256,7 @@ class _Work:
         """Look again at entries; those that are gone are forgotten."""
         self.counter.start(what, len(names), "entries")
 
-        def one(name: str) -> Found | None:
+        def one(name: str) -> ScannedEntry | None:
             found = do(self.found[name])
             self.counter.add(1)
             return found

@@ -18,7 +18,7 @@ from ftckpt.errors import NotFoundError
 from ftckpt.own_files import FOLDER
 from ftckpt.retention.scan.classify import classify
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
-from ftckpt.retention.scan.entry import Found, Reading
+from ftckpt.retention.scan.entry import Reading, ScannedEntry
 from ftckpt.retention.scan.evidence import Evidence
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.overlay import OverlayStore
@@ -53,7 +53,7 @@ class Watch:
         self._pointing |= self._links(root.store.children(root.base))
         self._unsettled = [c for c in root.candidates if c.entry.path in unfinished]
 
-    def look(self, found: Found, now: float) -> tuple[RootEntry, list[Found]]:
+    def look(self, found: ScannedEntry, now: float) -> tuple[RootEntry, list[ScannedEntry]]:
         """Return an entry with who claims it at this moment; and what has come, or was unfinished.
 
         Args:
@@ -78,7 +78,7 @@ class Watch:
         near = replace(near, store=store, pointers=tuple(pointers))
         return Evidence.of(near, now, name).added_to(found).entry, self._news()
 
-    def forget(self, found: Found) -> None:
+    def forget(self, found: ScannedEntry) -> None:
         """Take an entry for gone: what has its name from now on is another one."""
         self._names.discard(self._name_of(found.place))
 
@@ -114,7 +114,7 @@ class Watch:
         self._pointing |= {p.name for p in near.pointers} | self._links(shown)
         self._unsettled += candidates
 
-    def _news(self) -> list[Found]:
+    def _news(self) -> list[ScannedEntry]:
         """Return what is not settled as it is now; what has gone is forgotten."""
         news, unsettled = [], []
         for candidate in self._unsettled:

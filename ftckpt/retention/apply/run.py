@@ -17,7 +17,7 @@ from ftckpt.retention.locks.hold import hold, require_clock
 from ftckpt.retention.policy.plan import Decision, Plan
 from ftckpt.retention.records import log, pins, tags
 from ftckpt.retention.scan.entries import EntryClass
-from ftckpt.retention.scan.entry import Bases, Found, Reading, recorded_bases
+from ftckpt.retention.scan.entry import Bases, Reading, ScannedEntry, recorded_bases
 from ftckpt.retention.scan.leftovers import leftovers
 from ftckpt.retention.scan.staleness import is_leaving, is_same, still_right
 from ftckpt.retention.trash import Trash, Trashed
@@ -123,7 +123,7 @@ class _Dropping:
     def __init__(
         self,
         plan: Plan,
-        found: Mapping[str, Found],
+        found: Mapping[str, ScannedEntry],
         trashes: Mapping[str, Trash],
         how: Reading,
         actor: str,
@@ -145,7 +145,7 @@ class _Dropping:
         self.freed = 0
         self.waiting = 0
         self._last = 0.0
-        self._standing: dict[str, Found] = {}
+        self._standing: dict[str, ScannedEntry] = {}
         self._upon: dict[str, dict[str, None]] = defaultdict(dict)
         self._watches: dict[str, Watch] = {}
         for one in found.values():
@@ -185,7 +185,7 @@ class _Dropping:
         self.freed += nbytes
         require_all(errors)
 
-    def _require_unclaimed(self, found: Found, trash: Trash, thing: Trashed) -> None:
+    def _require_unclaimed(self, found: ScannedEntry, trash: Trash, thing: Trashed) -> None:
         """Have an entry back that somebody has claimed between the last look and its dropping.
 
         Who claims an entry looks afterwards whether it is there (`records.write`): one of the two
@@ -205,7 +205,7 @@ class _Dropping:
             trash.restore(thing)
             raise RefusedError(f"{thing.entry} stays: somebody has claimed it in this moment")
 
-    def _looked_at_again(self, decision: Decision) -> Found:
+    def _looked_at_again(self, decision: Decision) -> ScannedEntry:
         """Return the entry as it is at this moment, if it may still go.
 
         Raises:
@@ -230,7 +230,7 @@ class _Dropping:
             raise RefusedError(f"{name} stays: it has changed since the plan was made")
         return listed
 
-    def _watch(self, found: Found) -> Watch:
+    def _watch(self, found: ScannedEntry) -> Watch:
         group = found.entry.group
         if group not in self._watches:
             unfinished = {
@@ -241,7 +241,7 @@ class _Dropping:
             self._watches[group] = Watch(found.root, self.how, unfinished)
         return self._watches[group]
 
-    def _stands(self, found: Found) -> None:
+    def _stands(self, found: ScannedEntry) -> None:
         """Note what stands, and what it is built on."""
         name = found.entry.name
         self._forget(name)
@@ -254,7 +254,7 @@ class _Dropping:
         if found is not None and found.entry.group in self._watches:
             self._watches[found.entry.group].forget(found)
 
-    def _forget(self, name: str) -> Found | None:
+    def _forget(self, name: str) -> ScannedEntry | None:
         found = self._standing.pop(name, None)
         for base in found.entry.bases if found is not None else ():
             self._upon[base].pop(name, None)

@@ -14,7 +14,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from . import rules
 from .floors import broken_floors
 from .plan import BrokenFloor, Decision, Plan, Reason
-from .protections import Run, protect, reckon
+from .protections import EntryGroup, protect, reckon
 
 # Flags that keep, for the one who gave none.
 _NO_RULE = BrokenFloor(
@@ -88,7 +88,7 @@ def decide(
     )
 
 
-def _reasons(runs: Mapping[str, Run], policy: Policy) -> dict[str, list[Reason]]:
+def _reasons(runs: Mapping[str, EntryGroup], policy: Policy) -> dict[str, list[Reason]]:
     """Return for each entry why it stays; nothing for those that may go."""
     reasons: dict[str, list[Reason]] = {e.name: [] for run in runs.values() for e in run.entries}
     for run in runs.values():

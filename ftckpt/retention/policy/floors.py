@@ -10,7 +10,7 @@ from ftckpt.retention.policy import DEFAULT_NUMBER, DEFAULT_SHARE, Policy
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 
 from .plan import BrokenFloor
-from .protections import Run
+from .protections import EntryGroup
 
 # What is no entry of the run's own making is not in the share that a plan may drop.
 _NOT_OURS = (EntryClass.FOREIGN, EntryClass.TRASH)
@@ -18,7 +18,7 @@ _NOT_OURS = (EntryClass.FOREIGN, EntryClass.TRASH)
 
 def broken_floors(
     policy: Policy,
-    runs: Mapping[str, Run],
+    runs: Mapping[str, EntryGroup],
     dropped: Sequence[RootEntry],
     last_run: Mapping[str, float],
 ) -> Iterator[BrokenFloor]:
@@ -37,7 +37,7 @@ def broken_floors(
     yield from _at_once(policy, len(entries), dropped, last_run)
 
 
-def _survivors(least: int, group: str, run: Run, gone: set[str]) -> Iterator[BrokenFloor]:
+def _survivors(least: int, group: str, run: EntryGroup, gone: set[str]) -> Iterator[BrokenFloor]:
     for stretch in run.stretches:
         good = sum(e.checked and e.name not in gone for e in stretch)
         if good >= least or not any(e.name in gone for e in stretch):

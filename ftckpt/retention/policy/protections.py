@@ -16,7 +16,7 @@ from .plan import Reason
 LEAP, LEAP_FROM = 100, 1000
 
 
-class Run(NamedTuple):
+class EntryGroup(NamedTuple):
     """The entries of one group, told apart.
 
     Attributes:
@@ -31,7 +31,7 @@ class Run(NamedTuple):
     held: dict[str, Reason]
 
 
-def reckon(entries: Sequence[RootEntry], now: float) -> Run:
+def reckon(entries: Sequence[RootEntry], now: float) -> EntryGroup:
     """Tell the committed checkpoints that count from those that are only kept.
 
     Left out are those whose order among the others is not known: without a step, or dated in the
@@ -61,14 +61,14 @@ def reckon(entries: Sequence[RootEntry], now: float) -> Run:
     for below, above in pairwise(stretches):
         leap = Reason("step-jump", f"the step leaps from {below[-1].step} to {above[0].step}")
         held |= {entry.name: leap for entry in above if entry.step == above[0].step}
-    return Run(entries, tuple(map(tuple, stretches)), held)
+    return EntryGroup(entries, tuple(map(tuple, stretches)), held)
 
 
 def _leaps(before: int, after: int) -> bool:
     return before > 1 and after > LEAP * max(before, LEAP_FROM)
 
 
-def protect(run: Run, policy: Policy) -> Iterator[tuple[RootEntry, Reason]]:
+def protect(run: EntryGroup, policy: Policy) -> Iterator[tuple[RootEntry, Reason]]:
     """Yield every entry of a run that stays whatever the rules say, with the protection."""
     for stretch in run.stretches:
         yield from _newest(stretch)

@@ -24,7 +24,7 @@ _SUFFIX = ".json"
 _SAFE = "@=+,"
 
 
-class Record(NamedTuple):
+class RetentionRecord(NamedTuple):
     """One record.
 
     Attributes:
@@ -137,7 +137,7 @@ def erase(root: Root, records: list[tuple[str, str, str]]) -> None:
             raise error
 
 
-def read(root: Root, kind: str, entry: str | None = None) -> list[Record]:
+def read(root: Root, kind: str, entry: str | None = None) -> list[RetentionRecord]:
     """Return every record of a kind, of one entry or (None) of all, sorted by entry and label.
 
     Raises:
@@ -166,7 +166,7 @@ def read(root: Root, kind: str, entry: str | None = None) -> list[Record]:
                 fields = {}
         fields = fields if isinstance(fields, dict) else {}
         label = _unquoted(label.removesuffix(_SUFFIX))
-        found.append(Record(_unquoted(holder), label, fields, item.mtime))
+        found.append(RetentionRecord(_unquoted(holder), label, fields, item.mtime))
     return sorted(found, key=lambda r: (r.entry, r.label))
 
 

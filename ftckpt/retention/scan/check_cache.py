@@ -16,7 +16,7 @@ from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.retention.records import own_folder
 
-from .entry import Found
+from .entry import ScannedEntry
 
 _NAME = "passed.json"
 _MAX_BYTES = 64 << 20
@@ -57,7 +57,7 @@ def read_passed(root: Root) -> dict[str, Passed]:
         return {}
 
 
-def write_passed(root: Root, members: Iterable[Found]) -> None:
+def write_passed(root: Root, members: Iterable[ScannedEntry]) -> None:
     """Remember what has passed among the entries of a root; a file that says so is left alone.
 
     Raises:

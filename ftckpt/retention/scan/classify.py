@@ -11,7 +11,7 @@ from ftckpt.discovery.listing import listing_of_directory, listing_of_file
 from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_child, recognise_at
 from ftckpt.discovery.recognise import Listing, recognise
-from ftckpt.discovery.roots import Candidate, Child, Part, Root
+from ftckpt.discovery.roots import Candidate, Child, Root, UnopenedPart
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
 from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER
 from ftckpt.retention.policy import GRACE
@@ -23,13 +23,13 @@ from ftckpt.storage.store import Entry, EntryKind
 
 from .contents import list_entry, sum_up
 from .entries import Contents, EntryClass, Looked, RootEntry
-from .entry import Found, Reading
+from .entry import Reading, ScannedEntry
 
 # Names that give a checkpoint a part to play; a trainer loads them by these names.
 _NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
 
 
-def classify(root: Root, candidate: Candidate, how: Reading) -> Found:
+def classify(root: Root, candidate: Candidate, how: Reading) -> ScannedEntry:
     """Return what a candidate is.
 
     Args:
@@ -44,7 +44,7 @@ def classify(root: Root, candidate: Candidate, how: Reading) -> Found:
     return _Candidate(root, candidate, how).classify()
 
 
-def judged_by(found: Found, how: Reading) -> Found:
+def judged_by(found: ScannedEntry, how: Reading) -> ScannedEntry:
     """Return an entry with what a policy asks of a committed one: its metric and its bases.
 
     Raises:
@@ -81,7 +81,7 @@ class _Candidate:
         self.contents: Contents | None = None
         self.looked = Looked.NAMES
 
-    def classify(self) -> Found:
+    def classify(self) -> ScannedEntry:
         """Return the entry (see `classify`)."""
         if self.place.link is not None:
             return self._found(EntryClass.FOREIGN, f"a link to {self.place.link}: never followed")
@@ -110,7 +110,7 @@ class _Candidate:
             return self._unfinished("a transfer to it is under way, or was killed", child)
         return self._committed(child, listing)
 
-    def _of_no_format(self) -> Found:
+    def _of_no_format(self) -> ScannedEntry:
         """What no format knows; a manifest alone in an object store is what a killed seal left."""
         lone = ""
         if self.place.kind is EntryKind.DIRECTORY:
@@ -122,7 +122,7 @@ class _Candidate:
             return self._unfinished(lone, None)
         return self._found(EntryClass.FOREIGN, lone or "no format knows it")
 
-    def _committed(self, child: Child, listing: Listing) -> Found:
+    def _committed(self, child: Child, listing: Listing) -> ScannedEntry:
         """A finished save, as its names say; its headers only for a step that they do not say."""
         step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
         why = child.parts[0].recognition.reason
@@ -144,7 +144,7 @@ class _Candidate:
         found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen, left=left)
         return judged_by(found.now(step=step, time=time, named=named), self.how)
 
-    def _torn(self, child: Child, reason: str, listing: Listing) -> Found:
+    def _torn(self, child: Child, reason: str, listing: Listing) -> ScannedEntry:
         """A save without its commit marker: not finished, unless it is known to have been."""
         if MANIFEST in listing.files:
             why = f"it was sealed, and now it {reason}"
@@ -159,14 +159,14 @@ class _Candidate:
             return self._unfinished(f"it {reason}", child)
         return self._committed(child, listing).now(commit=CommitState.COMMITTED)
 
-    def _unfinished(self, why: str, child: Child | None) -> Found:
+    def _unfinished(self, why: str, child: Child | None) -> ScannedEntry:
         self._list()
         time = self.contents.newest if self.contents is not None else None
         silent = time is not None and self.how.now - time >= GRACE
         kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
         return self._found(kind, why, child).now(time=time)
 
-    def _found(self, kind: EntryClass, why: str, child: Child | None = None) -> Found:
+    def _found(self, kind: EntryClass, why: str, child: Child | None = None) -> ScannedEntry:
         entry = RootEntry(
             name=self.place.path,
             group=self.root.base,
@@ -179,9 +179,9 @@ class _Candidate:
             looked=self.looked,
             contents=self.contents,
         )
-        return Found(entry, self.root, self.place, child)
+        return ScannedEntry(entry, self.root, self.place, child)
 
-    def _dropped(self, tomb: Tomb) -> Found:
+    def _dropped(self, tomb: Tomb) -> ScannedEntry:
         """What was dropped where it stands: it goes by the name of its tombstone."""
         found = self._found(EntryClass.TRASH, "dropped before").now(name=tomb.path)
         return replace(found, place=Entry(tomb.path, 0, tomb.written))
@@ -208,7 +208,7 @@ class _Candidate:
             return self.root
         store = ListedStore(self.root.store, self.files)
 
-        def ask(entry: Entry) -> Part | None:
+        def ask(entry: Entry) -> UnopenedPart | None:
             return recognise_at(store, entry, self.how.formats)
 
         return replace(self.root, store=store, ask=ask)
@@ -216,7 +216,7 @@ class _Candidate:
     def _recognise(self, listing: Listing) -> Child | None:
         known = recognise(self.how.formats, listing)
         if known is not None:
-            return Child(self.candidate, (Part(self.place, *known),))
+            return Child(self.candidate, (UnopenedPart(self.place, *known),))
         return self._seen().recognise(self.candidate)  # perhaps one checkpoint a model
 
 

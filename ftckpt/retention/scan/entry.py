@@ -43,7 +43,7 @@ def no_bases(root: Root, child: Child) -> Sequence[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScannedEntry:
     """An entry, and where it was found.
 
     Attributes:
@@ -64,7 +64,7 @@ class Found:
     names: int = 0
     left: tuple[str, ...] = ()
 
-    def now(self, **known: object) -> Found:
+    def now(self, **known: object) -> ScannedEntry:
         """Return it with more known of the entry."""
         return replace(self, entry=replace(self.entry, **known))  # type: ignore[arg-type]
 
@@ -79,7 +79,7 @@ class Run:
     """
 
     root: Root
-    members: Sequence[Found]
+    members: Sequence[ScannedEntry]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ftckpt.retention.locks import leases
 from ftckpt.retention.records import pins, tags
 
 from .entries import Lease, Pin
-from .entry import Found
+from .entry import ScannedEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Evidence:
             leased[lease.entry].append(lease)
         return cls(_pointed(root), pinned, leased, tags.tags(root, entry))
 
-    def added_to(self, found: Found) -> Found:
+    def added_to(self, found: ScannedEntry) -> ScannedEntry:
         """Return an entry with what holds it, and nothing of what held it before."""
         base = found.root.base
         name = found.place.path.removeprefix(f"{base}/" if base else "")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.open_part import recognise_at
-from ftckpt.discovery.roots import Part
+from ftckpt.discovery.roots import UnopenedPart
 from ftckpt.errors import NotFoundError
 from ftckpt.storage.listed import ListedStore
 from ftckpt.storage.store import Entry, EntryKind, Store
@@ -23,7 +23,7 @@ _TRIES = 32
 _DEPTH = 2
 
 
-def marker_of(store: Store, part: Part, files: Sequence[Entry]) -> Entry | None:
+def marker_of(store: Store, part: UnopenedPart, files: Sequence[Entry]) -> Entry | None:
     """Return the file that commits a checkpoint; None where no small file alone does.
 
     Args:
@@ -43,14 +43,14 @@ def marker_of(store: Store, part: Part, files: Sequence[Entry]) -> Entry | None:
     return next((f for f in _likely(part, inside) if _commits(store, part, f, inside)), None)
 
 
-def _likely(part: Part, inside: Sequence[Entry]) -> list[Entry]:
+def _likely(part: UnopenedPart, inside: Sequence[Entry]) -> list[Entry]:
     """Return the small files near the top, the one that was written last first."""
     skip = len(part.entry.path) + 1
     near = [f for f in inside if f.size <= LARGEST and f.path[skip:].count("/") < _DEPTH]
     return sorted(near, key=lambda f: (-(f.mtime or 0.0), f.size, f.path))[:_TRIES]
 
 
-def _commits(store: Store, part: Part, file: Entry, inside: Sequence[Entry]) -> bool:
+def _commits(store: Store, part: UnopenedPart, file: Entry, inside: Sequence[Entry]) -> bool:
     rest = ListedStore(store, [other for other in inside if other.path != file.path])
     try:
         left = recognise_at(rest, part.entry, [part.format])

@@ -25,12 +25,12 @@ from ftckpt.storage.store import Entry
 from .classify import classify
 from .contents import sum_up
 from .entries import EntryClass, RootEntry
-from .entry import Found, Reading
+from .entry import Reading, ScannedEntry
 from .evidence import Evidence
 from .leftovers import WHY as LEFT
 
 
-def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[Found]:
+def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[ScannedEntry]:
     """Return everything that lies in one root, with what holds it there.
 
     Raises:
@@ -40,7 +40,7 @@ def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[F
     evidence = Evidence.of(root, how.now)
     counter.start("reading", len(root.candidates), "entries")
 
-    def one(candidate: Candidate) -> Found | None:
+    def one(candidate: Candidate) -> ScannedEntry | None:
         try:
             found = classify(root, candidate, how)
         except NotFoundError:
@@ -59,16 +59,16 @@ def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[F
     return [*standing, *_foreign(root), *_alone(root, how, evidence), *trash]
 
 
-def _foreign(root: Root) -> Iterator[Found]:
+def _foreign(root: Root) -> Iterator[ScannedEntry]:
     for name in root.foreign:
         if not is_own(name) and not name.startswith(BESIDE):
             place = Entry(join(root.base, name), 0)
             why = LEFT if is_leftover(name) else "its name is no checkpoint's"
             entry = RootEntry(place.path, root.base, EntryClass.FOREIGN, why=why)
-            yield Found(entry, root, place)
+            yield ScannedEntry(entry, root, place)
 
 
-def _alone(root: Root, how: Reading, evidence: Evidence) -> Iterator[Found]:
+def _alone(root: Root, how: Reading, evidence: Evidence) -> Iterator[ScannedEntry]:
     """Manifests of files that are gone, in an object store: a seal that was killed left them.
 
     What such a manifest described is dropped and reclaimed, or was removed by hand; the manifest
@@ -98,7 +98,7 @@ def _alone(root: Root, how: Reading, evidence: Evidence) -> Iterator[Found]:
                 why=why,
                 contents=sum_up([place]),
             )
-            yield evidence.added_to(Found(entry, root, place))
+            yield evidence.added_to(ScannedEntry(entry, root, place))
 
 
 def _age_class(place: Entry, now: float) -> EntryClass:
@@ -106,7 +106,7 @@ def _age_class(place: Entry, now: float) -> EntryClass:
     return EntryClass.ABANDONED if silent else EntryClass.STAGING
 
 
-def _trash(root: Root) -> Iterator[Found]:
+def _trash(root: Root) -> Iterator[ScannedEntry]:
     below = [Entry(join(root.base, n), 0) for n in root.foreign if n.startswith(BESIDE)]
     if FOLDER in root.foreign:
         with suppress(NotFoundError):
@@ -124,4 +124,4 @@ def _trash(root: Root) -> Iterator[Found]:
             time=was[1] if was else place.mtime,
             why=f"dropped before; it was {was[0]}" if was else "dropped before",
         )
-        yield Found(entry, root, place)
+        yield ScannedEntry(entry, root, place)

@@ -19,7 +19,7 @@ from ftckpt.retention.policy.protections import reckon
 from ftckpt.retention.records import log
 
 from .entries import RootEntry
-from .entry import Bases, Found, recorded_bases
+from .entry import Bases, ScannedEntry, recorded_bases
 
 
 class Current(NamedTuple):
@@ -33,7 +33,7 @@ class Current(NamedTuple):
 
     going: list[Decision]
     absent: list[str]
-    found: dict[str, Found]
+    found: dict[str, ScannedEntry]
 
 
 def still_right(

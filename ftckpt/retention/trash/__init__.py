@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from ftckpt.discovery.roots import join, step_in_name
 from ftckpt.errors import FtckptError
 from ftckpt.retention.policy.plan import Decision
-from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.entry import ScannedEntry
 
 FOLDER = "trash"
 # What a name begins with that lies in the root itself, because no directory could be made.
@@ -96,7 +96,7 @@ class Trash(Protocol):
 
     def discard(
         self,
-        found: Found,
+        found: ScannedEntry,
         decision: Decision,
         *,
         actor: str,

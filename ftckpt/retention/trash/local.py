@@ -23,7 +23,7 @@ from ftckpt.own_files import SUFFIX
 from ftckpt.retention.locks.local import locked
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.records import own_folder
-from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.trash import BESIDE, FOLDER, Erased, Trashed, parse_trash_name, trash_name
 from ftckpt.storage.local.atomic import sync_open_directory
 from ftckpt.storage.local.folders import is_file, opened, status
@@ -60,7 +60,7 @@ class LocalTrash:
 
     def discard(
         self,
-        found: Found,
+        found: ScannedEntry,
         decision: Decision,
         *,
         actor: str,
@@ -179,7 +179,7 @@ class LocalTrash:
             self._move_manifest(trashed, folder)
         return trashed
 
-    def _forced(self, found: Found, name: str, now: float, error: OSError) -> Trashed:
+    def _forced(self, found: ScannedEntry, name: str, now: float, error: OSError) -> Trashed:
         """Take an entry apart until there is room for the name of what is left."""
         for _ in taken_apart(found, self._here):
             try:

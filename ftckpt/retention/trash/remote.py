@@ -31,7 +31,7 @@ from ftckpt.errors import (
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.scan.contents import fingerprint_of, list_entry
-from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.markers import marker_of
 from ftckpt.retention.trash import Erased, Trashed, parse_trash_name, trash_name
 from ftckpt.storage.store import Entry, EntryKind
@@ -66,7 +66,7 @@ class RemoteTrash:
 
     def discard(
         self,
-        found: Found,
+        found: ScannedEntry,
         decision: Decision,
         *,
         actor: str,
@@ -175,7 +175,7 @@ class RemoteTrash:
         assert self._lock is not None, "what changes anything is called within the lock"
         self._lock.check()
 
-    def _require_as_seen(self, found: Found, files: Sequence[Entry]) -> None:
+    def _require_as_seen(self, found: ScannedEntry, files: Sequence[Entry]) -> None:
         seen = found.entry.contents
         if seen is not None and fingerprint_of(files) != seen.fingerprint:
             raise RefusedError(f"{found.entry.name} stays: it has changed since it was listed")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from ftckpt.retention.scan.contents import list_entry
-from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.markers import marker_of
 from ftckpt.storage.local.folders import opened, status
 
@@ -31,7 +31,7 @@ def is_full(folder: int) -> bool:
     return no_names or system.f_bavail * system.f_frsize < _LITTLE
 
 
-def taken_apart(found: Found, here: int) -> Iterator[None]:
+def taken_apart(found: ScannedEntry, here: int) -> Iterator[None]:
     """Remove an entry of a root file by file, and yield after each, when there may be room.
 
     What commits it goes first, so that nobody takes the rest for a checkpoint.

@@ -10,7 +10,7 @@ from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UsageErr
 from ftckpt.own_files import FOLDER
 from ftckpt.storage.keys import safe_key
 from ftckpt.storage.options import StoreOptions
-from ftckpt.storage.ranges import Run, plan_runs, waves
+from ftckpt.storage.ranges import MergedRange, plan_runs, waves
 from ftckpt.storage.store import Entry, EntryKind, Store, Traits, Unfinished, Usage
 
 from .client import PARALLEL, S3Client, gather
@@ -107,7 +107,7 @@ class S3Store(Store):
         result = [b""] * len(extents)
         versions = {e.file: Version() for e in extents}
 
-        async def fetch(run: Run) -> None:
+        async def fetch(run: MergedRange) -> None:
             if self._seen.get(run.file):
                 raise archived(self.describe(run.file), run.file)
             at, version = self.at(run.file), versions[run.file]

@@ -17,7 +17,14 @@ from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.digests.tensors import TensorDigest
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.content import Content, Shard
-from ftckpt.transfer.forms import Pair, compare_forms, failed, nbytes_in, pairs, require_all_read
+from ftckpt.transfer.forms import (
+    ResultTensor,
+    compare_forms,
+    failed,
+    nbytes_in,
+    pairs,
+    require_all_read,
+)
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.order import of_result
 from ftckpt.workers.buffers import buffer
@@ -98,7 +105,7 @@ class DigestProof:
                 gatherer.close()
         return Proof(len(content.tensors), nbytes, compare_objects(content, result, same_objects))
 
-    def _require(self, pair: Pair, made: TensorDigest) -> None:
+    def _require(self, pair: ResultTensor, made: TensorDigest) -> None:
         has, wanted = made.hexdigest(), self._digests[pair.key]
         if has != wanted:
             key = pair.info.key
@@ -114,7 +121,7 @@ class _Range(NamedTuple):
     stop: int
 
 
-def _ranges(held: Sequence[Pair], result: Checkpoint) -> Iterator[_Range]:
+def _ranges(held: Sequence[ResultTensor], result: Checkpoint) -> Iterator[_Range]:
     found = Content.of(result)
     for number, pair in enumerate(held):
         shard = found.whole(pair.info.key)

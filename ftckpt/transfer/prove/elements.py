@@ -25,7 +25,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.casting import Changes, changes
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.forms import (
-    Pair,
+    ResultTensor,
     compare_forms,
     copies_in,
     failed,
@@ -144,7 +144,7 @@ def prove(
     """
     require_all_read(result)
     compare_forms(content, result)
-    known = [Pair(key, result.tensors[key]) for key in content.known]
+    known = [ResultTensor(key, result.tensors[key]) for key in content.known]
     nbytes = nbytes_in(pairs(content, result)) + nbytes_in(known)
     counter.start("proving", nbytes)
     source, target = _CountingGatherer(content.checkpoint, limiter), Gatherer(result, limiter)
@@ -164,7 +164,7 @@ def prove(
 
         return run(tasks, compare, jobs=jobs, executor=executor)
 
-    def compare_known(one: Pair) -> None:
+    def compare_known(one: ResultTensor) -> None:
         if read_tensor(result, one.key) != content.known[one.key].data:
             raise failed(f"{one.key} is not what the source holds", one.key)
         counter.add(one.info.nbytes)
@@ -244,7 +244,7 @@ class Prover(Protocol):
 
 
 def compare_replicas(
-    tensors: Iterable[Pair],
+    tensors: Iterable[ResultTensor],
     result: Gatherer,
     *,
     jobs: int = 1,
@@ -295,7 +295,7 @@ def _by_parameter(content: Content, result: Checkpoint) -> Iterator[Sequence[_Ra
 
     A block of one may be what those of the others are decoded from.
     """
-    parameters: dict[str, list[Pair]] = {}
+    parameters: dict[str, list[ResultTensor]] = {}
     for pair in pairs(content, result):
         parameters.setdefault(pair.info.name, []).append(pair)
     side_by_side = copies_in(chain.from_iterable(parameters.values()))

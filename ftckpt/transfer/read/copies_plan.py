@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DType
 
-from .geometry import Held
+from .geometry import StoredBox
 
 
 class Move(NamedTuple):
@@ -33,7 +33,7 @@ class Move(NamedTuple):
         dtype: what they are in the file.
     """
 
-    held: Held
+    held: StoredBox
     offset: int
     span: int
     start: int
@@ -103,7 +103,9 @@ class Move(NamedTuple):
         return cut
 
 
-def meeting(held: Held, box: Box, start: int, steps: Sequence[int], dtype: DType) -> Move | None:
+def meeting(
+    held: StoredBox, box: Box, start: int, steps: Sequence[int], dtype: DType
+) -> Move | None:
     """Return how the elements of a box of a tensor move that one place holds; None without any.
 
     Args:
@@ -151,7 +153,7 @@ class Reading(NamedTuple):
         moves: what they hold.
     """
 
-    held: Held
+    held: StoredBox
     offset: int
     nbytes: int
     moves: Sequence[Move]

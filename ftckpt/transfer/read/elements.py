@@ -23,7 +23,7 @@ from ftckpt.transfer.content import Fill, Shard
 from ftckpt.workers.buffers import buffer
 
 from .copies_plan import Move, Reading, meeting, readings
-from .geometry import Held, boxes_of_range, is_run, whole_rows
+from .geometry import StoredBox, boxes_of_range, is_run, whole_rows
 from .source_bytes import Places, ReadObserver, SourceBytes
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Gatherer:
         """Yield what to read for elements `start` to `stop` of a region, a bounded span each."""
         return readings(region.moves, start, stop, most=self._span, gap=self.bytes.gap)
 
-    def _dense(self, shard: Shard) -> Held | None:
+    def _dense(self, shard: Shard) -> StoredBox | None:
         """Return where a shard lies that is a whole tensor, dense; None where it is not so plain.
 
         A checkpoint may have very many small tensors: most of the time went into geometry.
@@ -273,7 +273,7 @@ class Gatherer:
         if cut or piece.box != Box.whole(info.shape) or piece.strides is not None:
             raise _smaller_than_a_byte(info.dtype)
         payload = self.bytes.checkpoint.payload(piece)
-        held = Held(Box((), ()), payload.extent.file, payload.extent.offset, (), None)
+        held = StoredBox(Box((), ()), payload.extent.file, payload.extent.offset, (), None)
         if payload.transforms:
             assert payload.inner is not None
             held = held._replace(origin=payload.inner[0], undone=payload)
@@ -286,7 +286,7 @@ def _smaller_than_a_byte(dtype: DType) -> UnsupportedError:
     )
 
 
-def _one_run(places: Places, sizes: Sequence[int], itemsize: int) -> Held | None:
+def _one_run(places: Places, sizes: Sequence[int], itemsize: int) -> StoredBox | None:
     """Return the place where a box lies as one dense run; None where it is not so plain."""
     held = places.only
     if held is None or held.box.sizes != sizes:

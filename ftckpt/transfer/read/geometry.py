@@ -58,7 +58,7 @@ def _below(index: int, boxes: Iterator[Box]) -> Iterator[Box]:
         yield Box((index, *box.offsets), (1, *box.sizes))
 
 
-class Held(NamedTuple):
+class StoredBox(NamedTuple):
     """A box of a tensor, and where one place in storage holds its elements.
 
     Attributes:
@@ -107,7 +107,7 @@ class Boxes(NamedTuple):
         return self.order[first : bisect_left(self.starts, start + box.sizes[self.axis])]
 
 
-def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
+def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[StoredBox]:
     """Yield the boxes of a tensor that a piece of some volume holds, each at a regular place.
 
     A flat range of a box is a few boxes, whose elements lie one after the other.
@@ -121,7 +121,7 @@ def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
     strides = _in_bytes(payload.strides or sizes, itemsize, dense=not payload.strides)
     file = "" if undone else payload.extent.file
     if piece.flat is None:
-        yield Held(piece.box, file, base, strides, undone)
+        yield StoredBox(piece.box, file, base, strides, undone)
         return
     start, stop = piece.flat
     for part in boxes_of_range(sizes, start, stop):
@@ -130,7 +130,7 @@ def held_by(piece: Piece, payload: Payload, itemsize: int) -> Iterator[Held]:
             tuple(a + b for a, b in zip(piece.box.offsets, part.offsets, strict=True)), part.sizes
         )
         if box.volume:
-            yield Held(box, file, base + inside - start * itemsize, strides, undone)
+            yield StoredBox(box, file, base + inside - start * itemsize, strides, undone)
 
 
 @lru_cache(maxsize=1024)  # thousands of pieces have few shapes

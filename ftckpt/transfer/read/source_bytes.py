@@ -11,7 +11,7 @@ from ftckpt.checkpoint import Box, Checkpoint, Piece, TensorInfo
 from ftckpt.errors import CorruptError
 
 from .decompressed_cache import UndoneStreams
-from .geometry import Boxes, Held, held_by, reach
+from .geometry import Boxes, StoredBox, held_by, reach
 
 if TYPE_CHECKING:
     from ftckpt.extents import Extent
@@ -34,17 +34,17 @@ class Places:
         held: each at a regular place; they do not overlap.
     """
 
-    def __init__(self, held: Sequence[Held]) -> None:
+    def __init__(self, held: Sequence[StoredBox]) -> None:
         self._held = held
         many = len(held) > _FEW and held[0].box.sizes
         self._boxes = Boxes.of([one.box for one in held]) if many else None
 
     @property
-    def only(self) -> Held | None:
+    def only(self) -> StoredBox | None:
         """The one place where all that is there lies; None where there are several, or none."""
         return self._held[0] if len(self._held) == 1 else None
 
-    def near(self, box: Box) -> Sequence[Held]:
+    def near(self, box: Box) -> Sequence[StoredBox]:
         """Return all that share elements with a box of the tensor, and perhaps others."""
         if self._boxes is None:
             return self._held
@@ -114,7 +114,7 @@ class SourceBytes:
                 self._places.popitem(last=False)
         return found
 
-    def get(self, held: Held, offset: int, out: memoryview) -> None:
+    def get(self, held: StoredBox, offset: int, out: memoryview) -> None:
         """Fill `out` with the bytes at `offset` of a file, or of the stream that is undone."""
         if held.undone is None:
             self.read(held.file, offset, out)
@@ -140,7 +140,7 @@ class SourceBytes:
             while self._readers:
                 self._readers.popitem()[1].close()
 
-    def _places_of(self, info: TensorInfo, piece: Piece) -> list[Held]:
+    def _places_of(self, info: TensorInfo, piece: Piece) -> list[StoredBox]:
         payload = self.checkpoint.payload(piece)
         begin, has = payload.inner or (payload.extent.offset, payload.extent.length)
         found = list(held_by(piece, payload, info.dtype.itemsize))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.replay.record.log import SCHEMA, Record, line
+from ftckpt.replay.record.log import SCHEMA, StepRecord, line
 from tests.builders.checkpoints import save_dcp
 from tests.commands.golden import RUN, ftckpt
 from tests.commands.replay.replaying import replay
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_ones_own_against_a_log(script: Path, tmp_path: Path) ->
 def save_log(folder: Path, steps: range, shift: int = 0) -> str:
     folder.mkdir()
     head = json.dumps({"log": SCHEMA, "rank": 0, "world_size": 1})
-    rows = [line(Record(step, 0, events(step + shift, 0))) for step in steps]
+    rows = [line(StepRecord(step, 0, events(step + shift, 0))) for step in steps]
     (folder / "rank-0.jsonl").write_text("\n".join([head, *rows]) + "\n")
     return str(folder)
 

@@ -15,7 +15,7 @@ from ftckpt.checkpoint import Piece
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import Extent
-from ftckpt.formats.deepspeed.geometry import Part, ranges
+from ftckpt.formats.deepspeed.geometry import ParameterPart, ranges
 from ftckpt.formats.deepspeed.slices import Cut, place
 from ftckpt.formats.deepspeed.zero.partition import FlatGroup, SlicedGroup, partition_size
 
@@ -125,7 +125,7 @@ def test_slices_are_put_together_and_ranges_of_them_too(case: tuple[Any, Cut, li
     for rank, part in enumerate(parts):
         for slab in slabs[rank]:
             found[window(slab.box)] = part[window(slab.local)]
-        mine = Part(rank, part.shape, slabs[rank], 0)
+        mine = ParameterPart(rank, part.shape, slabs[rank], 0)
         half = part.size // 3  # a run ends anywhere
         for start, stop in ((0, half), (half, part.size)):
             try:

@@ -30,7 +30,7 @@ from ftckpt.formats.dcp.metadata import DcpMetadata, parse_metadata, take_member
 from ftckpt.formats.pickles import keys as pickle_keys
 from ftckpt.formats.pickles import runs as pickle_runs
 from ftckpt.formats.pickles.keys import Checked, check_keys
-from ftckpt.formats.pickles.runs import Run, find_run
+from ftckpt.formats.pickles.runs import PickleRun, find_run
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from tests.campaign import examples
@@ -214,11 +214,11 @@ def simulate(part: bytes) -> tuple[int, int]:
     return depth, memos
 
 
-def runs_of(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Run]]:
+def runs_of(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, PickleRun]]:
     """Return where a walk met runs."""
-    runs: list[tuple[int, Run]] = []
+    runs: list[tuple[int, PickleRun]] = []
 
-    def spy(data: bytes, at: int) -> Run | None:
+    def spy(data: bytes, at: int) -> PickleRun | None:
         found = find_run(data, at)
         if found is not None:
             runs.append((at, found))

@@ -18,7 +18,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.unpickle import Ordered
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.write_tree import Carried, Storage, Tensor, names_of, save
-from ftckpt.formats.torch_files.write_zip import Record, lay_out
+from ftckpt.formats.torch_files.write_zip import ZipRecord, lay_out
 from ftckpt.transfer.content import Fill, Shard
 from ftckpt.transfer.layout import Checksums, Elements, Literal, OutputFile, Zeros
 from tests.builders.checkpoints import open_checkpoint
@@ -202,7 +202,9 @@ def _directory(ending: bytes) -> bytes:
 
 
 def test_records_of_no_bytes_have_no_descriptor() -> None:
-    data = bytes_of(lay_out([Record("a", ()), Record("b", (Zeros(0),)), Record("c", (Zeros(1),))]))
+    data = bytes_of(
+        lay_out([ZipRecord("a", ()), ZipRecord("b", (Zeros(0),)), ZipRecord("c", (Zeros(1),))])
+    )
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         assert [i.flag_bits for i in archive.infolist()] == [0x800, 0x800, 0x808, 0x808]
         assert archive.testzip() is None

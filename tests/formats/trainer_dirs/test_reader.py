@@ -23,7 +23,7 @@ from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.formats.trainer_dirs import Bundle
-from ftckpt.formats.trainer_dirs.checkpoint import Part, in_part
+from ftckpt.formats.trainer_dirs.checkpoint import OpenedPart, in_part
 from ftckpt.inspection.resume import resume_check
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
@@ -248,7 +248,9 @@ def test_a_finding_says_in_which_part_its_file_is() -> None:
     """Two parts have files of one name."""
     source = Source(open_store("memory://parts"), "", {})
     found = finding("truncated-file", "a.bin and data.bin, not xa.bin: a.bin is cut", file="a.bin")
-    moved = Part("optimizer_0/", RawCheckpoint(source=source, tensors={}, objects={})).moved(found)
+    moved = OpenedPart("optimizer_0/", RawCheckpoint(source=source, tensors={}, objects={})).moved(
+        found
+    )
     assert moved.file == "optimizer_0/a.bin"
     assert moved.message == ("optimizer_0/a.bin and data.bin, not xa.bin: optimizer_0/a.bin is cut")
     with pytest.raises(CorruptError, match=r"^b/a\.bin ends early") as caught, in_part("b/"):

@@ -14,7 +14,7 @@ from ftckpt.replay.compare.logs import compare
 from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
 from ftckpt.replay.record.events import EVENTS, ORDER
 from ftckpt.replay.record.floats import written
-from ftckpt.replay.record.log import ENDED, Log, Record
+from ftckpt.replay.record.log import ENDED, Log, StepRecord
 from tests.replay.made import Change, events, log, stream
 
 U = log(range(1, 9), "U")
@@ -143,8 +143,8 @@ def test_what_is_missing_is_never_a_pass(restart: Log, said: str) -> None:
 
 
 def test_logs_without_a_common_event_show_nothing() -> None:
-    empty = Log("A", {0: {step: Record(step, 0, {}) for step in range(5, 9)}}, 1)
-    none = Log("U", {0: {step: Record(step, 0, {}) for step in range(1, 9)}}, 1)
+    empty = Log("A", {0: {step: StepRecord(step, 0, {}) for step in range(5, 9)}}, 1)
+    none = Log("U", {0: {step: StepRecord(step, 0, {}) for step in range(1, 9)}}, 1)
     assert judge([none, none], [empty, empty], 5, 8).verdict is Verdict.NOT_COMPARED
 
 
@@ -189,9 +189,9 @@ def test_conditions_that_two_runs_did_not_share_are_said() -> None:
 
 
 def test_rounded_numbers_are_compared_by_value() -> None:
-    a = Log("a", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.50"}})}})
-    b = Log("b", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.5"}})}})
-    c = Log("c", {0: {1: Record(1, 0, {"loss": {"loss": "decimal 2.4"}})}})
+    a = Log("a", {0: {1: StepRecord(1, 0, {"loss": {"loss": "decimal 2.50"}})}})
+    b = Log("b", {0: {1: StepRecord(1, 0, {"loss": {"loss": "decimal 2.5"}})}})
+    c = Log("c", {0: {1: StepRecord(1, 0, {"loss": {"loss": "decimal 2.4"}})}})
     assert compare(a, b, 1, 1).equal
     assert compare(a, c, 1, 1).differences[0].words == "loss (2.4 instead of 2.50)"
 
@@ -318,7 +318,7 @@ def test_a_step_counter_is_weighed_by_the_steps_that_were_made(
 
 def test_a_restart_that_ends_before_or_after_its_step_counts_wrong() -> None:
     def ends(run: Log, after: int) -> Log:
-        last = Record(after + 1, 0, {}, (ENDED,), partial=True)
+        last = StepRecord(after + 1, 0, {}, (ENDED,), partial=True)
         steps = {s: r for s, r in run.steps[0].items() if s <= after} | {after + 1: last}
         return replace(run, steps={0: steps})
 

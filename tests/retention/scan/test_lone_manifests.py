@@ -16,7 +16,7 @@ from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.retention import EntryClass, Policy, apply, prepare, purge
 from ftckpt.retention.policy.plan import Plan
-from ftckpt.retention.scan.entry import Found
+from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from tests.builders.checkpoints import save_dcp
@@ -59,7 +59,7 @@ def left_alone(step: int = 1) -> TimedStore:
     return store
 
 
-def found_in(store: TimedStore, name: str, now: float = NOW) -> Found:
+def found_in(store: TimedStore, name: str, now: float = NOW) -> ScannedEntry:
     return planned(store, now=now).found[name]
 
 

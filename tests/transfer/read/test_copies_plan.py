@@ -13,7 +13,7 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.transfer.read.copies_plan import Move, meeting, readings
-from ftckpt.transfer.read.geometry import Held
+from ftckpt.transfer.read.geometry import StoredBox
 from tests.builders.raw_checkpoint import cut
 
 _DTYPE = DTYPES["float32"]
@@ -30,7 +30,7 @@ def _places(move: Move) -> dict[int, int]:
 
 
 @st.composite
-def met(draw: st.DrawFn) -> tuple[Held, Box, int, tuple[int, ...], dict[int, int]]:
+def met(draw: st.DrawFn) -> tuple[StoredBox, Box, int, tuple[int, ...], dict[int, int]]:
     """Draw a place that holds a box of a tensor, a box that is wanted, and the elements of both."""
     shape = tuple(draw(st.lists(st.integers(1, 6), max_size=3)))
     held_box, box = (draw(st.sampled_from(cut(draw, shape))) for _ in range(2))
@@ -38,7 +38,7 @@ def met(draw: st.DrawFn) -> tuple[Held, Box, int, tuple[int, ...], dict[int, int
     dense = dense_strides([held_box.sizes[axis] for axis in order])
     wide = draw(st.sampled_from([1, 3]))  # what is stored may be a part of something wider
     strides = tuple(_SIZE * wide * dense[order.index(axis)] for axis in range(len(shape)))
-    held = Held(held_box, "f", draw(st.integers(0, 50)) * _SIZE, strides)
+    held = StoredBox(held_box, "f", draw(st.integers(0, 50)) * _SIZE, strides)
     # The box that is wanted is a part of a shard, behind whose rows others may lie.
     steps = dense_strides([n + draw(st.integers(0, 2)) for n in box.sizes])
     start = draw(st.integers(0, 9))
@@ -55,7 +55,7 @@ def met(draw: st.DrawFn) -> tuple[Held, Box, int, tuple[int, ...], dict[int, int
 @settings(deadline=None)
 @given(met())
 def test_elements_that_a_place_holds_of_a_box_are_found(
-    drawn: tuple[Held, Box, int, tuple[int, ...], dict[int, int]],
+    drawn: tuple[StoredBox, Box, int, tuple[int, ...], dict[int, int]],
 ) -> None:
     held, box, start, steps, expected = drawn
     move = meeting(held, box, start, steps, _DTYPE)
@@ -70,7 +70,7 @@ def test_elements_that_a_place_holds_of_a_box_are_found(
 @settings(deadline=None)
 @given(met(), st.data())
 def test_a_range_keeps_its_elements_and_loses_the_others(
-    drawn: tuple[Held, Box, int, tuple[int, ...], dict[int, int]], data: st.DataObject
+    drawn: tuple[StoredBox, Box, int, tuple[int, ...], dict[int, int]], data: st.DataObject
 ) -> None:
     move = meeting(*drawn[:4], _DTYPE)
     if move is None:
@@ -91,7 +91,7 @@ def test_a_range_keeps_its_elements_and_loses_the_others(
 @settings(deadline=None)
 @given(met(), st.data(), st.integers(_SIZE, 120), st.integers(0, 40))
 def test_what_is_read_holds_what_is_taken_from_it(
-    drawn: tuple[Held, Box, int, tuple[int, ...], dict[int, int]],
+    drawn: tuple[StoredBox, Box, int, tuple[int, ...], dict[int, int]],
     data: st.DataObject,
     most: int,
     gap: int,
@@ -118,7 +118,7 @@ def test_what_is_read_holds_what_is_taken_from_it(
 
 
 def test_parts_of_rows_are_read_with_the_rows_between_them() -> None:
-    held = Held(Box((0, 0), (8, 5)), "f", 0, (20, 4))
+    held = StoredBox(Box((0, 0), (8, 5)), "f", 0, (20, 4))
     move = meeting(held, Box((0, 0), (8, 9)), 0, (9, 1), _DTYPE)
     assert move is not None
     (reading,) = readings([move], 2, 30, most=1000, gap=0)
