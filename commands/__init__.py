@@ -20,7 +20,7 @@ Rules that `app` relies on:
   soon as it knows, and `app` prints the one document at the end, also after an error or a signal.
 - In text mode the verb prints its answer with `invocation.print` and everything else with
   `invocation.say`. Both are silent where they should be under `--json` and `--quiet`.
-- Errors are raised, never turned into exit codes here. A verdict that is no error (verify found
+- Errors are raised, never turned into exit codes here. A verdict that is not an error (verify found
   damage and printed it) is a returned `Result`.
 - Types named in the signature of `command` are read at run time: import them at module level.
 - Nothing heavy at module level: torch, numpy, fsspec and rich are imported inside functions.

@@ -20,7 +20,7 @@ EXAMPLES = (
     ("ftckpt help environment", "how flags are set by environment variables"),
     ("ftckpt help verify", "the same as ftckpt verify --help"),
 )
-CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "there is no such topic"}
+CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "unknown topic"}
 
 ENVIRONMENT = """\
 Every flag has an environment variable FTCKPT_<VERB>_<FLAG>: FTCKPT_VERIFY_LEVEL=structure stands
@@ -73,6 +73,6 @@ def command(
         text = table(("verb", "does"), [(verb, VERBS[verb]) for verb in family(topic)])
     else:
         topics = ["exit-codes", "environment", *VERBS]
-        raise UsageError(f"there is no topic {topic!r}", hint=f"topics: {', '.join(topics)}")
+        raise UsageError(f"unknown topic {topic!r}", hint=f"topics: {', '.join(topics)}")
     invocation.report(target=topic, text=text)
     invocation.print(text)

@@ -32,7 +32,7 @@ EXAMPLES = (
     ("ftckpt inspect model.safetensors --tensor lm_head.weight", "where one tensor's bytes lie"),
 )
 CODES = {
-    ExitCode.OK: "the checkpoint could be read; that is no statement about its content",
+    ExitCode.OK: "readable; the content was not checked",
     ExitCode.CORRUPT: "its headers or metadata are damaged",
     ExitCode.INCOMPLETE: "not committed, or still being written",
     ExitCode.UNSAFE: "its headers or metadata are hostile or ambiguous; nothing was executed",

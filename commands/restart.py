@@ -1,4 +1,4 @@
-"""`ftckpt restart`: one path that a job of so many ranks can load."""
+"""`ftckpt restart`: one path that a job of N ranks can load."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
     """Return the path of what the job loads: the checkpoint itself, or what is made of it.
 
     Raises:
-        UsageError: the grid does not make up the world, or there is no scratch place.
+        UsageError: the grid does not make up the world, or the scratch place is missing.
         FtckptError: the resharding failed.
     """
     from ftckpt.discovery.conditions import grid_of, not_at_grid

@@ -62,7 +62,7 @@ def command(
     """Record digests of a checkpoint, so that any later change is found.
 
     The checkpoint is verified first and a damaged one is not sealed. The manifest is written last
-    and at once. Sealing is no proof of goodness: the manifest says which checks passed.
+    and at once. Sealing does not prove the checkpoint good: the manifest says which checks passed.
     """
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest.seal import locate, seal, utc_now
@@ -77,7 +77,7 @@ def command(
     threads, limiter = job_count(jobs), rate_limit(limit_rate)
     checkpoint = open_checkpoint(invocation, path, newest=False)
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None
-    # An old manifest is no evidence here: whether the content still fits it is for `seal` to say.
+    # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
     options = VerifyOptions(
         level=Level(level.value), jobs=threads, limiter=limiter, use_manifest=False
     )

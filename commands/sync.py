@@ -53,7 +53,7 @@ def command(
     every: Annotated[
         int | None,
         typer.Option(
-            metavar="STEPS", min=1, help="The nearest to each multiple of so many steps, as in gc."
+            metavar="STEPS", min=1, help="The nearest to each multiple of STEPS, as in gc."
         ),
     ] = None,
     newest: Annotated[

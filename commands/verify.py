@@ -64,7 +64,7 @@ CODES = {
     ExitCode.OK: "everything that the evidence allows was checked and passed",
     ExitCode.CORRUPT: "proven damage; the findings name file, tensor, rank and bytes",
     ExitCode.INCOMPLETE: "not committed, still being written, or changed meanwhile",
-    ExitCode.UNVERIFIED: "content was demanded and there is no evidence for it",
+    ExitCode.UNVERIFIED: "content was demanded and no evidence covers it",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
     ExitCode.NOT_FOUND: "no checkpoint there",
     ExitCode.UNAVAILABLE: "",
@@ -194,7 +194,7 @@ def _strictness(given: Sequence[str]) -> frozenset[Strictness]:
     """Return the classes that are treated as errors.
 
     Raises:
-        UsageError: there is no such class.
+        UsageError: the class does not exist.
     """
     from difflib import get_close_matches
 

@@ -244,7 +244,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l quiet -s q -d 'No pr
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l help -d 'Show this message and exit.'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l every -r -d 'The nearest to each multiple of so many steps, as in gc.'
+complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l every -r -d 'The nearest to each multiple of STEPS, as in gc.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l newest -r -d 'The N newest, by step and by time.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l tag -r -d 'What carries the tag. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l again -d 'Ship also what gc of DST has dropped since.'
@@ -312,10 +312,10 @@ complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l help -d 'Show this m
 
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l apply -d 'Carry the plan out; without it nothing changes.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l trash-ttl -r -d 'How long what is dropped can be had back.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l purge-now -d 'Free the space at once: there is no undoing it.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l purge-now -d 'Free the space at once; this cannot be undone.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l yes -d 'Mean --purge-now, or a --trash-ttl of less than a day.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l keep-last -r -d 'The N newest, by step and by time.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l keep-every -r -d 'The nearest to each multiple of so many steps.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l keep-every -r -d 'The nearest to each multiple of STEPS.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l keep-hourly -r -d 'The latest of each of N hours that hold one (UTC).'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l keep-daily -r -d 'The same for days.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l keep-weekly -r -d 'The same for ISO weeks.'

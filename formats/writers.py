@@ -115,7 +115,7 @@ def format_and_writer(
         destination: path or URL of the result: its name may ask for one file.
 
     Raises:
-        UsageError: the name asks for a file of another format, or there is no such format.
+        UsageError: the name asks for a file of another format, or no such format exists.
         UnsupportedError: the format is known, and nothing here writes it.
     """
     make = WRITERS.get(name)
@@ -134,4 +134,6 @@ def format_and_writer(
     if any(one.name == name for one in formats(rules)):
         raise UnsupportedError(f"{name} checkpoints are not written", hint=hint)
     near = hint_for_name(name, WRITTEN)
-    raise UsageError(f"{name!r} is no format", hint=f"{near.rstrip('?')}? {hint}" if near else hint)
+    raise UsageError(
+        f"{name!r} is not a format", hint=f"{near.rstrip('?')}? {hint}" if near else hint
+    )

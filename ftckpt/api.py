@@ -332,7 +332,7 @@ def latest(
         note: is told why a newer one was not taken.
 
     Raises:
-        MissingError: there is no such root.
+        MissingError: the root does not exist.
         UsageError: it is one checkpoint.
         UnavailableError, DeniedError: the root could not be listed.
     """

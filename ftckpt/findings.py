@@ -101,7 +101,7 @@ KINDS: dict[str, KindInfo] = {
     "state-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "State that a trainer saves with what is there is not there: lost, or never saved; nothing records which.", Strictness.COUNTS),
     "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
     "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files."),
-    "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is no verdict."),
+    "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is not a verdict."),
     "step-name": KindInfo(_OK, _W, _C, "The directory's name says another step than its content.", Strictness.STEPS),
     "step-unknown": KindInfo(_OK, _N, _OK, "Nothing in a file shows its step."),
     "write-order": KindInfo(_OK, _N, _OK, "Data files are newer than the commit marker: perhaps a torn overwrite."),
@@ -124,7 +124,7 @@ KINDS: dict[str, KindInfo] = {
     "missing-base": KindInfo(ExitCode.NOT_FOUND, _E, _OK, "What a delta depends on is not where it was."),
     "wrong-base": KindInfo(_C, _E, _C, "The base holds other content than the delta was made from."),
     # pickles
-    "bad-pickle": KindInfo(_C, _E, _C, "A pickle is damaged: it ends early or is no pickle."),
+    "bad-pickle": KindInfo(_C, _E, _C, "A pickle is damaged: it ends early or is not a pickle."),
     "unsafe-pickle": KindInfo(_U, _E, _U, "A pickle calls what no checkpoint needs; nothing was executed."),
     "opaque-object": KindInfo(_OK, _N, _U, "A pickle names a class outside the allow-list; kept inert.", Strictness.OPAQUE),
     # values
@@ -140,7 +140,7 @@ KINDS: dict[str, KindInfo] = {
     # coverage of the evidence
     "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),
     "no-crc": KindInfo(_OK, _N, _OK, "A record carries no CRC-32: not recorded, not corrupt."),
-    "no-evidence": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "There is no digest or CRC to check content against."),
+    "no-evidence": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "No digest or CRC exists to check the content against."),
     # not checked, and why
     "unsupported": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "Recognised, but not readable by this version."),
     "unknown-rule": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "No rule says how a tensor is divided over ranks."),
@@ -161,7 +161,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Return names in words: up to so many, and how many more there are."""
+    """Return names in words: up to a number of them, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

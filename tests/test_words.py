@@ -14,12 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # How often each still stands in the product and its pages; lower a number with each that goes.
 MOST = {
-    "upon": 4,
-    "whoever": 2,
-    "be it": 1,
+    "upon": 3,
+    "whoever": 0,
+    "be it": 0,
     "reckon": 0,
-    "so many": 65,
-    "is no": 345,
+    "so many": 0,
+    "is no": 0,
 }
 _WORDS = {
     word: re.compile(rf"\b{word}\b" if word == "is no" else rf"\b{word}", re.IGNORECASE)

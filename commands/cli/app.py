@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             write(sys.stdout, "")
         except ClosedPipeError:
             result = Result(ExitCode.CLOSED_PIPE)
-        except FtckptError as error:  # stdout is full: there is no place for a document
+        except FtckptError as error:  # stdout is full: a document has no place
             result = Result(error.exit_code, error.message)
             complain(error.message, error.hint)
         except SignalError as ended:

@@ -24,7 +24,7 @@ def bound_memory(text: str) -> int:
     """Set the memory budget of the process and return it in bytes.
 
     Raises:
-        UsageError: `text` is no size.
+        UsageError: `text` is not a size.
     """
     from ftckpt.workers import limits, memory
 
@@ -42,10 +42,10 @@ def job_count(jobs: int) -> int:
 
 
 def rate_limit(text: str) -> RateLimit | None:
-    """Return a limiter for `--limit-rate`, or None where there is no limit.
+    """Return a limiter for `--limit-rate`, or None without a limit.
 
     Raises:
-        UsageError: `text` is no rate.
+        UsageError: `text` is not a rate.
     """
     from ftckpt.workers.limits import RateLimit, parse_rate
 

@@ -65,7 +65,7 @@ class ChoiceOptions:
         """The parts of the training state that `--require` names.
 
         Raises:
-            UsageError: there is no such part.
+            UsageError: the part does not exist.
         """
         from ftckpt.discovery.conditions import parse_parts
 
@@ -108,7 +108,7 @@ def checks_of(invocation: Invocation, level: Level, choice: ChoiceOptions) -> Ch
     """Return the check of each checkpoint.
 
     Raises:
-        UsageError: `--reuse` is no duration, or there is nothing that it could save.
+        UsageError: `--reuse` is not a duration, or there is nothing that it could save.
     """
     from ftckpt import verification
     from ftckpt.discovery.checks import Checks, Reuse

@@ -55,7 +55,7 @@ def open_roots(invocation: Invocation, path: str) -> list[Root]:
 
     Raises:
         NotFoundError: nothing is there.
-        UsageError: it is no root.
+        UsageError: it is not a root.
     """
     from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS

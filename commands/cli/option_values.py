@@ -18,13 +18,14 @@ def parse_duration(text: str, flag: str) -> float:
     """Return seconds for `90`, `90s`, `5m`, `1.5h`, `2d`.
 
     Raises:
-        UsageError: it is no duration; the message names `flag`.
+        UsageError: it is not a duration; the message names `flag`.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     factor = None if match is None else _SECONDS.get(match[2])
     if match is None or factor is None or not math.isfinite(float(match[1])):
         raise UsageError(
-            f"{flag} {text!r} is no duration", hint="write a number with s, m, h or d: 90s, 5m, 2h"
+            f"{flag} {text!r} is not a duration",
+            hint="write a number with s, m, h or d: 90s, 5m, 2h",
         )
     return float(match[1]) * factor
 
@@ -37,7 +38,7 @@ def require_folder(option: str, path: str) -> None:
         path: as typed.
 
     Raises:
-        UsageError: there is no such directory, or it is a URL.
+        UsageError: the directory does not exist, or it is a URL.
     """
     if "://" in path:
         raise UsageError(f"{option} {path}: it is written on this machine", hint="name a path")
@@ -45,6 +46,6 @@ def require_folder(option: str, path: str) -> None:
     if folder and not os.path.isdir(folder):
         blocked = not os.path.isdir(there := existing(folder))
         raise UsageError(
-            f"{there if blocked else folder} is no directory, and {option} {path} goes there",
+            f"{there if blocked else folder} is not a directory, and {option} {path} goes there",
             hint=hint_for_place(path),
         )

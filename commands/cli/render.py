@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is no UTF-8, as Python carries it
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8, as Python carries it
         return f"\\x{code - 0xDC00:02x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
@@ -161,7 +161,7 @@ def _wrapped(text: str, room: int | None) -> list[str]:
 
 
 def terminal_width() -> int | None:
-    """Return the width of the terminal on stdout, or None where stdout is no terminal."""
+    """Return the width of the terminal on stdout, or None where stdout is not a terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return max(40, shutil.get_terminal_size().columns)

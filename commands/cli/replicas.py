@@ -46,7 +46,7 @@ class ReplicaOptions:
         """Set the memory budget of the process; before anything is opened.
 
         Raises:
-            UsageError: it is no size.
+            UsageError: it is not a size.
         """
         bound_memory(self.max_memory)
 

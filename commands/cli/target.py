@@ -146,7 +146,7 @@ def choose(root: Root, which: str, note: Callable[[str], None] = lambda _: None)
         note: told which newer ones are not committed.
 
     Raises:
-        NotFoundError: there is no such step.
+        NotFoundError: the step does not exist.
     """
     from ftckpt.discovery.candidates import child_of_step, newest_child
 

@@ -57,7 +57,7 @@ def unwritable(stream: IO[str], error: OSError) -> None:
         ClosedPipeError: nobody reads any more.
         NoResourceError: stdout cannot take it.
 
-    Remarks that do not fit on a disk are lost without a word: there is no place left for the word.
+    Remarks that do not fit on a disk are lost silently: nothing is left to write them to.
 
     What stays in the buffer would fail again at interpreter shutdown, with a message and a code of
     the interpreter's own; so the descriptor is turned to the null device first.

@@ -169,7 +169,7 @@ def read_rules(path: str) -> Rules | None:
     A built-in table is given by its name, unless a file has that name.
 
     Raises:
-        UsageError: the file cannot be read, or is no such table.
+        UsageError: the file cannot be read, or is not such a table.
     """
     if not path:
         return None
@@ -196,7 +196,7 @@ def read_text(path: str) -> str:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text: {error}") from error
+        raise UsageError(f"{path} is not text: {error}") from error
 
 
 def narrowed(content: Content, options: PartOptions) -> Content:

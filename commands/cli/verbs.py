@@ -135,7 +135,7 @@ class Verb(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; an option that the module's `BARE` names may lack its value.
 
-        Such a value is joined by `=`: a word that follows is no value of it.
+        Such a value is joined by `=`: a word that follows is not a value of it.
         """
         bare: dict[str, str] = getattr(self.module, "BARE", {})
         end = args.index("--") if "--" in args else len(args)
@@ -220,7 +220,7 @@ class Verbs(TyperGroup):
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a verb; None where there is no such verb."""
+        """Import a verb; None for an unknown name."""
         return load(cmd_name) if cmd_name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -234,7 +234,7 @@ class Verbs(TyperGroup):
                 ctx.fail(f"{name} is several verbs: {', '.join(known)}")
             near = _near(name)
             meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"there is no verb {name!r}{meant}")
+            ctx.fail(f"unknown verb {name!r}{meant}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

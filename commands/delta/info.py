@@ -73,7 +73,7 @@ def command(
     opened = open_checkpoint(invocation, delta, bases=base or ())
     if not isinstance(opened, DeltaCheckpoint):
         raise UsageError(
-            f"{opened.source.url} is no delta but {opened.format}",
+            f"{opened.source.url} is not a delta but {opened.format}",
             hint="ftckpt inspect shows any checkpoint",
         )
     found = survey(opened)

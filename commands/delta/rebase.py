@@ -62,7 +62,7 @@ def command(
     opened = open_checkpoint(invocation, delta, newest=False, bases=base or ())
     if not isinstance(opened, DeltaCheckpoint):
         raise UsageError(
-            f"{opened.source.url} is no delta but {opened.format}",
+            f"{opened.source.url} is not a delta but {opened.format}",
             hint="ftckpt delta pack packs any checkpoint",
         )
     upon: Checkpoint | None = None

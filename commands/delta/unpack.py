@@ -83,7 +83,7 @@ def command(
     checkpoint = open_checkpoint(invocation, delta, newest=False, bases=base or ())
     if not isinstance(checkpoint, DeltaCheckpoint):
         raise UsageError(
-            f"{checkpoint.source.url} is no delta but {checkpoint.format}",
+            f"{checkpoint.source.url} is not a delta but {checkpoint.format}",
             hint="ftckpt convert writes any checkpoint in another format",
         )
     index = checkpoint.index

@@ -107,7 +107,7 @@ def command(
     Tensors are aligned by name and compared bit by bit: changed elements, largest difference,
     relative L2, cosine, units in the last place, NaN. Other state is compared field by field. All
     of both is read, and a record that does not match the CRC-32 in its file is damage (4).
-    State that says or follows the grid of ranks is shown apart, and is no difference.
+    State that says or follows the grid of ranks is shown apart, and is not a difference.
     """
     from ftckpt.comparison import Choice, Reading, compare
     from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs

@@ -41,7 +41,7 @@ def draw(report: DiffReport, path: str, title: str) -> str:
         row, column = layers.index(cell.layer), parts.index(cell.part)
         if cell.relative_l2 is not None and 0 < cell.relative_l2 < math.inf:
             grid[row, column] = cell.relative_l2
-        else:  # equal; or integers alone, or from zero: of those there is no relative change
+        else:  # equal; or integers alone, or from zero: those have no relative change
             marks.append((row, column, "\u2260" if cell.changed else "="))
     changed = grid[np.isfinite(grid)]
     numbers: dict[str, list[object]] = {

@@ -157,7 +157,7 @@ def _summaries(title: str, rows: Sequence[Summary], *, bars: bool = False) -> st
 
 def _sums(row: Summary, *, unread: bool) -> tuple[object, ...]:
     lost, recorded = row.counts.get("unread", 0), row.counts.get(_RECORDED, 0)
-    # Of what was not read there is no number, and 0 would be one.
+    # What was not read has no number; a 0 would be one.
     numbers = ("", "", "") if lost + recorded == row.tensors else (
         _share(row.changed, row.elements), _number(row.max_abs), _number(row.relative_l2)
     )  # fmt: skip
@@ -212,7 +212,7 @@ def _state(state: Sequence[StateDifference], *, layout_counts: bool) -> Iterator
         for one in parts[key]:
             groups.setdefault((one.status, one.a, one.b), []).append(one)
         lines = [_alike(group) for group in groups.values()]
-        layout = "follows the grid of ranks" + (":" if layout_counts else ", and is no difference:")
+        layout = "follows the grid of ranks" + (":" if layout_counts else ", does not count:")
         yield layout if key == _LAYOUT else f"{parts[key][0].title}:"
         yield from (f"  {line}" for line in lines[:_FIELDS])
         if len(lines) > _FIELDS:

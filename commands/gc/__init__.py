@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
     from ftckpt.retention import Plan, Policy
 
-# Asking about each of so many files takes seconds; who only looks at a larger root waits for names.
+# Sizes of this many files take seconds to ask for; a dry run of a larger root reads names alone.
 _MOST_FILES = 1_000_000
 
 OPTIONS = (KeepOptions, LimitOptions)
@@ -73,7 +73,7 @@ def command(
         str, typer.Option(metavar="T", help="How long what is dropped can be had back.")
     ] = "24h",
     purge_now: Annotated[
-        bool, typer.Option("--purge-now", help="Free the space at once: there is no undoing it.")
+        bool, typer.Option("--purge-now", help="Free the space at once; this cannot be undone.")
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Mean --purge-now, or a --trash-ttl of less than a day.")

@@ -20,7 +20,7 @@ def read_plan(path: str) -> Plan:
         path: of the file; `-` is standard input.
 
     Raises:
-        UsageError: it cannot be read, or is no plan of this version, or was changed.
+        UsageError: it cannot be read, or is not a plan of this version, or was changed.
     """
     name = "standard input" if path == "-" else path
     try:

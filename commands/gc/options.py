@@ -26,7 +26,7 @@ class KeepOptions:
     ] = None
     keep_every: Annotated[
         int | None,
-        typer.Option(metavar="STEPS", min=1, help="The nearest to each multiple of so many steps."),
+        typer.Option(metavar="STEPS", min=1, help="The nearest to each multiple of STEPS."),
     ] = None
     keep_hourly: Annotated[
         int | None,

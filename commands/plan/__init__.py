@@ -54,7 +54,7 @@ CODES = {
     ExitCode.OK: "planned; constraints that do not hold are listed, and false in JSON",
     ExitCode.USAGE: "an option without its unit, a contradiction, or a job that cannot progress",
     ExitCode.UNSAFE: "the root of --from is ambiguous or holds hostile names",
-    ExitCode.NOT_FOUND: "there is no such root or log",
+    ExitCode.NOT_FOUND: "the root or log does not exist",
     ExitCode.UNAVAILABLE: "",
     ExitCode.REFUSED: "a directory, or a file that is not the picture's, stands in the way",
     ExitCode.DENIED: "",

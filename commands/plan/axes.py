@@ -105,14 +105,14 @@ def read_axis(text: str, points: int) -> Axis:
         points: how many; 0 means doublings where high / low is a power of two, else 13.
 
     Raises:
-        UsageError: it is no range of a known input.
+        UsageError: it is not a range of a known input.
     """
     name, _, rest = text.partition("=")
     low_text, dots, high_text = rest.partition("..")
     if name not in AXES:
-        raise UsageError(f"--over {text}: there is no such input", hint=f"one of {', '.join(AXES)}")
+        raise UsageError(f"--over {text}: unknown input", hint=f"one of {', '.join(AXES)}")
     if not dots:
-        raise UsageError(f"--over {text}: this is no range", hint="write gpus=1k..128k")
+        raise UsageError(f"--over {text}: this is not a range", hint="write gpus=1k..128k")
     group, field, kind, label = AXES[name]
     flag = f"--over {name}:"
     low, high = kind.parse(low_text, flag), kind.parse(high_text, flag)

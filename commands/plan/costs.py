@@ -184,7 +184,7 @@ def _tier(text: str, *, last: bool, nodes: int | None, restart: float) -> Tier:
     form = "name=ram,cost=0.5s,restore=5s,covers=78%"
     values = dict(part.partition("=")[::2] for part in text.split(","))
     if not {"name", "cost"} <= values.keys() <= _TIER_KEYS or not all(values.values()):
-        raise UsageError(f"--tier {text}: this is no tier", hint=f"write {form}")
+        raise UsageError(f"--tier {text}: this is not a tier", hint=f"write {form}")
     flag = f"--tier {values['name']}:"
     if "covers" in values:
         covers = quantities.share(values["covers"], f"{flag} covers")

@@ -94,7 +94,7 @@ def _preset(name: str, gpus: int, notes: Notes) -> Counted | rates.Cause:
         return rates.Cause(name, found.per_gpu * gpus)
     if gpus != found.gpus:
         notes.remarks.append(f"scaled from {found.gpus:,} to {gpus:,} GPUs in proportion")
-    # So many failures would have taken this long on the cluster that is planned for.
+    # This many failures would have taken this long on the cluster that is planned for.
     return Counted(name, found.failures, found.seconds * found.gpus / gpus)
 
 

@@ -24,7 +24,7 @@ def measure(invocation: Invocation, root: str, log: str) -> Notes:
 
     Raises:
         NotFoundError: the root or the log is not there.
-        UsageError: both are named, or the log is no log.
+        UsageError: both are named, or the file is not a log.
     """
     if root and log:
         raise UsageError("--from and --from-log both say what was measured", hint="give one")

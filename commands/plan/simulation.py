@@ -21,8 +21,8 @@ def read_law(text: str, mtbf: float) -> Law:
         mtbf: its mean, in seconds; a trace brings its own.
 
     Raises:
-        UsageError: it is none of these, or a line of the trace is no duration.
-        NotFoundError: there is no such trace.
+        UsageError: it is none of these, or a line of the trace is not a duration.
+        NotFoundError: the trace does not exist.
     """
     from ftckpt.planning import simulation
 
@@ -36,7 +36,7 @@ def read_law(text: str, mtbf: float) -> Law:
     if name == "trace" and parameter:
         return simulation.Trace(_trace(parameter))
     raise UsageError(
-        f"--law {text}: there is no such law of failures",
+        f"--law {text}: unknown law of failures",
         hint="write exponential, weibull:0.7, lognormal:2 or trace:FILE",
     )
 

@@ -38,7 +38,7 @@ CODES = {
     ExitCode.DIFFERENT: "they differ; the first event that does is named",
     ExitCode.CORRUPT: "a log of ftckpt's is damaged",
     ExitCode.UNVERIFIED: "they have no steps in common, lack some, or log NaN",
-    ExitCode.NOT_FOUND: "there is no such log",
+    ExitCode.NOT_FOUND: "the log does not exist",
     ExitCode.UNSUPPORTED: "no line of a log shows a step",
 }
 

@@ -170,7 +170,7 @@ def _step_of(invocation: Invocation, checkpoint: str) -> int:
     """Return the step that the user's checkpoint shows; 0 where it shows none.
 
     Raises:
-        NotFoundError: there is no such checkpoint.
+        NotFoundError: the checkpoint does not exist.
     """
     try:
         step = open_checkpoint(invocation, checkpoint, newest=False).step

@@ -166,7 +166,7 @@ def _second(invocation: Invocation, tier: str, urls: list[str], now: float) -> M
         _, there = _surveys(invocation, tier, now)
     except NotFoundError:
         # That nothing was copied yet is what is asked about. That the place is not there at all
-        # may be a slip of the pen, or a mount that is gone: that is no answer.
+        # may be a slip of the pen, or a mount that is gone: that is not an answer.
         from ftckpt.discovery import resolve as opening
 
         url = opening.locate(tier, invocation.stores).store.describe("")

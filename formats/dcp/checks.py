@@ -178,7 +178,7 @@ def check_items(
 
 
 def _in_item(found: Finding, item: Item) -> Finding:
-    """Say whose record it is; a place inside a compressed record is no place in the file."""
+    """Say whose record it is; a place inside a compressed record is not one in the file."""
     if item.transforms or found.offset is None:
         found = replace(found, offset=item.extent.offset, length=item.extent.length)
     return replace(found, file=item.extent.file, tensor=item.name, rank=item.rank)

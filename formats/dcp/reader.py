@@ -158,7 +158,7 @@ class DcpCheckpoint(Checkpoint):
         yield from check_items(self.source, self.meta, self.items(), counter, other)
         yield from check_write_order(self.source, self.markers)
         named = self.meta.files
-        # A checkpoint of its own in a directory below is no shard of this one.
+        # A checkpoint of its own in a directory below is not a shard of this one.
         places = {name.rpartition("/")[0] for name in named}
         for name, entry in self.source.entries.items():
             here = name.rpartition("/")[0] in places

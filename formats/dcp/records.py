@@ -46,7 +46,7 @@ def _shape(value: Any) -> Offsets:
     """Return the one copy of a size or an offset; see `_Shapes`."""
     if type(value) is tuple:
         try:
-            sum(value)  # a nested tuple is no number
+            sum(value)  # a nested tuple is not a number
         except TypeError:
             return SHAPES.__missing__(None)
     return SHAPES[value]
@@ -60,7 +60,7 @@ class _Size(metaclass=Sealed):
     def __new__(cls, values: Any = ()) -> Any:
         if type(values) is tuple and len(values) <= _MAX_DIMENSIONS:
             try:
-                sum(values)  # a nested tuple is no number
+                sum(values)  # a nested tuple is not a number
                 return values
             except TypeError:
                 pass
@@ -129,7 +129,7 @@ class TensorEntry(metaclass=Sealed):
 
 
 class BytesEntry(metaclass=Sealed):
-    """`BytesStorageMetadata`: an object that is no tensor; it has no state."""
+    """`BytesStorageMetadata`: an object that is not a tensor; it has no state."""
 
     __slots__ = ()
 

@@ -80,8 +80,8 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
         """Find the elements of a piece; see `Checkpoint.payload`.
 
         Raises:
-            UnsupportedError: the ranks' copies of an averaged parameter differ. There is no bit
-                pattern to copy then, and DeepSpeed's mean is not any rank's.
+            UnsupportedError: the ranks' copies of an averaged parameter differ. Then
+                there is nothing exact to copy: DeepSpeed's mean is not any rank's.
         """
         key = self._averaged_at.get((piece.extent.file, piece.extent.offset))
         if key is not None and not self._copies_equal(key):

@@ -192,7 +192,7 @@ def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[Range]:
 
     Raises:
         UnsupportedError: the rank's tensor packs sub-blocks along an inner axis, so that a run of
-            it is no run of any box.
+            it is not a run of any box.
     """
     if not part.shape or len(part.slabs) == 1:
         whole = (start, stop) == (0, prod(part.shape))

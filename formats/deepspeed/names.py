@@ -63,7 +63,7 @@ _EXPERT = re.compile(
 _OFFLOADED = "offloaded_tensors/"
 # The folder in which a universal checkpoint keeps one folder a parameter.
 ZERO = "zero"
-# In that folder: what is no parameter's. Beside it: where the converter works.
+# In that folder: what is not a parameter's. Beside it: where the converter works.
 STATE = "optimizer_state.pt"
 TMP = "tmp"
 # A set that lacks more files than this is told in one sentence.

@@ -231,11 +231,11 @@ class _Recorded:
         for text in value or () if isinstance(value, (list, tuple, dict)) else ():
             plain = isinstance(text, str) and len(text) <= MAX_PATTERN
             if not plain or re.search(r"\)[*+?{]", text):
-                raise self._odd("a pattern of names that is no short regular expression")
+                raise self._odd("a pattern of names that is not a short regular expression")
             try:
                 found.append(re.compile(text))
             except (re.error, RecursionError, OverflowError):
-                raise self._odd("a pattern of names that is no regular expression") from None
+                raise self._odd("a pattern of names that is not a regular expression") from None
         return found
 
     def _odd(self, what: str) -> UnsupportedError:

@@ -189,13 +189,13 @@ def read_weights(path: str, tree: Any) -> Mapping[str, TensorRef]:
     """Return the tensors of a flat state_dict; None, as pipelines have it, holds none.
 
     Raises:
-        CorruptError: it is no state_dict (`bad-metadata`).
-        UnsupportedError: a tensor is no strided view of a storage.
+        CorruptError: it is not a state_dict (`bad-metadata`).
+        UnsupportedError: a tensor is not a strided view of a storage.
     """
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        _malformed(path, "a state_dict that is no dict")
+        _malformed(path, "a state_dict that is not a dict")
     found = {}
     for name, value in tree.items():
         if isinstance(value, (SubclassRef, Composite)):
@@ -281,7 +281,7 @@ def _shapes(path: str, group: Any) -> Mapping[str, Shape]:
         isinstance(name, str) and type(shape) is tuple and _naturals(shape)
         for name, shape in group.items()
     ):
-        _malformed(path, "a parameter group that is no mapping of names to shapes")
+        _malformed(path, "a parameter group that is not a mapping of names to shapes")
     return group
 
 

@@ -80,12 +80,12 @@ class Flat(NamedTuple):
         """Return the bytes of a run.
 
         Raises:
-            UnsupportedError: the tensor is no dense vector in the file.
+            UnsupportedError: the tensor is not a dense vector in the file.
         """
         place = self.storages[self.ref.key]
         if place.inline is not None or self.ref.conj or self.ref.neg or not self.ref.dense:
             raise UnsupportedError(
-                f"a flat partition in {self.path} is no dense vector", file=self.path
+                f"a flat partition in {self.path} is not a dense vector", file=self.path
             )
         size = self.ref.dtype.itemsize
         first = place.extent.offset + (self.ref.storage_offset + at) * size
@@ -297,7 +297,7 @@ def fragment_tensor(
     """Return a frozen parameter of stage 3, of which each rank's file holds a run.
 
     Raises:
-        UnsupportedError: a fragment is no dense vector.
+        UnsupportedError: a fragment is not a dense vector.
     """
     pieces: list[Piece] = []
     dtype = held[0].ref.dtype

@@ -147,7 +147,7 @@ def _gone(
         )
     where = f"not at {recorded}"
     if remains is not None:
-        where = f"gone: at {recorded} is no whole checkpoint any more ({remains.message})"
+        where = f"gone: at {recorded} is not a whole checkpoint any more ({remains.message})"
     return NotFoundError(
         f"{what} {where}{beside}",
         hint="bring it back, or say where it is: ftckpt delta unpack DELTA OUT --base PATH",
@@ -262,7 +262,7 @@ def _places(
 
 
 def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkpoint | None:
-    """Open what lies at a place; None where it is no single checkpoint."""
+    """Open what lies at a place; None where it is not a single checkpoint."""
     try:
         target = open_target(url, formats, delta.stores)
         return None if target.part is None else target.open()
@@ -300,7 +300,7 @@ def _comes_back(delta: DeltaCheckpoint, found: Checkpoint) -> CorruptError:
 def _misfit(delta: DeltaCheckpoint, found: Checkpoint) -> str:
     """Say which tensor that a delta is decoded from a checkpoint does not have; "" for none.
 
-    What a delta says of its base is no proof of that, whatever digests it names.
+    What a delta says of its base is not proof of that, whatever digests it names.
     """
     for tensor in delta.index.tensors:
         if tensor.base is None:
@@ -340,7 +340,7 @@ def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint, *, lo
 def _manifest(found: Checkpoint) -> str:
     try:
         manifest = find(found.source)
-    except FtckptError:  # a manifest that cannot be understood is no evidence; the verbs report it
+    except FtckptError:  # a manifest that cannot be understood is not evidence; the verbs report it
         return ""
     return "" if manifest is None else manifest_digest(manifest)
 

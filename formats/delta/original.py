@@ -114,7 +114,7 @@ def _undone(delta: DeltaCheckpoint, place: Extent, most: int, growth: int = 1) -
         demand(growth * size, "what a delta says of the files that were packed")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
     except zstandard.ZstdError as error:
-        raise _bad("a record is no zstd frame") from error
+        raise _bad("a record is not a zstd frame") from error
 
 
 def _within(place: Extent) -> Callable[[int, int], Stored]:

@@ -95,7 +95,7 @@ def _packable(checkpoint: Checkpoint, check: Check | None) -> Packable:
     """Return a checkpoint with what is known of it."""
     try:
         manifest = find(checkpoint.source)
-    except FtckptError:  # one that cannot be understood is no evidence; the check reports it
+    except FtckptError:  # one that cannot be understood is not evidence; the check reports it
         manifest = None
     recorded = recorded_paths(checkpoint)
     packable = Packable(

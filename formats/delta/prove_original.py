@@ -71,7 +71,7 @@ class OriginalProof:
         )
         original, rest = self._writer.original, self._writer.rest()
         delta = self._writer.delta.source
-        counter.start("proving what is no tensor", original.rest_bytes)
+        counter.start("proving what is not a tensor", original.rest_bytes)
 
         def compare(task: _Runs) -> None:
             if limiter is not None:

@@ -24,7 +24,7 @@ from .chain import chain
 from .checkpoint import DeltaCheckpoint
 
 _SAMPLE = 128 << 20  # bytes of elements
-_FEW = 4  # blocks of a sample are at most so many times as large as each other
+_FEW = 4  # the largest block of a sample is at most this many times the smallest
 _READ = 256 << 20  # bytes of files
 
 

@@ -47,9 +47,9 @@ class Link:
         identity: how it is known to be the one.
         stored: bytes of its files.
         ratio: bytes of what was packed, what lay beside the tensors too, over bytes stored; None of
-            one that is no delta. Packing says the same one.
+            one that is not a delta. Packing says the same one.
         read: bytes of it that a restore reads: index and payloads, or elements of a full one.
-        blocks: of it that a restore decodes; 0 of one that is no delta.
+        blocks: of it that a restore decodes; 0 of one that is not a delta.
     """
 
     url: str
@@ -207,7 +207,7 @@ def _references(
 
 
 def _bytes_of(full: Checkpoint, wanted: _Blocks) -> int:
-    """Return bytes of the elements in blocks of a checkpoint that is no delta."""
+    """Return bytes of the elements in blocks of a checkpoint that is not a delta."""
     total = 0
     for key, numbers in wanted.items():
         info = full.tensors[key]

@@ -30,7 +30,7 @@ _CHANGES = {
     "apply_residual_connection_post_layernorm": "its residual connection starts behind the norm",
     "window_size": "its attention sees a window",
     "moe_router_num_groups": "its router chooses groups of experts first",
-    "moe_router_enable_expert_bias": "its router has a bias that is no weight",
+    "moe_router_enable_expert_bias": "its router has a bias that is not a weight",
 }
 
 
@@ -59,7 +59,7 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> Model:
 
     Raises:
         UsageError: nothing says what the model is, or it is of another family than `name`.
-        UnsupportedError: there is no table for it, or it does what no translation can keep.
+        UnsupportedError: no table exists for it, or it does what no translation can keep.
         CorruptError, UnsafeError: the configuration is damaged or hostile.
     """
     config = read_config(checkpoint)
@@ -87,7 +87,7 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> Model:
     if name and _differences(found, arguments):
         key, wanted = _differences(found, arguments)[0]
         raise UsageError(
-            f"the model of {checkpoint.source.url} is no {name}: its arguments say {key} = "
+            f"the model of {checkpoint.source.url} is not a {name}: its arguments say {key} = "
             f"{arguments.get(key)!r}, not {wanted!r}"
         )
     return Model(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
@@ -116,7 +116,7 @@ def _family_of_config(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in family_names():
         raise UnsupportedError(
-            f"there is no table for models of the type {kind!r}",
+            f"no table exists for models of the type {kind!r}",
             hint=f"known: {', '.join(family_names())}",
             kind="unknown-rule",
         )

@@ -123,7 +123,7 @@ def family(name: str) -> Family:
     """
     if name not in family_names():
         raise UsageError(
-            f"there is no family called {name!r}", hint=f"known: {', '.join(family_names())}"
+            f"no family is called {name!r}", hint=f"known: {', '.join(family_names())}"
         )
     path = files("ftckpt.formats") / "families" / f"{name}.toml"
     table = tomllib.loads(path.read_text("utf-8"))

@@ -81,8 +81,8 @@ def parse_index(raw: bytes, file: str) -> Index:
     """Return the index in `raw`.
 
     Raises:
-        CorruptError: it is no JSON, or lacks a weight_map from text to text (`bad-index`).
-        UnsafeError: equal keys, nesting (`unsafe-index`), or a shard name that is no plain
+        CorruptError: it is not JSON, or lacks a weight_map from text to text (`bad-index`).
+        UnsafeError: equal keys, nesting (`unsafe-index`), or a shard name that is not a plain
             basename (`unsafe-path`).
     """
     value = parse(raw, _LIMITS, file=file, what="text", bad="bad-index", unsafe="unsafe-index")
@@ -109,7 +109,7 @@ def _texts(weights: Mapping[str, object], file: str) -> Iterator[str]:
     for name, shard in weights.items():
         if not isinstance(shard, str):
             raise CorruptError(
-                f"{file} maps {shown(name)} to {shown(shard)}, which is no file name",
+                f"{file} maps {shown(name)} to {shown(shard)}, which is not a file name",
                 kind="bad-index",
                 file=file,
                 tensor=name,

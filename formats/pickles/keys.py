@@ -416,7 +416,7 @@ def limited(value: Any) -> Any:
 
 
 def _is_heavy(value: Any, most: int) -> bool:
-    """Say whether a hash of `value` visits more than so many values."""
+    """Say whether a hash of `value` visits more than a number of values."""
     found = 0
     todo = [value]
     while todo:

@@ -54,7 +54,7 @@ def _container(kind: type) -> Callable[..., Any]:
 
 def _complex(real: Any = 0.0, imag: Any = 0.0) -> complex:
     if not isinstance(real, (int, float)) or not isinstance(imag, (int, float)):
-        refuse("builds a complex number from what is no number")
+        refuse("builds a complex number from what is not a number")
     return complex(real, imag)
 
 

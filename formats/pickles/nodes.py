@@ -27,7 +27,7 @@ class Call:
         state: what BUILD gives the object afterwards; None gives nothing.
         new: whether only `__new__` is called, as protocol 2 does for plain classes.
         once: whether it stands in the tree only once: then nothing of it is remembered, neither
-            here nor by whoever loads it.
+            here nor by the program that loads it.
     """
 
     function: Any

@@ -176,7 +176,7 @@ class Outline:
             self._parts.append(found)
 
     def _ahead(self, at: int, length: int) -> bytes:
-        """Return so many of the bytes that follow; fewer where the file ends."""
+        """Return the next bytes, up to a number of them; fewer where the file ends."""
         begin = at - self._from
         if not 0 <= begin <= len(self._window) - length:
             most = min(_WINDOW, self._size - at)

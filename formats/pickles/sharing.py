@@ -1,7 +1,7 @@
 """Refuse values that unfold to far more than their pickle holds.
 
-A list may hold another one twice, sixty levels deep: a few hundred bytes, and whoever walks it as a
-tree, to look for tensors or to print it, walks for ever. Here every container is visited once.
+A list may hold another one twice, sixty levels deep, in a few hundred bytes. A program that walks
+it as a tree, to look for tensors or to print it, never ends. Here every container is visited once.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _FIRST, _MOST, _GROWTH = 256 << 10, 256 << 20, 8
 def refuse_hostile(read: Read, size: int, *, file: str, base: int = 0) -> None:
     """Refuse bytes that run something when they are unpickled; return where they are harmless.
 
-    Damage is no matter here: it is for the caller, who expected something else.
+    Damage is not reported here: the caller, who expected something else, does it.
 
     Args:
         read: returns `length` bytes at `offset`.

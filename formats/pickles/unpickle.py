@@ -129,7 +129,7 @@ def load(
     Raises:
         UnsafeError: it calls what is not allowed, changes a class, hides bytes after STOP, or asks
             for more memory than its size can need (kind `unsafe-pickle`).
-        CorruptError: it ends early or is no pickle (kind `bad-pickle`).
+        CorruptError: it ends early or is not a pickle (kind `bad-pickle`).
     """
     from .sniff import refuse_inside
 

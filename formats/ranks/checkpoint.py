@@ -63,7 +63,7 @@ class RanksCheckpoint(Checkpoint):
         """Return one object as inert data; see `Checkpoint.load_object`."""
         info = self.objects.get(name)
         if info is None:
-            raise NotFoundError(f"there is no object {name!r}", tensor=name)
+            raise NotFoundError(f"no object is called {name!r}", tensor=name)
         path = tuple(info.field)
         try:
             return at(read_stream(self.source, info.extent.file).tree, path)

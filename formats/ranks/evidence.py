@@ -16,7 +16,7 @@ from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import Path, step_of
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 
-# More ranks than any cluster has; a larger number is no count.
+# More ranks than any cluster has; a larger number is not a count.
 MOST = 10_000_000
 _DEPTH = 3
 _ITEMS = 4096

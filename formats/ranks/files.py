@@ -2,7 +2,7 @@
 
 The number of ranks is what the names say (`_of_8`), a record beside the files, what the files
 themselves record, or the meshes of their tensors. Where none of these says it, the highest number
-in a name implies one, and a finding says that it is no more than that.
+in a name implies one, and a finding says that it is only implied.
 """
 
 from __future__ import annotations

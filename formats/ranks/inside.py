@@ -65,7 +65,7 @@ class Ranks(NamedTuple):
 
     Attributes:
         parts: by rank.
-        rest: what is no rank's.
+        rest: what is not a rank's.
         by_rank: whether the file lists ranks, and not the shards of each tensor.
     """
 

@@ -128,7 +128,7 @@ _EXTRAS = re.compile(r"extra|(?:extra|rng|random|trainer|train|client|loader|dat
 
 
 def rank_file(path: str) -> RankFile | None:
-    """Return what a path's last element says, or None where it is no rank's file."""
+    """Return what a path's last element says, or None where it is not a rank's file."""
     name = path.rpartition("/")[2]
     if match := _VERL.fullmatch(name):
         return RankFile(path, Role(match[1]), int(match[3]), int(match[2]))

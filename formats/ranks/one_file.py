@@ -149,7 +149,7 @@ class _OneFile(Opening):
         self.found += _missing(file, ranks, size)
 
     def _beside_them(self, rest: Any) -> None:
-        """Add what is no rank's: schedules, settings, an optimizer of whole tensors."""
+        """Add what is not a rank's: schedules, settings, an optimizer of whole tensors."""
         if not rest:
             return
         file, stream = self._stream.file, self._stream

@@ -120,7 +120,7 @@ def read_recorded(source: Source, folder: str) -> Recorded:
     """Read `fsdp_config.json` or `metadata.json` of a folder, whichever is there.
 
     Raises:
-        CorruptError: it is no JSON, or records a tensor that cannot be (`bad-index`).
+        CorruptError: it is not JSON, or records a tensor that cannot be (`bad-index`).
         UnsafeError: it is ambiguous or abusive JSON (`unsafe`).
     """
     prefix = f"{folder}/" if folder else ""

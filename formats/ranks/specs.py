@@ -82,7 +82,7 @@ class Spec(NamedTuple):
 
 
 def data_key(value: Any) -> str:
-    """Return under which key an entry keeps its tensor; "" where a value is no such entry."""
+    """Return under which key an entry keeps its tensor; "" for other values."""
     if not isinstance(value, dict) or not 2 <= len(value) <= 64:
         return ""
     held = [key for key, member in value.items() if type(member) is TensorRef]

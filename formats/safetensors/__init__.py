@@ -34,7 +34,7 @@ class Safetensors:
         """Read the index and all headers.
 
         Raises:
-            NotFoundError: there is no safetensors file.
+            NotFoundError: it holds no safetensors file.
             IncompleteError: shards without their index, or a consolidation that did not finish.
             CorruptError: the only file is damaged, or the index is.
             UnsafeError: a header or an index is hostile.

@@ -156,7 +156,7 @@ def _tensor(
     if dtype is None:
         _bad(file, f"gives {shown(name)} the unknown dtype {shown(code)}", name)
     if type(dims) is not list or not set(map(type, dims)) <= _INT:
-        _bad(file, f"gives {shown(name)} a shape that is no list of integers", name)
+        _bad(file, f"gives {shown(name)} a shape that is not a list of integers", name)
     if type(offsets) is not list or len(offsets) != 2 or set(map(type, offsets)) != _INT:
         _bad(file, f"gives {shown(name)} data_offsets that are no pair of integers", name)
     begin, end = offsets

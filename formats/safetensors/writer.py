@@ -46,7 +46,7 @@ class SafetensorsWriter:
         Raises:
             UsageError: a shard should hold less than a byte.
             UnsupportedError: a tensor of a type that safetensors does not have, by its name; or
-                there is no tensor at all, and so no file that would make this a checkpoint.
+                no tensor at all, and so no file that would make this a checkpoint.
         """
         if not content.tensors:
             raise UnsupportedError(

@@ -109,7 +109,7 @@ class StoredObjects:
 
 
 def read_objects(source: Source) -> StoredObjects:
-    """Find the objects of `ftckpt.objects/`; nothing where there is no such folder.
+    """Find the objects of `ftckpt.objects/`; nothing without such a folder.
 
     Raises:
         CorruptError: the index cannot be parsed (`bad-index`).
@@ -163,7 +163,7 @@ def _read_index(source: Source) -> dict[str, Any]:
             f"{INDEX} is of schema {shown(value.get('schema'))}, which is not known", file=INDEX
         )
     if type(value.get("step", 0)) is not int:
-        raise _bad("gives a step that is no number")
+        raise _bad("gives a step that is not a number")
     return value
 
 

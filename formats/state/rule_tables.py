@@ -23,7 +23,7 @@ def built_in(family: str, values: Mapping[str, int] | None = None) -> Rules:
         values: see `ftckpt.checkpoint.rules.parse_rules`.
 
     Raises:
-        UsageError: there is no such table.
+        UsageError: the table does not exist.
     """
     if family not in families():
         raise UsageError(

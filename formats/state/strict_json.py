@@ -103,7 +103,7 @@ def parse(raw: bytes, limits: Limits, *, file: str, what: str, bad: str, unsafe:
             parse_constant=constant,
             parse_float=real,
         )
-        if b"\\u" in raw:  # half of a surrogate pair is no text
+        if b"\\u" in raw:  # half of a surrogate pair is not text
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except _Duplicate as error:
         refuse(f"holds the key {shown(error.args[0])} twice")

@@ -75,7 +75,7 @@ class TrainingTree:
 
     Attributes:
         tensors: all tensors, in the file's order.
-        objects: name -> path in the tree, one for each key at the top that is no tensor.
+        objects: name -> path in the tree, one for each key at the top that is not a tensor.
         names: dotted names of the non-tensor state, as deep as they are known.
         numbers: step counters among it.
         remarks: what a reader should know, in sentences.

@@ -95,7 +95,7 @@ class _Parser:
         tree = self._next(data)
         keys = self._next(data)
         if type(keys) is not list or any(type(key) is not str for key in keys):
-            self._damaged("its list of storages is no list of names")
+            self._damaged("its list of storages is not a list of names")
         if len(set(keys)) != len(keys) or set(keys) != set(self.roots):
             self._damaged("its list of storages is not that of its tensors")
         self._place(keys, read, size)

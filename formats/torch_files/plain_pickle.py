@@ -6,7 +6,7 @@ of gigabytes is not read into memory to be unpickled. So it is walked first, opc
 every bytes object is left out: a reference takes its place, and what stays is short. The one
 unpickler reads that. A tensor is then a place in the file, as in every other format.
 
-What was left out and is no tensor (a random state, a scalar) is put back, and the pickle is read
+What was left out and is not a tensor (a random state, a scalar) is put back, and the pickle is read
 once more.
 
 Sources: CPython's `Modules/_pickle.c`, `torch/storage.py` (`__reduce__`), numpy's
@@ -68,7 +68,7 @@ def parse_plain(read: Read, size: int, *, file: str, base: int = 0) -> TorchStre
         CorruptError: cut short, or damaged (`bad-pickle`, `size-mismatch`).
         UnsafeError: a hostile pickle (`unsafe-pickle`).
         UnsupportedError: tensors that are spelled as text, as protocol 2 does it.
-        NoResourceError: more than memory holds of what is no tensor.
+        NoResourceError: more than memory holds of what is not a tensor.
     """
     from .stream import TorchStream
 

@@ -91,7 +91,7 @@ class HeldReader:
         self._meshes: dict[int, Mesh] = {}
 
     def read(self, value: Any) -> Held | None:
-        """Return what a value of the tree holds of a tensor; None where it is no tensor.
+        """Return what a value of the tree holds of a tensor; None where it is not a tensor.
 
         Raises:
             UnsupportedError: a tensor that no strided view describes (sparse, quantized, a
@@ -270,7 +270,7 @@ def _extent(shape: Any) -> int:
         if type(value) in (tuple, list):
             todo.extend(value)
         elif _whole(value) is None:
-            _malformed("a mesh layout whose shape is no number")
+            _malformed("a mesh layout whose shape is not a number")
         else:
             total *= value
     _malformed("a mesh layout that is nested without end")

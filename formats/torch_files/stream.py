@@ -50,7 +50,7 @@ class TorchStream(NamedTuple):
         file: path of the file, as in all extents.
         legacy: whether it is the format before torch 1.6.
         byteorder: `little`.
-        plain: whether it is no stream of torch's but a pickle by itself (`plain_pickle`).
+        plain: whether it is not a stream of torch's but a pickle by itself (`plain_pickle`).
     """
 
     tree: Any
@@ -138,7 +138,7 @@ def _may_be_pickle(head: bytes) -> bool:
 
 
 def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> None:
-    """Say what a file is that is no torch.save stream; return where it may be a damaged one."""
+    """Say what a file is that is not a torch.save stream; return where it may be a damaged one."""
     if head[257:262] == b"ustar":
         raise UnsupportedError(
             f"{file} is a tar from before torch 0.1.10",

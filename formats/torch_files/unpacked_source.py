@@ -207,7 +207,7 @@ _held: OrderedDict[tuple[object, ...], _Content] = OrderedDict()
 
 
 def _unpack(source: Source, name: str, codec: Codec, beside: int) -> _Content:
-    """Return the content of a compressed file, unpacked now or before; one of so many."""
+    """Return the content of a compressed file, unpacked now or before."""
     entry = source.entry(name)
     place = source.store.identity(source.path(name))
     key = (place, entry.size, entry.mtime, entry.etag)

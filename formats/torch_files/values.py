@@ -112,7 +112,7 @@ class TensorRef(NamedTuple):
 
 
 class Composite(metaclass=Sealed):
-    """A tensor that is no strided view of one storage.
+    """A tensor that is not a strided view of one storage.
 
     Attributes:
         how: `sparse`, `quantized`, `nested`, `meta`, `wrapper`.

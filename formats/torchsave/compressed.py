@@ -39,7 +39,7 @@ def open_compressed(source: Source) -> Checkpoint:
     Raises:
         CorruptError: the compressed stream, or what is in it, is damaged.
         UnsafeError: it unfolds to more than is plausible, or what is in it is hostile.
-        NoResourceError: there is no room to unpack it.
+        NoResourceError: not enough room to unpack it.
         UnsupportedError: what undoes it is not installed; and see `TorchSave.open`.
     """
     packed = next(iter(source.entries))

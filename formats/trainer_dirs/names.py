@@ -73,7 +73,7 @@ def not_there(names: Iterable[str], *, trainer: bool, weights: bool) -> Iterator
 
     The Trainer saves the optimizer, the scheduler and random states together, or none of them;
     accelerate saves random states always, and no schedule without its optimizer. Trainers that
-    replace these methods may save less, and so it is no damage.
+    replace these methods may save less, and so it is not damage.
 
     Args:
         names: at the top of the directory.

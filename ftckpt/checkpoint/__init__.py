@@ -194,7 +194,7 @@ class SelfCheck(NamedTuple):
 
     Attributes:
         extent: the bytes that it covers.
-        owner: key of the tensor or name of the object; "" where it is no one's.
+        owner: key of the tensor or name of the object; "" if it has no owner.
         nbytes: how many bytes it gives: what progress counts.
         read: reads them; raises CorruptError where they are damaged.
         follows: whether what the one before has decoded is of use for it.

@@ -154,7 +154,7 @@ def _split(entry: Mapping[str, Any], where: str, values: Mapping[str, int]) -> S
     sizes = [values.get(size, 0) if isinstance(size, str) else size for size in blocks]
     for size, given in zip(sizes, blocks, strict=True):
         if type(size) is not int or size < 1:
-            raise UsageError(f"{where}: {given!r} in blocks is no size that is known")
+            raise UsageError(f"{where}: {given!r} in blocks is not a size that is known")
     return Split(axis, tuple(sizes))
 
 

@@ -64,7 +64,7 @@ _SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
 
 
 def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
-    """Return which clock a scalar of this name shows, or None where it is no step counter.
+    """Return which clock a scalar of this name shows, or None where it is not a step counter.
 
     Args:
         name: dotted path in the trainer's state.
@@ -136,7 +136,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
         else:
             yield finding(
                 "step-disagrees",
-                f"{said}; one counter alone is no verdict",
+                f"{said}; one counter alone is not a verdict",
                 file=file,
                 tensor=first.name,
             )

@@ -224,7 +224,7 @@ def _dot(one: Array, two: Array) -> Any:
     """
     import numpy as np
 
-    if one.dtype != np.float64:  # there is no BLAS for long doubles
+    if one.dtype != np.float64:  # BLAS has no long doubles
         return np.dot(one, two)
     whole = one.size - one.size % _DOT
     total = np.dot(one[whole:], two[whole:])

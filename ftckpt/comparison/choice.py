@@ -20,7 +20,7 @@ class Choice(NamedTuple):
 
     Attributes:
         components: names of components or of parts of the optimizer (`exp_avg`), or `state` for
-            what is no tensor.
+            what is not a tensor.
         tensors: patterns of keys, `*` for any text. With patterns the other state is left out.
         layout: whether state that follows the grid of ranks counts as a difference.
     """

@@ -168,8 +168,8 @@ def field_of(name: str, wanted: Wanted, data: bytes) -> Field:
 def compare_fields(ours: Iterable[Field], theirs: Iterable[Field]) -> Iterator[StateDifference]:
     """Yield the fields that differ.
 
-    A field that every rank has with the same value is one field: how many ranks there are is no
-    difference of the state.
+    A field that every rank has with the same value counts as one field: the number of ranks does
+    not make states differ.
     """
     first, second = _by_name(ours), _by_name(theirs)
     for name in first | second:

@@ -24,7 +24,7 @@ from .read import Readers, Work, WorkResult
 from .record_sums import ReadSums
 from .report import Summaries, TensorDifference, difference
 
-# So many tensors that cannot be reached mean that the storage is gone.
+# This many unreadable tensors mean that the storage is gone.
 _GIVE_UP = 8
 
 

@@ -60,7 +60,7 @@ class OriginalFile:
 
     @property
     def rest(self) -> Iterator[tuple[int, int]]:
-        """Offset and length of what is no tensor's."""
+        """Offset and length of what is not a tensor's."""
         at = 0
         for one in self.placed:
             if one.offset > at:
@@ -126,7 +126,7 @@ class Original:
 
 
 def original_of(checkpoint: Checkpoint) -> Original | None:
-    """Return the files of a checkpoint; None where too much in them is no plain tensor.
+    """Return the files of a checkpoint; None where too much in them is not a plain tensor.
 
     Raises:
         CorruptError, UnsafeError: the record around a tensor cannot be trusted.
@@ -148,7 +148,7 @@ def original_of(checkpoint: Checkpoint) -> Original | None:
 
 
 def rest_of(original: Original) -> list[Stored]:
-    """Return all that is no tensor's, file by file, from the source."""
+    """Return all that is not a tensor's, file by file, from the source."""
     return [Stored(Extent(file.path, *place)) for file in original.files for place in file.rest]
 
 
@@ -160,7 +160,7 @@ def laid_out(
     Args:
         original: the files.
         content: has their tensors.
-        rest: gives bytes of what `rest_of` names: from an offset, so many.
+        rest: reads what `rest_of` names: from an offset, a number of bytes.
 
     Raises:
         CorruptError: the files do not fit the tensors (`bad-delta`).

@@ -103,7 +103,7 @@ class TensorDigest:
         self._walk(shape, offsets, sizes, words, start)
 
     def add(self, elements: int, s1: int, s2: int) -> None:
-        """Add so many elements by their sums, as `sums` gave them."""
+        """Add a number of elements by their sums, as `sums` gave them."""
         self.elements += elements
         self._s1 = (self._s1 + s1) & _MASK
         self._s2 = (self._s2 + s2) & _MASK

@@ -31,7 +31,7 @@ from .lone_manifests import HINT, alone
 from .open_part import open_child
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 
-# Headers of so many candidates are read at once; a smaller root is ordered by content alone.
+# Headers of this many candidates are read at once; a smaller root is ordered by content alone.
 BATCH = 64
 
 # An older checkpoint may be taken instead of one that ends with these: it is surely not good.
@@ -219,7 +219,7 @@ def _dropped(root: Root, candidate: Candidate) -> NotFoundError:
 def gone(root: Root, candidate: Candidate, error: NotFoundError) -> FtckptError:
     """Return `error` if the root does not list the candidate any more, else that it does.
 
-    A name that is listed and holds nothing is no proof that it was removed: one of the two
+    A name that is listed and holds nothing is not proof that it was removed: one of the two
     listings is behind.
     """
     try:

@@ -48,7 +48,7 @@ def parse_parts(text: str) -> tuple[Part, ...]:
     wrong = [name for name in names if name not in list(Part)]
     if wrong:
         raise UsageError(
-            f"--require {wrong[0]!r} is no part of a training state", hint=", ".join(Part)
+            f"--require {wrong[0]!r} is not part of a training state", hint=", ".join(Part)
         )
     return tuple(dict.fromkeys(Part(name) for name in names))
 
@@ -93,7 +93,7 @@ def _shortfall(item: ResumeItem, keepers: int | None) -> str:
 
 
 def not_at_world(checkpoint: Checkpoint, world_size: int) -> str:
-    """Return why a checkpoint does not load with so many ranks as it is; "" if it does.
+    """Return why a checkpoint does not load as it is with a number of ranks; "" if it does.
 
     Args:
         checkpoint: opened.
@@ -110,7 +110,7 @@ def not_at_world(checkpoint: Checkpoint, world_size: int) -> str:
 
 
 def grid_for(topology: Topology, world_size: int) -> dict[str, int]:
-    """Return flags of `reshard` that lay a checkpoint out for so many ranks.
+    """Return flags of `reshard` that lay a checkpoint out for a number of ranks.
 
     Tensor and pipeline parallelism stay as they are and the data-parallel size changes; a job of
     tensor-parallel ranks alone changes those.
@@ -131,7 +131,7 @@ def grid_for(topology: Topology, world_size: int) -> dict[str, int]:
 
 
 def grid_of(topology: Topology, world_size: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Return the flags of `reshard` for so many ranks, with the sizes that the user chose.
+    """Return the flags of `reshard` for a number of ranks, with the sizes that the user chose.
 
     Args:
         topology: of the checkpoint.
@@ -152,7 +152,7 @@ def grid_of(topology: Topology, world_size: int, wanted: Mapping[str, int]) -> d
 
 
 def not_at_grid(checkpoint: Checkpoint, world_size: int, wanted: Mapping[str, int]) -> str:
-    """Return why a checkpoint does not load on a grid of so many ranks; "" if it does.
+    """Return why a checkpoint does not load on a grid of ranks; "" if it does.
 
     Args:
         checkpoint: opened.
@@ -178,7 +178,7 @@ class Worlds:
 
     Attributes:
         any_size: as given.
-        reasons: why a checkpoint does not load with so many ranks, by its URL.
+        reasons: why a checkpoint does not load with that number of ranks, by its URL.
     """
 
     def __init__(self, world_size: int | None, *, any_size: bool = False) -> None:

@@ -3,7 +3,7 @@
 Nothing can be renamed there, so a tombstone below `.ftckpt/trash/` says that an entry was dropped,
 and its data stay where they are until they are reclaimed. It holds as long as nothing of the entry
 is younger: a trainer that was set back saves the same step again, under the same keys, and that is
-no trash. Both times are the store's own. A manifest that a seal wrote in that moment is no save.
+no trash. Both times are the store's own. A manifest that a seal wrote in that moment is not a save.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, To
     Args:
         store: where the root lies.
         base: path of the root in the store.
-        names: what lies directly in the root; where there is no trash, nothing more is listed.
+        names: what lies directly in the root; without a trash nothing more is listed.
 
     Raises:
         UnavailableError, DeniedError: the trash could not be listed; nothing is concluded then.

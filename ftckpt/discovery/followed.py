@@ -21,7 +21,7 @@ def follow(root: Root, name: str, rules: Rules) -> Root:
         rules: with a `max_fallback`, checkpoints that are older than the pointer's may be taken.
 
     Raises:
-        MissingError: the root has no such pointer; that is no first start.
+        MissingError: the root has no such pointer; that is not a first start.
         CorruptError: it means nothing that is there (`pointer-dangling`).
         UsageError: older ones are allowed, and nothing shows which are.
     """

@@ -174,7 +174,7 @@ def listing_of_file(store: Store, entry: Entry) -> Listing:
 
 
 def _head(store: Store, entry: Entry | None, length: int) -> bytes:
-    """Return up to `length` first bytes; nothing of what is no regular file or has shrunk."""
+    """Return up to `length` first bytes; nothing of what is not a regular file or has shrunk."""
     if entry is None or entry.kind is not EntryKind.FILE or entry.archived:
         return b""
     try:

@@ -24,7 +24,7 @@ HINT = (
 
 # A step may hold several checkpoints (`actor`, `critic`), each with its manifest.
 _PARTS = 16
-# So many files of each manifest are asked for one by one: a short listing proves nothing.
+# Up to this many files of each manifest are asked for one by one: a short listing proves nothing.
 _ASKED_FOR = 16
 
 

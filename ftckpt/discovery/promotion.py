@@ -238,10 +238,11 @@ def _require_free(root: Root, name: str) -> None:
     except NotFoundError:
         return
     except FtckptError as error:
-        raise RefusedError(f"{root.store.describe(path)} is no pointer: {error.message}") from error
+        what = f"{root.store.describe(path)} is not a pointer"
+        raise RefusedError(f"{what}: {error.message}") from error
     if entry.kind is not EntryKind.DIRECTORY or root.store.traits.local:
         raise RefusedError(
-            f"{root.store.describe(path)} is no pointer to a checkpoint of {root.url}",
+            f"{root.store.describe(path)} is not a pointer to a checkpoint of {root.url}",
             hint="move it away first",
         )
 

@@ -164,7 +164,7 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
 
 
 def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:
-    """Return the directory of a file, as a user would type it; "" where it is no checkpoint."""
+    """Return the directory of a file, as a user would type it; "" where it is not a checkpoint."""
     try:
         known = recognise_at(place.store, _DIRECTORY, formats) is not None
     except FtckptError:

@@ -12,7 +12,7 @@ from shlex import quote
 
 from ftckpt.storage.remotes import named
 
-# More names than these are not read for a hint, and of those that are near so many are named.
+# A hint reads no more names than the first number, and names no more than the second.
 _READ = 10_000
 _NAMED = 3
 # Of more names than these only the likeliest are compared letter by letter, a tenth of a

@@ -37,7 +37,7 @@ def select_waiting(
         timeout: seconds to wait in all after the first look; then the best that there is, wins.
         note: see `select`.
         say: told what is waited for; None for `note`.
-        sleep: waits so many seconds.
+        sleep: waits a number of seconds.
         clock: returns seconds of a monotonic clock.
 
     Raises:

@@ -194,7 +194,7 @@ class _Names:
                 reason += f", but only of {ranks} of {self.keepers} ranks"
             return _item(row, Presence.PRESENT, reason, found, ranks=ranks,
                          world_size=self.world_size)  # fmt: skip
-        # A name that says what else it is (`rng.random.0`) is no closed box.
+        # A name that says what else it is (`rng.random.0`) is not a closed box.
         hints = [n for n in self.closed if row.hint.search(n)]
         if hints:
             return _item(row, Presence.CANNOT_TELL, f"{hints[0]} may hold it or stand in for it",

@@ -32,7 +32,7 @@ class Component(NamedTuple):
 
 
 def _names(*alternatives: str) -> re.Pattern[str]:
-    # A name matches by whole segments, so that `scheduler_progress` is no scheduler.
+    # A name matches by whole segments, so that `scheduler_progress` is not a scheduler.
     return re.compile(rf"(?:^|[./:])(?:{'|'.join(alternatives)})(?=[./:]|$)", re.IGNORECASE)
 
 

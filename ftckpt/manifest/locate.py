@@ -36,10 +36,10 @@ def read(store: Store, path: str) -> Manifest:
     if entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
     if entry.kind is not EntryKind.FILE:
-        raise NotFoundError(f"{store.describe(path)} is no file")
+        raise NotFoundError(f"{store.describe(path)} is not a file")
     if entry.size > MAX_BYTES:
         raise CorruptError(
-            f"{name} is no valid manifest: it has {entry.size} bytes and {MAX_BYTES} is most",
+            f"{name} is not a valid manifest: it has {entry.size} bytes and {MAX_BYTES} is most",
             kind="bad-manifest",
             file=name,
         )

@@ -50,7 +50,7 @@ class Parser:
 
     def _bad(self, why: str) -> CorruptError:
         return CorruptError(
-            f"{self.file} is no valid manifest: {why}", kind="bad-manifest", file=self.file
+            f"{self.file} is not a valid manifest: {why}", kind="bad-manifest", file=self.file
         )
 
     def manifest(self, data: bytes) -> Manifest:
@@ -99,7 +99,7 @@ class Parser:
         except (ValueError, RecursionError) as error:
             raise self._bad(str(error)) from None
         if not isinstance(members, dict):
-            raise self._bad("it is no JSON object")
+            raise self._bad("it is not a JSON object")
         return members
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -118,28 +118,28 @@ class Parser:
 
     def _object(self, value: object, names: str, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self._bad(f"{where} is no object")
+            raise self._bad(f"{where} is not an object")
         self._keys(value, names, where)
         return value
 
     def _str(self, members: Mapping[str, Any], key: str) -> str:
         value = members[key]
         if not isinstance(value, str):
-            raise self._bad(f"{key} is no string")
+            raise self._bad(f"{key} is not a string")
         return value
 
     def _count(self, members: Mapping[str, Any], key: str) -> int:
         value = members[key]
         if type(value) is not int or not 0 <= value < 1 << 63:
-            raise self._bad(f"{key} is no count")
+            raise self._bad(f"{key} is not a count")
         return value
 
     def _list(self, members: Mapping[str, Any], key: str) -> list[Any]:
         value = members[key]
         if not isinstance(value, list):
-            raise self._bad(f"{key} is no list")
+            raise self._bad(f"{key} is not a list")
         if key == "unmanaged" and not all(isinstance(name, str) for name in value):
-            raise self._bad(f"{key} holds something that is no name")
+            raise self._bad(f"{key} holds something that is not a name")
         return value
 
     def _file(self, row: object) -> FileDigest:

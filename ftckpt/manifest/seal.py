@@ -1,7 +1,7 @@
 """Seal a checkpoint: record what its bytes are now, by one atomic write.
 
-Sealing is no proof of goodness. It makes every later change visible, and the manifest names the
-checks that had passed when it was written.
+Sealing does not prove a checkpoint good. It makes every later change visible, and the manifest
+names the checks that had passed when it was written.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .upkeep import Money, Upkeep, money_of, upkeep_of
 # A save or flush of this many mean times between failures is refused: the models have an answer
 # there too, and it helps nobody.
 _HOPELESS = 2.0
-# So little useful work is no plan.
+# Below this share of useful work no plan is given.
 _LEAST_GOODPUT = 1e-3
 
 

@@ -91,7 +91,7 @@ def combine(
         confidence: of the limits, in (0, 1).
 
     Raises:
-        UsageError: there is no cause, none of them ever failed, or a number is out of range.
+        UsageError: no cause is given, none of them ever failed, or a number is out of range.
     """
     seen = [rates.observed(c.failures, c.exposed, confidence) for c in counted]
     found = [rates.Cause(c.name, o.per_second) for c, o in zip(counted, seen, strict=True)]

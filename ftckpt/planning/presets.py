@@ -121,5 +121,5 @@ def preset(name: str) -> Preset:
     """
     found = PRESETS.get(name)
     if found is None:
-        raise UsageError(f"there is no preset {name!r}", hint=f"presets: {', '.join(PRESETS)}")
+        raise UsageError(f"unknown preset {name!r}", hint=f"presets: {', '.join(PRESETS)}")
     return found

@@ -38,7 +38,7 @@ def duration(text: str, flag: str) -> float:
     """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero is a duration.
 
     Raises:
-        UsageError: the unit is missing or unknown, or it is no number that is at least zero.
+        UsageError: the unit is missing or unknown, or it is not a number that is at least zero.
     """
     text = text.strip()
     match = _DURATION.fullmatch(text)
@@ -104,7 +104,7 @@ def share(text: str, flag: str) -> float:
         if 0 <= value <= 1:
             return value
     raise UsageError(
-        f"{flag} {text}: this is no share between 0 and 100 %", hint="write 5% or 0.05"
+        f"{flag} {text}: this is not a share between 0 and 100 %", hint="write 5% or 0.05"
     )
 
 
@@ -116,7 +116,7 @@ def factor(text: str, flag: str) -> float:
     """
     text = text.strip()
     if _BARE.fullmatch(text) is None or not 0 < float(text) < math.inf:
-        raise UsageError(f"{flag} {text}: this is no number above zero", hint="write 1.5")
+        raise UsageError(f"{flag} {text}: this is not a number above zero", hint="write 1.5")
     return float(text)
 
 
@@ -138,7 +138,7 @@ def count(text: str, flag: str, *, kilo: int = 1000) -> int:
         value = float(match[1]) * (kilo if match[2] in ("k", "K") else _COUNT_UNITS[match[2]])
     if not 0 < value < 1e18 or value != int(value):
         raise UsageError(
-            f"{flag} {text}: this is no whole number above zero",
+            f"{flag} {text}: this is not a whole number above zero",
             hint="write 16384, 16k or 70B",
         )
     return int(value)
@@ -160,7 +160,7 @@ def money(text: str, flag: str) -> Money:
     text = text.strip()
     match = _MONEY.fullmatch(text)
     if match is None or (match[1] and match[3]) or not math.isfinite(float(match[2])):
-        raise UsageError(f"{flag} {text}: this is no price", hint="write 2.33 or 2.33EUR")
+        raise UsageError(f"{flag} {text}: this is not a price", hint="write 2.33 or 2.33EUR")
     return Money(float(match[2]), match[3] or "USD")
 
 
@@ -228,7 +228,7 @@ def observed(text: str, flag: str) -> Observed:
     number, slash, time = text.partition("/")
     if not slash or not number.strip().isdecimal():
         raise UsageError(
-            f"{flag} {text}: this is no number of failures in a time",
+            f"{flag} {text}: this is not a number of failures in a time",
             hint="write 419/54d: 419 failures in 54 days",
         )
     seconds = duration(time, flag)
@@ -260,7 +260,7 @@ def component(text: str, flag: str, *, per_node: int = 8) -> Component:
     match = re.fullmatch(r"\s*([^=@\s]+)\s*=([^@]+)@(.+)", text)
     if match is None:
         raise UsageError(
-            f"{flag} {text}: this is no component",
+            f"{flag} {text}: this is not a component",
             hint=f"write name=N@RATE: {flag} nic=2048@100000h",
         )
     number = count(match[2], flag, kilo=1024)

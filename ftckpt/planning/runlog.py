@@ -27,7 +27,7 @@ from ftckpt.errors import UsageError
 
 from .exposure import Event, exposure
 
-# A longer line is no record of an event.
+# A longer line is not a record of an event.
 _LINE = 1 << 16
 
 
@@ -91,7 +91,8 @@ def read_log(
         restart: the same for restarts.
 
     Raises:
-        UsageError: a line is no such object, or a number in it is none; the message says which.
+        UsageError: a line is not such an object, or a value in it is not a number; the message
+            says which.
     """
     numbers: dict[tuple[str, str], list[float]] = {}
     events: Counter[str] = Counter()
@@ -159,21 +160,23 @@ def _records(lines: Iterable[str], name: str) -> Iterable[tuple[str, dict[str, A
         try:
             record = json.loads(line, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{place} is no JSON: {error}") from error
+            raise UsageError(f"{place} is not JSON: {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get("event"), str):
-            raise UsageError(f"{place} is no event", hint='write {"event": "save", "seconds": 61}')
+            raise UsageError(
+                f"{place} is not an event", hint='write {"event": "save", "seconds": 61}'
+            )
         yield place, record
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _number(value: Any, key: str, place: str) -> float:
     # JSON's true is Python's 1, and an integer may be too large for a float.
     if type(value) in (int, float) and 0 <= value < 1e300 and math.isfinite(value):
         return float(value)
-    raise UsageError(f"{place}: {key} is no number of seconds or bytes: {value!r}")
+    raise UsageError(f"{place}: {key} is not a number of seconds or bytes: {value!r}")
 
 
 def _time(value: Any, place: str) -> float:
@@ -184,7 +187,8 @@ def _time(value: Any, place: str) -> float:
             moment = None
         if moment is None or moment.tzinfo is None:
             raise UsageError(
-                f"{place}: {value!r} is no time", hint="write 2026-01-01T00:00:00Z, with its zone"
+                f"{place}: {value!r} is not a time",
+                hint="write 2026-01-01T00:00:00Z, with its zone",
             )
         return moment.timestamp()
     return _number(value, "time", place)

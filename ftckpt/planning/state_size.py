@@ -40,7 +40,7 @@ def state_parts(recipe: str) -> tuple[tuple[str, int], ...]:
     precision, _, optimizer = recipe.partition("-")
     if precision not in PRECISIONS or (optimizer or "none") not in OPTIMIZERS:
         raise UsageError(
-            f"{recipe!r} is no PRECISION-OPTIMIZER",
+            f"{recipe!r} is not a PRECISION-OPTIMIZER",
             hint=f"precisions: {', '.join(PRECISIONS)}; optimizers: {', '.join(OPTIMIZERS)}",
         )
     return PRECISIONS[precision] + OPTIMIZERS[optimizer or "none"]

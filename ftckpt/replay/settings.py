@@ -19,7 +19,7 @@ class Settings:
         at: number of steps that the training had made before the process starts.
         last: the last step to record; the process then waits to be ended. 0: as long as it runs.
         dense_from: first step of which whole tensors are read, beside the very first.
-        every: from there on, whole tensors are read every so many steps; 0: never.
+        every: from there on, whole tensors are read every this many steps; 0: never.
         stop_at: end the process after this step, as a failure would; 0: never.
         stop_after_save: end it after the step in which it first saves.
         passes: backward passes of step `pass_step` that the checkpoint holds, where it was saved
@@ -59,7 +59,7 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings in an environment; a variable that is no number counts as absent."""
+    """Return the settings in an environment; a variable that is not a number counts as absent."""
     values: dict[str, str | int | bool] = {}
     for field in fields(Settings):
         text = environment.get(PREFIX + field.name.upper())

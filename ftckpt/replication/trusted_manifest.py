@@ -110,7 +110,7 @@ def require_alike(source: Source, replica: Source, found: Diagnosis) -> None:
 def require_explained(
     source: Source, opened: Open, found: Diagnosis, options: ReplicationOptions
 ) -> None:
-    """Demand that the damaged checkpoint's own records show each difference to be its own damage.
+    """Demand that records of the damaged checkpoint show that each difference is damage there.
 
     Asked where neither has a manifest: a difference that no record covers may be either's.
 
@@ -201,6 +201,6 @@ def _of(manifest: Manifest) -> str:
 
 def _other(source: Source, replica: Source, why: str) -> RefusedError:
     return RefusedError(
-        f"{replica.url} is no replica of {source.url}: {why}",
+        f"{replica.url} is not a replica of {source.url}: {why}",
         hint="ftckpt diff compares two checkpoints; ftckpt copy brings one to another name",
     )

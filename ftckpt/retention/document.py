@@ -27,7 +27,7 @@ from .policy import DeleteLimit, Metric, Policy
 
 SCHEMA = "ftckpt.gc-plan/1"
 
-# Where Python puts the bytes of a name that are no UTF-8; what is half of a pair is no text either.
+# Python puts bytes of a name that are not UTF-8 here; half of a surrogate pair is not text either.
 _RAW = 0xDC00
 _ODD = re.compile("[\ud800-\udfff\\\\]")
 _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2})|u([0-9a-f]{4}))")
@@ -68,7 +68,7 @@ def dump_plan(plan: Plan) -> dict[str, Any]:
 
     `plan` is the digest of everything else: it names the plan in the log, and shows that nobody has
     edited the document by hand. Text is valid Unicode whatever bytes a name is made of: a byte that
-    is no UTF-8 is written `\xNN`, and a backslash twice.
+    is not UTF-8 is written `\xNN`, and a backslash twice.
     """
     body: dict[str, Any] = _every_text(
         _escaped,
@@ -106,7 +106,7 @@ def load_plan(data: bytes, file: str) -> Plan:
     try:
         document = json.loads(data)
         if not isinstance(document, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if document.get("schema") != SCHEMA:
             raise ValueError(f"its schema is {document.get('schema')!r}, not {SCHEMA}")
         said = document.pop("plan", None)
@@ -115,7 +115,7 @@ def load_plan(data: bytes, file: str) -> Plan:
         return _plan(_every_text(_unescaped, document))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         hint = "make a new one: ftckpt gc ROOT … --json"
-        raise UsageError(f"{file} is no plan of this version: {error}", hint=hint) from None
+        raise UsageError(f"{file} is not a plan of this version: {error}", hint=hint) from None
 
 
 def _every_text(change: Callable[[str], str], value: Any) -> Any:

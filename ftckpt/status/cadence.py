@@ -18,7 +18,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 
-# So many of the newest saves say how it goes now; older ones are not listed.
+# This many of the newest saves show how saving goes now; older ones are not listed.
 NEWEST = 256
 
 # A step that took this much longer than the median one between the same two saves was not training.

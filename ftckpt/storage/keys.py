@@ -18,7 +18,7 @@ def safe_key(prefix: str, path: str) -> str:
     if not path:
         return prefix
     if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
-        raise UnsafeError(f"{path!r} is no key below {prefix!r}", kind="unsafe-path", file=path)
+        raise UnsafeError(f"{path!r} is not a key below {prefix!r}", kind="unsafe-path", file=path)
     return f"{prefix}/{path}" if prefix else path
 
 

@@ -94,7 +94,7 @@ def config_path() -> str:
 
 
 def remotes() -> dict[str, Remote]:
-    """Return the remotes of the user by name; none where there is no file of settings.
+    """Return the remotes of the user by name; none without a file of settings.
 
     Raises:
         UsageError: the file is wrong, or FTCKPT_CONFIG names none.
@@ -125,7 +125,7 @@ def _parsed(path: str, _seen: tuple[int, int, int]) -> dict[str, Remote]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         # What is wrong is told by place, never by its text.
         where = re.search(r"\(at [^)]*\)$", str(error))
-        raise UsageError(f"{path} is no TOML {where[0] if where else ''}".rstrip()) from error
+        raise UsageError(f"{path} is not TOML {where[0] if where else ''}".rstrip()) from error
     rows = table.pop("remotes", {})
     if table:
         raise UsageError(f"{path} has no setting {min(table)!r}", hint="it holds [remotes.NAME]")
@@ -199,7 +199,7 @@ def named(url: str) -> tuple[Remote, str] | None:
     that exists is a file.
 
     Raises:
-        UsageError: the name is no remote's, and no such file exists; or the settings are wrong.
+        UsageError: the name is not a remote's, and no such file exists; or the settings are wrong.
         DeniedError: the settings may not be read.
     """
     match = _NAMED.fullmatch(url)
@@ -216,7 +216,7 @@ def named(url: str) -> tuple[Remote, str] | None:
     near = _near(name, known)
     meant = f"did you mean {' or '.join(f'{one}:' for one in near)}? " if near else ""
     raise UsageError(
-        f"there is no remote {name!r}",
+        f"unknown remote {name!r}",
         hint=f"{meant}[remotes.{name}] in {config_path()} makes one; a file is ./{url}",
     )
 

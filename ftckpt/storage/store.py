@@ -215,7 +215,7 @@ class Store(ABC):
         """Return what lies directly below `path`, sorted by path.
 
         Raises:
-            NotFoundError: nothing lies below it and it is no directory.
+            NotFoundError: nothing lies below it and it is not a directory.
         """
 
     def names(self, path: str = "", most: int | None = None) -> dict[str, EntryKind]:
@@ -225,7 +225,7 @@ class Store(ABC):
 
         Args:
             path: of the directory.
-            most: no more than so many, whichever come first to hand; None for all. More than that
+            most: at most this many, whichever come first; None for all. More than that
                 need not be listed.
 
         Raises:
@@ -292,7 +292,7 @@ class Store(ABC):
         """Look again at what was listed.
 
         Raises:
-            NotFoundError: it is no longer there.
+            NotFoundError: it has gone.
             IncompleteError: it was replaced.
         """
         if not entry.same_object(self.stat(entry.path)):
@@ -311,7 +311,7 @@ class Store(ABC):
 
         Raises:
             UnsupportedError: the store cannot do it.
-            NotFoundError: what is copied is no longer there.
+            NotFoundError: what is copied has gone.
             IncompleteError: it was replaced since, and the store noticed.
             UnavailableError: what is stored has another size.
         """

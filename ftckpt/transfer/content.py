@@ -144,7 +144,7 @@ class ShardBox(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A small tensor that is written and is no tensor of the source: it keeps it as an object.
+    """A small tensor that is written and is not a tensor of the source: it keeps it as an object.
 
     Attributes:
         shape: of the tensor.

@@ -2,7 +2,7 @@
 
 Every worker thread has a stream and page-locked buffers of its own, so that one thread's reading
 overlaps another's transfers and kernels. On `cpu` the same code runs without them, which is how it
-is tested where there is no accelerator.
+is tested without an accelerator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def torch_device(name: str) -> torch.device:
     """
     kind, colon, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (colon and not (number.isascii() and number.isdecimal())):
-        raise UsageError(f"{name!r} is no device: cpu, cuda or cuda:N")
+        raise UsageError(f"{name!r} is not a device: cpu, cuda or cuda:N")
     hint = "--device cpu does the same"
     try:
         import torch
@@ -55,7 +55,7 @@ def torch_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise NoResourceError(
-                f"there is no {name} here: torch sees {counted(count, 'CUDA device')}", hint=hint
+                f"no {name} here: torch sees {counted(count, 'CUDA device')}", hint=hint
             )
     return device
 

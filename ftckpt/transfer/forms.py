@@ -59,7 +59,7 @@ def copies_in(tensors: Iterable[ResultTensor]) -> Iterator[tuple[ResultTensor, C
         again = seen.get(id(pieces)) is pieces
         for held in copies_of(pair.info):
             if held.replicas:
-                seen[id(pieces)] = pieces  # kept, so that its id is no other's
+                seen[id(pieces)] = pieces  # kept, so that no other object gets its id
             yield pair, held._replace(pieces=held.pieces[:1]) if again else held
 
 

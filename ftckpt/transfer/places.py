@@ -14,7 +14,7 @@ from ftckpt.storage.store import Store
 
 from .layout import Layout
 
-# So many directories above a destination are asked for a manifest: a universal checkpoint of
+# This many directories above a destination are searched for a manifest: a universal checkpoint of
 # DeepSpeed keeps its files two below.
 _LEVELS = 3
 

@@ -308,7 +308,7 @@ def _verdict(
     level: Level,
 ) -> tuple[ExitCode, str, str]:
     errors = [f for f in findings if f.severity is Severity.ERROR]
-    # Damage in a file that is being written is no damage yet.
+    # A file that is still being written is not damaged yet.
     moving = {f.file for f in errors if f.kind == "changed-file"}
     errors = [f for f in errors if f.code is not ExitCode.CORRUPT or f.file not in moving]
     code = worst(f.code for f in errors)
@@ -335,7 +335,7 @@ def _verdict(
 def _lacking(checkpoint: Checkpoint, findings: list[Finding], content: ContentResult) -> str:
     """Say which evidence for tensors and objects is missing; "" where it is complete."""
     if content.evidence == "none":
-        return "the structure is whole, but there is no digest or CRC to check the content against"
+        return "the structure is whole, but no digest or CRC exists to check the content against"
     if any(f.kind == "no-crc" for f in findings):
         return "some records carry no CRC, so that not all content can be checked"
     if content.bare:
@@ -364,7 +364,7 @@ def _praise(
         "digests": f"every block decodes to what was written{share}",
         "crc32": f"every record matches its CRC-32{share}",
         "replica": f"every byte equals the replica{share}",
-        "none": "the structure is whole; there is no evidence for the content",
+        "none": "the structure is whole; no evidence covers the content",
     }[content.evidence]
     if content.decoded:
         how += " and decodes to what was written"

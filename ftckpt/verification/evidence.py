@@ -14,7 +14,7 @@ Owner = tuple[str, int | None]
 Owners = Callable[[str, int, int], Sequence[Owner]]
 """(file, offset, length) -> key and rank of every tensor and object with bytes in that range."""
 
-# So many files that cannot be read mean that the storage is gone, not the files.
+# This many unreadable files mean that the storage is gone, not the files.
 _GIVE_UP = 8
 
 
@@ -103,7 +103,7 @@ class Report:
         """Report that `file` cannot be read on; once a file.
 
         Raises:
-            UnavailableError: so many files cannot be read that the storage must be gone.
+            UnavailableError: too many files are unreadable: the storage must be gone.
         """
         if file in self._failed:
             return
@@ -122,7 +122,7 @@ class Report:
         self.add(from_error(error, tensor=key, rank=rank))
 
     def changed(self, file: str) -> bool:
-        """Report `file` as changed if it is no longer what was listed; say whether it is so."""
+        """Report `file` as changed if it differs from what was listed; return whether it does."""
         if file in self._failed:
             return True
         stored = self._source.stored(file)

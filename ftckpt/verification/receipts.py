@@ -85,7 +85,7 @@ def parse(data: bytes) -> Receipt:
             raise ValueError("it has a field that is none")
         return found
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("it is no receipt") from error
+        raise ValueError("it is not a receipt") from error
 
 
 class Book:

@@ -23,7 +23,7 @@ from ftckpt.storage.store import EntryKind
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
 _STRAYS_NAMED = 10
 
-# So many files that a listing does not show are asked for one by one; a stale one shows by then.
+# Up to this many files that a listing lacks are asked for one by one; a stale one shows by then.
 _ASKED_FOR = 16
 
 

@@ -34,7 +34,7 @@ class Stream(Protocol[T_contra, R_co]):
     """Makes something of each of many tasks."""
 
     def __call__(self, tasks: Iterator[T_contra], counter: Counter, jobs: int, /) -> Iterator[R_co]:
-        """Yield what is made, by so many threads, and count what is done."""
+        """Yield what the threads make, and count what is done."""
 
 
 def live(

@@ -21,15 +21,15 @@ def parse_bytes(text: str) -> int:
     `MB` counts in thousands; `MiB` and a bare `M` in 1024s, as other storage tools do.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: it is not a size.
     """
     match = _SIZE.fullmatch(text)
     if match is None or (match[3].lower() == "i"):
-        raise UsageError(f"{text!r} is no size in bytes", hint="write 512M, 1GiB or 1.5GB")
+        raise UsageError(f"{text!r} is not a size in bytes", hint="write 512M, 1GiB or 1.5GB")
     number, unit, suffix = float(match[1]), match[2].lower(), match[3].lower()
     if not unit:
         if suffix == "ib":
-            raise UsageError(f"{text!r} is no size in bytes", hint="write 512M, 1GiB or 1.5GB")
+            raise UsageError(f"{text!r} is not a size in bytes", hint="write 512M, 1GiB or 1.5GB")
         return int(number)
     power = _UNITS[unit]
     scale = 1000 ** (power // 10) if suffix == "b" else 1 << power
@@ -40,7 +40,7 @@ def parse_rate(text: str) -> float:
     """Return bytes a second for `200MB/s`, `1GiB` or `50M/s`.
 
     Raises:
-        UsageError: it is no rate, or zero, or lacks a unit: 200 would mean a few bytes a second.
+        UsageError: it is not a rate, or zero, or lacks a unit: 200 would mean a few bytes a second.
     """
     if re.fullmatch(r"\s*[\d.]+\s*(/s|ps)?\s*", text, flags=re.IGNORECASE):
         raise UsageError(f"{text!r}: a rate needs its unit", hint="write 200MB/s, 1GiB/s or 500B/s")
@@ -63,7 +63,7 @@ def parse_fraction(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
-        raise UsageError(f"{text!r} is no share between 0 and 100 %", hint="write 5% or 0.05")
+        raise UsageError(f"{text!r} is not a share between 0 and 100 %", hint="write 5% or 0.05")
     return value
 
 
@@ -145,7 +145,7 @@ def _words(path: str) -> list[str]:
 
 
 class RateLimit:
-    """At most so many bytes a second over all threads that share it.
+    """Limit the bytes a second over all threads that share it.
 
     A pickled copy keeps the rate and begins anew.
     """

@@ -65,7 +65,7 @@ def spare_addresses() -> None:
     Where the address space is limited (`ulimit -v`), all threads share one heap. The C library
     reserves 64 MiB of addresses for the heap of each thread, most of which is never memory
     (mallopt(3), M_ARENA_MAX): a few threads use up a limit that leaves room for the work. And where
-    there is no room for OpenBLAS at all the import of numpy is an error instead of its exit.
+    OpenBLAS has no room at all the import of numpy is an error instead of its exit.
     """
     if "OPENBLAS_NUM_THREADS" not in os.environ:
         # For the library alone: programs that are started are given what `os.environ` has.
@@ -90,7 +90,7 @@ class _NumpyGuard:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> None:
-        """Find nothing; raise MemoryError where numpy is wanted and there is no room for it."""
+        """Find nothing; raise MemoryError when numpy is imported without room for it."""
         if name == "numpy":
             import mmap
 
@@ -112,7 +112,7 @@ def budget() -> int:
 
 
 def divide(processes: int) -> None:
-    """Note that this process is one of so many that share the budget."""
+    """Note how many processes share the budget with this one."""
     global _processes
     _processes = processes
 

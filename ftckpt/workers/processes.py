@@ -1,8 +1,8 @@
 """Carry out tasks in copies of this process, where threads would wait for the interpreter's lock.
 
-A copy has all that was opened and planned here, so that a task is no more than a number: each copy
+A copy has all that was opened and planned here, so that a task is just a number: each copy
 counts through the tasks by itself. What it makes comes back pickled. Copies are made only where a
-fork is safe: on Linux, by the main thread, while there is no other. Everywhere else, and where one
+fork is safe: on Linux, by the main thread, while no other runs. Everywhere else, and where one
 alone works, threads do the same.
 """
 
@@ -41,8 +41,8 @@ R = TypeVar("R")
 # of 100,000 tensors, which are most of what is held then, a quarter of all pages.
 _OWN = 24 << 20
 _TOUCHED = 2  # the share of what is held that becomes a copy's own, as a divisor
-# More threads than that do no more than so many copies: each holds the interpreter's lock a sixth
-# of its time.
+# More threads do not help beyond this number: each holds the interpreter's lock a sixth of its
+# time.
 _THREADS = 5
 
 _LIBRARIES = ("numpy", "xxhash", "zstandard")

@@ -43,7 +43,7 @@ def run(
     Args:
         tasks: independent, idempotent, picklable; may be endless.
         work: a module-level function.
-        jobs: number of threads, where there is no `executor`; 1 is honoured.
+        jobs: number of threads, without an `executor`; 1 is honoured.
         executor: where to run instead of own threads; it is not shut down.
         window: tasks in flight or waiting; by default twice `jobs`.
 

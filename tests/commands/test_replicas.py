@@ -59,7 +59,7 @@ def test_copy_refuses(here: Path) -> None:
         ("copy run@7 out/", 9, "no step 7"),
         (f"copy {STEP} out/ --limit-rate none", 2, "none"),
         (f"copy {STEP} out/ --max-memory 1MiB", 12, "--max-memory"),
-        (f"repair {STEP} --from run/step-1", 8, "no replica"),
+        (f"repair {STEP} --from run/step-1", 8, "not a replica"),
         (f"repair {STEP} --from absent", 9, "absent"),
         (f"repair absent --from {STEP}", 9, "absent"),
     ):

@@ -121,7 +121,7 @@ def test_metrics_do_not_wait_for_a_reader_or_a_policy(root: Path, tmp_path: Path
 def test_metrics_that_cannot_be_written(root: Path) -> None:
     done = ftckpt("status", root, "--prometheus", root / "step-100" / ".metadata" / "x.prom")
     assert done.returncode == 2
-    assert "is no directory, and --prometheus" in done.stderr
+    assert "is not a directory, and --prometheus" in done.stderr
 
 
 def test_a_picture_with_a_policy(root: Path, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_pattern_of_ones_own(tmp_path: Path) -> None:
     assert "more than once" in log.limits[1]
     with pytest.raises(UsageError, match="no group"):
         read_any(file, "x")
-    with pytest.raises(UsageError, match="no regular expression"):
+    with pytest.raises(UsageError, match="not a regular expression"):
         read_any(file, "(")
     with pytest.raises(UnsupportedError):
         read_any(file, r"nothing(?P<step>\d+)")

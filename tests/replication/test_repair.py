@@ -195,7 +195,7 @@ def test_another_step_is_no_replica(source: Path, tmp_path: Path, sealing: str) 
         (source / MANIFEST).unlink()
     flip(source / VICTIM, INSIDE)
     before = state(source.parent)
-    with pytest.raises(RefusedError, match="is no replica of"):
+    with pytest.raises(RefusedError, match="is not a replica of"):
         repaired(source, other)
     assert state(source.parent) == before
 
@@ -407,7 +407,7 @@ def test_a_folder_that_is_a_link_gets_nothing(source: Path, replica: Path, tmp_p
     flip(source / VICTIM, INSIDE)
     (tmp_path / "elsewhere").mkdir()
     (source.parent / ".ftckpt").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RefusedError, match="is no directory"):
+    with pytest.raises(RefusedError, match="is not a directory"):
         repaired(source, replica)
     assert os.listdir(tmp_path / "elsewhere") == []
 

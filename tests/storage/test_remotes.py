@@ -91,7 +91,7 @@ def test_what_leads_out_of_a_remote(config: Path) -> None:
 def test_a_name_that_is_none(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(config, '[remotes.cold]\nurl = "/nvme"\n')
-    with pytest.raises(UsageError, match="there is no remote 'clod'") as caught:
+    with pytest.raises(UsageError, match="unknown remote 'clod'") as caught:
         open_store("clod:run7")
     assert "did you mean cold:?" in caught.value.hint
     assert "a file is ./clod:run7" in caught.value.hint
@@ -117,7 +117,7 @@ def test_files_with_a_colon(config: Path, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "says", "hint"),
     [
-        ("[remotes.a", "is no TOML", ""),
+        ("[remotes.a", "is not TOML", ""),
         ("min_survivors = 0", "has no setting 'min_survivors'", "[remotes.NAME]"),
         ("remotes = 3", "written as [remotes.NAME]", ""),
         ("[remotes]\na = 3", "written as [remotes.NAME]", ""),
@@ -133,7 +133,7 @@ def test_files_with_a_colon(config: Path, tmp_path: Path, monkeypatch: pytest.Mo
             "no setting 'secret_access_key'",
             "no secret stands here",
         ),
-        (f'[remotes.a]\nurl = "s3://b"\nprofile = "{SECRET}', "is no TOML", ""),
+        (f'[remotes.a]\nurl = "s3://b"\nprofile = "{SECRET}', "is not TOML", ""),
         (
             f'[remotes.a]\nurl = "s3://b"\nendpoint = "http://me:{SECRET}@e"',
             "a name or a password",

@@ -106,9 +106,9 @@ def test_a_device_that_is_not_there_is_said_so(tmp_path: Any) -> None:
 
     checkpoint = open_checkpoint(save_dcp(tmp_path / "step-1"))
     for name in ("tpu", "cuda:x", ""):
-        with pytest.raises(UsageError, match="is no device"):
+        with pytest.raises(UsageError, match="is not a device"):
             DeviceGatherer(checkpoint, name)
-    with pytest.raises(NoResourceError, match="there is no cuda:77 here"):
+    with pytest.raises(NoResourceError, match="no cuda:77 here"):
         DeviceGatherer(checkpoint, "cuda:77")
 
 

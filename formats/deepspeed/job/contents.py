@@ -1,7 +1,7 @@
 """What DeepSpeed's files hold beside weights, masters and moments: state, by name.
 
 A tensor in it (a random state) is kept as `extra:rank<R>`, anything else as an object, one for each
-key at the top. What only says how the files are cut is no state and is left out.
+key at the top. What only says how the files are cut is not state and is left out.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _sort(
 
 
 def _sort_base(rest: Rest, pickle: Extent, at: Path, base: Any) -> None:
-    """Add what the base optimizer keeps that is no tensor: hyperparameters, whole counters."""
+    """Add what the base optimizer keeps that is not a tensor: hyperparameters, whole counters."""
     states: Iterator[tuple[Path, Any]] = iter(())
     if isinstance(base, dict):
         _sort(rest, pickle, "optimizer.", at, base, {"state"})

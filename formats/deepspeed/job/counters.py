@@ -37,7 +37,7 @@ def counters_of(content: Content, plan: Plan, numbers: Numbers) -> Counters:
         numbers: parameter -> leaf -> value of the source's states that are no tensors.
 
     Raises:
-        UnsupportedError: a counter of the example is not there, or is no such number.
+        UnsupportedError: a counter of the example is not there, or is not such a number.
     """
     made = Counters({name: dict(own) for name, own in numbers.items()}, set())
     for mp, number in plan.groups():

@@ -3,7 +3,7 @@
 Every file repeats some of it: the scheduler, the configuration, the loss scale, the client's own
 keys. A rank that the source has too gets what that rank saved. A rank that is new gets what the
 source's files hold alike, and nothing of what differs (a random stream). What differs and belonged
-to a rank that is no more has no place.
+to a rank that has gone has no place.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Parameters are those that an optimizer keeps state of; others are frozen. Where the source has no
 masters (training in single precision keeps none) the weights become masters, widened, which changes
-no value. Everything that is no tensor is the client's state.
+no value. Everything that is not a tensor is the client's state.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Foreign:
         self.optimizer: dict[Any, Any] = optimizer if isinstance(optimizer, dict) else {}
         self.base = {_GROUPS: self._groups(self.optimizer.pop(_GROUPS, []))}
         if "lr_scheduler" not in self._client:
-            what = "there is no lr_scheduler: load with load_lr_scheduler_states=False where one is"
+            what = "the source has no lr_scheduler: load with load_lr_scheduler_states=False"
             self.notes.append(finding("note", what))
 
     def _groups(self, found: Any) -> Any:
@@ -119,7 +119,7 @@ class Foreign:
         return Carried(groups, found.storages) if type(found) is Carried else groups
 
     def _placed(self, wanted: Wanted, content: Content) -> Wanted:
-        """Return a tensor as the result names it; what is no model's is the client's state."""
+        """Return a tensor as the result names it; what is not a model's is the client's state."""
         if wanted.component in ("model", "optimizer"):
             return wanted
         inside = wanted.component.removeprefix("extra:")
@@ -151,7 +151,7 @@ class Foreign:
         return replace(content, tensors=tensors, aliases=aliases, objects=objects)
 
     def _put_objects(self, content: Content) -> None:
-        """Put what is no tensor into the client's state, an object as a whole or not at all."""
+        """Put what is not a tensor into the client's state, an object as a whole or not at all."""
         recorded = recorded_paths(content.checkpoint)
         trees, paths = StateObjects(content, recorded.objects), recorded.nested_objects()
         for name in content.objects:

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of its parameters that is no tensor: settings of groups, plain numbers.
+"""State of an optimizer that is not a tensor: settings of groups, plain numbers.
 
 An example may group parameters otherwise than the source. Settings follow the parameters where the
 source says whose they are. Where it says it by numbers alone, they follow what the example's groups

@@ -121,7 +121,7 @@ class CarriedState:
         return state
 
     def _placed(self, wanted: Wanted, content: Content) -> Wanted:
-        """Put a tensor that is no model's into the state of its rank."""
+        """Put a tensor that is not a model's into the state of its rank."""
         if wanted.component in ("model", _OPTIMIZER) or wanted.component.startswith("extra:tp"):
             return wanted
         path: Path

@@ -253,6 +253,6 @@ _NAMED = (Kind.PARAM, Kind.MASTER, Kind.BUFFER)
 
 
 def _is_other(wanted: Wanted) -> bool:
-    """Say whether a tensor is no model's: random states, averages, a client's own."""
+    """Say whether a tensor is not a model's: random states, averages, a client's own."""
     known = wanted.component in ("model", "optimizer", COPIES)
     return not known and not wanted.component.startswith(_SLICE)

@@ -114,7 +114,7 @@ class ModelsDealer:
                 self._rest.same.discard(SCHEDULER if first else f"rank_{rank}.{SCHEDULER}")
         if first and example.fields.get(scheduler) and not fields.get(scheduler):
             fields.pop(scheduler, None)
-            what = f"there is no {SCHEDULER}: load with load_lr_scheduler_states=False"
+            what = f"the source has no {SCHEDULER}: load with load_lr_scheduler_states=False"
             self.notes.append(finding("note", what))
         if first:
             self._remark({example.labels[path] for path in example.fields.keys() - fields.keys()})

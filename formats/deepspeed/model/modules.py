@@ -153,7 +153,7 @@ class Modules:
                 made[local] = known[key]
             elif self._exact:
                 raise UnsupportedError(
-                    f"{local} in {file.path} of the example is no parameter that has a name",
+                    f"{local} in {file.path} of the example is not a parameter that has a name",
                     file=file.path,
                 )
         return Carried(made, storages)

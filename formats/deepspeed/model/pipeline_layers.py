@@ -84,7 +84,7 @@ class RestOfLayers:
         return found & objects.keys()
 
     def fields(self, file: DeepSpeedFile, tree: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return what is no tensor in a file of the result, by its key in the state_dict.
+        """Return what is not a tensor in a file of the result, by its key in the state_dict.
 
         Args:
             file: of the job that is laid out, or of the example.

@@ -1,7 +1,7 @@
 """DeepSpeed's universal checkpoints: one folder a parameter, for a job of any topology.
 
     zero/<parameter>/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
-    zero/optimizer_state.pt                                      what is no parameter's
+    zero/optimizer_state.pt                                      what is not a parameter's
     mp_rank_MM_model_states.pt, zero_pp_rank_*_model_states.pt   copied from the source, unchanged
 
 A state is a dict with the whole logical tensor as `param`, without the padding of a vocabulary;

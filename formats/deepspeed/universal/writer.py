@@ -58,7 +58,7 @@ class DeepSpeedUniversalWriter:
 
         Raises:
             UsageError: the true size of a vocabulary where nothing says which parameters have one.
-            UnsupportedError: there is no optimizer's state, or some that the loader cannot read.
+            UnsupportedError: it has no optimizer state, or some that the loader cannot read.
         """
         checkpoint = content.checkpoint
         if isinstance(checkpoint, DeepSpeedCheckpoint):
@@ -154,7 +154,7 @@ class _Folders:
 
         Raises:
             UnsupportedError: a state that DeepSpeed's loader takes for a parameter's and is not.
-            UnsafeError: a name that is no path below the checkpoint.
+            UnsafeError: a name that is not a path below the checkpoint.
         """
         tensors = self._content.tensors
         for name, numbers in self._numbers.items():
@@ -176,7 +176,7 @@ class _Folders:
                     raise _unread(key, "is not of its parameter's shape")
             for leaf, value in numbers.items():
                 if leaf != _STEP:
-                    raise _unread(f"{name}.{leaf}", "is no tensor")
+                    raise _unread(f"{name}.{leaf}", "is not a tensor")
                 yield _file(folder, leaf, value)
 
     def _tensor(self, key: str) -> Tensor:

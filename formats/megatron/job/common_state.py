@@ -212,7 +212,7 @@ def _listed_place(wanted: Wanted) -> tuple[int, Path] | None:
 
 
 def _place(path: Path) -> tuple[int, Path] | None:
-    """Return whose state stands at a path, and where in it; None where that is no job's.
+    """Return whose state stands at a path, and where in it; None where that is not a job's.
 
     An empty path inside is that of the whole state, where it is empty.
     """

@@ -152,7 +152,7 @@ class KeptState:
 
     def _read(self, ref: TensorRef, held: Carried) -> Known:
         if ref.numel != 1:
-            what = f"the step of the optimizer has the shape {list(ref.shape)} and is no number"
+            what = f"the step of the optimizer has the shape {list(ref.shape)} and is not a number"
             raise UnsupportedError(what, hint="--only model writes the weights alone")
         storage = held.storages[ref.key]
         size = ref.dtype.nbytes(1)

@@ -110,7 +110,7 @@ def order_of_names(names: Iterable[str]) -> list[Slot]:
 def _entry(ranks: FirstRanks, at: Coordinate, chunk: int, path: Path, value: Any) -> Entry:
     name = dotted(path)
     if not all(type(step) is str for step in path):
-        raise UnsupportedError(f"{name} has a key that is no text", tensor=name)
+        raise UnsupportedError(f"{name} has a key that is not text", tensor=name)
     name, copy = ranks.weight(at, chunk, name)
     words = tuple(str(step).count(".") + 1 for step in path)
     full = isinstance(value, _TENSORS) or not (value is None or value == {})

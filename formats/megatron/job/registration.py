@@ -110,7 +110,7 @@ def _constructed(name: str) -> tuple[int, int, int, int, int, int]:
             if name in known:
                 return (place, 0, known.index(name), 0, 0, 0)
         raise UnsupportedError(
-            f"{name} is no parameter of a GPT model of Megatron-Core",
+            f"{name} is not a parameter of a GPT model of Megatron-Core",
             hint="--names megatron translates the names of a family that ftckpt knows",
             kind="unknown-rule",
             tensor=name,

@@ -141,7 +141,7 @@ def _of_one(state: Mapping[Any, Any], local: Local, label: str) -> Iterator[Opti
     for key, value in state.items():
         leaf = str(step_of(key))
         if isinstance(value, (SubclassRef, Composite)):
-            raise Unmapped(f"{label}.{leaf} is no plain tensor")
+            raise Unmapped(f"{label}.{leaf} is not a plain tensor")
         if isinstance(value, TensorRef):
             if value.shape != local.ref.shape and not _single(value):
                 raise Unmapped(f"{label}.{leaf} does not have the shape of its parameter")

@@ -50,7 +50,7 @@ _SCHEDULE = "opt_param_scheduler"
 
 
 def lay_out(content: Content, wishes: Wishes) -> Layout:
-    """Lay out the model of a content that is no legacy checkpoint.
+    """Lay out the model of a content that is not a legacy checkpoint.
 
     Raises:
         UsageError: sizes that do not divide, or a wish that is not of this format.

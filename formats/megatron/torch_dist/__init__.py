@@ -1,4 +1,4 @@
-"""Megatron-Core's `torch_dist`: a DCP store, `metadata.json`, and the state that is no tensor.
+"""Megatron-Core's `torch_dist`: a DCP store, `metadata.json`, and the state that is not a tensor.
 
     iter_0000123/
         metadata.json        written after all else: {"sharded_backend": "torch_dist", …}

@@ -62,7 +62,7 @@ class Cuts:
             weight: name of the weight.
 
         Raises:
-            UsageError: it cannot be divided over so many ranks.
+            UsageError: it cannot be divided over that many ranks.
         """
         rule = self._rule(wanted, weight)
         parts = self._grid.etp if is_expert(weight) else self._grid.tp

@@ -166,7 +166,7 @@ class StoredTensors:
 
 
 class _State:
-    """The state that is no tensor of a parameter's.
+    """The state that is not a tensor of a parameter's.
 
     Attributes:
         inside: names at the top of a rank's file whose tensors lie in objects that are written.

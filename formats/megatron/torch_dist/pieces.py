@@ -148,7 +148,7 @@ class Grid(LazyPieces):
 def shard_shape(stored: Sequence[int], shape: Sequence[int]) -> Numbers | None:
     """Return the shape of one shard of a tensor of `shape` that is stored as a grid.
 
-    None where `stored` is no such grid.
+    None where `stored` is not such a grid.
     """
     grid = stored[:-1]
     if len(grid) != len(shape) or any(g < 1 or n % g for g, n in zip(grid, shape, strict=True)):

@@ -175,7 +175,7 @@ def _configuration(source: Source) -> Mapping[str, Any]:
 
     Raises:
         UnsupportedError: another backend or version.
-        CorruptError, UnsafeError: it is no JSON that can be trusted.
+        CorruptError, UnsafeError: it is not JSON that can be trusted.
     """
     size = source.size(CONFIGURATION)
     if size > _MOST_BYTES:

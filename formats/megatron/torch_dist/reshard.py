@@ -67,7 +67,7 @@ class OfGroup(NamedTuple):
 
 
 def of_group(name: str) -> OfGroup | None:
-    """Return what the name of an object says of a group's state; None where it is no such name."""
+    """Return which group's state the name of an object means; None for other names."""
     match = _OF_GROUP.fullmatch(name)
     if match is None:
         return None
@@ -125,7 +125,7 @@ def job_of_dist(content: Content) -> Job:
 
 
 def _require_mapped(checkpoint: MegatronDistCheckpoint, left: list[str]) -> None:
-    """Refuse state that is no parameter's: other ranks have other buckets.
+    """Refuse state that is not a parameter's: other ranks have other buckets.
 
     Raises:
         UnsupportedError: there is some.
@@ -143,8 +143,8 @@ class _Tensors:
     """How the source stores its tensors.
 
     Attributes:
-        own: by key: the stored name of what is no part of the model or its optimizer.
-        buckets: keys of optimizer state that is no parameter's.
+        own: by key: the stored name of what is not part of the model or its optimizer.
+        buckets: keys of optimizer state that is not a parameter's.
     """
 
     def __init__(self, content: Content) -> None:
@@ -241,7 +241,7 @@ def _common(content: Content) -> Common | None:
     file = name == COMMON
     root = value[0] if not file and type(value) is list and len(value) == 1 else value
     if not isinstance(root, dict):
-        raise UnsupportedError(f"{name} is no dict, as Megatron's common state is", tensor=name)
+        raise UnsupportedError(f"{name} is not a dict, as Megatron's common state is", tensor=name)
     common = Common(
         dict(root), Storages(checkpoint, info), file, info.extent, _transforms(checkpoint, name)
     )

@@ -105,7 +105,7 @@ def choose(
     Args:
         dtype: of the tensor.
         values: its sampled words.
-        base: the base's words at the same places; None where there is no base.
+        base: the base's words at the same places; None without a base.
         fits: rules that may be tried, each with the sampled words of what it needs.
         effort: how much is tried.
     """

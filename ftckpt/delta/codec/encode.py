@@ -67,7 +67,7 @@ class DeltaEncoder:
     Args:
         pairs: the target's tensors (`ftckpt.delta.pack.pair`).
         target: gives the target's bytes, by key.
-        base: gives the base's bytes, by the base's keys; None where there is no base.
+        base: gives the base's bytes, by the base's keys; None without a base.
         settings: of the optimizer, as far as known, for a tensor's pair; guesses otherwise.
         effort: how much is tried.
         digests: of which sides blocks carry tensor digests. They cost as much as the encoding; ask

@@ -49,7 +49,7 @@ def decompress(frame: Any, length: int) -> bytes:
     Nothing is allocated before the frame's own size is known to be the right one.
 
     Raises:
-        CorruptError: it is no single frame of that length (`bad-delta`).
+        CorruptError: it is not a single frame of that length (`bad-delta`).
     """
     import zstandard
 

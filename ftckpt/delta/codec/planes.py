@@ -200,7 +200,7 @@ def _gather(parts: Sequence[Array | None], joined: int, out: Array) -> None:
 
     Args:
         parts: of the words.
-        joined: bytes of the first part, where it is no plane; else 0.
+        joined: bytes of the first part, where it is not a plane; else 0.
         out: the words.
     """
     import numpy as np

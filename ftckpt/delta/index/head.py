@@ -24,7 +24,7 @@ def read_base(store: Store, path: str) -> BaseName | None:
         path: of the delta's directory.
 
     Raises:
-        NotFoundError: there is no index.
+        NotFoundError: the index does not exist.
         CorruptError: it is damaged (`bad-delta`).
         UnsupportedError: it is of a version that this one does not know.
     """
@@ -58,7 +58,7 @@ def _member(text: str) -> Any:
     """Return the value of the object's member `base`, having read no further.
 
     Raises:
-        ValueError, IndexError: the text ends before it, or is no JSON.
+        ValueError, IndexError: the text ends before it, or is not JSON.
     """
     decoder = json.JSONDecoder()
     if text[0] != "{":

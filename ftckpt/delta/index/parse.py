@@ -79,7 +79,7 @@ class Parser:
     def bad(self, why: str, tensor: str | None = None) -> NoReturn:
         """Raise the error for an index that is damaged or contradicts itself."""
         raise CorruptError(
-            f"{self.file} is no valid index of a delta: {why}",
+            f"{self.file} is not a valid index of a delta: {why}",
             kind="bad-delta",
             file=self.file,
             tensor=tensor,
@@ -207,7 +207,7 @@ class Parser:
 
     def _shape(self, value: object, dtype: DType) -> tuple[int, ...]:
         shape = tuple(self._counts(value, "a shape"))
-        # Each factor is checked on its way: the product of 64 large ones is no number to make.
+        # Each factor is checked on its way: the product of 64 large ones is not a number to make.
         product = dtype.bits
         for size in shape:
             product *= max(size, 1)
@@ -288,7 +288,7 @@ class Parser:
     ) -> dict[str, str]:
         """Return the aliases; who reads an owner has read its copies, so that they must be some."""
         if not isinstance(value, dict):
-            self.bad("aliases is no object")
+            self.bad("aliases is not an object")
         held = {tensor.key: tensor for tensor in tensors} if value else {}
         for key, owner in value.items():
             if key not in held or not isinstance(owner, str) or owner not in held:
@@ -302,7 +302,7 @@ class Parser:
                 stored_name=copy.stored_name,
             )
             if owner in value or not same or _rows_of(copy, rows) != _rows_of(own, rows):
-                self.bad(f"{key} is no copy of {owner}", key)
+                self.bad(f"{key} is not a copy of {owner}", key)
         return value
 
     def base(self, value: object) -> BaseName:
@@ -321,13 +321,13 @@ class Parser:
     def _base_tensor(self, value: object) -> BaseTensor:
         items = self._list(value, "a tensor's base")
         if len(items) != 2:
-            self.bad("a tensor's base is no key with a digest")
+            self.bad("a tensor's base is not a key with a digest")
         return BaseTensor(self._text(items[0], "a base's key"), self._hex(items[1]).hex())
 
     def _data_file(self, value: object) -> DataFile:
         items = self._list(value, "an entry of files")
         if len(items) != 2:
-            self.bad("an entry of files is no name with a size")
+            self.bad("an entry of files is not a name with a size")
         return DataFile(safe_name(items[0], named_by=self.file), self._count(items[1], "a size"))
 
     def _topology(self, value: object) -> Topology:
@@ -342,17 +342,17 @@ class Parser:
 
     def _list(self, value: object, what: str) -> list[Any]:
         if not isinstance(value, list):
-            self.bad(f"{what} is no list")
+            self.bad(f"{what} is not a list")
         return value
 
     def _text(self, value: object, what: str) -> str:
         if not isinstance(value, str):
-            self.bad(f"{what} is no string")
+            self.bad(f"{what} is not a string")
         return value
 
     def _count(self, value: object, what: str) -> int:
         if type(value) is not int or not 0 <= value < _MAX:
-            self.bad(f"{what} is no count")
+            self.bad(f"{what} is not a count")
         return value
 
     def _optional(self, value: object, what: str) -> int | None:
@@ -367,7 +367,7 @@ class Parser:
         except (ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            self.bad("a coefficient is no finite number")
+            self.bad("a coefficient is not a finite number")
         return number
 
     def _hex(self, value: object) -> bytes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ftckpt.delta.codec.words import Array
     from ftckpt.delta.index import DataFile, DeltaTensor
 
-# Up to so many rows are checked one by one: as long as numpy takes to be imported.
+# Up to this many rows are checked one by one: as long as numpy takes to be imported.
 FEW = 1 << 14
 _REFERENCES, _FORMS = max(Reference), max(Form)
 _UNKNOWN = "an unknown reference of a block"

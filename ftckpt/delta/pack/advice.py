@@ -51,7 +51,7 @@ class Advice:
     sentence: str
 
     def restore(self, deltas: int) -> float:
-        """Return the time of restoring the last of so many deltas based on a full checkpoint."""
+        """Return the time to restore the last of a chain of deltas based on a full checkpoint."""
         return self.full_restore + deltas * self.link_restore
 
 
@@ -150,7 +150,7 @@ def _sentence(
     saves: float,
 ) -> str:
     if ratio <= 1:
-        return "a delta is no smaller than the checkpoint here: keep every checkpoint full"
+        return "a delta is not smaller than the checkpoint here: keep every checkpoint full"
     if not pays:
         return (
             f"a delta takes {delta_save:.2g} times as long to save as the plain checkpoint: storage"

@@ -137,7 +137,7 @@ def _files(
     plans: Sequence[Plan],
     staging: Staging,
 ) -> Iterator[_Made]:
-    """Yield the file of each part, made by so many threads."""
+    """Yield the file of each part; several threads make them."""
     opened: dict[int, Upload] = {}
 
     def encode(part: PackedFile) -> _Encoded:

@@ -59,7 +59,7 @@ def pair(
 
     Args:
         target: its tensors; aliases are left out by the caller.
-        base: the base's tensors by key; empty where there is no base.
+        base: the base's tensors by key; empty without a base.
         renamed: key in the target -> key in the base, where they differ.
     """
     tensors = list(target)

@@ -2,7 +2,7 @@
 
 What is moved here is like what `ftckpt.transfer` moves, and goes by the same rules: built in a
 staging place, read back and compared, shown by one last act. But the sizes of the files are known
-only afterwards, so that there is no layout: data files are filled to their end, one a thread.
+only afterwards, so nothing is laid out before: data files are filled to their end, one a thread.
 """
 
 from __future__ import annotations

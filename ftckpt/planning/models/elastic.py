@@ -207,7 +207,7 @@ def _few_passes(batch: int, gpus: int, most: int) -> tuple[int, int] | None:
 def _full_passes(batch: int, a_pass: int, present: int) -> int:
     """Return the number of passes of a size with the nearest batch, another than there were.
 
-    As many as there were are taken where they keep the batch, or where there is no choice.
+    As many as there were are taken where they keep the batch, or where nothing else is possible.
     """
     below = batch // a_pass
     tried = [n for n in (below, below + 1) if n and (n != present or n * a_pass == batch)]

@@ -121,7 +121,7 @@ def shares(tiers: Sequence[Tier]) -> tuple[float, ...]:
         UsageError: there is none, they are out of order, or the last does not cover everything.
     """
     if not tiers:
-        raise UsageError("there is no tier to save to")
+        raise UsageError("no tier to save to is given")
     if not math.isclose(tiers[-1].covers, 1, abs_tol=1e-12):
         raise UsageError(
             f"no tier cures every failure: {tiers[-1].name} covers {tiers[-1].covers:g}",

@@ -137,7 +137,7 @@ def optimum(tiers: Sequence[Tier], mtbf: float, *, detect: float = 0.0) -> Patte
 
     Raises:
         UsageError: an argument is out of range or not a number, no tier covers everything, or the
-            last tier costs nothing, so that there is no optimum.
+            last tier costs nothing, so that no optimum exists.
     """
     kept = select(tiers, mtbf)
     require(f"the save cost of tier {kept[-1].name}", kept[-1].cost, above=0)

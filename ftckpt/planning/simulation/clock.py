@@ -38,7 +38,7 @@ class Clock:
         self._first, self._behind = _Course(timeline.first), _Course(cycle[0])
 
     def durable(self, place: Places, seconds: Floats) -> Places:
-        """Return how many saves are durable so many seconds after a restart at a place."""
+        """Return how many saves are durable a number of seconds after a restart at a place."""
         import numpy as np
 
         total = self._sum(self.ends, place) + (seconds + (self.head - self.delay))
@@ -50,7 +50,7 @@ class Clock:
         return found
 
     def seconds(self, place: Places, saves: Places) -> Floats:
-        """Return how long so many saves take after a restart at a place."""
+        """Return how long a number of saves takes after a restart at a place."""
         return self._between(self.ends, place, saves) - self.head * (saves > 0)
 
     def stalled(self, place: Places, saves: Places) -> Floats:
@@ -62,7 +62,7 @@ class Clock:
         return self._between(self._waits, place, saves) - self._head_wait * (saves > 0)
 
     def progress(self, seconds: Floats) -> tuple[Floats, Floats]:
-        """Return work done and time waited so many seconds after a restart, durable or not.
+        """Return work done and time waited a number of seconds after a restart, durable or not.
 
         For a timeline of one bulk.
         """
@@ -102,13 +102,13 @@ class _Course:
         )
 
     def work(self, seconds: Floats) -> Floats:
-        """Return the work done so many seconds after the beginning of the bulk."""
+        """Return the work done a number of seconds after the bulk begins."""
         import numpy as np
 
         return np.interp(seconds, self._ends, self._work)
 
     def wait(self, seconds: Floats) -> Floats:
-        """Return the time waited so many seconds after the beginning of the bulk."""
+        """Return the time waited a number of seconds after the bulk begins."""
         import numpy as np
 
         return np.interp(seconds, self._ends, self._wait)

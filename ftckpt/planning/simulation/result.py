@@ -105,7 +105,7 @@ def agreement(closed: float, simulated: Simulated) -> Agreement:
     """
     require("the goodput", closed, at_most=1, unit="")
     gap = simulated.mean - closed
-    # Rounding alone tells them apart where there is no spread at all.
+    # Rounding alone tells them apart where nothing spreads at all.
     error = max(simulated.error, 1e-12)
     z = gap / error
     agrees = abs(z) <= _MOST_ERRORS

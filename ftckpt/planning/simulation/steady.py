@@ -19,7 +19,7 @@ ROWS = 128  # events drawn at once: few calls, and small enough to stay in the c
 
 
 def run(jobs: Jobs, law: Law, failures: int, rng: np.random.Generator, counter: Counter) -> None:
-    """Let every run go through so many failures.
+    """Simulate every run through a number of failures.
 
     Each begins with a restart and ends after a failure and its detection, so that all failures are
     alike. With several tiers the newest work may still be lost to a rare failure: a tenth as many
@@ -53,7 +53,7 @@ def run_preempted(
     rng: np.random.Generator,
     counter: Counter,
 ) -> None:
-    """Let every run go through so many failures and preemptions.
+    """Simulate every run through a number of failures and preemptions.
 
     A preemption that is announced early enough stops the work for a save of `emergency` seconds,
     which a failure or an unannounced preemption may still spoil.

@@ -109,7 +109,7 @@ def of_pattern(pattern: Pattern) -> Timeline:
 
 
 def _bulk(interval: float, save: float, flush: float, slowdown: float) -> Bulk:
-    """Walk through one bulk that begins with so many seconds of an earlier flush still to come."""
+    """Walk through one bulk; an earlier flush still takes some seconds when it begins."""
     phases = []
     left = interval
     while left > 0:

@@ -33,7 +33,7 @@ def read_any(path: Path, pattern: str = "", name: str = "") -> Log:
         name: what the run is called in an answer.
 
     Raises:
-        NotFoundError: there is no such log.
+        NotFoundError: the log does not exist.
         UsageError: the pattern cannot be used.
         UnsupportedError: no line of it shows a step.
         CorruptError: a log of ftckpt's is damaged.
@@ -43,7 +43,7 @@ def read_any(path: Path, pattern: str = "", name: str = "") -> Log:
     try:
         found = re.compile(pattern or CONSOLE)
     except re.error as error:
-        raise UsageError(f"--pattern is no regular expression: {error}") from error
+        raise UsageError(f"--pattern is not a regular expression: {error}") from error
     if "step" not in found.groupindex:
         raise UsageError("--pattern has no group for the step", hint=r"(?P<step>\d+)")
     steps: dict[int, StepRecord] = {}
@@ -74,7 +74,7 @@ def _lines(path: Path) -> Iterator[str]:
             while text := file.readline(LONGEST_LINE):
                 yield text
     except FileNotFoundError as error:
-        raise NotFoundError(f"there is no log at {path}") from error
+        raise NotFoundError(f"no log at {path}") from error
 
 
 def _is_ours(path: Path) -> bool:

@@ -89,7 +89,7 @@ class Log:
         return replace(self, steps=steps)
 
     def renumbered(self, by: int) -> Log:
-        """Return it with each step's number changed by so many."""
+        """Return the log with a number added to each step."""
         steps = {
             rank: {s + by: replace(r, step=s + by) for s, r in of.items() if s + by >= 0}
             for rank, of in self.steps.items()
@@ -124,12 +124,12 @@ def read_log(path: Path, name: str = "") -> Log:
     """Read a log that ftckpt wrote: a directory of `rank-*.jsonl`, or one such file.
 
     Raises:
-        NotFoundError: there is no log.
+        NotFoundError: the log does not exist.
         CorruptError: a line inside it is damaged, or two lines are of one step.
     """
     files = sorted(path.glob("rank-*.jsonl")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
-        raise NotFoundError(f"there is no log at {path}", hint="a run writes rank-0.jsonl, …")
+        raise NotFoundError(f"no log at {path}", hint="a run writes rank-0.jsonl, …")
     steps: dict[int, dict[int, StepRecord]] = {}
     world: set[int] = set()
     conditions: dict[str, object] = {}
@@ -162,7 +162,7 @@ def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             except (ValueError, RecursionError):
                 body = None
             if not isinstance(body, dict):
-                raise CorruptError(f"line {number} of {file.name} is no JSON object")
+                raise CorruptError(f"line {number} of {file.name} is not a JSON object")
             yield number, body
 
 
@@ -176,7 +176,7 @@ def _record(body: dict[str, Any], file: Path, number: int) -> StepRecord:
         or not isinstance(notes, list)
         or not all(isinstance(note, str) for note in notes)
     ):
-        raise CorruptError(f"line {number} of {file.name} is no record of a step")
+        raise CorruptError(f"line {number} of {file.name} is not a record of a step")
     partial = body.get("partial") is True
     return StepRecord(body["step"], body["rank"], events, tuple(notes), partial)
 

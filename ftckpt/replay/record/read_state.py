@@ -105,7 +105,7 @@ def _hash(data: bytes) -> str:
 
 
 def scalar(loss: Any) -> Any:
-    """Return a loss as it stands in a record: its type and its bits; what is no scalar as it is."""
+    """Return a loss as a record holds it: type and bits of a scalar, anything else as it is."""
     import torch
 
     if not isinstance(loss, torch.Tensor):

@@ -2,7 +2,7 @@
 
 A step ends with an optimizer's step that had something to work on: a forward or backward pass
 since the step before. (Torch makes the state of an optimizer by a step with zero gradients, and so
-do scripts: that is no step of the training.) Whatever follows it (scaler, schedule, averaged
+do scripts: that is not a step of the training.) Whatever follows it (scaler, schedule, averaged
 weights, a save) still belongs to it, until the next batch, forward or backward pass begins. State
 is read then, as that step begins: so what a restart loads is seen before anything is computed.
 
@@ -277,7 +277,7 @@ class Recorder:
             if self._journal.begun and self.broken and os.getpid() == self.pid:
                 self._write(partial=True)
             return
-        if "torch" in sys.modules:  # else it is no training, and at its end nothing may be imported
+        if "torch" in sys.modules:  # else nothing was trained, and import nothing at exit
             self._close()
 
     @_guarded

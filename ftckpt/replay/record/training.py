@@ -47,7 +47,7 @@ class Training:
             self._made[kind].append(thing)
 
     def numbers(self) -> dict[str, dict[str, str]]:
-        """Return the events of state that is no tensor; those that have nothing are left out."""
+        """Return the events of state that is not a tensor; those that have nothing are left out."""
         events = {
             "lr": readings.learning_rates(self._made["optimizers"]),
             "scheduler": readings.scheduler_items(self._made["schedulers"]),

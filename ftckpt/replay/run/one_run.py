@@ -78,7 +78,7 @@ def require_program(command: Sequence[str]) -> None:
         NotFoundError: it is not there.
     """
     if shutil.which(command[0]) is None:
-        raise NotFoundError(f"cannot run {command[0]}: there is no such program")
+        raise NotFoundError(f"cannot run {command[0]}: no such program")
 
 
 def run(

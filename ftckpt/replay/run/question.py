@@ -20,7 +20,7 @@ class Trial:
         baseline_at: number of steps that the training has when `baseline` begins.
         reference: log of an uninterrupted run, instead of running one.
         runs: how often each is run.
-        every: whole tensors are read every so many steps.
+        every: whole tensors are read every this many steps.
         timeout: seconds for one run.
     """
 

@@ -126,7 +126,7 @@ def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> T
         RefusedError: the directory holds another trial, or another run is at work there.
         UnsupportedError: its filesystem has no locks.
         NotFoundError: the command, the checkpoint or the reference log is not there.
-        NoResourceError: there is no room for a restart's copy of the checkpoint.
+        NoResourceError: no room for a restart's copy of the checkpoint.
     """
     check(trial)
     with _entered(trial, say):

@@ -31,7 +31,7 @@ def locked(tier: Root, actor: str, unlocked: Callable[[str], None]) -> Iterator[
     Args:
         tier: where checkpoints are shipped to.
         actor: who; a second sync is told.
-        unlocked: is told why there is no lock.
+        unlocked: called with the reason when no lock is possible.
 
     Raises:
         RefusedError: another sync holds it; when the yielded function is called, it was lost.

@@ -84,7 +84,7 @@ def prepare(
         counter: is told of the work.
 
     Raises:
-        NotFoundError: there is no entry that any format knows.
+        NotFoundError: no format knows any entry.
         UnavailableError, DeniedError: something could not be read; nothing is planned then.
     """
     how = Reading(formats, now, policy.metric, bases)

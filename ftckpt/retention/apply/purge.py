@@ -172,7 +172,7 @@ def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:
             yield Reason("lease", f"{lease.holder} reads it")
     for pointer in root.pointers:
         same = pointer.step is not None and pointer.step == thing.step
-        # Where a thing was dropped where it stands, its name is no free one.
+        # Where a thing was dropped where it stands, its name is not a free one.
         dangling = pointer.dangling or pointer.target == thing.name
         if dangling and (same or _last(pointer.says) == thing.name):
             yield Reason("pointer", f"{pointer.name} names it")

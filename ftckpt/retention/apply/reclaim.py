@@ -1,4 +1,4 @@
-"""What dropping frees, and how much must go to free so many bytes."""
+"""Compute what dropping frees, and what must go to free a number of bytes."""
 
 from __future__ import annotations
 

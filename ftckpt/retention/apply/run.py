@@ -45,9 +45,9 @@ def apply(
 
     The root is read again first, under a lock. Where anything that is to go has changed, or would
     stay by now, nothing is touched. Right before each entry goes it is asked once more who holds it
-    and whether it is the same; if not it stays, with what it is built on. What has gone by
-    itself, is being removed by somebody else, or went in an earlier run of the same plan is no
-    failure.
+    and whether it is the same; if not it stays, with what it is built on. An entry that has gone
+    by itself, that somebody else is removing, or that an earlier run of the same plan dropped is
+    not an error.
 
     Args:
         plan: as `prepare` or `document.load_plan` gave it.
@@ -56,7 +56,7 @@ def apply(
         actor: who, for the log.
         now: returns seconds since the epoch.
         purge_now: reclaim at once what would go into the trash.
-        trash_ttl: reclaim first what has lain in the trash for so many seconds (see
+        trash_ttl: first reclaim what has lain in the trash this many seconds (see
             `purging.purge`); None leaves the trash alone.
         bases: returns what a checkpoint depends on (see `Reading`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
@@ -283,5 +283,5 @@ def _result(root: Root, applied: Applied, actor: str) -> Mapping[str, object]:
 
 
 def _tell(root: Root, event: str, now: float, identity: str, fields: Mapping[str, object]) -> bool:
-    """Write to the log, if there is anything to say; return False where there is no room."""
+    """Write to the log, if there is anything to say; return False when the filesystem is full."""
     return not fields or log.append_if_room(root, event, now, {"plan": identity, **fields})

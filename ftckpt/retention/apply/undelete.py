@@ -41,7 +41,7 @@ def undelete(
     """Give things of the trash their old names again.
 
     Of several of one name the one that was dropped last comes back. What stands there now is never
-    replaced, and what is not in the trash because it came back before is no failure.
+    replaced, and what is not in the trash because it came back before is not a failure.
 
     Args:
         place: a root, or a directory of several.
@@ -112,7 +112,7 @@ def _left_behind(
 
 
 def _stands(name: str, root: Root) -> bool:
-    """Whether a name means what is no more in the trash, as after a run that was killed."""
+    """Whether a name means something that has left the trash, as after a killed run."""
     was = parse_trash_name(name)
     name = was[0] if was else name
     return any(

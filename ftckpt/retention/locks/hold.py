@@ -12,7 +12,7 @@ from ftckpt.retention.records import log
 from ftckpt.retention.trash import Trash
 from ftckpt.retention.trash.open import open_trash
 
-# Clocks of a cluster differ by so many seconds, and ages are of hours.
+# Clocks of a cluster differ by up to this many seconds, and ages are of hours.
 SKEW = 300.0
 
 

@@ -25,8 +25,8 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 def locked(folder: int, url: str, actor: str) -> Iterator[None]:
     """Lock a root: its directory, for which no room is needed, and `.ftckpt/gc.lock`.
 
-    Of a network filesystem other machines see the lock of the file alone. Where there is no room
-    for one, the directory's has to do.
+    On a network filesystem other machines see only the lock of the file. On a full one the lock of
+    the directory has to do.
 
     Args:
         folder: the root's open directory.

@@ -63,11 +63,11 @@ class DeleteLimit(NamedTuple):
         """Return the limit of `20` or `50%`.
 
         Raises:
-            UsageError: it is no whole number.
+            UsageError: it is not a whole number.
         """
         match = re.fullmatch(r"([0-9]{1,15})(%?)", text.strip())
         if match is None or (match[2] and int(match[1]) > 100):
-            raise UsageError(f"--max-delete {text}: this is no limit", hint="write 20 or 50%")
+            raise UsageError(f"--max-delete {text}: this is not a limit", hint="write 20 or 50%")
         return cls(int(match[1]), bool(match[2]))
 
     def __str__(self) -> str:
@@ -85,14 +85,14 @@ class Policy:
         keep_daily: days likewise.
         keep_weekly: ISO weeks likewise.
         keep_monthly: months likewise.
-        keep_within: so many seconds back from the newest.
+        keep_within: seconds back from the newest.
         keep_best: the N best by `metric`.
         metric: see `Metric`.
         keep_tags: those that carry one of these tags.
-        min_survivors: a run that loses a checkpoint keeps at least so many that are good.
+        min_survivors: a run that loses a checkpoint keeps at least this many good ones.
         max_delete: how much one plan may drop; None is the larger of 50 % and 50 entries, not
             counting those that were saved since the last run.
-        reclaim: drop, of what may go, only until so many bytes are reclaimed; None drops it all.
+        reclaim: stop dropping once this many bytes are reclaimed; None drops all that may go.
         delete_corrupt: whether damaged entries may go.
 
     Raises:
@@ -121,7 +121,7 @@ class Policy:
             if value is not None and value < 1:
                 raise UsageError(f"{flag(name)} {value}: it must be at least 1")
         if self.keep_within is not None and not 0 <= self.keep_within < float("inf"):
-            raise UsageError(f"--keep-within {self.keep_within}: this is no length of time")
+            raise UsageError(f"--keep-within {self.keep_within}: this is not a length of time")
         if (self.keep_best is None) != (self.metric is None):
             raise UsageError(
                 "--keep-best and --metric go together",

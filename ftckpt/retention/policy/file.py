@@ -60,7 +60,7 @@ def parse_policy_file(data: bytes, file: str) -> tuple[Tier, ...]:
     try:
         document = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(f"{file} is no TOML: {error}") from None
+        raise UsageError(f"{file} is not TOML: {error}") from None
     rows = document.pop("tier", None)
     if document or not isinstance(rows, list) or not rows:
         odd = f"it holds {sorted(document)[0]}" if document else "there is none"
@@ -112,7 +112,7 @@ def _policy(values: Mapping[str, object], where: str) -> Policy:
     for key, value in values.items():
         if key in _NUMBERS:
             if type(value) is not int:
-                raise UsageError(f"{key} {where} is no whole number")
+                raise UsageError(f"{key} {where} is not a whole number")
             fields[_NUMBERS[key]] = value
         elif key == "keep-within":
             fields["keep_within"] = duration(_text(value, f"{key} {where}"), "--keep-within")
@@ -131,11 +131,11 @@ def _policy(values: Mapping[str, object], where: str) -> Policy:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"{what} is no text")
+        raise UsageError(f"{what} is not text")
     return value
 
 
 def _texts(value: object, what: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise UsageError(f"{what} is no list of texts")
+        raise UsageError(f"{what} is not a list of texts")
     return tuple(value)

@@ -12,7 +12,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from .plan import BrokenFloor
 from .protections import EntryGroup
 
-# What is no entry of the run's own making is not in the share that a plan may drop.
+# What is not an entry of the run's own making is not in the share that a plan may drop.
 _NOT_OURS = (EntryClass.FOREIGN, EntryClass.TRASH)
 
 
@@ -56,7 +56,7 @@ def _at_once(
     """Bound what one plan drops.
 
     By default what was saved since the last run does not count: after missed runs there is more of
-    it, and dropping it is no change of mind about anything that an earlier run has kept.
+    it, and dropping it is not a change of mind about anything that an earlier run has kept.
     """
     limit = policy.max_delete
     number = len(dropped)

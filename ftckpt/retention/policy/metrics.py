@@ -29,7 +29,7 @@ def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | 
         step: of the checkpoint: a history goes back beyond it.
 
     Raises:
-        UnavailableError, DeniedError: the storage does not answer; that is no absence.
+        UnavailableError, DeniedError: the storage does not answer; that is not absence.
     """
     own = entry.path.rpartition("/")[2]
     said = re.search(rf"(?:^|-){re.escape(name)}=({_NUMBER})(?=$|-|\.[a-z])", own)

@@ -128,7 +128,7 @@ def _periods(unit: str, name: str, number: int, counted: Sequence[RootEntry]) ->
         try:
             moment = datetime.fromtimestamp(entry.time, UTC)
         except (OverflowError, ValueError, OSError):
-            yield entry, Reason(f"keep-{unit}", "its time is no date")
+            yield entry, Reason(f"keep-{unit}", "its time is not a date")
             continue
         latest[_PERIOD_OF[unit](moment)] = entry
     for period in sorted(latest, reverse=True)[:number]:

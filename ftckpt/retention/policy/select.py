@@ -47,7 +47,7 @@ def choose_entries(roots: Sequence[Root], which: str) -> tuple[Chosen, ...]:
         which: as typed.
 
     Raises:
-        NotFoundError: there is no such entry.
+        NotFoundError: the entry does not exist.
         UsageError: several runs have one.
     """
     name = which.rstrip("/")

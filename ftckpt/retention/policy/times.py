@@ -8,7 +8,7 @@ from ftckpt.discovery.recognise import Listing
 from ftckpt.own_files import is_own
 from ftckpt.storage.store import Entry
 
-# So many files of one directory are asked about: a save ends within minutes of any of them, and
+# This many files of one directory are asked about: a save ends within minutes of any of them, and
 # ten thousand checkpoints of two thousand files each would be twenty million calls.
 _FILES = 16
 _DIRECTORIES = 2

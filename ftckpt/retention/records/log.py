@@ -58,7 +58,7 @@ def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> 
 
 
 def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, object]) -> bool:
-    """Add one event (see `append`); return False where there is no room for it.
+    """Add one event (see `append`); return False when the filesystem is full.
 
     A full disk is when most is dropped, and that must not wait for a line in the log.
     """

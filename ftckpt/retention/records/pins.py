@@ -34,7 +34,7 @@ def unpin(root: Root, entry: str, *, owner: str | None = None) -> tuple[Pin, ...
     """Erase the pins of an entry, of one owner or (None) of all; return them.
 
     Raises:
-        NotFoundError: there is no such pin.
+        NotFoundError: the pin does not exist.
     """
     found = [p for p in pins(root) if p.entry == entry and owner in (None, p.owner)]
     if not found:

@@ -150,7 +150,7 @@ class _Candidate:
             why = f"it was sealed, and now it {reason}"
             return self._found(EntryClass.CORRUPT, why, child)
         try:
-            # That a listing does not show a marker is no proof: opening asks for it.
+            # That a listing does not show a marker is not proof: opening asks for it.
             self.looked = Looked.HEADERS
             open_child(self.root, child)
         except (CorruptError, UnsafeError) as error:

@@ -17,7 +17,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 
 # The metadata of a checkpoint of a hundred thousand tensors.
 LARGEST = 64 << 20
-# So many of the files that were written last are asked about.
+# This many of the last written files are asked about.
 _TRIES = 32
 # The marker of a checkpoint that lies beside a trainer's other files is one level deeper.
 _DEPTH = 2

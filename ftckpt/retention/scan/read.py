@@ -63,7 +63,7 @@ def _foreign(root: Root) -> Iterator[ScannedEntry]:
     for name in root.foreign:
         if not is_own(name) and not name.startswith(BESIDE):
             place = Entry(join(root.base, name), 0)
-            why = LEFT if is_leftover(name) else "its name is no checkpoint's"
+            why = LEFT if is_leftover(name) else "its name is not a checkpoint's"
             entry = RootEntry(place.path, root.base, EntryClass.FOREIGN, why=why)
             yield ScannedEntry(entry, root, place)
 

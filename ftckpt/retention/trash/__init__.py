@@ -103,7 +103,7 @@ class Trash(Protocol):
         now: float,
         final: bool = False,
     ) -> Trashed:
-        """Take an entry out of the root: at once it is no checkpoint any more, and can be had back.
+        """Take an entry out of the root at once; it stops being a checkpoint, and can be restored.
 
         Where a full disk has no room even for a name, it is on its way to being reclaimed instead
         (`Trashed.erasing`), so that at least the next one can be kept.
@@ -123,7 +123,7 @@ class Trash(Protocol):
         """
 
     def listed(self) -> list[Trashed]:
-        """Return what lies in the trash, the earliest first; nothing where there is no trash.
+        """Return what lies in the trash, the earliest first; nothing without a trash.
 
         Raises:
             DeniedError, UnavailableError: it could not be listed; nothing is concluded then.
@@ -152,7 +152,7 @@ def trash_name(name: str, time: float, *, erasing: bool = False) -> str:
 
 
 def parse_trash_name(text: str) -> tuple[str, float, bool] | None:
-    """Return name, time and whether it is being erased; None where `text` is no such name."""
+    """Return name, time and whether it is being erased; None where `text` is not such a name."""
     match = _NAME.fullmatch(text.removeprefix(BESIDE))
     if match is None:
         return None

@@ -9,7 +9,7 @@ bytes. The data stay under their keys until they are reclaimed: those keys alone
 as it holds what was listed, and the answer about each is looked at.
 
 A tombstone holds as long as nothing of the entry is younger. Where a trainer has saved there again,
-the entry is no trash any more, and nothing of it is touched.
+the entry is not trash any more, and nothing of it is touched.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class RemoteTrash:
         for file in files:
             if file.kind is not EntryKind.FILE:
                 raise UnsafeError(
-                    f"{self._store.describe(file.path)} is no plain key: nothing is dropped",
+                    f"{self._store.describe(file.path)} is not a plain key: nothing is dropped",
                     kind="unsafe-path",
                     file=file.path,
                 )
@@ -252,7 +252,7 @@ class RemoteTrash:
         if tombstone.markers.keys() <= {file.path for file in standing}:
             self._check()
             self._delete(trashed.path)
-            raise RefusedError(message, hint="it is no trash any more")
+            raise RefusedError(message, hint="it is not trash any more")
         raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
 
     def _late_records(self, tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
@@ -278,7 +278,7 @@ class RemoteTrash:
     def _read(self, trashed: Trashed) -> Tombstone:
         entry = self._store.stat(trashed.path)
         if entry.kind is not EntryKind.FILE or entry.size > MAX_BYTES:
-            raise CorruptError(f"{self._store.describe(trashed.path)} is no tombstone")
+            raise CorruptError(f"{self._store.describe(trashed.path)} is not a tombstone")
         tombstone = Tombstone.parse(
             self._store.read(trashed.path, 0, entry.size), self._store.describe(trashed.path)
         )

@@ -1,4 +1,4 @@
-"""Work where there is no room for a name: full filesystems that cannot even rename.
+"""Work on a full filesystem, which cannot even rename a file.
 
 XFS needs a block for a directory that grows by a name, and refuses the rename when it has none.
 Files can always be removed, and the bits of a mode be changed.

@@ -137,7 +137,7 @@ class FsspecStore(Store):
         """Open one object for ranged reads."""
         entry = self.stat(path)
         if entry.kind is not EntryKind.FILE:
-            raise NotFoundError(f"{self.describe(path)} is no object", file=path)
+            raise NotFoundError(f"{self.describe(path)} is not an object", file=path)
         return FsspecReader(self, path)
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:

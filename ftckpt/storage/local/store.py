@@ -32,7 +32,7 @@ _MAX_OFFSET = (1 << 63) - 1
 # Looked up once: a directory can have many names.
 _FILE = EntryKind.FILE
 
-# Half of a surrogate pair, but for the bytes of a name that is no UTF-8 as Python carries them.
+# Half of a surrogate pair, but for the bytes of a name that is not UTF-8 as Python carries them.
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
@@ -298,7 +298,7 @@ def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:
 
 
 def _kind(name: os.DirEntry[str]) -> EntryKind:
-    """Return the kind of a name that is no file itself; of a link that of what it leads to."""
+    """Return the kind of a name that is not a file itself; of a link that of what it leads to."""
     if name.is_dir(follow_symlinks=False):
         return EntryKind.DIRECTORY
     if not name.is_symlink():

@@ -59,7 +59,7 @@ class Window:
     def pays(self, gap: int) -> bool:
         """Say whether it is worth being read whole, where bytes cost as much as `gap` says.
 
-        The first time it is expected to be. Again only after so many reads that they would have
+        The first time it is expected to be. Again only after enough reads that they would have
         cost as much one by one: what is read in another order than was said costs twice at most.
         """
         if self.hopeless:
@@ -73,7 +73,7 @@ class Windows:
     Args:
         extents: what will be asked for, by the store's paths, in that order; one that is named
             again counts once.
-        gap: extents of one file with at most so many bytes between them are read together.
+        gap: extents of one file with at most this many bytes between them are read together.
         stage: bytes of the extents that are taken together, and the most that a window has.
     """
 

@@ -164,7 +164,7 @@ class Ahead:
             self._drop(next(iter(self._kept.values())))
 
     def _make_room(self, nbytes: int) -> bool:
-        """Drop what is used up, longest unused first, until so many bytes fit; say if they do."""
+        """Drop used-up windows, longest unused first, until the bytes fit; say whether they do."""
         bound = self._bound - nbytes
         if self._nbytes > bound:
             for window in [window for window in self._kept.values() if window.done]:

@@ -269,7 +269,7 @@ class S3Store(Store):
 
 
 def _kind(path: str, kind: EntryKind) -> EntryKind:
-    """Return `kind`, or SPECIAL for a key that is no relative path and so cannot be opened."""
+    """Return `kind`, or SPECIAL for a key that is not a relative path and so cannot be opened."""
     return EntryKind.SPECIAL if set(path.split("/")) & {"", ".", ".."} else kind
 
 

@@ -337,7 +337,7 @@ def _tasks(ranges: Iterable[Sequence[_Range]]) -> Iterator[Sequence[_Range]]:
 
 
 def _elements(shard: Shard, nbytes: int) -> int:
-    """Return how many elements fill so many bytes, or less; they end where bytes and rows end."""
+    """Return how many elements fit in a number of bytes; they end where bytes and rows end."""
     return _row_end(shard, nbytes // shard.dtype.bits * 8)
 
 

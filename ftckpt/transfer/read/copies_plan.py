@@ -169,7 +169,7 @@ def readings(
         start: the first element.
         stop: one more than the last.
         most: bytes that are read at once.
-        gap: reads that are closer than so many bytes are done as one.
+        gap: reads closer than this many bytes become one.
     """
     for move in moves:
         if stop <= move.start or move.stop <= start:

@@ -43,7 +43,7 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]
 def whole_rows(shape: Sequence[int], most: int) -> int:
     """Return how many elements, at most `most`, are some whole rows of a C-ordered tensor.
 
-    The rows are the longest that fit. Steps of so many end where rows end, and need fewest boxes.
+    The rows are the longest that fit. Such steps end where rows end, and need fewest boxes.
     """
     row = 1
     for size in reversed(shape):

@@ -41,7 +41,7 @@ def retype(
         UnsupportedError: a weight of eight bits or fewer, whose values are in scales beside it.
     """
     if dtype not in TARGETS:
-        raise UsageError(f"{dtype} is no type to cast to: {', '.join(TARGETS)} are")
+        raise UsageError(f"{dtype} is not a type to cast to: {', '.join(TARGETS)} are")
     target = DTYPES[TARGETS[dtype]]
 
     def cast(wanted: Wanted) -> Wanted:

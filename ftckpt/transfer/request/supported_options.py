@@ -20,7 +20,7 @@ def flag(name: str) -> str:
 def require_granted(writer: Writer, wishes: Wishes, used: Collection[str] = ()) -> None:
     """Refuse a wish that a writer has no use for.
 
-    One rank along an axis is no wish: what is not divided is of one.
+    One rank along an axis is not a wish: what is not divided is of one.
 
     Args:
         writer: of the target format.

@@ -103,7 +103,7 @@ class Staging(ABC):
             ExistsError: something stands at the destination.
             RefusedError: another run is writing there, or has left something else.
             NotFoundError: the directory around it does not exist.
-            NoResourceError: there is no room.
+            NoResourceError: not enough room.
         """
 
     def require_room(self, nbytes: int) -> None:  # noqa: B027 - where nobody knows it, none fails
@@ -113,7 +113,7 @@ class Staging(ABC):
             nbytes: of the whole result.
 
         Raises:
-            NoResourceError: there is no room.
+            NoResourceError: not enough room.
         """
 
     @abstractmethod

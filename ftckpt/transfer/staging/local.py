@@ -75,7 +75,7 @@ class LocalStaging(Staging):
                 there = existing(self._parent)
                 if not os.path.isdir(there):
                     raise NotFoundError(
-                        f"{there} is no directory", hint="choose another destination"
+                        f"{there} is not a directory", hint="choose another destination"
                     )
                 raise NotFoundError(
                     f"{self._parent} does not exist", hint=hint_for_place(self._path)
@@ -250,7 +250,7 @@ class LocalStaging(Staging):
             )
 
     def _tidy(self, files: Mapping[str, int]) -> None:
-        """Remove what is no file of the result: it would be shown with it.
+        """Remove what is not a file of the result: it would be shown with it.
 
         A run that was killed as it wrote a small file leaves its temporary name.
         """

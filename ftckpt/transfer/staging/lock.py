@@ -33,7 +33,7 @@ def make_directory(path: str) -> None:
     with suppress(FileExistsError):
         os.mkdir(path)
     if not stat.S_ISDIR(os.lstat(path).st_mode):
-        raise RefusedError(f"{path} is no directory", hint="remove it")
+        raise RefusedError(f"{path} is not a directory", hint="remove it")
 
 
 class StagingLock:
@@ -60,7 +60,7 @@ class StagingLock:
         """Lock the directory and return its journal, empty where it is new.
 
         Raises:
-            RefusedError: another run has it, or what lies there is no staging directory.
+            RefusedError: another run has it, or something else than a staging directory lies there.
             DeniedError: the filesystem takes no new names.
             UnsupportedError: the filesystem has no locks.
             OSError: the system refused.
@@ -126,7 +126,7 @@ class StagingLock:
 
     def _lock(self) -> None:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise RefusedError(f"{self._path} is no regular file", hint="remove it")
+            raise RefusedError(f"{self._path} is not a regular file", hint="remove it")
         until = time.monotonic() + _DYING
         while True:
             try:

@@ -52,7 +52,7 @@ class ObjectStaging(Staging):
         return False
 
     def add(self, made: BlockMade) -> None:
-        """Do nothing: there is no journal."""
+        """Do nothing: one object has no journal."""
 
     def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
         """Do nothing: the object is made whole when it may be seen."""

@@ -20,8 +20,8 @@ from ftckpt.workers.threads import in_turn, run
 from .blocks import BlockMade, BlockMaker
 from .in_processes import make_block, make_shares, pays
 
-# So many files are flushed at a time, each by a thread that waits: a disk takes them together, and
-# who makes the next file does not wait for it.
+# This many files are flushed at a time, each by a thread that waits: a disk takes them together,
+# and the thread that makes the next file does not wait.
 _FLUSHES = 8
 _NO_DEPTHS: Mapping[str, int] = {}
 

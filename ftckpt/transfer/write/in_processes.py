@@ -47,7 +47,7 @@ class MadeShare(NamedTuple):
 
 
 def pays(layout: Layout, jobs: int) -> bool:
-    """Say whether copies of a process make a layout no later than so many threads.
+    """Say whether copies of a process make a layout no later than `jobs` threads.
 
     One copy makes a whole file whose checksums depend on all of its blocks; threads share it.
     """

@@ -35,7 +35,7 @@ def test_there_are_such_verbs() -> None:
 def test_a_device_that_is_not_here(verb: str) -> None:
     done = ftckpt(*example(verb), "--device", MISSING)
     assert done.returncode == 12, done.stderr
-    text = r"ftckpt: there is no cuda:77 here: torch sees \d+ CUDA devices?"
+    text = r"ftckpt: no cuda:77 here: torch sees \d+ CUDA devices?"
     assert re.search(text, done.stderr), done.stderr
     assert "hint: --device cpu does the same" in done.stderr
 
@@ -45,7 +45,7 @@ def test_no_name_of_a_device(verb: str) -> None:
     for name in ("tpu", "cuda:x", "cuda:"):
         done = ftckpt(*example(verb), "--device", name)
         assert done.returncode == 2, done.stderr
-        assert f"ftckpt: {name!r} is no device: cpu, cuda or cuda:N" in done.stderr
+        assert f"ftckpt: {name!r} is not a device: cpu, cuda or cuda:N" in done.stderr
 
 
 def test_every_verb_with_the_flag_has_the_code_in_its_help() -> None:

@@ -144,9 +144,9 @@ def test_advice_from_measured_rates(chain: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["info", "run/step-1"], "is no delta but dcp"),
+        (["info", "run/step-1"], "is not a delta but dcp"),
         (["info", "three", "--storage-rate", "1GB/s"], "is for the advice"),
-        (["rebase", "run/step-1", "x"], "is no delta but dcp"),
+        (["rebase", "run/step-1", "x"], "is not a delta but dcp"),
         (["rebase", "three", "x", "--full", "--onto", "two"], "wants none"),
         (["rebase", "two", "x"], "directly on a full checkpoint"),
     ],

@@ -84,8 +84,8 @@ def test_a_base_that_has_moved(here: Path) -> None:
         (["pack", TWO, "out", "--rename", "names.toml"], 2, "there is none"),
         (["pack", TWO, "out", "--level", "4"], 2, "--level"),
         (["pack", TWO, "out", "--max-memory", "16MiB"], 12, "--max-memory"),
-        (["unpack", TWO, "out"], 2, "is no delta but dcp"),
-        (["unpack", TWO, "out", "--to", "nothing"], 2, "is no format"),
+        (["unpack", TWO, "out"], 2, "is not a delta but dcp"),
+        (["unpack", TWO, "out", "--to", "nothing"], 2, "is not a format"),
         (["unpack", TWO, "out", "--to", "bundle"], 13, "are not written"),
     ],
 )

@@ -143,4 +143,4 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("x")
     done = ftckpt(*shlex.split(WASTE), "--plot", tmp_path / "taken" / "w.png")
     assert done.returncode == 2
-    assert f"{tmp_path}/taken is no directory" in done.stderr
+    assert f"{tmp_path}/taken is not a directory" in done.stderr

@@ -124,7 +124,7 @@ def test_a_working_directory_of_its_own(script: Path, tmp_path: Path) -> None:
     [
         (["--checkpoint", "x", "--at", "3"], "does not show the uninterrupted run"),
         (["--reference", "x"], "belong to --checkpoint"),
-        (["--timeout", "soon"], "no duration"),
+        (["--timeout", "soon"], "not a duration"),
     ],
 )
 def test_a_trial_that_makes_no_sense(script: Path, arguments: list[str], said: str) -> None:

@@ -150,9 +150,9 @@ def test_one_file_of_weights(here: Path) -> None:
         (f"reshard {STEP} out --like run", 2, "is a root"),
         (f"convert {STEP} out --like run/step-9", 9, "does not exist"),
         (f"reshard {STEP} out --dp 0", 2, "dp"),
-        (f"reshard {STEP} out --device tpu", 2, "no device"),
+        (f"reshard {STEP} out --device tpu", 2, "not a device"),
         (f"reshard {STEP} out --device cuda:99", 12, "--device cpu"),
-        (f"reshard {STEP} out --rules run/step-1/.metadata", 2, "is no text"),
+        (f"reshard {STEP} out --rules run/step-1/.metadata", 2, "is not text"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(here: Path, words: str, code: int, says: str) -> None:

@@ -109,7 +109,7 @@ def test_fast_storage_and_what_does_not_shrink() -> None:
     )
     useless = advised(ratio=0.99)
     assert not useless.pays
-    assert useless.sentence.startswith("a delta is no smaller")
+    assert useless.sentence.startswith("a delta is not smaller")
 
 
 def test_one_who_restarts_all_the_time_keeps_full_checkpoints() -> None:

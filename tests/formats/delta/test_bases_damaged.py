@@ -107,7 +107,7 @@ def test_the_remains_of_a_base_are_no_save_in_flight(root: Path) -> None:
     # As a store without renames has it after a drop, when the tombstone is gone.
     (root / "step-1000" / ".metadata").unlink()
     with pytest.raises(
-        NotFoundError, match=r"gone: at .*step-1000 is no whole checkpoint any more"
+        NotFoundError, match=r"gone: at .*step-1000 is not a whole checkpoint any more"
     ):
         open_checkpoint(root / "step-1010").require_bytes()
     report = verify(open_checkpoint(root / "step-1010"), CONTENT)

@@ -252,8 +252,13 @@ def test_what_the_configuration_gives_is_left_out_and_said(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("patterns", "config", "error", "message"),
     [
-        ([], {"model_type": "bert"}, UnsupportedError, "no table for models of the type 'bert'"),
-        ([], {"model_type": None}, UnsupportedError, "no table for models"),
+        (
+            [],
+            {"model_type": "bert"},
+            UnsupportedError,
+            "no table exists for models of the type 'bert'",
+        ),
+        ([], {"model_type": None}, UnsupportedError, "no table exists for models"),
         ([], {"num_attention_heads": 4, "num_key_value_heads": 3}, UsageError, "give no attention"),
         ([], {"num_attention_heads": 0}, UsageError, "give no attention"),
         ([], {"head_dim": "4"}, UsageError, "give no attention"),
@@ -302,7 +307,7 @@ def test_a_name_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         to_hugging_face(content)
     assert one.value.kind == "unknown-rule"
     assert one.value.hint
-    with pytest.raises(UsageError, match="there is no family called 'lama'"):
+    with pytest.raises(UsageError, match="no family is called 'lama'"):
         to_megatron(content, family="lama")
 
 
@@ -345,7 +350,7 @@ def test_the_family_may_be_said_where_arguments_cannot_tell(tmp_path: Path) -> N
     config = json.loads(to_hugging_face(content, family="mistral").beside["config.json"])
     assert config["architectures"] == ["MistralForCausalLM"]
     assert config["sliding_window"] is None
-    with pytest.raises(UsageError, match="is no qwen3: its arguments say qk_layernorm = None"):
+    with pytest.raises(UsageError, match="is not a qwen3: its arguments say qk_layernorm = None"):
         to_hugging_face(content, family="qwen3")
 
 

@@ -310,7 +310,7 @@ def test_a_step_that_is_no_number_is_refused(tmp_path: Path) -> None:
     common["optimizer"]["optimizer"]["state"]["common_step"] = torch.zeros(1000)
     torch.save(common, file)
     source = Content.of(open_checkpoint(tmp_path / "store"))
-    with pytest.raises(UnsupportedError, match="is no number"):
+    with pytest.raises(UnsupportedError, match="is not a number"):
         WRITER.layout(source, Wishes())
 
 

@@ -390,7 +390,7 @@ def test_stretched_frequencies(rope: Any, wanted: Any, tmp_path: Path) -> None:
 def test_other_names_are_refused_with_the_way_out(form: str, tmp_path: Path) -> None:
     Model().save(tmp_path / "hf")
     writer = format_and_writer(form)[1]
-    with pytest.raises(FtckptError, match="is no parameter of a GPT model") as refused:
+    with pytest.raises(FtckptError, match="is not a parameter of a GPT model") as refused:
         writer.layout(Content.of(open_checkpoint(tmp_path / "hf")), Wishes())
     assert refused.value.hint is not None
     assert "--names megatron" in refused.value.hint

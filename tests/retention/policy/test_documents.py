@@ -52,7 +52,7 @@ def test_a_plan_that_was_changed_is_refused() -> None:
     "data", [b"", b"[]", b"{}", b'{"schema": "ftckpt.gc-plan/9"}', b"[" * 100_000, b"\xff"]
 )
 def test_what_is_no_plan_is_refused(data: bytes) -> None:
-    with pytest.raises(UsageError, match=r"plan\.json is no plan of this version"):
+    with pytest.raises(UsageError, match=r"plan\.json is not a plan of this version"):
         load_plan(data, "plan.json")
 
 
@@ -184,15 +184,15 @@ def test_a_root_belongs_to_the_tier_that_matches_it() -> None:
         ("tier = [3]", "written as"),
         ("[[tier]]\nkeep-last = 3", "has no name"),
         ('[[tier]]\nname = "a"\nkeep-lst = 3', "keep-lst of tier a"),
-        ('[[tier]]\nname = "a"\nkeep-last = "3"', "no whole number"),
-        ('[[tier]]\nname = "a"\nkeep-last = true', "no whole number"),
+        ('[[tier]]\nname = "a"\nkeep-last = "3"', "not a whole number"),
+        ('[[tier]]\nname = "a"\nkeep-last = true', "not a whole number"),
         ('[[tier]]\nname = "a"\nkeep-last = 0', r"--keep-last 0.*tier a"),
-        ('[[tier]]\nname = "a"\nkeep-within = 3', "no text"),
+        ('[[tier]]\nname = "a"\nkeep-within = 3', "not text"),
         ('[[tier]]\nname = "a"\nkeep-within = "3"', "needs its unit"),
-        ('[[tier]]\nname = "a"\nkeep-tag = "x"', "no list"),
-        ('[[tier]]\nname = "a"\nroots = [1]', "no list"),
+        ('[[tier]]\nname = "a"\nkeep-tag = "x"', "not a list"),
+        ('[[tier]]\nname = "a"\nroots = [1]', "not a list"),
         ('[[tier]]\nname = "a"\n[[tier]]\nname = "a"', "one name"),
-        ("[[tier", "no TOML"),
+        ("[[tier", "not TOML"),
     ],
 )
 def test_a_policy_file_that_is_not_understood_is_refused(text: str, says: str) -> None:

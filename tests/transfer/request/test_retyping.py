@@ -54,7 +54,7 @@ def test_what_has_scales_beside_it_is_refused() -> None:
     content = content_of({"w": ("model", "param", (3,), "float8_e4m3fn")})
     with pytest.raises(UnsupportedError, match=r"w is float8_e4m3fn.*scales"):
         retype(content, "bf16")
-    with pytest.raises(UsageError, match="int4 is no type to cast to: bf16, fp16, fp32 are"):
+    with pytest.raises(UsageError, match="int4 is not a type to cast to: bf16, fp16, fp32 are"):
         retype(content, "int4")
 
 

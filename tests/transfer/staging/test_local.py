@@ -317,6 +317,6 @@ def test_a_name_that_cannot_be_made_is_named_as_typed(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_a_directory_around_it_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     staging = LocalStaging(str(tmp_path / "file" / below), single=False)
-    with pytest.raises(NotFoundError, match="file is no directory") as caught:
+    with pytest.raises(NotFoundError, match="file is not a directory") as caught:
         staging.begin("plan", {}, restart=False)
     assert "mkdir" not in caught.value.hint

@@ -384,7 +384,7 @@ def test_sizes_that_do_not_divide(
 
 
 def test_a_source_without_a_job_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="is no parameter of a GPT model"):
+    with pytest.raises(UnsupportedError, match="is not a parameter of a GPT model"):
         WRITER.layout(Content.of(open_checkpoint(save_dcp(tmp_path / "c"))), Wishes())
 
 
