@@ -17,6 +17,7 @@ values on the stack, as the walk would. What it memoises:
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 
@@ -71,8 +72,8 @@ _ITEM = (
 _MEMBERS = "dlm"
 _PART = rb"(?:" + _TEXT + rb"|" + _INT + rb")"
 _TUPLE = (
-    rb"(?:\(" + _PART + rb"{4,64}+t|" + _PART + rb"\x85|" + _PART * 2 + rb"\x86|" + _PART * 3
-    + rb"\x87)\x94"
+    rb"(?:\(" + _PART + rb"{4,64}+t|" + _PART + rb"(?:\x85|" + _PART + rb"(?:\x86|" + _PART
+    + rb"\x87)))\x94"
 )  # fmt: skip
 _PATH = rb"(?:(" + _REF + rb")|" + _INLINE + rb")" + _TUPLE
 
@@ -93,21 +94,16 @@ def _run(pair: bytes) -> re.Pattern[bytes]:
 
 def _plain(run: re.Pattern[bytes]) -> re.Pattern[bytes]:
     """Return what matches a run that has no byte in its arguments that looks like MEMOIZE."""
-    return re.compile(re.sub(rb"(?<!\\)\.", rb"[^\\x94]", run.pattern), re.DOTALL)
+    pattern = run.pattern.replace(b"|\x94.{148}", b"")
+    return re.compile(re.sub(rb"(?<!\\)\.", rb"[^\\x94]", pattern), re.DOTALL)
 
 
-# What passes over many pairs; over one; over many plain ones; and what each of these holds once.
-# Places have numbers of every kind, and to count exactly would take longer than all else: nothing
-# that follows them takes its keys from what they memoise. Each has the last sign twice.
-_KINDS: list[tuple[re.Pattern[bytes], re.Pattern[bytes] | None, re.Pattern[bytes], bytes]] = [
-    (
-        many := _run(_ENTRY),
-        re.compile(_SLOT.sub(lambda _: _REF, _ENTRY), re.DOTALL),
-        _plain(many),
-        b")\x81\x94(",
-    ),
-    (many := _run(_ITEM), None, many, b")\x81\x94}\x94("),
-]
+# What a plain entry holds once, and a place twice: the latter is longer than any argument.
+_SIGN = b")\x81\x94("
+_PLACE = b")\x81\x94}\x94("
+_ENTRIES = _run(_ENTRY)
+_PLAIN_ENTRIES = _plain(_ENTRIES)
+_PLACES = _run(_ITEM)
 _PATHS = re.compile(b"(?:" + _TEXT + _TUPLE + b")++", re.DOTALL)
 _PLAIN_PATHS = _plain(_PATHS)
 _KEYED = re.compile(_PATH, re.DOTALL)
@@ -119,31 +115,42 @@ _MEMOISED = re.compile(
 
 def find_run(data: bytes, at: int) -> PickleRun | None:
     """Return the run of pairs that begins at an opcode."""
-    for many, one, plain, sign in _KINDS:
-        found = many.match(data, at)
-        if found is not None:
-            text = found[0]
-            slots = {name: _slot(ref) for name, ref in found.groupdict().items() if ref}
-            members = tuple(slots.pop(name) for name in _MEMBERS if name in slots)
-            keys = tuple(slots.values())
-            if one is None:  # the sign is longer than any argument
-                pushed, memoised = text.count(sign), text.count(b"\x94")
-                return PickleRun(found.end(), pushed, memoised, False, keys, members, exact=False)
-            is_plain = plain.fullmatch(text)
-            pairs = text.count(sign) if is_plain else one.subn(b"", text)[1]
-            return PickleRun(found.end(), 2 * pairs, _memoised(text, plain), False, keys, members)
+    found = _PLAIN_ENTRIES.match(data, at)  # nearly all are: they are counted at once
+    if found is not None and _ENTRIES.match(data, found.end()) is None:
+        return _entries(found, found[0].count(_SIGN), found[0].count(b"\x94"))
+    found = _ENTRIES.match(data, at)
+    if found is not None:
+        return _entries(found, _one_entry().subn(b"", found[0])[1], _memoised(found[0]))
+    found = _PLACES.match(data, at)
+    if found is not None:
+        # They have numbers of every kind, and to count exactly would take longer than all else:
+        # nothing that follows them takes its keys from what they memoise.
+        text, keys = found[0], tuple(map(_slot, found.groups()))
+        memoised = text.count(b"\x94")
+        return PickleRun(found.end(), text.count(_PLACE), memoised, False, keys, exact=False)
     found = _PATHS.match(data, at)
     if found is None:
         return None
     taken = _KEYED.findall(found[0])
     keys = tuple(map(_slot, filter(None, taken)))
-    return PickleRun(found.end(), 2 * len(taken), _memoised(found[0], _PLAIN_PATHS), True, keys)
+    plain = _PLAIN_PATHS.fullmatch(found[0])
+    memoised = found[0].count(b"\x94") if plain else _memoised(found[0])
+    return PickleRun(found.end(), 2 * len(taken), memoised, True, keys)
 
 
-def _memoised(text: bytes, plain: re.Pattern[bytes]) -> int:
-    """Return how many values a run memoises."""
-    if plain.fullmatch(text):
-        return text.count(b"\x94")
+@cache
+def _one_entry() -> re.Pattern[bytes]:
+    return re.compile(_SLOT.sub(lambda _: _REF, _ENTRY), re.DOTALL)
+
+
+def _entries(found: re.Match[bytes], pairs: int, memoised: int) -> PickleRun:
+    slots = {name: _slot(ref) for name, ref in found.groupdict().items()}
+    members = tuple(slots.pop(name) for name in _MEMBERS)
+    return PickleRun(found.end(), 2 * pairs, memoised, False, tuple(slots.values()), members)
+
+
+def _memoised(text: bytes) -> int:
+    """Return how many values a run memoises, whatever its arguments hold."""
     return _MEMOISED.subn(b"", text)[1]
 
 
