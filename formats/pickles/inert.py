@@ -38,7 +38,13 @@ _GADGETS = frozenset((
 
 
 class RefusedCallError(UnsafeError):
-    """A pickle calls what no checkpoint needs."""
+    """A pickle calls what no checkpoint needs.
+
+    Attributes:
+        called: the qualified name.
+    """
+
+    called = ""
 
 
 class Sealed(type):
@@ -83,11 +89,13 @@ class Inert(metaclass=Sealed):
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
         """Record a call or an instantiation; refuse it where the name must not be called."""
         if cls.refused:
-            raise RefusedCallError(
+            error = RefusedCallError(
                 f"a pickle calls {cls.qualname}, which no checkpoint needs; nothing was executed",
                 kind="unsafe-pickle",
                 hint="treat the file as hostile: find out who wrote it",
             )
+            error.called = cls.qualname
+            raise error
         self = object.__new__(cls)
         self.args = args
         self.keywords = kwargs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import pickletools
 import shutil
 import warnings
 from collections.abc import Callable
@@ -14,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from ftckpt.errors import ExitCode, IncompleteError
+from ftckpt.errors import CorruptError, ExitCode, IncompleteError, UnsafeError
 from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
+from ftckpt.formats.dcp.checks import check_names
+from ftckpt.formats.dcp.metadata import parse_metadata
+from ftckpt.formats.dcp.records import TABLE
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.conformance.formats import open_path
 from tests.formats.dcp.writing import DATA, save
@@ -476,3 +480,35 @@ def test_a_cut_common_state_is_found(tmp_path: Path) -> None:
     (path / "common.pt").write_bytes(data[: len(data) // 2])
     assert {f.file for f in errors(path)} == {"common.pt"}
     assert report(path).code is ExitCode.CORRUPT
+
+
+def test_a_flipped_bit_in_the_name_of_a_class_is_damage(path: Path) -> None:
+    good = (path / ".metadata").read_bytes()
+    names = [arg for op, arg, _ in pickletools.genops(good) if op.name == "SHORT_BINUNICODE"]
+    classes = [one for one in names if str(one).startswith("torch.") or one in TORCHS]
+    assert len(classes) > 8
+    for name in classes:
+        begin = good.index(str(name).encode())
+        for at in range(begin, begin + len(str(name)), 3):
+            data = bytearray(good)
+            data[at] ^= 1 << at % 7
+            assert is_damaged(bytes(data)), (name, at)
+
+
+TORCHS = frozenset(name.rpartition(".")[2] for name in TABLE)
+
+
+def is_damaged(metadata: bytes) -> bool:
+    try:
+        parsed = parse_metadata(metadata, ".metadata")
+    except CorruptError:
+        return True
+    return any(found.code is ExitCode.CORRUPT for found in check_names(parsed, ".metadata"))
+
+
+def test_another_name_of_torch_that_is_called_is_refused(path: Path) -> None:
+    good = (path / ".metadata").read_bytes()
+    for near in (b"TensorStorageMetadatb", b"TensorStorageMetaDATA"):
+        (path / ".metadata").write_bytes(good.replace(b"TensorStorageMetadata", near))
+        with pytest.raises(UnsafeError, match="which no checkpoint needs"):
+            open_path(Dcp(), path)

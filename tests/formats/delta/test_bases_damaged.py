@@ -134,3 +134,19 @@ def test_a_flipped_bit_in_a_full_base_is_damage(tmp_path: Path) -> None:
     # Some bits are of no consequence to any reader; none of them makes the base hostile.
     assert codes <= {ExitCode.OK, ExitCode.CORRUPT}
     assert ExitCode.CORRUPT in codes
+
+
+def test_a_flipped_bit_in_the_name_of_a_class_of_a_base_is_damage(root: Path) -> None:
+    marker = root / "step-1000" / ".metadata"
+    good = marker.read_bytes()
+    begin = good.index(b"TensorStorageMetadata")
+    codes = set()
+    for at, bit in ((begin, 0), (begin + 7, 3), (begin - 30, 1), (good.index(b"_StorageInfo"), 6)):
+        data = bytearray(good)
+        data[at] ^= 1 << bit
+        marker.write_bytes(data)
+        try:
+            codes.add(verify(open_checkpoint(root / "step-1010"), CONTENT).code)
+        except FtckptError as error:
+            codes.add(error.exit_code)
+    assert codes == {ExitCode.CORRUPT}
