@@ -21,7 +21,7 @@ from ftckpt.checkpoint import Extent
 from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.storage import StoreOptions
-from ftckpt.verification.content import check_records
+from ftckpt.verification.records import check_records
 from ftckpt.workers.limits import jobs, parse_bytes
 
 

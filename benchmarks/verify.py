@@ -24,7 +24,7 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.storage import StoreOptions
-from ftckpt.verification.content import check_manifest
+from ftckpt.verification.blocks import check_manifest
 from ftckpt.workers.limits import jobs, parse_bytes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,11 @@ from ftckpt.commands.cli.transfers import (
     read_text,
 )
 from ftckpt.formats.support import WRITTEN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftckpt.transfer.request.renaming import Rename
 
 EXAMPLES = (
     ("ftckpt convert run/step-1000 hf --to safetensors", "weights for transformers, nothing lost"),
@@ -110,13 +115,8 @@ def command(
     result is read back and compared with the source before DST becomes visible.
     """
     from ftckpt.errors import UsageError
-    from ftckpt.formats.families import to_hugging_face, to_megatron
-    from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.request.renaming import parse_renames
-    from ftckpt.transfer.request.renaming import rename as renamed
-    from ftckpt.transfer.request.retyping import retype
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
@@ -125,7 +125,11 @@ def command(
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     if family and names is None:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
-    renames = parse_renames(read_text(rename), rename) if rename else ()
+    renames: Sequence[Rename] = ()
+    if rename:
+        from ftckpt.transfer.request.renaming import parse_renames
+
+        renames = parse_renames(read_text(rename), rename)
     if wishes.like is not None:
         to = to or wishes.like.source_format
     if not to:
@@ -136,13 +140,22 @@ def command(
     content = narrowed(Content.of(checkpoint), part)
     rows = part.true_vocab_size
     if names is NamesChoice.HF:
+        from ftckpt.formats.families import to_hugging_face
+
         content = to_hugging_face(content, family=family, true_vocab_size=rows)
     elif names is NamesChoice.MEGATRON:
+        from ftckpt.formats.families import to_megatron
+        from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
+
         spellings = (*(spelling or ()), *DEFAULT_SPELLINGS)
         content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
     if renames:
+        from ftckpt.transfer.request.renaming import rename as renamed
+
         content = renamed(content, renames)
     if dtype is not None:
+        from ftckpt.transfer.request.retyping import retype
+
         content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)

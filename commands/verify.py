@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.discovery.recognise import UnopenedPart
     from ftckpt.discovery.resolve import Target
-    from ftckpt.discovery.roots import Child, Root, UnopenedPart
+    from ftckpt.discovery.roots import Child, Root
     from ftckpt.findings import Finding, Strictness
     from ftckpt.manifest import Manifest
     from ftckpt.storage.store import Store

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Format
 from ftckpt.formats.deepspeed.universal import DeepSpeedUniversal
 from ftckpt.formats.megatron.torch_dist import MegatronDist
@@ -23,6 +23,9 @@ from .recognised import RECOGNISED
 from .safetensors import Safetensors
 from .torchsave import TorchSave
 from .trainer_dirs import Bundle
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint.rules import Rules
 
 # What is known by name and refused comes last, so that it never hides what can be read.
 # A directory of several parts comes before the formats that would read one part of it.

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.checkpoint.rules import Rules
+    from ftckpt.discovery.recognise import UnopenedPart
     from ftckpt.discovery.resolve import Target
-    from ftckpt.discovery.roots import Child, Root, UnopenedPart
+    from ftckpt.discovery.roots import Child, Root
     from ftckpt.findings import Finding
     from ftckpt.storage.store import Store
 

@@ -262,7 +262,6 @@ def carry_out(
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.storage import open_store
     from ftckpt.transfer.prove.elements import prove
-    from ftckpt.transfer.prove.rehearsal import rehearse
     from ftckpt.transfer.request.dry_run import affordable_forks, affordable_jobs, planned
     from ftckpt.transfer.request.example import lay_out
     from ftckpt.transfer.run import TransferOptions, require_place, transfer
@@ -291,6 +290,8 @@ def carry_out(
         invocation.say(f"note: {note.message}")
     if run.dry_run:
         if prover is prove and not run.no_proof:
+            from ftckpt.transfer.prove.rehearsal import rehearse
+
             rehearse(content, layout, target, same_objects, single=writer.single)
         plan = planned(layout, checkpoint, jobs=jobs, proof=not run.no_proof, local=local)
         return show_plan(invocation, layout, checkpoint, plan)

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.formats.torch_files.local_headers import check_local_headers, local_extents
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import Counter
 from ftckpt.storage.source import Source
 
-from .items import Item, only_tensor, windows
+from .items import Item, only_tensor, opaque_note, windows
 from .metadata import DcpMetadata
 from .records import TABLE
 
@@ -182,23 +182,6 @@ def _in_item(found: Finding, item: Item) -> Finding:
     if item.transforms or found.offset is None:
         found = replace(found, offset=item.extent.offset, length=item.extent.length)
     return replace(found, file=item.extent.file, tensor=item.name, rank=item.rank)
-
-
-def opaque_note(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
-    """Say once which classes outside the allow-list are kept inert, however many they are.
-
-    Args:
-        found: class name -> the first file and object that names it.
-    """
-    if not found:
-        return
-    names = sorted(found)
-    file, holder = found[names[0]]
-    if len(names) == 1:
-        message = f"{holder} holds a {names[0]}, kept inert"
-    else:
-        message = f"{len(names)} classes are kept inert: {listed(names)}"
-    yield finding("opaque-object", message, file=file, tensor=holder)
 
 
 def _compare(stream: TorchStream, item: Item, meta: DcpMetadata) -> Iterator[Finding]:

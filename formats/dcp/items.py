@@ -8,13 +8,14 @@ long, and so is their directory where they hold many tensors, as states of rando
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.extents import Read
+from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.torch_files.stream import TensorRef, TorchStream, parse_stream
 from ftckpt.storage.decompress import open_stream, read_undone
 from ftckpt.storage.source import Source
@@ -277,3 +278,20 @@ def _undone(source: Source, item: Item) -> Window:
 def _stream(source: Source, item: Item, limit: int) -> Iterator[bytes]:
     with source.open(item.extent.file) as reader:
         yield from open_stream(reader, item.extent, item.transforms, limit=limit)
+
+
+def opaque_note(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+    """Say once which classes outside the allow-list are kept inert, however many they are.
+
+    Args:
+        found: class name -> the first file and object that names it.
+    """
+    if not found:
+        return
+    names = sorted(found)
+    file, holder = found[names[0]]
+    if len(names) == 1:
+        message = f"{holder} holds a {names[0]}, kept inert"
+    else:
+        message = f"{len(names)} classes are kept inert: {listed(names)}"
+    yield finding("opaque-object", message, file=file, tensor=holder)

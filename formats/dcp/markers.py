@@ -6,7 +6,6 @@ from ftckpt.errors import CorruptError, FtckptError, IncompleteError
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import demand
 
-from .checks import check_tiling
 from .metadata import DcpMetadata, merge, parse_metadata
 from .names import DATA, MARKER, RANK_METADATA
 
@@ -47,6 +46,8 @@ def _uncommitted(source: Source) -> IncompleteError:
     message = f"{MARKER} is absent: the save did not finish, or is still being written"
     hint = "wait for the save, or use an earlier checkpoint"
     if temporary in source.entries:
+        from .checks import check_tiling
+
         try:
             meta = _parsed(source, temporary)
             whole = not any(f.code for f in check_tiling(meta, source))

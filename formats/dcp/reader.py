@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ftckpt.checkpoint import (
     Checkpoint,
@@ -26,14 +26,6 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
-from .checks import (
-    check_items,
-    check_keys,
-    check_names,
-    check_tiling,
-    check_write_order,
-    opaque_note,
-)
 from .items import (
     OVERHEAD,
     Item,
@@ -41,6 +33,7 @@ from .items import (
     as_item,
     misshapen,
     only_tensor,
+    opaque_note,
     open_item,
     rank_of,
     windows,
@@ -51,6 +44,9 @@ from .names import COMMON, CONFIGURATION, DATA, MARKER
 from .scalars import read_scalars
 from .state import StateDicts, is_common, unfinished
 from .tensors import logical_tensors
+
+if TYPE_CHECKING:
+    from ftckpt.formats.state.paths import Recorded
 
 # What Megatron-Core keeps beside the metadata.
 _BESIDE = frozenset({CONFIGURATION, "integrity.json"})
@@ -148,6 +144,14 @@ class DcpCheckpoint(Checkpoint):
 
     def _check(self, counter: Counter) -> Iterator[Finding]:
         """Yield the same, with the metadata's own names for tensors."""
+        from .checks import (
+            check_items,
+            check_keys,
+            check_names,
+            check_tiling,
+            check_write_order,
+        )
+
         yield from check_keys(self.meta, self.markers[0])
         yield from check_names(self.meta, self.markers[0])
         other: set[str] = set()  # files that are not those which the metadata describes
@@ -221,6 +225,21 @@ class DcpCheckpoint(Checkpoint):
         for error in self.state.errors:
             raise error
         yield from self.state.names()
+
+    def recorded_paths(self) -> Recorded:
+        """Return the paths in the metadata (see `RecordsPaths`)."""
+        from ftckpt.formats.state.paths import Recorded
+
+        paths = self.meta.paths
+        return Recorded(
+            {key: paths.get(name, (name,)) for key, name in self.stored.items()},
+            {name: paths.get(name, (name,)) for name in self.objects},
+        )
+
+    def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the byte items among the objects (see `RecordsPaths`)."""
+        held = self.meta.objects
+        return {name: item.transforms for name in self.objects if (item := held.get(name))}
 
     @cached_property
     def state(self) -> StateDicts:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.own_files import DELTA
 from ftckpt.storage import StoreOptions
@@ -21,6 +20,7 @@ from ftckpt.storage.source import Source
 from .names import DATA, FORMAT
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint.rules import Rules
     from ftckpt.discovery.roots import Child, Root
 
     from .checkpoint import DeltaCheckpoint

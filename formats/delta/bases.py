@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ftckpt.discovery.roots import Child, Root, UnopenedPart
+from ftckpt.discovery.recognise import UnopenedPart
+from ftckpt.discovery.roots import Child, Root
 from ftckpt.errors import NotFoundError
 from ftckpt.storage.store import Store
 

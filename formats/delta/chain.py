@@ -19,7 +19,7 @@ from ftckpt.digests.tensors import digest_tensor
 from ftckpt.discovery.dropped import dropped_names
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import open_target
-from ftckpt.discovery.roots import step_in_name
+from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import (
     CorruptError,
     FtckptError,

@@ -18,6 +18,7 @@ from ftckpt.delta import NAME, DeltaIndex, Fill
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
+from ftckpt.formats.state.paths import Recorded
 from ftckpt.formats.state.records import StoredObjects
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -83,6 +84,17 @@ class DeltaCheckpoint(Checkpoint):
     def source_format(self) -> str:
         """The format of what was packed."""
         return self.index.source_format
+
+    def recorded_paths(self) -> Recorded:
+        """Return the paths that the index keeps of what was packed (see `RecordsPaths`)."""
+        return Recorded(
+            {tensor.key: tensor.path for tensor in self.index.tensors if tensor.path},
+            {entry.name: entry.path for entry in self.index.objects if entry.path},
+        )
+
+    def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
+        """Return nothing: objects have records of their own."""
+        return {}
 
     def fill(self) -> Fill:
         """Return what puts decoded bytes into place (see `decoder`)."""

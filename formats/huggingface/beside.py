@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from ftckpt.extents import Extent
-from ftckpt.formats.safetensors.names import is_beside
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Literal, OutputFile, Stored
 
 from .config import CONFIG, retyped_config
+from .names import is_beside
 
 # What is of these files and no others: manifests, indexes, the markers of Megatron's torch_dist.
 _NOT_CARRIED = re.compile(

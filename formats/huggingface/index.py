@@ -10,7 +10,6 @@ Source: `transformers.modeling_utils.save_pretrained`, `huggingface_hub.serializ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
@@ -19,30 +18,10 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.state.strict_json import Limits, parse, shown
 from ftckpt.storage.source import safe_name
 
+from .names import shard_name
+
 MAX_INDEX = 100_000_000  # bytes
 _LIMITS = Limits(depth=8, objects=10_000, keys=1_010_000, items=1_100_000, naturals=False)
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<suffix>\.[a-z]+)")
-
-
-class Shard(NamedTuple):
-    """What the name of a shard says: `model-00002-of-00003.safetensors`."""
-
-    stem: str
-    number: int
-    total: int
-    suffix: str
-
-    def sibling(self, number: int) -> str:
-        """Return the name of another shard of the same set."""
-        return f"{self.stem}-{number:05d}-of-{self.total:05d}{self.suffix}"
-
-
-def shard_name(name: str) -> Shard | None:
-    """Return what `name` says if it is the name of a shard."""
-    match = _SHARD.fullmatch(name)
-    if match is None:
-        return None
-    return Shard(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
 
 
 class Index(NamedTuple):

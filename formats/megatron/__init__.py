@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.storage.source import Source
 
 from .names import directory_ranks
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint.rules import Rules
+
     from .checkpoint import MegatronCheckpoint
 
 

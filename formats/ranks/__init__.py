@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
@@ -19,6 +18,8 @@ from ftckpt.storage.store import EntryKind
 from .names import FOLDERS, METADATA, rank_file, rank_files
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint.rules import Rules
+
     from .checkpoint import RanksCheckpoint
 
 

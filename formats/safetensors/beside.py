@@ -11,17 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftckpt.findings import Finding
-from ftckpt.formats.huggingface.index import (
-    Index,
-    check_index,
-    check_shard_count,
-    check_total_size,
-    shard_name,
-)
+from ftckpt.formats.huggingface.index import Index, check_index, check_shard_count, check_total_size
+from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.storage.source import Source
 
 from .header import Header
-from .names import COMPONENTS, OPTIMIZER, SUFFIX, read_indexes
+from .names import COMPONENTS, OPTIMIZER, SUFFIX
+from .weight_sets import read_indexes
 
 FOLDERS = (OPTIMIZER, COMPONENTS)
 

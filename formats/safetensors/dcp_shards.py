@@ -10,10 +10,8 @@ Source: `torch/distributed/checkpoint/_hf_utils.py` and `hf_storage.py` (torch 2
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
@@ -22,29 +20,10 @@ from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.state.strict_json import Limits, parse, shown
 
 from .header import Header, HeaderTensor
+from .names import ShardName, shard_place
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
-_NAME = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
 _LIMITS = Limits(depth=3, objects=1_000_002, keys=2_000_010, items=16_000_000, naturals=True)
-
-
-class ShardName(NamedTuple):
-    """What a shard's name says: which rank wrote it, and which part of the model it is."""
-
-    rank: int  # from 1
-    part: int  # from 1
-    total: int
-
-    @property
-    def file(self) -> str:
-        """Return the name."""
-        return f"shard-{self.rank:05d}-model-{self.part:05d}-of-{self.total:05d}.safetensors"
-
-
-def shard_place(name: str) -> ShardName | None:
-    """Return what `name` says if it is the name of a rank's shard."""
-    match = _NAME.fullmatch(name)
-    return ShardName(*map(int, match.groups())) if match else None
 
 
 def offsets_of(header: Header, file: str) -> dict[str, tuple[int, ...]]:

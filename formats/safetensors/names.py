@@ -1,56 +1,45 @@
-"""Which files of a folder are safetensors weights, which belong together, and what lies beside.
+"""The names of safetensors weights, and what they say of a folder.
 
 Names alone decide here: `<stem>.safetensors`, or shards `<stem>-00001-of-00003.safetensors` with
-`<stem>.safetensors.index.json`. A variant is part of the stem: `model.fp16-00001-of-00002` has
-the index `model.safetensors.index.fp16.json`.
+`<stem>.safetensors.index.json`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from ftckpt.checkpoint import CommitState, Extent
+from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.recognise import COMPRESSED as PACKED
 from ftckpt.discovery.recognise import Listing
-from ftckpt.errors import IncompleteError
-from ftckpt.formats.huggingface.index import Index, check_index_size, parse_index, shard_name
-from ftckpt.formats.torch_files.compression import SUFFIXES
-from ftckpt.storage.source import Source
+from ftckpt.formats.huggingface.names import shard_name
 
-from .dcp_shards import shard_place
-from .header import MAX_HEADER, PREFIX
-
+_SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
 SUFFIX = ".safetensors"
-COMPRESSED = tuple(SUFFIX + packed for packed in SUFFIXES)
+COMPRESSED = tuple(SUFFIX + packed for packed in PACKED)
 OPTIMIZER = "optimizer/"
 COMPONENTS = "ftckpt.components/"
 SHARDED = "sharded"
-_INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^/]+)?\.json")
-_MAIN_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
-# What lies in a model folder beside the weights and belongs to it.
-_BESIDE = re.compile(
-    r"[^/]+\.(json|txt|model|py|md|jinja|tiktoken|bpe)"
-    r"|(LICENSE|NOTICE|README|tokenizer|vocab)[^/]*|\.gitattributes",
-    re.IGNORECASE,
-)
+INDEX = re.compile(r"(?P<stem>.+)\.safetensors\.index(?P<variant>\.[^/]+)?\.json")
 
 
-@dataclass(frozen=True)
-class WeightSet:
-    """The files of one stem: one file, or shards and perhaps their index.
+class ShardName(NamedTuple):
+    """What a shard's name says: which rank wrote it, and which part of the model it is."""
 
-    Attributes:
-        component: component of its tensors.
-        files: names of the files that hold its tensors, present or not.
-        index: its index.
-        stale: shards of the stem that an earlier save left.
-    """
+    rank: int  # from 1
+    part: int  # from 1
+    total: int
 
-    component: str
-    files: Sequence[str]
-    index: Index | None = None
-    stale: Sequence[str] = ()
+    @property
+    def file(self) -> str:
+        """Return the name."""
+        return f"shard-{self.rank:05d}-model-{self.part:05d}-of-{self.total:05d}.safetensors"
+
+
+def shard_place(name: str) -> ShardName | None:
+    """Return what `name` says if it is the name of a rank's shard."""
+    match = _SHARD.fullmatch(name)
+    return ShardName(*map(int, match.groups())) if match else None
 
 
 def evidence(listing: Listing) -> tuple[str, CommitState] | None:
@@ -62,7 +51,7 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
         return None
     top = [n for n in names if n.endswith(SUFFIX)]
     weights = [n for n in top if shard_place(n) is None]
-    indexes = [n for n in names if _INDEX.fullmatch(n)]
+    indexes = [n for n in names if INDEX.fullmatch(n)]
     if indexes:
         return f"has {min(indexes)}", CommitState.COMMITTED
     if weights:
@@ -75,7 +64,7 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
         return f"has {min(top)}", CommitState.NO_MARKER
     for folder in (OPTIMIZER, COMPONENTS):
         if folder[:-1] in listing.directories:
-            inside = [n for n in listing.inside(folder[:-1]).files if _INDEX.fullmatch(n)]
+            inside = [n for n in listing.inside(folder[:-1]).files if INDEX.fullmatch(n)]
             if inside:
                 return f"has {folder}{min(inside)} and no weights", CommitState.COMMITTED
     inside = _shards_below(listing)
@@ -97,113 +86,10 @@ def _evidence_in_file(listing: Listing) -> tuple[str, CommitState] | None:
     name = listing.single
     if name.endswith((SUFFIX, *COMPRESSED)):
         return f"ends in {name[name.rindex(SUFFIX) :]}", CommitState.NO_MARKER
+    from .header import MAX_HEADER, PREFIX
+
     head = listing.head(name, PREFIX + 1)
     length = int.from_bytes(head[:PREFIX], "little")
     if head[PREFIX:] == b"{" and length <= min(MAX_HEADER, listing.files[name].size):
         return "begins with a length and a JSON header", CommitState.NO_MARKER
     return None
-
-
-def read_indexes(source: Source) -> dict[str, Index]:
-    """Return the indexes of a folder by stem; a variant is part of the stem (`model.fp16`)."""
-    stems = {}
-    for name in source.entries:
-        match = _INDEX.fullmatch(name)
-        if match is not None and "/" not in name:
-            check_index_size(name, source.size(name))
-            stems[match["stem"] + (match["variant"] or "")] = name
-    texts = source.read_many([Extent(n, 0, source.size(n)) for n in stems.values()])
-    return {
-        stem: parse_index(raw, name) for (stem, name), raw in zip(stems.items(), texts, strict=True)
-    }
-
-
-def find_sets(source: Source, indexes: Mapping[str, Index]) -> list[WeightSet]:
-    """Group the `.safetensors` files directly in a folder by stem.
-
-    A single `<stem>.safetensors` goes before shards of the same stem, as transformers loads it.
-
-    Args:
-        source: the folder.
-        indexes: parsed indexes by stem.
-
-    Raises:
-        IncompleteError: several shards without an index.
-    """
-    names = [n for n in source.entries if "/" not in n and n.endswith(SUFFIX)]
-    names = [n for n in names if shard_place(n) is None]
-    shards: dict[str, list[str]] = {}
-    single: list[str] = []
-    for name in names:
-        shard = shard_name(name)
-        if shard is None:
-            single.append(name.removesuffix(SUFFIX))
-        else:
-            shards.setdefault(shard.stem, []).append(name)
-    stems = sorted({*single, *shards, *indexes})
-    main = next((s for s in _MAIN_STEMS if s in stems), stems[0] if len(stems) == 1 else None)
-
-    sets = []
-    for stem in stems:
-        component = "model" if stem == main else f"extra:{stem}"
-        own, index, parts = stem + SUFFIX, indexes.get(stem), shards.get(stem, [])
-        if index is not None and (stem not in single or own in index.weight_map.values()):
-            files = index.files()
-            stale = [p for p in parts if p not in set(files)]
-            sets.append(WeightSet(component, files, index, stale))
-        elif stem in single:
-            sets.append(WeightSet(component, [own], None, parts))
-        else:
-            first = shard_name(parts[0])
-            whole = len(parts) == 1 and first is not None and first.total == 1
-            if not whole or has_sharded(source):
-                raise uncommitted(source, f"{own}.index.json")
-            sets.append(WeightSet(component, parts))
-    return sorted(sets, key=lambda s: s.component != "model")
-
-
-def is_beside(name: str) -> bool:
-    """Say whether a file is of the kind that lies beside weights: configuration, a tokenizer."""
-    return _BESIDE.fullmatch(name) is not None
-
-
-def has_sharded(source: Source) -> bool:
-    """Say whether `sharded/` in the folder holds what ranks wrote before a consolidation."""
-    below = SHARDED + "/"
-    return any(n.startswith(below) and shard_place(n[len(below) :]) for n in source.entries)
-
-
-def uncommitted(source: Source, index: str) -> IncompleteError:
-    """Return the error for shards whose index is not there."""
-    hint = "a later save may be complete"
-    if has_sharded(source):
-        hint = f"the parts of all ranks are in {source.url.rstrip('/')}/{SHARDED}"
-    return IncompleteError(
-        f"{index} is not there: the index is written last, so the save did not finish",
-        hint=hint,
-        kind="uncommitted",
-        file=index,
-    )
-
-
-def members_of(source: Source, sets: Sequence[WeightSet], beside: Sequence[str]) -> Iterator[str]:
-    """Yield the files that belong to the checkpoint, those included that an index only names.
-
-    Args:
-        source: its files.
-        sets: the weights; none where the shards of ranks are the weights.
-        beside: what lies in folders of ftckpt's own.
-    """
-    if source.single:
-        yield from source.entries
-        return
-    seen: set[str] = set()
-    for weights in sets:
-        seen.update(weights.files)
-        if weights.index is not None:
-            seen.add(weights.index.file)
-    seen.update(beside)
-    for name in source.entries:
-        if is_beside(name) or (not sets and shard_place(name)):
-            seen.add(name)
-    yield from sorted(n for n in seen if not n.startswith("ftckpt.manifest"))

@@ -15,33 +15,25 @@ from typing import Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole, TensorInfo
 from ftckpt.checkpoint.steps import role_of
-from ftckpt.discovery.links import followed_links
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.dcp.stored_names import StoredName
-from ftckpt.formats.huggingface.index import check_index, check_total_size, shard_name
+from ftckpt.formats.huggingface.index import check_index, check_total_size
+from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.formats.state.flat import sections_of
 from ftckpt.formats.state.records import INDEX, StoredObjects, read_objects
 from ftckpt.formats.torch_files.compression import packed_by
 from ftckpt.formats.torch_files.unpacked_source import UnpackedSource, inside_of
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.source import Source
+from ftckpt.storage.source import Source, followed_links
 
 from . import dcp_shards as dcp_hf
 from .beside import Beside, find_beside
 from .header import Header
-from .names import (
-    COMPRESSED,
-    SUFFIX,
-    WeightSet,
-    find_sets,
-    has_sharded,
-    members_of,
-    read_indexes,
-    uncommitted,
-)
+from .names import COMPRESSED, SUFFIX, shard_place
 from .parse_headers import read_headers
 from .tensor_names import Remarks, read_remarks, tensors_of
+from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_indexes, uncommitted
 
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
@@ -84,9 +76,9 @@ class SafetensorsCheckpoint(Checkpoint):
             yield from self._check_set(weights)
         yield from self.beside.check(self.source, self.headers)
         yield from self.stored.check(self.source)
-        places = [f for f in self.headers if dcp_hf.shard_place(f)]
+        places = [f for f in self.headers if shard_place(f)]
         if places and not self.source.single and not self.sets:
-            every = [f for f in self.source.entries if dcp_hf.shard_place(f)]
+            every = [f for f in self.source.entries if shard_place(f)]
             yield from dcp_hf.check_grid(every, {f: self.headers[f] for f in places}, self.tensors)
 
     def _check_set(self, weights: WeightSet) -> Iterator[Finding]:
@@ -141,7 +133,7 @@ def open_safetensors(source: Source) -> SafetensorsCheckpoint:
     beside = find_beside(source)
     if sets or beside.indexes:
         return _open_weights(source, sets, beside)
-    shards = [n for n in source.entries if dcp_hf.shard_place(n)]
+    shards = [n for n in source.entries if shard_place(n)]
     if shards:
         return _open_shards(source, shards)
     if has_sharded(source):
@@ -224,7 +216,7 @@ def _duplicate(first: TensorInfo, second: TensorInfo) -> Finding:
 def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
     headers, damage = _split(read_headers(source, files))
     tensors, contradictions = dcp_hf.assemble(headers)
-    ranks = {place.rank for place in map(dcp_hf.shard_place, files) if place is not None}
+    ranks = {place.rank for place in map(shard_place, files) if place is not None}
     return SafetensorsCheckpoint(
         source=source,
         tensors=tensors,
@@ -260,7 +252,7 @@ def _tensors(
 
 
 def _dialect(source: Source, headers: Mapping[str, Header]) -> str:
-    place = dcp_hf.shard_place(source.name) if source.single else None
+    place = shard_place(source.name) if source.single else None
     if place is not None:
         return f"one shard of a DCP save, of rank {place.rank - 1}: shapes are the shard's own"
     shard = shard_name(source.name) if source.single else None

@@ -11,17 +11,14 @@ the numbers in `param_groups` become the same names, as torch's `get_optimizer_s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Extent, ObjectInfo
 from ftckpt.errors import UnsafeError, UnsupportedError
 from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.pickles.walk import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
-from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
-from ftckpt.formats.torch_files.legacy_stream import MAGIC
-from ftckpt.formats.torch_files.plain_pickle import begins_plain
-from ftckpt.formats.torch_files.stream import parse_stream
+from ftckpt.formats.torch_files.storages import MAGIC
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
 from ftckpt.formats.torch_files.write_tree import Carried
 from ftckpt.transfer.content import Content
@@ -31,6 +28,15 @@ from .paths import LEAVES
 _ZIP = b"PK\3\4"
 # How a reader names a tensor of an optimizer's state: `optimizer.state.3.exp_avg`.
 _OPTIMIZER = re.compile(r"(?:(?P<owner>.*?)\.)?state\.(?:(?P<id>\d+)\.(?P<leaf>.+))?")
+
+
+@runtime_checkable
+class NamesElsewhere(Protocol):
+    """A checkpoint whose files hold tensors under other names than their `stored_name`."""
+
+    @property
+    def elsewhere(self) -> Set[tuple[str, str]]:
+        """(file, name in it) of each."""
 
 
 class Leaf(NamedTuple):
@@ -131,7 +137,7 @@ def listed_places(
     An optimizer is known by the dotted path to it. Where two files disagree about its parameters,
     its numbers mean nothing.
     """
-    listed = set(checkpoint.elsewhere) if isinstance(checkpoint, RanksCheckpoint) else set()
+    listed = set(checkpoint.elsewhere) if isinstance(checkpoint, NamesElsewhere) else set()
     ids: dict[str, dict[str, str]] = {}
     odd: set[str] = set()
     for info in checkpoint.tensors.values():
@@ -257,6 +263,9 @@ class Storages(Mapping[str, StoredStorage]):
         raise TypeError("storages are looked up by key")
 
     def _find(self) -> Mapping[str, StoredStorage]:
+        from ftckpt.formats.torch_files.plain_pickle import begins_plain
+        from ftckpt.formats.torch_files.stream import parse_stream
+
         source, extent = self._checkpoint.source, self._info.extent
         # An item of its own in a larger file, or a pickle inside the archive that the file is.
         for place in (extent, Extent(extent.file, 0, source.size(extent.file))):

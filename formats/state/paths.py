@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Kind, tensor_key
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.dcp.reader import DcpCheckpoint
 from ftckpt.formats.dcp.stored_names import place
-from ftckpt.formats.delta import Delta
 from ftckpt.formats.pickles.walk import Path
-from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint
 from ftckpt.transfer.content import Content, Wanted
 
 LEAVES = {
@@ -83,62 +80,30 @@ def with_aliases(content: Content) -> Content:
     return replace(content, tensors=tensors)
 
 
+@runtime_checkable
+class RecordsPaths(Protocol):
+    """A checkpoint whose files record where everything stands in the saved state."""
+
+    def recorded_paths(self) -> Recorded:
+        """Return the paths; they stay when the checkpoint is written in another format."""
+
+    def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the objects that are byte items by themselves: name -> transforms.
+
+        Such an item is a torch.save stream of its own, and can be copied as it is.
+        """
+
+
 def recorded_paths(checkpoint: Checkpoint) -> Recorded:
-    """Return the paths that a distributed checkpoint recorded, or the parts of a bundle.
-
-    A delta of one keeps them.
-    """
-    if checkpoint.format == Delta.name:
-        return _in_delta(checkpoint)
-    if type(checkpoint) is DcpCheckpoint:
-        paths = checkpoint.meta.paths
-        return Recorded(
-            {key: paths.get(name, (name,)) for key, name in checkpoint.stored.items()},
-            {name: paths.get(name, (name,)) for name in checkpoint.objects},
-        )
-    found = Recorded({}, {})
-    if isinstance(checkpoint, BundleCheckpoint):
-        parts = {id(part): recorded_paths(part.checkpoint) for part in checkpoint.parts}
-        return Recorded(
-            {key: path for own in parts.values() for key, path in own.tensors.items()},
-            {
-                shown: parts[id(part)].objects[name]
-                for shown, (part, name) in checkpoint.owners.items()
-                if name in parts[id(part)].objects
-            },
-        )
-    return found
-
-
-def _in_delta(checkpoint: Checkpoint) -> Recorded:
-    from ftckpt.formats.delta.checkpoint import (
-        DeltaCheckpoint,  # it reads objects, and those know paths
-    )
-
-    assert isinstance(checkpoint, DeltaCheckpoint)
-    index = checkpoint.index
-    return Recorded(
-        {tensor.key: tensor.path for tensor in index.tensors if tensor.path},
-        {entry.name: entry.path for entry in index.objects if entry.path},
-    )
+    """Return the paths that a checkpoint recorded; none where it recorded none."""
+    if isinstance(checkpoint, RecordsPaths):
+        return checkpoint.recorded_paths()
+    return Recorded({}, {})
 
 
 def recorded_items(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:
-    """Return the objects that are byte items of a distributed checkpoint: name -> transforms.
-
-    Such an item is a torch.save stream of its own, and can be copied as it is.
-    """
-    if type(checkpoint) is DcpCheckpoint:
-        held = checkpoint.meta.objects
-        return {name: item.transforms for name in checkpoint.objects if (item := held.get(name))}
-    if isinstance(checkpoint, BundleCheckpoint):
-        parts = {id(part): recorded_items(part.checkpoint) for part in checkpoint.parts}
-        return {
-            shown: parts[id(part)][name]
-            for shown, (part, name) in checkpoint.owners.items()
-            if name in parts[id(part)]
-        }
-    return {}
+    """Return the objects that are byte items by themselves (see `RecordsPaths`)."""
+    return checkpoint.recorded_items() if isinstance(checkpoint, RecordsPaths) else {}
 
 
 def tensor_paths(

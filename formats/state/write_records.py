@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent, ObjectInfo
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.torch_files.legacy_stream import MAGIC
+from ftckpt.formats.torch_files.storages import MAGIC
 from ftckpt.formats.torch_files.write_tree import save
 from ftckpt.storage.decompress import ZSTD
 from ftckpt.transfer.content import Content

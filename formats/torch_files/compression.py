@@ -17,7 +17,6 @@ from ftckpt.workers.memory import budget
 if TYPE_CHECKING:
     from ftckpt.storage.source import Source
 
-SUFFIXES = (".zst", ".lz4", ".gz")
 HEAD = 32  # bytes of a file that `codec_of` and `Codec.declared` look at
 
 

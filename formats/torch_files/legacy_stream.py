@@ -13,14 +13,8 @@ from ftckpt.errors import CorruptError, NoResourceError, TruncatedError, Unsuppo
 from ftckpt.extents import Read
 from ftckpt.formats.pickles.unpickle import load, refuse
 
-from .storages import NESTED, Nested, ParseStream, storage_ref
+from .storages import FIRST_READ, MAX_PICKLE, NESTED, Nested, ParseStream, storage_ref
 from .values import StorageRef, StoredStorage
-
-# A pickle is an index; the largest real ones are a few hundred MB.
-MAX_PICKLE = 1 << 30
-FIRST_READ = 256 << 10
-# The pickled magic number that every legacy stream begins with.
-MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 class Legacy(NamedTuple):

@@ -36,8 +36,8 @@ from ftckpt.formats.pickles.sniff import refuse_hostile
 from ftckpt.formats.pickles.unpickle import load
 from ftckpt.formats.pickles.walk import step_of
 
-from .legacy_stream import MAGIC, Legacy, parse_legacy
-from .storages import NESTED
+from .legacy_stream import Legacy, parse_legacy
+from .storages import MAGIC, NESTED
 from .table import TABLE
 from .values import StorageRef, StoredStorage, TensorRef
 

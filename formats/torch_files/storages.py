@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 NESTED = "torch.storage._load_from_bytes"
 NESTED_NAME = b"_load_from_bytes"
+# A pickle is an index; the largest real ones are a few hundred MB.
+MAX_PICKLE = 1 << 30
+FIRST_READ = 256 << 10
+# The pickled magic number that every legacy stream begins with.
+MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 class ParseStream(Protocol):

@@ -18,9 +18,7 @@ from ftckpt.extents import Read
 from ftckpt.formats.pickles.sniff import refuse_hostile
 from ftckpt.formats.pickles.unpickle import load, refuse
 
-from .legacy_stream import FIRST_READ, MAGIC, MAX_PICKLE, parse_legacy
-from .plain_pickle import begins_plain, parse_plain
-from .storages import NESTED, NESTED_NAME, Nested, storage_ref
+from .storages import FIRST_READ, MAGIC, MAX_PICKLE, NESTED, NESTED_NAME, Nested, storage_ref
 from .table import TABLE
 from .values import Composite, StorageRef, StoredStorage, SubclassRef, TensorRef
 from .zip_directory import TAIL, Archive, Member, read_archive
@@ -120,10 +118,15 @@ def parse_stream(
     except CorruptError:
         head = read(0, min(size, 512))
         if head.startswith(MAGIC):
+            from .legacy_stream import parse_legacy
+
             found = parse_legacy(read, size, file=file, base=base, table=table, parse=parse_stream)
             return TorchStream(*found, None, file, legacy=True)
-        if plain and begins_plain(head):
-            return parse_plain(read, size, file=file, base=base)
+        if plain:
+            from .plain_pickle import begins_plain, parse_plain
+
+            if begins_plain(head):
+                return parse_plain(read, size, file=file, base=base)
         _refuse_others(read, size, head, file, base)
         raise
     return _parse_zip(read, archive, file, table)

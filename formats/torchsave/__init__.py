@@ -13,9 +13,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.discovery.recognise import Listing, Recognition
-from ftckpt.formats.huggingface.index import shard_name
-from ftckpt.formats.torch_files.compression import SUFFIXES, beginning
+from ftckpt.discovery.recognise import COMPRESSED, Listing, Recognition
+from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.storage.source import Source
 
 from .names import INDEX, SHARD, STEMS
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 # A whole file compressed afterwards; `.bin.gz` may be anything, and is looked into.
-_COMPRESSED = tuple(f"{one}{packed}" for one in _SUFFIXES for packed in SUFFIXES)
+_COMPRESSED = tuple(f"{one}{packed}" for one in _SUFFIXES for packed in COMPRESSED)
 _LOOK = 256 << 10  # of a compressed file: its first block, as a rule
 # The names of a checkpoint that a script pickles itself; `vocab.pkl` is none.
 _PICKLED = re.compile(
@@ -89,6 +88,8 @@ def _recognised(listing: Listing) -> str:
         return ""
     if packed := next((s for s in _COMPRESSED if name.endswith(s)), ""):
         if packed.startswith(".bin"):
+            from ftckpt.formats.torch_files.compression import beginning
+
             inside = beginning(listing.head(name, _LOOK), 4096)
             if not inside.startswith(LEGACY_MAGIC) and b"/data.pkl" not in inside:
                 return ""

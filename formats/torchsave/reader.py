@@ -29,11 +29,10 @@ from ftckpt.formats.huggingface.index import (
     check_index_size,
     check_total_size,
     parse_index,
-    shard_name,
 )
+from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.inside import ranks_inside
-from ftckpt.formats.safetensors.names import is_beside
 from ftckpt.formats.state.training_tree import TrainingTree, TreeTensor
 from ftckpt.formats.torch_files.parse_files import check_streams, parse_files
 from ftckpt.formats.torch_files.stream import TorchStream

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole
 from ftckpt.errors import FtckptError
@@ -15,6 +15,9 @@ from ftckpt.formats.pickles.field_names import field_names
 from ftckpt.formats.state.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL, Counter
+
+if TYPE_CHECKING:
+    from ftckpt.formats.state.paths import Recorded
 
 
 class OpenedPart(NamedTuple):
@@ -106,6 +109,31 @@ class BundleCheckpoint(Checkpoint):
     def loads_at_any_world(self) -> bool:
         """Each part must."""
         return all(part.checkpoint.loads_at_any_world for part in self.parts)
+
+    def recorded_paths(self) -> Recorded:
+        """Return what the parts recorded (see `RecordsPaths`)."""
+        from ftckpt.formats.state.paths import Recorded, recorded_paths
+
+        parts = {id(part): recorded_paths(part.checkpoint) for part in self.parts}
+        return Recorded(
+            {key: path for own in parts.values() for key, path in own.tensors.items()},
+            {
+                shown: parts[id(part)].objects[name]
+                for shown, (part, name) in self.owners.items()
+                if name in parts[id(part)].objects
+            },
+        )
+
+    def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the byte items of the parts (see `RecordsPaths`)."""
+        from ftckpt.formats.state.paths import recorded_items
+
+        parts = {id(part): recorded_items(part.checkpoint) for part in self.parts}
+        return {
+            shown: parts[id(part)][name]
+            for shown, (part, name) in self.owners.items()
+            if name in parts[id(part)]
+        }
 
     def _part_of(self, file: str) -> OpenedPart:
         for part in self.parts:

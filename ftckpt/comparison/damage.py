@@ -12,7 +12,7 @@ from ftckpt.extents import BLOCK, Extent
 from ftckpt.findings import Finding, Severity, finding, from_error, listed
 from ftckpt.manifest.locate import find
 from ftckpt.verification.blocks import check_blocks
-from ftckpt.verification.owners import OwnerIndex
+from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.verification.records import check_these
 
 from .record_sums import ReadSums, RecordIndex

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache, cached_property
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
-from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .recognise import Listing, listing_of
-from .roots import join
 
 # A local directory of more names is listed only when somebody wants to see all of them: a format
 # with a commit marker asks for that name and a few others, and ten thousand checkpoints of two

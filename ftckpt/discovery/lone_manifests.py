@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.manifest.locate import read
 from ftckpt.own_files import MANIFEST, SUFFIX
-from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import is_record
-from .roots import join
 
 HINT = (
     "its data were removed, perhaps by a gc while a seal was at work that was then killed; on an"

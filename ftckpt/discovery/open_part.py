@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError, IncompleteError, NotFoundError, UnsafeError
@@ -11,8 +12,10 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .listing import listing_of_directory, listing_of_file
-from .recognise import Format, recognise
-from .roots import Child, Root, UnopenedPart
+from .recognise import Format, UnopenedPart, recognise
+
+if TYPE_CHECKING:
+    from .roots import Child, Root
 
 
 def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> UnopenedPart | None:

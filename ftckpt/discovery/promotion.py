@@ -30,10 +30,10 @@ from ftckpt.retention.locks.local import lock_beside
 from ftckpt.retention.records import log
 from ftckpt.storage.local.atomic import TEMPORARY, sync_directory
 from ftckpt.storage.local.oserror import translate
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.storage.store import Entry, EntryKind, join
 
 from .pointers import FILES, GOOD, STEPS, Pointer
-from .roots import Child, Root, join, read_again
+from .roots import Child, Root, read_again
 from .suggestions import hint_for_name
 
 _LOCK, _EVENT = "promote.lock", "promoting"

@@ -10,6 +10,9 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind
 
+# How the names of files end that were compressed as a whole.
+COMPRESSED = (".zst", ".lz4", ".gz")
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -74,6 +77,20 @@ class Format(Protocol):
             IncompleteError: not committed.
             CorruptError, UnsafeError, UnsupportedError: what cannot be opened, and why.
         """
+
+
+class UnopenedPart(NamedTuple):
+    """A recognised checkpoint that is not opened yet.
+
+    Attributes:
+        entry: its directory or file, by the store's path.
+        format: who recognised it.
+        recognition: what was seen.
+    """
+
+    entry: Entry
+    format: Format
+    recognition: Recognition
 
 
 def recognise(formats: Iterable[Format], listing: Listing) -> tuple[Format, Recognition] | None:

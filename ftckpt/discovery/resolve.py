@@ -1,7 +1,8 @@
 """From a path or URL to an open checkpoint, or to the root that holds several.
 
 Recognition looks at one level of names (`registry.Listing`); only a place that is known to be a
-checkpoint is listed as a whole. A root of thousands of checkpoints is never walked.
+checkpoint is listed as a whole. A root of thousands of checkpoints is never walked. What is about
+roots is imported for a root, since most commands name one checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
@@ -25,12 +26,11 @@ from ftckpt.storage.remotes import split
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
-from .candidates import child_of_step, newest_child, nothing_known
 from .open_part import open_part, recognise_at
-from .parent_checkpoint import enclosing
-from .recognise import Format
-from .roots import Root, UnopenedPart, is_file_of_step, read_root, read_runs
-from .suggestions import hint_for_absent
+from .recognise import Format, UnopenedPart
+
+if TYPE_CHECKING:
+    from .roots import Root
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
@@ -94,6 +94,8 @@ def locate(url: str, options: StoreOptions) -> Place:
     try:
         return _at(url, options)
     except NotFoundError as error:
+        from .suggestions import hint_for_absent
+
         match = _SELECTOR.fullmatch(url)
         if match is None:
             error.hint = error.hint or hint_for_absent(url)
@@ -101,6 +103,8 @@ def locate(url: str, options: StoreOptions) -> Place:
     try:
         return _at(match["root"], options)._replace(which=match["which"])
     except NotFoundError as error:
+        from .suggestions import hint_for_absent
+
         error.hint = error.hint or hint_for_absent(match["root"])
         raise
 
@@ -157,6 +161,8 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
         )
     root = open_root(place, formats)
     if not root.holds_checkpoints():
+        from .candidates import nothing_known
+
         whole = "" if place.which else _checkpoint_above(place, formats, options)
         hint = "name a checkpoint, or the directory whose children are checkpoints"
         raise nothing_known(root, f"name {whole}" if whole else hint)
@@ -207,6 +213,8 @@ def open_root(place: Place, formats: Sequence[Format]) -> Root:
     Raises:
         UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
     """
+    from .roots import read_root
+
     return _as_root(place, read_root(*_asking(place, formats)), formats)
 
 
@@ -216,6 +224,8 @@ def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
     Raises:
         UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
     """
+    from .roots import read_runs
+
     return [_as_root(place, root, formats) for root in read_runs(*_asking(place, formats))]
 
 
@@ -230,6 +240,8 @@ def _asking(
 
 
 def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
+    from .step_names import is_file_of_step
+
     if root.base:
         return root
     if recognise_at(place.store, place.entry, formats) is None:
@@ -253,6 +265,8 @@ def _require_whole(place: Place, formats: Sequence[Format]) -> None:
     Raises:
         UsageError: it is one.
     """
+    from .parent_checkpoint import enclosing
+
     whole = enclosing(place.url, place.store, formats)
     if whole:
         raise UsageError(f"{place.url} is one part of the checkpoint {whole}", hint=f"name {whole}")
@@ -272,6 +286,8 @@ def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Sour
     place = locate(url, options)
     entry = place.entry
     if place.which:
+        from .candidates import child_of_step, newest_child
+
         root = open_root(place, formats)
         newest = place.which == "latest"
         child = newest_child(root) if newest else child_of_step(root, int(place.which))

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from ftckpt.errors import MissingError, NotFoundError, UnsafeError, UsageError
 from ftckpt.own_files import FOLDER
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.store import EntryKind, Store
+from ftckpt.storage.store import EntryKind, Store, join
 
-from .roots import Root, join
+from .roots import Root
 from .suggestions import hint_for_place
 
 NAME = f"{FOLDER}/root.json"

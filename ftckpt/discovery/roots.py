@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
-from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
 from .pointers import Pointer, is_pointer, links_beside, read_pointers
-from .recognise import Format, Recognition
+from .recognise import UnopenedPart
+from .step_names import FILE_OF_STEP, SUFFIXES, step_in_name
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -28,39 +28,6 @@ _DEEPER = 16
 # How many children are asked about at once.
 _BATCH = 64
 
-# What a trainer puts before a step to say what the checkpoint is for.
-_ROLE = r"(?:(?:best|final|initial|last|latest|release)[-_])?"
-# Lightning writes any logged value as `name=value` before and after `step=100`.
-_LOGGED = (
-    r"(?!(?:global_)?step=)[A-Za-z][A-Za-z0-9_.]*=[-+]?"
-    r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|nan|inf)"
-)
-# Names of one step, as trainers spell them; each must match the whole name, so that `step-10.tmp`
-# or `old-step-10` is never taken for step 10.
-_STEP_NAMES = (
-    # torchtitan, DeepSpeed, verl; scripts write the epoch before it
-    re.compile(rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)"),
-    re.compile(rf"{_ROLE}iter_([0-9]+)"),  # Megatron
-    re.compile(rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)"),  # transformers, accelerate
-    re.compile(  # Lightning
-        rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?"
-    ),
-    re.compile(r"([0-9]+)"),
-)
-# One file of several that make up a step, in a directory that other steps share.
-_FILE_OF_STEP = re.compile(
-    r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
-    r"(?P<step>[0-9]{1,15})[_-]"
-    r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
-    r"\.(?:pt|pth|bin)(?:\.(?:zst|lz4|gz))?"
-)
-_TORCH = (".pt", ".pth", ".ckpt")
-# One file may have been compressed as a whole; `metrics.csv.gz` is none.
-_SUFFIXES = (
-    *_TORCH, ".bin", ".safetensors", ".tar", ".pkl",
-    *(one + packed for one in (*_TORCH, ".safetensors") for packed in (".zst", ".lz4", ".gz")),
-)  # fmt: skip
-
 # What trainers and stores call a save that is not finished.
 _STAGING = re.compile(
     r"tmp[-_.](?P<after>.*)"
@@ -69,20 +36,6 @@ _STAGING = re.compile(
 )
 # Not a checkpoint, not readable, and in the top of many a mounted volume.
 _SYSTEM = frozenset({"lost+found"})
-
-
-class UnopenedPart(NamedTuple):
-    """A recognised checkpoint that is not opened yet.
-
-    Attributes:
-        entry: its directory or file, by the store's path.
-        format: who recognised it.
-        recognition: what was seen.
-    """
-
-    entry: Entry
-    format: Format
-    recognition: Recognition
 
 
 class Candidate(NamedTuple):
@@ -294,15 +247,10 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
 
 
-def is_file_of_step(name: str) -> bool:
-    """Say whether a file is one of several of a step, as its name tells (see `_FILE_OF_STEP`)."""
-    return _FILE_OF_STEP.fullmatch(name) is not None
-
-
 def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
     """Leave one file of each step whose files lie side by side: the first names the checkpoint."""
     first: dict[int, tuple[int, str]] = {}
-    numbers = {c.path: m for c in candidates if (m := _FILE_OF_STEP.fullmatch(c.path))}
+    numbers = {c.path: m for c in candidates if (m := FILE_OF_STEP.fullmatch(c.path))}
     for path, match in numbers.items():
         place = int(match["rank"]), path
         step = int(match["step"])
@@ -320,20 +268,7 @@ def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
         return False
     if entry.kind is EntryKind.DIRECTORY:
         return True
-    return name.endswith(_SUFFIXES) or (step is not None and not name.isdecimal())
-
-
-@lru_cache(maxsize=1 << 16)  # names of one root are asked about again and again while it changes
-def step_in_name(name: str) -> int | None:
-    """Return the step that a directory's or file's name says; None unless the whole name does."""
-    if match := _FILE_OF_STEP.fullmatch(name):
-        return int(match["step"])
-    stem = next((name.removesuffix(s) for s in _SUFFIXES if name.endswith(s)), name)
-    for pattern in _STEP_NAMES:
-        match = pattern.fullmatch(stem)
-        if match is not None and len(match[1]) <= 18:
-            return int(match[1])
-    return None
+    return name.endswith(SUFFIXES) or (step is not None and not name.isdecimal())
 
 
 def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -357,8 +292,3 @@ def concurrently(store: Store, do: Callable[[T], R], items: Sequence[T]) -> list
     finally:
         # After a signal nobody waits for listings that have not begun.
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def join(base: str, path: str) -> str:
-    """Join two store paths, either of which may be empty."""
-    return f"{base}/{path}" if base and path else base or path

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ftckpt.checkpoint import Checkpoint, CommitState
-from ftckpt.discovery.links import followed_links
 from ftckpt.errors import CorruptError, ExistsError, IncompleteError
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest, PassedCheck
@@ -15,13 +14,13 @@ from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.source import Source
+from ftckpt.storage.source import Source, followed_links
 from ftckpt.transfer.places import name_of, require_names, require_outside
 from ftckpt.transfer.request.source_changes import blamed, require_unchanged
 from ftckpt.transfer.staging import Staging
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
-from ftckpt.verification.owners import OwnerIndex
+from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.version import __version__
 
 from .carry_files import Moved, Mover, Origin

@@ -15,6 +15,7 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.extents import Extent
+from ftckpt.findings import Finding, finding
 
 from .prefetch import Lookahead
 from .remotes import split
@@ -22,6 +23,9 @@ from .store import Entry, EntryKind, Opens, Reader, Store
 
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
+
+# A hub's cache is all links: then one note says so.
+_NAMED_LINKS = 5
 
 
 def safe_name(name: object, *, named_by: str) -> str:
@@ -218,3 +222,16 @@ class Source:
 
 def _identity(entry: Entry | None) -> tuple[object, ...] | None:
     return None if entry is None else (entry.size, entry.mtime, entry.etag, entry.kind)
+
+
+def followed_links(source: Source, members: Iterable[str]) -> list[Finding]:
+    """Note each of `members` that is a symbolic link (`link-followed`); one note for many."""
+    entries = source.entries
+    links = sorted(n for n in members if n in entries and entries[n].link is not None)
+    if len(links) > _NAMED_LINKS:
+        message = f"{len(links)} files are links and were followed, such as {links[0]}"
+        return [finding("link-followed", message)]
+    return [
+        finding("link-followed", f"{name} is a link to {entries[name].link}", file=name)
+        for name in links
+    ]

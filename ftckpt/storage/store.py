@@ -386,3 +386,8 @@ class Store(ABC):
         if path and self.url.endswith(":") and not self.traits.local:  # a remote itself
             return self.url + path
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
+
+
+def join(base: str, path: str) -> str:
+    """Join two store paths, either of which may be empty."""
+    return f"{base}/{path}" if base and path else base or path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.roots import step_in_name
+from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import RefusedError, UnsafeError, UsageError
 from ftckpt.own_files import FOLDER, MANIFEST
 from ftckpt.storage.remotes import split

@@ -20,11 +20,8 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.elements import Proof, Prover, SameObjects, prove
-from ftckpt.transfer.prove.rehearsal import rehearse
+from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.order import of_layout
-from ftckpt.transfer.staging.local import LocalStaging
-from ftckpt.transfer.staging.remote import RemoteStaging
-from ftckpt.transfer.staging.staged_object import StagedObject
 from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
 from ftckpt.transfer.write.journal import fingerprint
 from ftckpt.transfer.write.peek_output import Written, depths_of, in_order
@@ -33,7 +30,6 @@ from ftckpt.version import __version__
 from ftckpt.workers.limits import RateLimit
 
 from .content import Content
-from .device import gatherer
 from .layout import Layout, OutputFile
 from .places import absolute, around, name_of, require_apart_from_all, require_names, staging_name
 from .request import source_changes as changes
@@ -151,7 +147,7 @@ def transfer(
         name = basename(absolute(store)) if store.traits.local else name_of(destination)
         layout = replace(layout, files=(OutputFile(name, file.segments),))
     require_names(layout)
-    gathering = gatherer(source, options.device, layout, options.limiter)
+    gathering = _gatherer(source, options.device, layout, options.limiter)
     commit = commit_bytes(layout.commit)
     count = len(layout.files) + len(commit)
     try:
@@ -165,6 +161,8 @@ def transfer(
             if check is not None:
                 require_sound(check())
             if options.proof and prover is prove:
+                from ftckpt.transfer.prove.rehearsal import rehearse
+
                 rehearse(content, layout, target, same_objects, single=single)
             depths = depths_of(source)
             ordered = in_order(layout, depths)
@@ -220,13 +218,29 @@ def transfer(
         staging.close()
 
 
+def _gatherer(
+    source: Checkpoint, device: str, layout: Layout, limiter: RateLimit | None
+) -> Gatherer:
+    if device == "cpu":
+        return Gatherer(source, limiter)
+    from .device import gatherer
+
+    return gatherer(source, device, layout, limiter)
+
+
 def _staging_at(
     store: Store, destination: str, store_options: StoreOptions, *, single: bool
 ) -> Staging:
     if store.traits.local:
+        from ftckpt.transfer.staging.local import LocalStaging
+
         return LocalStaging(absolute(store), single=single)
     if not single:
+        from ftckpt.transfer.staging.remote import RemoteStaging
+
         return RemoteStaging(store)
+    from ftckpt.transfer.staging.staged_object import StagedObject
+
     name, beside = name_of(destination), around(destination.rstrip("/"))
     staged = open_store(beside + staging_name(name), store_options)
     return StagedObject(open_store(beside, store_options), name, staged)

@@ -5,7 +5,8 @@ Three levels, each including the ones before:
 - `content`: every byte that evidence covers, against a manifest or the CRC-32s in the files.
 - `values`: the numbers themselves.
 
-`auto` is content where there is evidence, else structure, and says which. A verdict of 0 means that
+`auto` is content where there is evidence, else structure, and says which. What only one kind of
+evidence needs is imported for that. A verdict of 0 means that
 everything that the evidence allows was checked and passed; the report says what nothing covers.
 """
 
@@ -27,12 +28,9 @@ from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.workers.limits import RateLimit
 
-from .content import ContentResult, StopChecking, check_manifest, check_records
-from .owners import OwnerIndex
-from .replica import check_against, check_tensors_against
+from .evidence import ContentResult, OwnerIndex, StopChecking
 from .selfchecks import check_itself
 from .structure import check_structure
-from .values import check_values
 
 __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
 
@@ -169,6 +167,8 @@ def verify(
             content = _check_content(checkpoint, options, collector, counter)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
         if options.level is Level.VALUES:
+            from .values import check_values
+
             collector.take(check_values(checkpoint, counter, options.limiter))
             level = Level.VALUES
         collector.take(_changed(checkpoint))
@@ -239,6 +239,8 @@ def _check_content(
         except FtckptError as error:
             collector.add(from_error(error))
     if options.against is not None:
+        from .replica import check_against, check_tensors_against
+
         collector.evidence = "replica"
         if _same_files(checkpoint, options.against):
             return check_against(
@@ -258,6 +260,8 @@ def _check_content(
         )  # fmt: skip
 
     if manifest is not None:
+        from .blocks import check_manifest
+
         collector.evidence = "manifest"
         result = check_manifest(
             checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
@@ -274,6 +278,8 @@ def _check_content(
     found = itself()
     if found.evidence != "none":
         return found
+    from .records import check_records
+
     collector.evidence = "crc32"
     return check_records(
         checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,

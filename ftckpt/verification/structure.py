@@ -10,13 +10,13 @@ from dataclasses import replace
 from ftckpt.checkpoint import Checkpoint, CommitState, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
-from ftckpt.discovery.links import followed_links
-from ftckpt.discovery.roots import step_in_name
+from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.progress import Counter
 from ftckpt.storage import is_leftover
+from ftckpt.storage.source import followed_links
 from ftckpt.storage.store import EntryKind
 
 # Files that hold tensors or state, for "this file shows no step"; the rest is configuration.

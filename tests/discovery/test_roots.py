@@ -10,7 +10,7 @@ from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import child_of_step, newest_child
 from ftckpt.discovery.pointers import Pointer
 from ftckpt.discovery.recognise import Listing, Recognition
-from ftckpt.discovery.roots import step_in_name
+from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError, UsageError
 from ftckpt.storage import StoreOptions
 from tests.builders.small_format import Small, read, write

@@ -22,7 +22,7 @@ from ftckpt.own_files import MANIFEST
 from ftckpt.storage import is_leftover, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
-from ftckpt.verification.content import check_manifest
+from ftckpt.verification.blocks import check_manifest
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 

@@ -12,13 +12,14 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.resolve import Place
-from ftckpt.discovery.roots import Child, Root, join
+from ftckpt.discovery.roots import Child, Root
 from ftckpt.own_files import SUFFIX
 from ftckpt.retention import Policy, apply, prepare, purge, undelete
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
 from ftckpt.retention.policy.plan import Plan
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
+from ftckpt.storage.store import join
 from tests.builders.small_format import Small, SmallCheckpoint
 
 NOW = 1_800_000_000.0

@@ -11,11 +11,12 @@ from random import Random
 
 from ftckpt.checkpoint import CommitState, Topology
 from ftckpt.discovery.recognise import Listing, Recognition
-from ftckpt.discovery.roots import Child, Root, join
+from ftckpt.discovery.roots import Child, Root
 from ftckpt.findings import Finding, finding
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
+from ftckpt.storage.store import join
 from tests.builders.small_format import SmallCheckpoint, write
 from tests.retention.carrying import OneFile
 from tests.retention.oracle import Thing

@@ -11,9 +11,9 @@ import pytest
 
 from ftckpt.errors import UnavailableError
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.local import filesystem
+from ftckpt.storage.local import pagecache
 from ftckpt.storage.local import write_in_place as localwrite
-from ftckpt.storage.local.filesystem import in_memory
+from ftckpt.storage.local.pagecache import in_memory
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.s3.write import differs
 from tests.servers.faults import Fault, fault_proxy
@@ -96,7 +96,7 @@ def test_where_a_file_has_no_other_place_than_memory(tmpfs: Path) -> None:
 
 def test_a_system_with_another_structure_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert filesystem._fstatfs.__wrapped__() is None
+    assert pagecache._fstatfs.__wrapped__() is None
 
 
 @pytest.mark.s3

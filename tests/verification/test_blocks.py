@@ -18,7 +18,8 @@ from ftckpt.manifest.seal import seal
 from ftckpt.storage import open_store
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.source import Source
-from ftckpt.verification.content import ContentResult, check_manifest
+from ftckpt.verification.blocks import check_manifest
+from ftckpt.verification.evidence import ContentResult
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"

@@ -18,7 +18,8 @@ from ftckpt.storage import open_store
 from ftckpt.storage.decompress import open_stream
 from ftckpt.storage.source import Source
 from ftckpt.verification import verify
-from ftckpt.verification.content import ContentResult, StopChecking, check_records
+from ftckpt.verification.evidence import ContentResult, StopChecking
+from ftckpt.verification.records import check_records
 from ftckpt.verification.sums import PART, SPAN
 from ftckpt.workers.limits import RateLimit
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp

@@ -13,8 +13,8 @@ from ftckpt.extents import BLOCK
 from ftckpt.findings import Finding
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
-from ftckpt.verification.content import ContentResult, check_against, check_tensors_against
-from ftckpt.verification.replica import _narrow
+from ftckpt.verification.evidence import ContentResult
+from ftckpt.verification.replica import _narrow, check_against, check_tensors_against
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"

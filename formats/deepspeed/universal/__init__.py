@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.formats.deepspeed.names import STATE, TMP, ZERO, deepspeed_files
 from ftckpt.storage.source import Source
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint.rules import Rules
+
     from .reader import UniversalCheckpoint
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftckpt.checkpoint import Commit, CommitState, Extent, Payload, Piece, TensorInfo, Topology
 from ftckpt.errors import FtckptError, UnsupportedError
@@ -26,6 +26,9 @@ from ftckpt.workers.memory import no_gc
 from .buckets import is_bucket, unbucketed
 from .names import logical
 from .pieces import Grid, shard_shape
+
+if TYPE_CHECKING:
+    from ftckpt.formats.state.paths import Recorded
 
 _JSON = Limits(depth=4, objects=16, keys=256, items=256, naturals=False)
 _MOST_BYTES = 1 << 20
@@ -58,6 +61,16 @@ class MegatronDistCheckpoint(DcpCheckpoint):
     def loads_at_any_world(self) -> bool:
         """Megatron reshards all but buffers of ranks while it loads."""
         return not self.bound
+
+    def recorded_paths(self) -> Recorded:
+        """Return nothing: the logical names are not the store's."""
+        from ftckpt.formats.state.paths import Recorded
+
+        return Recorded({}, {})
+
+    def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
+        """Return nothing, as for `recorded_paths`."""
+        return {}
 
     def interpret(self) -> None:
         """Replace the stored tensors by the logical ones, and say what could not be."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_child
-from ftckpt.discovery.roots import Root, join, read_again
+from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
@@ -29,7 +29,7 @@ from ftckpt.retention.records import log
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import EntryKind
+from ftckpt.storage.store import EntryKind, join
 from ftckpt.transfer.places import staging_name
 
 _KIND, _LABEL = "synced", "source"

@@ -15,7 +15,7 @@ from functools import partial
 from ftckpt.discovery.candidates import nothing_known
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
-from ftckpt.discovery.roots import Root, concurrently, join
+from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
@@ -30,6 +30,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import Bases, Reading, Run, ScannedEntry, recorded_bases
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import upload_notes
+from ftckpt.storage.store import join
 
 from .check import checked, first_verified, step_by_content, surveyed
 

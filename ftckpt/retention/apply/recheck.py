@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ftckpt.discovery.roots import Candidate, Root, join, read_again
+from ftckpt.discovery.roots import Candidate, Root, read_again
 from ftckpt.errors import NotFoundError
 from ftckpt.own_files import FOLDER
 from ftckpt.retention.scan.classify import classify
@@ -22,7 +22,7 @@ from ftckpt.retention.scan.entry import Reading, ScannedEntry
 from ftckpt.retention.scan.evidence import Evidence
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.overlay import OverlayStore
-from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 # What is of one of these classes stays so until somebody changes it.
 _SETTLED = (EntryClass.COMMITTED, EntryClass.CORRUPT)

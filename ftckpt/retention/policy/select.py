@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ftckpt.discovery.candidates import child_of_step, newest_child
-from ftckpt.discovery.roots import Root, join, step_in_name
+from ftckpt.discovery.roots import Root
+from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import NotFoundError, UsageError
+from ftckpt.storage.store import join
 
 # No step has more digits.
 _DIGITS = 18

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from ftckpt.discovery.roots import Root, join, read_again
+from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.own_files import FOLDER
-from ftckpt.storage.store import EntryKind
+from ftckpt.storage.store import EntryKind, join
 
 _MAX_BYTES = 64 << 10
 _SUFFIX = ".json"

@@ -10,8 +10,8 @@ from ftckpt.discovery.dropped import Tomb
 from ftckpt.discovery.listing import listing_of_directory, listing_of_file
 from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_child, recognise_at
-from ftckpt.discovery.recognise import Listing, recognise
-from ftckpt.discovery.roots import Candidate, Child, Root, UnopenedPart
+from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
+from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
 from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER
 from ftckpt.retention.policy import GRACE

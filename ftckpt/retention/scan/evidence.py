@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ftckpt.discovery.roots import Root, join
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import NotFoundError, UnavailableError, UnsafeError, UnsupportedError
 from ftckpt.retention.locks import leases
 from ftckpt.retention.records import pins, tags
+from ftckpt.storage.store import join
 
 from .entries import Lease, Pin
 from .entry import ScannedEntry

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.open_part import recognise_at
-from ftckpt.discovery.roots import UnopenedPart
+from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.errors import NotFoundError
 from ftckpt.storage.listed import ListedStore
 from ftckpt.storage.store import Entry, EntryKind, Store

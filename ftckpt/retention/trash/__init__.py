@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
-from ftckpt.discovery.roots import join, step_in_name
+from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import FtckptError
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.scan.entry import ScannedEntry
+from ftckpt.storage.store import join
 
 FOLDER = "trash"
 # What a name begins with that lies in the root itself, because no directory could be made.

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from ftckpt.discovery.roots import Root, join
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExistsError, FtckptError, NotFoundError, RefusedError, UnsafeError
 from ftckpt.own_files import FOLDER as OWN
 from ftckpt.own_files import SUFFIX
@@ -30,7 +30,7 @@ from ftckpt.storage.local.folders import is_file, opened, status
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.local.removal import Removal
 from ftckpt.storage.local.renaming import rename_new
-from ftckpt.storage.store import EntryKind
+from ftckpt.storage.store import EntryKind, join
 
 from .room import is_full, is_marked, mark, taken_apart
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ftckpt.discovery.dropped import TRASH, Tomb, is_record
-from ftckpt.discovery.roots import Root, join
+from ftckpt.discovery.roots import Root
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
@@ -34,7 +34,7 @@ from ftckpt.retention.scan.contents import fingerprint_of, list_entry
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.markers import marker_of
 from ftckpt.retention.trash import Erased, Trashed, parse_trash_name, trash_name
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.storage.store import Entry, EntryKind, join
 
 from .tombstone import MAX_BYTES, Tombstone
 

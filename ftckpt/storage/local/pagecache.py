@@ -24,9 +24,9 @@ import ctypes
 import errno
 import mmap
 import os
-from functools import lru_cache
-
-from .filesystem import in_memory
+import sys
+from functools import cache, lru_cache
+from typing import Any
 
 SMALL = 128 << 10
 _PAGE = mmap.PAGESIZE
@@ -35,6 +35,9 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 _LOW_BIT = bytes(b & 1 for b in range(256))
 # The number of the call where every machine has one number for it.
 _CACHESTAT = 451
+# Of filesystems whose files have no other place than memory: tmpfs and ramfs (statfs(2)).
+_IN_MEMORY = (0x01021994, 0x858458F6)
+_STATFS = 256  # bytes, more than the structure has; the magic number is the first word of it
 
 
 class PoliteFile:
@@ -169,3 +172,25 @@ def _absent_runs(fd: int, offset: int, length: int) -> list[tuple[int, int]]:
         runs.append((first + start * _PAGE, (end - start) * _PAGE))
         start = pages.find(0, end)
     return runs
+
+
+def in_memory(fd: int) -> bool:
+    """Say whether a file has no other place than memory, as far as is known."""
+    function = _fstatfs()
+    if function is None:
+        return False
+    answer = ctypes.create_string_buffer(_STATFS)
+    return not function(fd, answer) and ctypes.c_long.from_buffer(answer).value in _IN_MEMORY
+
+
+@cache
+def _fstatfs() -> Any:
+    """Return Linux's `fstatfs(fd, buffer)`, or None elsewhere: others fill longer structures."""
+    if sys.platform != "linux":
+        return None
+    try:
+        function = ctypes.CDLL(None).fstatfs
+    except (AttributeError, OSError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p)
+    return function

@@ -18,10 +18,11 @@ from ftckpt.storage.store import Entry, EntryKind, Reader, Store, Traits, Usage
 from .atomic import write_new, write_over
 from .oserror import PASSING, translate, twice
 from .pagecache import PoliteFile
-from .write_in_place import LocalUpload
 
 if TYPE_CHECKING:
     from ftckpt.extents import Extent
+
+    from .write_in_place import LocalUpload
 
 T = TypeVar("T")
 
@@ -245,6 +246,8 @@ class LocalStore(Store):
 
     def upload(self, path: str, size: int) -> LocalUpload:
         """Open a file of `size` bytes for writing in place; what it holds already is kept."""
+        from .write_in_place import LocalUpload
+
         return LocalUpload(self.local_path(path), path, size)
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:

@@ -9,8 +9,8 @@ from ftckpt.storage.store import Upload
 
 from . import writeback
 from .atomic import make_directories, sync_directory
-from .filesystem import in_memory
 from .oserror import translate
+from .pagecache import in_memory
 
 # Larger writes make larger folios of the page cache, which were dearer: 2 GiB took 0.6 to 1 s of
 # processor time in writes of 256 KiB and 1.9 to 3.6 s in writes of 1 to 4 MiB (Linux 6.18, ext4).

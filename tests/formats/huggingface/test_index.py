@@ -10,14 +10,13 @@ from ftckpt.errors import UnsafeError
 from ftckpt.formats.huggingface.index import (
     MAX_INDEX,
     Index,
-    Shard,
     check_index,
     check_index_size,
     check_shard_count,
     check_total_size,
     parse_index,
-    shard_name,
 )
+from ftckpt.formats.huggingface.names import Shard, shard_name
 
 ONE, TWO, THREE = (f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))
 HELD = {ONE: {"a", "b"}, TWO: {"c"}, THREE: {"d"}}

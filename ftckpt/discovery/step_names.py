@@ -1,0 +1,59 @@
+"""The step that the name of a checkpoint says: a hint, as its content decides."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from .recognise import COMPRESSED
+
+# What a trainer puts before a step to say what the checkpoint is for.
+_ROLE = r"(?:(?:best|final|initial|last|latest|release)[-_])?"
+# Lightning writes any logged value as `name=value` before and after `step=100`.
+_LOGGED = (
+    r"(?!(?:global_)?step=)[A-Za-z][A-Za-z0-9_.]*=[-+]?"
+    r"(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|nan|inf)"
+)
+# Names of one step, as trainers spell them; each must match the whole name, so that `step-10.tmp`
+# or `old-step-10` is never taken for step 10.
+_STEP_NAMES = (
+    # torchtitan, DeepSpeed, verl; scripts write the epoch before it
+    re.compile(rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)"),
+    re.compile(rf"{_ROLE}iter_([0-9]+)"),  # Megatron
+    re.compile(rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)"),  # transformers, accelerate
+    re.compile(  # Lightning
+        rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?"
+    ),
+    re.compile(r"([0-9]+)"),
+)
+# One file of several that make up a step, in a directory that other steps share.
+FILE_OF_STEP = re.compile(
+    r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
+    r"(?P<step>[0-9]{1,15})[_-]"
+    r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
+    r"\.(?:pt|pth|bin)(?:\.(?:zst|lz4|gz))?"
+)
+_TORCH = (".pt", ".pth", ".ckpt")
+# One file may have been compressed as a whole; `metrics.csv.gz` is none.
+SUFFIXES = (
+    *_TORCH, ".bin", ".safetensors", ".tar", ".pkl",
+    *(one + packed for one in (*_TORCH, ".safetensors") for packed in COMPRESSED),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 16)  # names of one root are asked about again and again while it changes
+def step_in_name(name: str) -> int | None:
+    """Return the step that a directory's or file's name says; None unless the whole name does."""
+    if match := FILE_OF_STEP.fullmatch(name):
+        return int(match["step"])
+    stem = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
+    for pattern in _STEP_NAMES:
+        match = pattern.fullmatch(stem)
+        if match is not None and len(match[1]) <= 18:
+            return int(match[1])
+    return None
+
+
+def is_file_of_step(name: str) -> bool:
+    """Say whether a file is one of several of a step, as its name tells (see `FILE_OF_STEP`)."""
+    return FILE_OF_STEP.fullmatch(name) is not None
