@@ -49,7 +49,6 @@ CLIMBS = {
 }
 # Circles of modules that are left, by what they share; none is added.
 CIRCLES = {
-    frozenset(f"ftckpt.formats.delta.{one}" for one in ("chain", "checkpoint", "decoding")),
     frozenset(
         f"ftckpt.formats.{one}"
         for one in (

@@ -31,6 +31,21 @@ READERS = {
     "safetensors": "safetensors.reader",
     "torchsave": "torchsave.reader",
 }
+# The most modules of this project that a command may load: raise one only with the reason.
+MOST = {
+    "inspect": 102, "structure": 120, "content": 123, "values": 126, "to safetensors": 198,
+    "to dcp": 194, "pack": 223, "latest": 158, "gc": 194,
+}  # fmt: skip
+ALONE = """
+import sys
+from ftckpt.commands.cli.app import main
+
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    own = sorted(name for name in sys.modules if name.split(".")[0] == "ftckpt")
+    print(end.code, *own, file=sys.stderr)
+"""
 # Each command in a fork of a process that has imported what all share.
 PROGRAM = """
 import json, os, sys
@@ -139,6 +154,41 @@ def test_what_is_compared_needs_nothing_of_deltas(imported: dict[str, set[str]])
 def test_a_command_line_is_read_without_pydantic(imported: dict[str, set[str]]) -> None:
     """typer converts by it, and to import it takes longer than the verb does."""
     assert [name for name, modules in imported.items() if "pydantic" in modules] == []
+
+
+def loaded_alone(*words: str) -> list[str]:
+    """Return the modules of this project that a command has loaded at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    code, *modules = done.stderr.splitlines()[-1].split(" ")
+    assert code == "0", done.stderr
+    return modules
+
+
+def test_a_verb_loads_no_more_modules_than_it_did(tmp_path: Path) -> None:
+    run, step = str(DATA / "run"), str(PLACES["dcp"])
+    folder, store = str(tmp_path / "folder"), str(tmp_path / "store")
+    commands = {
+        "inspect": ("inspect", step),
+        **{
+            level: ("verify", step, "--level", level)
+            for level in ("structure", "content", "values")
+        },
+        "to safetensors": ("convert", step, folder, "--to", "safetensors"),
+        "to dcp": ("convert", folder, store, "--to", "dcp"),
+        "pack": ("delta", "pack", step, str(tmp_path / "packed")),
+        "latest": ("latest", run),
+        "gc": ("gc", run, "--keep-last", "2"),
+    }
+    loaded = {name: loaded_alone(*words) for name, words in commands.items()}
+    counts = {name: len(modules) for name, modules in loaded.items()}
+    assert {name: n for name, n in counts.items() if n > MOST[name]} == {}, counts
+    assert not [name for name in loaded["pack"] if name.startswith("ftckpt.planning")]
 
 
 def test_every_reader_is_named_here() -> None:

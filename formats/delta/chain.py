@@ -7,13 +7,14 @@ can be told without reading tensors is told before anything is read or written.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from posixpath import basename
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.delta import NAME, BaseName
+from ftckpt.delta import NAME, BaseName, DeltaIndex
 from ftckpt.delta.index.base_path import resolved
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.discovery.dropped import dropped_names
@@ -30,12 +31,9 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
-from ftckpt.storage import open_store
+from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
 from ftckpt.transfer.places import place_of
-
-if TYPE_CHECKING:
-    from .checkpoint import DeltaCheckpoint
 
 _LOOKED_AT = 1 << 20  # bytes of small tensors that tell one step of a run from another
 
@@ -44,33 +42,51 @@ _LOOKED_AT = 1 << 20  # bytes of small tensors that tell one step of a run from 
 MOST_LINKS = 32
 
 
-def open_base(
-    delta: DeltaCheckpoint, base: BaseName, formats: Sequence[Format], given: Sequence[str]
-) -> Checkpoint:
+@dataclass(kw_only=True)
+class ChainLink(Checkpoint):
+    """A delta as a part of its chain.
+
+    Attributes:
+        index: what it says of itself.
+        formats: that read its base, in asking order.
+        given: places where bases of the chain may lie, beside those that are recorded.
+        stores: how to reach them.
+        above: places of the deltas for which it was opened as a base: none can be a base of its.
+    """
+
+    index: DeltaIndex
+    formats: Sequence[Format]
+    given: Sequence[str] = ()
+    stores: StoreOptions
+    above: frozenset[str] = frozenset()
+
+    @property
+    @abstractmethod
+    def base(self) -> Checkpoint | None:
+        """What it depends on, opened once; None for a full one."""
+
+
+def open_base(delta: ChainLink, base: BaseName) -> Checkpoint:
     """Open the checkpoint that a delta depends on; headers are read, no tensors.
 
     Args:
         delta: that names it.
         base: what it says of it.
-        formats: in asking order.
-        given: places where the user says that bases of the chain lie; asked first.
 
     Raises:
         NotFoundError: it is nowhere (`missing-base`).
         CorruptError: what stands there holds other content (`wrong-base`), or is damaged.
         FtckptError: what stands there cannot be opened.
     """
-    from .checkpoint import DeltaCheckpoint
-
     recorded = resolved(base.path, place_of(delta.source))
     above = delta.above | {place_of(delta.source)}
     wrong: FtckptError | None = None
     likely: Checkpoint | None = None
     remains: FtckptError | None = None
     near = ""
-    for url, beside in _places(delta, recorded, base, given):
+    for url, beside in _places(delta, recorded, base):
         try:
-            found, why = _try(delta, base, url, formats, above, look=url != recorded)
+            found, why = _try(delta, base, url, above, look=url != recorded)
         except NotFoundError:
             continue
         except IncompleteError as error:  # a base was whole when it was packed against
@@ -96,7 +112,7 @@ def open_base(
                 kind="wrong-base",
             )
         elif is_known(found, base):
-            if isinstance(found, DeltaCheckpoint):
+            if isinstance(found, ChainLink):
                 found.above = above
             return found
         else:
@@ -109,10 +125,9 @@ def open_base(
 
 
 def _try(
-    delta: DeltaCheckpoint,
+    delta: ChainLink,
     base: BaseName,
     url: str,
-    formats: Sequence[Format],
     above: frozenset[str],
     *,
     look: bool,
@@ -122,7 +137,7 @@ def _try(
     Raises:
         FtckptError: it cannot be opened or read.
     """
-    found = _open(url, formats, delta)
+    found = _open(url, delta)
     if found is None or place_of(found.source) in above:
         return found, ""
     why = _misfit(delta, found)
@@ -132,7 +147,7 @@ def _try(
 
 
 def _gone(
-    delta: DeltaCheckpoint, base: BaseName, recorded: str, remains: FtckptError | None, near: str
+    delta: ChainLink, base: BaseName, recorded: str, remains: FtckptError | None, near: str
 ) -> NotFoundError:
     """Return the error of a base that is nowhere: where it was, and what became of it."""
     parent, name = split(recorded.rstrip("/"))
@@ -155,7 +170,7 @@ def _gone(
     )
 
 
-def _was_dropped(delta: DeltaCheckpoint, parent: str, name: str) -> bool:
+def _was_dropped(delta: ChainLink, parent: str, name: str) -> bool:
     if not parent:
         return False
     try:
@@ -164,12 +179,12 @@ def _was_dropped(delta: DeltaCheckpoint, parent: str, name: str) -> bool:
         return False
 
 
-def chain(delta: DeltaCheckpoint) -> list[Checkpoint]:
+def chain(delta: ChainLink) -> list[Checkpoint]:
     """Return a delta, what it depends on, and so on down to the full checkpoint (see `walk`)."""
     return list(walk(delta))
 
 
-def walk(delta: DeltaCheckpoint) -> Iterator[Checkpoint]:
+def walk(delta: ChainLink) -> Iterator[Checkpoint]:
     """Yield a delta, what it depends on, and so on down to the full checkpoint.
 
     Raises:
@@ -177,11 +192,9 @@ def walk(delta: DeltaCheckpoint) -> Iterator[Checkpoint]:
         CorruptError: it comes back to where it was (`bad-delta`), or a base is wrong.
         NotFoundError: a base is missing.
     """
-    from .checkpoint import DeltaCheckpoint
-
     here: Checkpoint = delta
     yield here
-    while isinstance(here, DeltaCheckpoint) and here.index.base is not None:
+    while isinstance(here, ChainLink) and here.index.base is not None:
         if len(here.above) >= MOST_LINKS:
             raise UnsupportedError(
                 f"{delta.source.url} depends on more than {MOST_LINKS} deltas",
@@ -238,14 +251,12 @@ def manifest_digest(manifest: Manifest) -> str:
     return manifest.dump().rsplit(b'"', 2)[-2].decode()
 
 
-def _places(
-    delta: DeltaCheckpoint, recorded: str, base: BaseName, given: Sequence[str]
-) -> Iterator[tuple[str, bool]]:
+def _places(delta: ChainLink, recorded: str, base: BaseName) -> Iterator[tuple[str, bool]]:
     """Yield where the base may lie, and whether that is a guess by the step in a name beside it.
 
     A root that was put together anew is listed last.
     """
-    yield from ((place, False) for place in given)
+    yield from ((place, False) for place in delta.given)
     yield recorded, False
     own = place_of(delta.source)
     parent, name = split(own.rstrip("/"))
@@ -261,10 +272,10 @@ def _places(
             yield f"{parent}/{other}", True
 
 
-def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkpoint | None:
+def _open(url: str, delta: ChainLink) -> Checkpoint | None:
     """Open what lies at a place; None where it is not a single checkpoint."""
     try:
-        target = open_target(url, formats, delta.stores)
+        target = open_target(url, delta.formats, delta.stores)
         return None if target.part is None else target.open()
     except UsageError:
         return None
@@ -282,14 +293,12 @@ def _open(url: str, formats: Sequence[Format], delta: DeltaCheckpoint) -> Checkp
 
 def is_known(found: Checkpoint, base: BaseName) -> bool:
     """Say whether a checkpoint is known to be the base: by its content, or by its manifest."""
-    from .checkpoint import DeltaCheckpoint
-
-    if isinstance(found, DeltaCheckpoint):
+    if isinstance(found, ChainLink):
         return found.index.content() == base.content
     return bool(base.manifest) and _manifest(found) == base.manifest
 
 
-def _comes_back(delta: DeltaCheckpoint, found: Checkpoint) -> CorruptError:
+def _comes_back(delta: ChainLink, found: Checkpoint) -> CorruptError:
     return CorruptError(
         f"{delta.source.url} depends on itself: the chain comes back to {found.source.url}",
         kind="bad-delta",
@@ -297,7 +306,7 @@ def _comes_back(delta: DeltaCheckpoint, found: Checkpoint) -> CorruptError:
     )
 
 
-def _misfit(delta: DeltaCheckpoint, found: Checkpoint) -> str:
+def _misfit(delta: ChainLink, found: Checkpoint) -> str:
     """Say which tensor that a delta is decoded from a checkpoint does not have; "" for none.
 
     What a delta says of its base is not proof of that, whatever digests it names.
@@ -313,7 +322,7 @@ def _misfit(delta: DeltaCheckpoint, found: Checkpoint) -> str:
     return ""
 
 
-def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint, *, look: bool) -> str:
+def _difference(delta: ChainLink, base: BaseName, found: Checkpoint, *, look: bool) -> str:
     """Say why a checkpoint cannot be the base; "" where it may be.
 
     Args:
@@ -322,9 +331,7 @@ def _difference(delta: DeltaCheckpoint, base: BaseName, found: Checkpoint, *, lo
         found: the checkpoint; it has the tensors (`_misfit`).
         look: whether to compare small ones: it lies where nobody recorded it.
     """
-    from .checkpoint import DeltaCheckpoint
-
-    if isinstance(found, DeltaCheckpoint):
+    if isinstance(found, ChainLink):
         return f"its content is {found.index.content()}, not {base.content}"
     left = _LOOKED_AT if look else 0
     for tensor in sorted((t for t in delta.index.tensors if t.base), key=lambda t: t.nbytes):

@@ -14,43 +14,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint, Extent, Look, Payload, Piece, Scalar, SelfCheck, StepRole
-from ftckpt.delta import NAME, DeltaIndex, Fill
-from ftckpt.discovery.recognise import Format
+from ftckpt.delta import NAME, Fill
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.formats.state.paths import Recorded
 from ftckpt.formats.state.records import StoredObjects
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage import StoreOptions
 from ftckpt.verification import check_structure
 
-from .chain import chain, is_damage, open_base, within
+from .chain import ChainLink, chain, is_damage, open_base, within
 from .decoding import ChainDecoder
 
 
 @dataclass(kw_only=True)
-class DeltaCheckpoint(Checkpoint):
+class DeltaCheckpoint(ChainLink):
     """A delta, with its base where it has one.
 
     Attributes:
-        index: what it says of itself.
         stored: the non-tensor state.
         decoded: by the extent of a tensor's piece, the place of its decoded bytes.
-        formats: that read its base, in asking order.
-        given: places where bases of the chain may lie, beside those that are recorded.
-        stores: how to reach them.
-        above: places of the deltas for which it was opened as a base: none can be a base of its.
     """
 
     format: ClassVar[str] = "delta"
 
-    index: DeltaIndex
     stored: StoredObjects
     decoded: Mapping[Extent, Extent]
-    formats: Sequence[Format]
-    given: Sequence[str] = ()
-    stores: StoreOptions
-    above: frozenset[str] = frozenset()
     _base: Checkpoint | None = field(default=None, init=False, repr=False)
     _decoder: ChainDecoder | None = field(default=None, init=False, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
@@ -64,7 +52,7 @@ class DeltaCheckpoint(Checkpoint):
         """
         with self._lock:
             if self._base is None and self.index.base is not None:
-                self._base = open_base(self, self.index.base, self.formats, self.given)
+                self._base = open_base(self, self.index.base)
             return self._base
 
     @property

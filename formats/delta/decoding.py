@@ -23,7 +23,7 @@ from ftckpt.transfer.read.source_bytes import SourceBytes
 from ftckpt.workers.buffers import buffer
 from ftckpt.workers.memory import demand, share
 
-from .chain import of_base, within
+from .chain import ChainLink, of_base, within
 
 _SHARE = 2  # of the memory budget, as a divisor: who asks for decoded bytes holds memory too
 _CHECK_SLOT = 6
@@ -60,15 +60,13 @@ class ChainDecoder:
     """
 
     def __init__(self, links: Sequence[Checkpoint]) -> None:
-        from .checkpoint import DeltaCheckpoint
-
-        deltas = [link for link in links if isinstance(link, DeltaCheckpoint)]
+        deltas = [link for link in links if isinstance(link, ChainLink)]
         needs = [_Need.of(delta.index) for delta in deltas]
         each = max(1, sum(need.nbytes for need in needs))
         demand(_SHARE * each, f"decoding {deltas[0].source.name} with {len(links) - 1} others")
         self._each = each
         fill: Fill | None = None
-        if not isinstance(links[-1], DeltaCheckpoint):
+        if not isinstance(links[-1], ChainLink):
             fill = _told(TensorBytes(links[-1]).fill, links[-1])
         for delta, need in zip(reversed(deltas), reversed(needs), strict=True):
             read = partial(_read, SourceBytes(delta))

@@ -1,9 +1,10 @@
 """When deltas pay: measured ratio and rates against the bandwidth of the storage.
 
 Encoding and writing go on at once, so that a save takes as long as the slower of them: deltas make
-it shorter where storage is slower than the encoder (`ftckpt.planning.models.compression`). What
-they save on each save, a restart pays for: it reads the full checkpoint and every delta up to its
-own.
+it shorter where storage is slower than the encoder. That is one formula of `ftckpt plan compress`
+(`ftckpt.planning.models.compression`); it stands here too, since importing it would load the
+planner for each `delta pack`, and a test holds the two to each other. What deltas save on each
+save, a restart pays for: it reads the full checkpoint and every delta up to its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from math import floor, sqrt
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models.compression import compare
+
+# No quantity lies outside; within, no product or quotient overflows.
+_LARGEST, _SMALLEST = 1e30, 1e-30
 
 SAVES_PER_RESTORE = 24.0  # saves every hour, a restart a day
 
@@ -80,28 +83,32 @@ def advise(
     Raises:
         UsageError: an argument is out of range or not a number.
     """
-    for what, value in (("the full ratio", full_ratio), ("saves for a restore", saves_per_restore)):
-        if not 0 < value < float("inf"):
-            raise UsageError(f"{what} must be above zero and finite, not {value:g}")
     read = storage_write if storage_read is None else storage_read
-    saving = compare(1.0, ratio, encode_rate, storage_write)
-    reading = compare(1.0, ratio, decode_rate, read)
+    for what, value in (
+        ("the compression ratio", ratio),
+        ("the rate of encoding", encode_rate),
+        ("the rate of decoding", decode_rate),
+        ("the bandwidth of the storage", storage_write),
+        ("the bandwidth of reading", read),
+        ("the full ratio", full_ratio),
+        ("saves for a restore", saves_per_restore),
+    ):
+        if not _SMALLEST <= value <= _LARGEST:
+            raise UsageError(f"{what} must be above zero and finite, not {value:g}")
     full_save = full_restore = 1.0
     if full_ratio != 1.0:
-        full_saving = compare(1.0, full_ratio, encode_rate, storage_write)
-        full_reading = compare(1.0, full_ratio, decode_rate, read)
-        full_save = float(full_saving.pipelined / full_saving.plain)
-        full_restore = float(full_reading.pipelined / full_reading.plain)
-    delta_save = float(saving.pipelined / saving.plain)
-    link = float(reading.pipelined / reading.plain)
+        full_save = _pipelined(full_ratio, encode_rate, storage_write)
+        full_restore = _pipelined(full_ratio, decode_rate, read)
+    delta_save = _pipelined(ratio, encode_rate, storage_write)
+    link = _pipelined(ratio, decode_rate, read)
     # The times of a plain save and a plain restore need not be equal.
-    apart = float(reading.plain / saving.plain)
+    apart = storage_write / read
     chain = _chain(full_save, delta_save, link * apart, saves_per_restore)
     kept = chain + 1
     stored = (1 / full_ratio + chain / ratio) / kept
     save = (full_save + chain * delta_save) / kept
     pays = delta_save < 1 and ratio > 1
-    break_even = float(saving.pipelined_below)
+    break_even = encode_rate if ratio > 1 else 0.0
     return Advice(
         pays=pays,
         break_even=break_even,
@@ -118,6 +125,11 @@ def advise(
             full_restore + chain * link, stored, sqrt(1 / save), saves_per_restore,
         ),
     )  # fmt: skip
+
+
+def _pipelined(ratio: float, codec: float, storage: float) -> float:
+    """Return the time of coding and moving at once, over that of moving every byte plain."""
+    return max(storage / codec, 1 / ratio)
 
 
 def _chain(full_save: float, delta_save: float, link: float, saves: float) -> int:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ftckpt.delta.pack.advice import Advice, advise
 from ftckpt.errors import UsageError
+from ftckpt.planning.models.compression import compare
 
 GB = 1e9
 GIVEN: dict[str, float] = {
@@ -47,6 +48,26 @@ def test_by_hand() -> None:
 
 rates = st.floats(1e6, 1e12)
 ratios = st.floats(0.5, 200)
+
+
+@given(ratios, rates, rates, rates, rates)
+def test_the_times_are_those_of_the_planner(
+    ratio: float, encode: float, decode: float, write: float, read: float
+) -> None:
+    advice = advise(
+        ratio=ratio,
+        encode_rate=encode,
+        decode_rate=decode,
+        storage_write=write,
+        storage_read=read,
+        full_ratio=ratio,
+    )
+    saving, reading = compare(1.0, ratio, encode, write), compare(1.0, ratio, decode, read)
+    assert isclose(advice.delta_save, saving.pipelined / saving.plain, rel_tol=1e-12)
+    assert isclose(advice.link_restore, reading.pipelined / reading.plain, rel_tol=1e-12)
+    assert advice.break_even == saving.pipelined_below
+    if ratio != 1:
+        assert (advice.full_save, advice.full_restore) == (advice.delta_save, advice.link_restore)
 
 
 @given(ratios, rates, rates, rates, rates, st.just(1.0) | st.floats(1, 3), st.floats(0.5, 1000))
