@@ -42,6 +42,25 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.dont_write_bytecode = False
 
 
+# What runs in seconds and starts no server: the lane for while one works, under 90 seconds on two
+# cores. The rest starts processes, services and campaigns.
+FAST = (
+    "checkpoint", "comparison", "digests", "discovery", "formats/huggingface",
+    "formats/safetensors", "formats/torchsave", "inspection", "manifest", "planning", "status",
+    "storage", "transfer/read", "transfer/request", "test_house.py", "test_words.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in the fast lane."""
+    here = Path(__file__).parent
+    fast = tuple(here / one for one in FAST)
+    for item in items:
+        slow = any(item.get_closest_marker(one) for one in ("s3", "slow", "peer", "gpu"))
+        if not slow and any(item.path.is_relative_to(one) for one in fast):
+            item.add_marker("fast")
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what the machine's user has set, so that a test sees only its own settings."""
