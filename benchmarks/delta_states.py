@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.checkpoint.dtypes import BY_SAFETENSORS
-from ftckpt.delta import Settings
+from ftckpt.delta import FitSettings
 
 # Regime -> how many steps after its base it is saved.
 DISTANCES = {"high": (1, 10, 100), "late": (1, 10), "tune": (1, 10)}
@@ -29,7 +29,7 @@ class State:
 
     infos: dict[str, TensorInfo]
     data: dict[str, memoryview]
-    settings: Settings
+    settings: FitSettings
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +61,7 @@ def load(path: Path) -> State:
         begin, end = row["data_offsets"]
         infos[info.key] = info
         data[info.key] = whole[start + begin : start + end]
-    settings = Settings(
+    settings = FitSettings(
         said["beta1"], said["beta2"], said["eps"], said["lr"], said["weight_decay"],
         int(said["step"]),
     )  # fmt: skip

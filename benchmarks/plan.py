@@ -17,13 +17,13 @@ from side_by_side import Contestant, compare, run_ftckpt
 
 from ftckpt.planning import simulation
 from ftckpt.planning.models import asynchronous, exact
-from ftckpt.planning.models.inputs import Costs, Pattern, Tier
+from ftckpt.planning.models.inputs import CopyTier, Costs, Pattern
 from tests.planning.models.plain_loop import background, blocking
 
 MTBF = 7593.75
 INTERVAL, COSTS = 1350.0, Costs(120.0, restart=300.0, detect=60.0)
 BEHIND = Costs(2.0, restart=120.0, detect=30.0, flush=200.0, slowdown=0.3)
-PATTERN = Pattern((Tier("near", 1, 5, 0.78), Tier("far", 60, 300, 1)), 163.0, (15,))
+PATTERN = Pattern((CopyTier("near", 1, 5, 0.78), CopyTier("far", 60, 300, 1)), 163.0, (15,))
 RUNS = 1000
 PLAN = ("plan", "--gpus", "16384", "--gpu-mtbf", "50000h", "--save", "60s", "--restart", "8m")
 

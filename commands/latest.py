@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.choosing import (
+    CheckLevel,
     ChoiceOptions,
-    Level,
     checks_of,
     read_root,
     report_choice,
@@ -28,7 +28,7 @@ from ftckpt.errors import ExitCode, MissingError, UsageError
 
 if TYPE_CHECKING:
     from ftckpt.discovery.conditions import Worlds
-    from ftckpt.discovery.select import Check, Rules, Selection
+    from ftckpt.discovery.select import Check, Selection, SelectionRules
 
 EXAMPLES = (
     ("ftckpt latest /ckpt/run7", "the newest whose names, sizes and coverage are right"),
@@ -81,9 +81,9 @@ def command(
         ),
     ],
     verify: Annotated[
-        Level,
+        CheckLevel,
         typer.Option(help="Check names, sizes and coverage; every byte; or the numbers, too."),
-    ] = Level.STRUCTURE,
+    ] = CheckLevel.STRUCTURE,
     world_size: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Take only one that N ranks load as it is."),
@@ -141,7 +141,7 @@ def command(
     """
     from ftckpt.discovery.conditions import Worlds, all_of, lacking
     from ftckpt.discovery.followed import follow
-    from ftckpt.discovery.select import Rules, select
+    from ftckpt.discovery.select import SelectionRules, select
     from ftckpt.discovery.wait import select_waiting
 
     invocation = invoked(ctx)
@@ -162,7 +162,7 @@ def command(
         raise UsageError("--or-reshard needs --world-size")
     worlds = Worlds(world_size, any_size=or_reshard)
     condition = all_of([partial(lacking, parts=parts, note=invocation.say), worlds])
-    rules = Rules(limit, choice.max_fallback, skip_unverified, skip_unsafe, condition)
+    rules = SelectionRules(limit, choice.max_fallback, skip_unverified, skip_unsafe, condition)
     check = checks_of(invocation, verify, choice)
 
     # That a newer one is not taken can cost hours of training: also --quiet says so.
@@ -189,7 +189,7 @@ def command(
     if not invocation.json:
         # The bytes of the path, whatever the locale: the shell hands them on to the trainer.
         write_bytes(sys.stdout, os.fsencode(found.path) + b"\n")
-    if verify is Level.STRUCTURE:
+    if verify is CheckLevel.STRUCTURE:
         invocation.say(
             "note: only names, sizes and headers were checked; --verify content reads every byte"
         )
@@ -216,7 +216,7 @@ def _of_tiers(
     invocation: Invocation,
     roots: Sequence[str],
     check: Check,
-    rules: Rules,
+    rules: SelectionRules,
     note: Callable[[str], None],
     *,
     allow_missing: bool,

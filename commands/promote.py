@@ -16,7 +16,7 @@ from ftckpt.commands.cli.bounds import (
     job_count,
     rate_limit,
 )
-from ftckpt.commands.cli.choosing import Level
+from ftckpt.commands.cli.choosing import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.marking import actor
 from ftckpt.commands.cli.render import finding_line, printable
@@ -26,7 +26,7 @@ from ftckpt.findings import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftckpt.discovery.promotion import Move
+    from ftckpt.discovery.promotion import PointerMove
     from ftckpt.discovery.roots import Child, Root
 
 EXAMPLES = (
@@ -69,8 +69,8 @@ def command(
         ),
     ] = None,
     verify: Annotated[
-        Level, typer.Option(help="Check names and sizes, every byte, or the numbers too.")
-    ] = Level.CONTENT,
+        CheckLevel, typer.Option(help="Check names and sizes, every byte, or the numbers too.")
+    ] = CheckLevel.CONTENT,
     backwards: Annotated[
         bool, typer.Option("--backwards", help="Move a pointer that says a later step.")
     ] = False,
@@ -164,7 +164,7 @@ def _verify(
     invocation: Invocation,
     url: str,
     opened: Sequence[object],
-    level: Level,
+    level: CheckLevel,
     jobs: int,
     limit_rate: str,
 ) -> Result | None:
@@ -194,7 +194,7 @@ def _verify(
 
 
 def _report(
-    invocation: Invocation, wanted: Sequence[Move], step: int | None, moved: Sequence[str]
+    invocation: Invocation, wanted: Sequence[PointerMove], step: int | None, moved: Sequence[str]
 ) -> None:
     invocation.report(
         step=step,
@@ -205,7 +205,7 @@ def _report(
     )
 
 
-def _line(one: Move) -> str:
+def _line(one: PointerMove) -> str:
     if not one.changes:
         return f"{one.name} says {one.after} already"
     before = "new" if one.before is None else f"was {one.before}"

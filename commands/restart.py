@@ -11,8 +11,8 @@ import typer
 
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption
 from ftckpt.commands.cli.choosing import (
+    CheckLevel,
     ChoiceOptions,
-    Level,
     checks_of,
     read_root,
     report_choice,
@@ -110,8 +110,8 @@ def command(
         typer.Option(metavar="DIR", help="Where a checkpoint is resharded to, if it must be."),
     ] = "",
     verify: Annotated[
-        Level, typer.Option(help="How deep each checkpoint is checked.")
-    ] = Level.CONTENT,
+        CheckLevel, typer.Option(help="How deep each checkpoint is checked.")
+    ] = CheckLevel.CONTENT,
     rules: RulesOption = "",
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
@@ -128,7 +128,7 @@ def command(
     from functools import partial
 
     from ftckpt.discovery.conditions import lacking
-    from ftckpt.discovery.select import Rules, select
+    from ftckpt.discovery.select import SelectionRules, select
 
     invocation = invoked(ctx)
     invocation.aside = True  # stdout takes one path or nothing
@@ -144,7 +144,7 @@ def command(
     found = select(
         read_root(invocation, root),
         checks,
-        Rules(choice.step_at_most, choice.max_fallback, condition=condition),
+        SelectionRules(choice.step_at_most, choice.max_fallback, condition=condition),
         lambda line: invocation.warn(printable(line)),
     )
     invocation.report(source=found.path)

@@ -17,7 +17,7 @@ from ftckpt.findings import counted
 
 if TYPE_CHECKING:
     from ftckpt.discovery.roots import Root
-    from ftckpt.replication.sync import Item, SyncReport
+    from ftckpt.replication.sync import SyncItem, SyncReport
     from ftckpt.retention.policy import Policy
 
 EXAMPLES = (
@@ -79,7 +79,7 @@ def command(
     from ftckpt.formats.delta.bases import bases
     from ftckpt.replication.places import is_local
     from ftckpt.replication.sync import SyncOptions, sync
-    from ftckpt.retention.scan.entry import Reading
+    from ftckpt.retention.scan.entry import ScanOptions
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
@@ -101,7 +101,7 @@ def command(
     report = sync(
         source,
         tier,
-        Reading(FORMATS, time.time(), bases=bases),
+        ScanOptions(FORMATS, time.time(), bases=bases),
         options,
         told=lambda item: _tell(invocation, item),
         remark=lambda text: invocation.say(f"no lock: {text}"),
@@ -187,7 +187,7 @@ def _require_apart(source: Root, tier: Root) -> None:
         )
 
 
-def _tell(invocation: Invocation, item: Item) -> None:
+def _tell(invocation: Invocation, item: SyncItem) -> None:
     from ftckpt.replication.sync import SyncState
 
     size = human_bytes(item.nbytes)

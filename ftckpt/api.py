@@ -11,7 +11,7 @@ from functools import partial
 
 from ftckpt.discovery.candidates import child_of_step, newest_child
 from ftckpt.discovery.open_part import open_part
-from ftckpt.discovery.select import Note, Rules, Selection, select
+from ftckpt.discovery.select import Note, Selection, SelectionRules, select
 from ftckpt.discovery.wait import select_waiting
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.families.vocabulary import vocabulary_of
@@ -313,7 +313,7 @@ def _opened(checkpoint: Checkpoint | str, stores: StoreOptions) -> Checkpoint:
 def latest(
     root: str,
     options: VerifyOptions | None = None,
-    rules: Rules | None = None,
+    rules: SelectionRules | None = None,
     *,
     wait: float = 0.0,
     stores: StoreOptions = _STORES,
@@ -337,7 +337,7 @@ def latest(
         UnavailableError, DeniedError: the root could not be listed.
     """
     checks = options or VerifyOptions(_verification.Level.STRUCTURE)
-    rules = rules or Rules()
+    rules = rules or SelectionRules()
 
     def check(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
         report = _verification.verify(checkpoint, checks, counter=counter)

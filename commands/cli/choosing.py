@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftckpt.discovery.select import Selection
 
 
-class Level(StrEnum):
+class CheckLevel(StrEnum):
     """How deep a checkpoint is checked; spelled here so that help needs no core."""
 
     STRUCTURE = "structure"
@@ -104,7 +104,7 @@ def read_root(invocation: Invocation, path: str, *, create: bool = False) -> Roo
     return root
 
 
-def checks_of(invocation: Invocation, level: Level, choice: ChoiceOptions) -> Checks:
+def checks_of(invocation: Invocation, level: CheckLevel, choice: ChoiceOptions) -> Checks:
     """Return the check of each checkpoint.
 
     Raises:
@@ -115,12 +115,12 @@ def checks_of(invocation: Invocation, level: Level, choice: ChoiceOptions) -> Ch
     from ftckpt.workers.limits import jobs
 
     reuse, folder = choice.reuse, choice.receipts
-    if level is Level.STRUCTURE and (reuse or folder):
+    if level is CheckLevel.STRUCTURE and (reuse or folder):
         raise UsageError("--reuse is about a check of the content: add --verify content")
     if folder and not reuse:
         raise UsageError("--receipts needs --reuse")
     options = verification.VerifyOptions(
-        verification.Level(level.value), jobs=jobs(), require_content=level is Level.VALUES
+        verification.Level(level.value), jobs=jobs(), require_content=level is CheckLevel.VALUES
     )
     age = Reuse(parse_duration(reuse, "--reuse"), folder) if reuse else None
     counter = invocation.counter

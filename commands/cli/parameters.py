@@ -36,7 +36,7 @@ class Argument(TyperArgument):
         return _process(self, ctx, value, super().process_value)
 
 
-class Option(TyperOption):
+class VerbOption(TyperOption):
     """An option of a verb."""
 
     def process_value(self, ctx: Any, value: Any) -> Any:
@@ -49,7 +49,7 @@ def lighten(parameter: Any) -> Any:
     if type(parameter) is TyperArgument:
         parameter.__class__ = Argument
     elif type(parameter) is TyperOption:
-        parameter.__class__ = Option
+        parameter.__class__ = VerbOption
     return parameter
 
 

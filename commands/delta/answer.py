@@ -12,7 +12,7 @@ from ftckpt.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ftckpt.delta.pack.report import PackReport, Share
+    from ftckpt.delta.pack.report import PackedShare, PackReport
 
 _ANY_STORAGE = 1e9  # bytes a second; what pays below which bandwidth does not depend on it
 
@@ -72,7 +72,7 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
     return Result(ExitCode.OK, f"{message}, proven")
 
 
-def share_table(title: str, shares: Mapping[Any, Share]) -> str:
+def share_table(title: str, shares: Mapping[Any, PackedShare]) -> str:
     """Return shares as a table, one a row."""
     rows = [
         [name, human_bytes(share.bytes_in), human_bytes(share.bytes_out),

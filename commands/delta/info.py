@@ -17,7 +17,7 @@ from .answer import share_table
 
 if TYPE_CHECKING:
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta.survey import Link, Survey
+    from ftckpt.formats.delta.survey import ChainSurvey, Link
 
 EXAMPLES = (
     ("ftckpt delta info deltas/step-1030", "the chain, where each base is, the cost of a restore"),
@@ -96,7 +96,7 @@ def command(
 _HINT = "bring the base back, or say where it is: --base PATH"
 
 
-def _report(invocation: Invocation, delta: DeltaCheckpoint, found: Survey) -> None:
+def _report(invocation: Invocation, delta: DeltaCheckpoint, found: ChainSurvey) -> None:
     index = delta.index
     own = found.links[0]
     invocation.report(
@@ -114,7 +114,7 @@ def _report(invocation: Invocation, delta: DeltaCheckpoint, found: Survey) -> No
     )
 
 
-def _print(invocation: Invocation, found: Survey) -> None:
+def _print(invocation: Invocation, found: ChainSurvey) -> None:
     rows = [_row(link) for link in found.links]
     columns = ["step>", "stored>", "ratio>", "restore reads>", "blocks>", "known by", "checkpoint"]
     invocation.print(table(columns, rows))

@@ -22,7 +22,7 @@ from .text import command_to_apply, kept_saves, plan_text, short_of, summary
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
-    from ftckpt.retention import Plan, Policy
+    from ftckpt.retention import Policy, RetentionPlan
 
 # Sizes of this many files take seconds to ask for; a dry run of a larger root reads names alone.
 _MOST_FILES = 1_000_000
@@ -152,7 +152,7 @@ def _require_no_policy(invocation: Invocation) -> None:
             )
 
 
-def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool) -> Plan:
+def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool) -> RetentionPlan:
     """Read the root and plan; where something is changed anyway, remember what was checked."""
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention import prepare, remember
@@ -174,7 +174,7 @@ def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool
 
 
 def _carry_out(
-    invocation: Invocation, place: Place, plan: Plan, ttl: float, *, purge_now: bool
+    invocation: Invocation, place: Place, plan: RetentionPlan, ttl: float, *, purge_now: bool
 ) -> Result:
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention import apply
@@ -201,7 +201,7 @@ def _carry_out(
     return _with_wish(invocation, plan, ended(invocation, applied_text(applied), *outcomes))
 
 
-def _with_wish(invocation: Invocation, plan: Plan, result: Result) -> Result:
+def _with_wish(invocation: Invocation, plan: RetentionPlan, result: Result) -> Result:
     """Return how it ended; PARTIAL where all is well but for the wish for space."""
     short = short_of(plan)
     if result.code is not ExitCode.OK or not short:

@@ -7,13 +7,13 @@ import sys
 
 from ftckpt.errors import UsageError
 from ftckpt.retention.document import load_plan
-from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.policy.plan import RetentionPlan
 
 # What `ftckpt gc --json` prints holds the plan under this key.
 KEY = "plan"
 
 
-def read_plan(path: str) -> Plan:
+def read_plan(path: str) -> RetentionPlan:
     """Return the plan of a document: what `ftckpt gc --json` printed, or its `plan` alone.
 
     Args:

@@ -11,7 +11,7 @@ from ftckpt.errors import ExitCode, worst
 
 if TYPE_CHECKING:
     from ftckpt.retention import Applied, Purged, Trashed
-    from ftckpt.retention.apply.outcome import Outcome
+    from ftckpt.retention.apply.outcome import ApplyOutcome
 
 
 def applied_record(applied: Applied) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def trashed_record(thing: Trashed) -> dict[str, Any]:
     }
 
 
-def rest_record(outcome: Outcome) -> dict[str, Any]:
+def rest_record(outcome: ApplyOutcome) -> dict[str, Any]:
     """Return what was not done, and what is to be known, as JSON values."""
     return {
         "failed": [
@@ -86,7 +86,7 @@ def purged_lines(purged: Purged | None) -> Iterator[str]:
         yield printable(f"held in the trash: {path}: {why}")
 
 
-def ended(invocation: Invocation, message: str, *outcomes: Outcome) -> Result:
+def ended(invocation: Invocation, message: str, *outcomes: ApplyOutcome) -> Result:
     """Say what failed and what is to be known, and return how the verb ends.
 
     Args:

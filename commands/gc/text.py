@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from ftckpt.commands.cli.render import human_bytes, table
 from ftckpt.retention.document import Row, rows
-from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.scan.entries import EntryClass
 
 _NO_SAVES = (EntryClass.FOREIGN, EntryClass.TRASH)
 _HEAD = ["step>", "name", "age>", "size>", "class", "looked at", "plan", "why"]
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: RetentionPlan) -> str:
     """Return a table a run: each entry with step, age, size, class, depth, verdict and reasons.
 
     The newest of each run come first, and of several reasons the strongest: a protection before a
@@ -39,12 +39,12 @@ def _cells(row: Row, skip: int) -> list[str]:
     return [row.step, name, row.age, size, row.entry_class, row.looked, row.verdict, row.reason]
 
 
-def kept_saves(plan: Plan) -> int:
+def kept_saves(plan: RetentionPlan) -> int:
     """Return how many saves a plan keeps, whole or not; strange names and the trash are none."""
     return sum(d.entry.entry_class not in _NO_SAVES for d in plan.keep)
 
 
-def summary(plan: Plan) -> str:
+def summary(plan: RetentionPlan) -> str:
     """Return one sentence: what the plan keeps, drops and frees."""
     trashed = sum(d.entry.entry_class is EntryClass.TRASH for d in plan.keep)
     trash = f"; {trashed} in the trash" if trashed else ""
@@ -55,7 +55,7 @@ def summary(plan: Plan) -> str:
     return f"keeps {kept_saves(plan)}, drops {len(plan.drop)}, frees {frees}{trash}"
 
 
-def short_of(plan: Plan) -> str:
+def short_of(plan: RetentionPlan) -> str:
     """Say by how much the plan frees less than `--free` asks for; "" where it frees enough."""
     wanted = plan.policy.reclaim
     if wanted is None or plan.frees >= wanted:

@@ -11,7 +11,7 @@ from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.picture import check_path
 from ftckpt.commands.cli.render import terminal_width
 from ftckpt.errors import ExitCode, UsageError
-from ftckpt.planning import Plan, Rule, answer, around
+from ftckpt.planning import IntervalRule, Plan, answer, around
 
 from .curve import draw, in_terminal
 from .document import record, simulation_record
@@ -66,8 +66,8 @@ CODES = {
 def command(
     ctx: typer.Context,
     model: Annotated[
-        Rule, typer.Option(help="Whose interval is taken, and whose goodput is predicted.")
-    ] = Rule.EXACT,
+        IntervalRule, typer.Option(help="Whose interval is taken, and whose goodput is predicted.")
+    ] = IntervalRule.EXACT,
     interval: Annotated[
         str, typer.Option(metavar="T", help="Work between two saves, instead of the best: 20m.")
     ] = "",

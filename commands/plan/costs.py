@@ -9,7 +9,7 @@ from ftckpt.commands.cli.render import human_count
 from ftckpt.errors import UsageError
 from ftckpt.planning import Failures, Model, Plain, Silent, Spot, Tiered, quantities
 from ftckpt.planning.models import peers, storage
-from ftckpt.planning.models.inputs import Preemption, Tier
+from ftckpt.planning.models.inputs import CopyTier, Preemption
 from ftckpt.planning.state_size import bytes_per_parameter
 
 from .notes import Notes, positive
@@ -179,7 +179,7 @@ def _written(costs: CostOptions, nbytes: float | None, ranks: int | None, notes:
 _TIER_KEYS = frozenset({"name", "cost", "restore", "covers", "replicas", "lost"})
 
 
-def _tier(text: str, *, last: bool, nodes: int | None, restart: float) -> Tier:
+def _tier(text: str, *, last: bool, nodes: int | None, restart: float) -> CopyTier:
     """Return the tier of `name=ram,cost=0.5s,restore=5s,covers=78%`."""
     form = "name=ram,cost=0.5s,restore=5s,covers=78%"
     values = dict(part.partition("=")[::2] for part in text.split(","))
@@ -200,7 +200,7 @@ def _tier(text: str, *, last: bool, nodes: int | None, restart: float) -> Tier:
         raise UsageError(f"{flag} which failures does it survive?", hint=f"write {form}")
     restore = _duration(values.get("restore", ""), f"{flag} restore", restart)
     cost = quantities.duration(values["cost"], f"{flag} cost")
-    return Tier(values["name"], cost, restore, covers)
+    return CopyTier(values["name"], cost, restore, covers)
 
 
 def _duration(text: str, flag: str, measured: float | None) -> float:

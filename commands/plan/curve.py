@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.render import brief_duration
-from ftckpt.planning import Model, Plan, Rule, Tiered, around, solve
+from ftckpt.planning import IntervalRule, Model, Plan, Tiered, around, solve
 
 from .text import SHARES, shares_of, terminal_plot
 
@@ -34,7 +34,7 @@ def draw(plan: Plan, path: str, simulated: Sequence[Simulated]) -> str:
     grid = around(best, model.least_interval, [8 ** (k / 60) for k in range(-60, 61)])
     grid = sorted({*grid, *(float(s.outcome.interval) for s in simulated)})
     splits = [shares_of(model.outcome(interval)) for interval in grid]
-    others = {f.rule.title(): f.interval_s for f in plan.forecasts if f.rule == Rule.YOUNG}
+    others = {f.rule.title(): f.interval_s for f in plan.forecasts if f.rule == IntervalRule.YOUNG}
     if not 0.9 < plan.interval.chosen_s / best < 1.1:
         others["chosen"] = plan.interval.chosen_s
     curve = WasteCurve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.planning import Plan, Rule, Tiered
+from ftckpt.planning import IntervalRule, Plan, Tiered
 
 from .notes import Notes
 
@@ -21,7 +21,7 @@ def record(plan: Plan, notes: Notes) -> dict[str, Any]:
     if failures.confidence is not None:
         low, high = failures.mtbf_limits
         limits = {"confidence": failures.confidence, "low_mtbf_s": low, "high_mtbf_s": high}
-    young = forecasts.get(Rule.YOUNG)
+    young = forecasts.get(IntervalRule.YOUNG)
     return {
         "inputs": notes.inputs,
         "remarks": notes.remarks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftckpt.errors import UsageError
-from ftckpt.planning import Limits, Question, quantities
+from ftckpt.planning import PlanBounds, Question, quantities
 from ftckpt.planning.models.storage import staging_bytes
 
 from .costs import read_detect, read_model, read_nbytes
@@ -72,7 +72,7 @@ def currency(bounds: BoundOptions) -> str:
 
 def _limits(
     bounds: BoundOptions, costs: CostOptions, nbytes: float | None, together: int, ranks: int | None
-) -> Limits:
+) -> PlanBounds:
     """Return what must hold; `together` is how many ranks share a host."""
     staged = None
     if nbytes is not None and ranks is not None:
@@ -83,7 +83,7 @@ def _limits(
             hint="--params 405B (or --bytes 5.7TB) and --ranks 16384",
         )
     overhead, latency = bounds.max_overhead, bounds.detection_latency
-    return Limits(
+    return PlanBounds(
         max_loss=positive(bounds.max_loss, "--max-loss") if bounds.max_loss else None,
         max_overhead=quantities.share(overhead, "--max-overhead") if overhead else None,
         host_ram=quantities.size(bounds.host_ram, "--host-ram") if bounds.host_ram else None,

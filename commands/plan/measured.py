@@ -8,7 +8,7 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
-from ftckpt.planning.quantities import Observed
+from ftckpt.planning.quantities import ObservedFailures
 
 from .notes import Measured, Notes
 from .options import CostOptions
@@ -50,7 +50,7 @@ def _root(invocation: Invocation, path: str) -> Notes:
 def _of_cadence(cadence: Cadence, url: str) -> Measured:
     failures = None
     if cadence.gaps and cadence.span_s is not None:
-        failures = Observed(len(cadence.gaps), cadence.span_s)
+        failures = ObservedFailures(len(cadence.gaps), cadence.span_s)
     interval = None
     if cadence.every_s is not None:
         interval = cadence.every_s - (cadence.write_s or 0.0)
@@ -119,7 +119,7 @@ def _log(invocation: Invocation, path: str) -> Notes:
 def _of_log(log: RunLog, path: str) -> Measured:
     failures = None
     if log.exposed_s is not None:
-        failures = Observed(log.exposed_failures, log.exposed_s)
+        failures = ObservedFailures(log.exposed_failures, log.exposed_s)
     return Measured(
         source=path,
         save=log.save_s,

@@ -35,7 +35,7 @@ class Measured:
     detect: float | None = None
     restart: float | None = None
     step: float | None = None
-    failures: quantities.Observed | None = None
+    failures: quantities.ObservedFailures | None = None
     exposed: bool = False
     interval: float | None = None
 

@@ -14,7 +14,7 @@ from ftckpt.commands.cli.target import PathArgument, open_checkpoint, open_other
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.inspection.resume import Presence
-from ftckpt.replay.audit import Weight, audit
+from ftckpt.replay.audit import RemarkWeight, audit
 
 EXAMPLES = (
     ("ftckpt replay audit /ckpt/run7/step-1000", "what it lacks, and where it contradicts itself"),
@@ -65,7 +65,7 @@ def command(
     fields = state_fields(checkpoint)
     done = audit(checkpoint, following, os.environ, invocation.counter, fields)
     absent = [i for i in done.resume if i.presence is Presence.ABSENT and i.needed]
-    contradictions = [r for r in done.remarks if r.weight is Weight.CONTRADICTION]
+    contradictions = [r for r in done.remarks if r.weight is RemarkWeight.CONTRADICTION]
     invocation.report(step=checkpoint.step, resume=done.resume, remarks=done.remarks)
     rows = [[item.title, item.presence, item.reason] for item in done.resume]
     invocation.print(table(["component", "is", "because"], rows))

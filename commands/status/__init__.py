@@ -136,14 +136,14 @@ def _surveys(invocation: Invocation, root: str, now: float) -> tuple[Place, list
     from ftckpt.discovery.candidates import nothing_known
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention import EntryClass
-    from ftckpt.retention.scan.entry import Reading, no_bases
+    from ftckpt.retention.scan.entry import ScanOptions, no_bases
     from ftckpt.status.survey import survey
 
     place = opening.locate(root, invocation.stores)
     if place.which:
         raise UsageError(f"status wants the root, not one step of it: {root}")
     # Nothing is dropped by what is read here, so that a delta need not be opened for its base.
-    how = Reading(FORMATS, now, bases=no_bases)
+    how = ScanOptions(FORMATS, now, bases=no_bases)
     runs = opening.open_runs(place, FORMATS)
     found = [survey(one, how, counter=invocation.counter) for one in runs]
     invocation.close()

@@ -52,7 +52,7 @@ class Item(NamedTuple):
     sizes: tuple[int, ...] | None = None
 
 
-class Window:
+class ItemWindow:
     """Random access to one stream, served from the parts that are already in memory."""
 
     __slots__ = ("_parts", "_source", "item", "size")
@@ -128,7 +128,7 @@ class Window:
             raise
 
 
-def windows(source: Source, items: Iterable[Item]) -> Iterator[Window | FtckptError]:
+def windows(source: Source, items: Iterable[Item]) -> Iterator[ItemWindow | FtckptError]:
     """Open many items, in the order given; an item that cannot be read yields its error."""
     todo = iter(items)
     while batch := _batch(todo):
@@ -145,12 +145,12 @@ def windows(source: Source, items: Iterable[Item]) -> Iterator[Window | FtckptEr
             if id(item) in ready:
                 at = item.extent.offset
                 parts = tuple((p.offset - at, next(fetched)) for p in _probes(item))
-                yield Window(source, item, parts, item.extent.length)
+                yield ItemWindow(source, item, parts, item.extent.length)
             else:
                 yield open_item(source, item, collect=True)
 
 
-def open_item(source: Source, item: Item, *, collect: bool = False) -> Window | FtckptError:
+def open_item(source: Source, item: Item, *, collect: bool = False) -> ItemWindow | FtckptError:
     """Open one item; with `collect`, return an error instead of raising it.
 
     Raises:
@@ -174,7 +174,9 @@ def open_item(source: Source, item: Item, *, collect: bool = False) -> Window | 
         probes = _probes(item)
         parts = zip(probes, source.read_many(probes), strict=True)
         at = item.extent.offset
-        return Window(source, item, tuple((p.offset - at, d) for p, d in parts), item.extent.length)
+        return ItemWindow(
+            source, item, tuple((p.offset - at, d) for p, d in parts), item.extent.length
+        )
     except FtckptError as error:
         error.tensor = error.tensor or item.name
         if collect:
@@ -254,7 +256,7 @@ def _probes(item: Item) -> list[Extent]:
     return [extent._replace(length=HEAD), Extent(extent.file, extent.end - TAIL, TAIL)]
 
 
-def _undone(source: Source, item: Item) -> Window:
+def _undone(source: Source, item: Item) -> ItemWindow:
     """Pass once over a transformed item, keeping head and tail of what comes out."""
     head, tail, size = b"", b"", 0
     for block in _stream(source, item, item.limit + 1):
@@ -272,7 +274,7 @@ def _undone(source: Source, item: Item) -> Window:
             offset=item.extent.offset,
             length=item.extent.length,
         )
-    return Window(source, item, ((0, head), (size - len(tail), tail)), size)
+    return ItemWindow(source, item, ((0, head), (size - len(tail), tail)), size)
 
 
 def _stream(source: Source, item: Item, limit: int) -> Iterator[bytes]:

@@ -36,7 +36,7 @@ from .records import (
 Path = tuple[str | int, ...]
 
 
-class Placed(NamedTuple):
+class MetadataItem(NamedTuple):
     """One item and what it belongs to: a chunk of a tensor, or (None) an object."""
 
     name: str
@@ -70,7 +70,7 @@ class DcpMetadata:
     paths: dict[str, Path] = field(default_factory=dict)
     planned: bool = False
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
-    copies: list[Placed] = field(default_factory=list)
+    copies: list[MetadataItem] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
     transforms: set[str] = field(default_factory=set)
     save_id: str = ""
@@ -79,17 +79,17 @@ class DcpMetadata:
     extras: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
 
-    def placed(self) -> Iterator[Placed]:
+    def placed(self) -> Iterator[MetadataItem]:
         """Yield every item that belongs to something, once, in no order."""
         for name, entry in self.tensors.items():
             # Empty chunks at one place share an item.
             once = {id(chunk.item): chunk for chunk in entry.chunks}
             for chunk in once.values():
                 if chunk.item is not None:
-                    yield Placed(name, chunk, chunk.item)
+                    yield MetadataItem(name, chunk, chunk.item)
         for name, item in self.objects.items():
             if item is not None:
-                yield Placed(name, None, item)
+                yield MetadataItem(name, None, item)
         yield from self.copies
 
     def stored(self) -> Iterator[StoredItem]:
@@ -180,12 +180,12 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
                 elif known.item is None:
                     known.item = chunk.item
                 elif chunk.item is not None:
-                    whole.copies.append(Placed(name, chunk, chunk.item))
+                    whole.copies.append(MetadataItem(name, chunk, chunk.item))
         for name, item in part.objects.items():
             if whole.objects.get(name) is None:
                 whole.objects[name] = item
             elif item is not None:
-                whole.copies.append(Placed(name, None, item))
+                whole.copies.append(MetadataItem(name, None, item))
         whole.paths.update(part.paths)
         whole.planned = whole.planned or part.planned
         whole.reformulated.update(part.reformulated)

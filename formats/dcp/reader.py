@@ -29,7 +29,7 @@ from ftckpt.workers.memory import no_gc
 from .items import (
     OVERHEAD,
     Item,
-    Window,
+    ItemWindow,
     as_item,
     misshapen,
     only_tensor,
@@ -46,7 +46,7 @@ from .state import StateDicts, is_common, unfinished
 from .tensors import logical_tensors
 
 if TYPE_CHECKING:
-    from ftckpt.formats.state.paths import Recorded
+    from ftckpt.formats.state.paths import RecordedPaths
 
 # What Megatron-Core keeps beside the metadata.
 _BESIDE = frozenset({CONFIGURATION, "integrity.json"})
@@ -91,7 +91,7 @@ class DcpCheckpoint(Checkpoint):
     def load_object(self, name: str) -> Any:
         """Return one byte item as inert data."""
         window = open_item(self.source, self._object_item(name))
-        assert isinstance(window, Window)
+        assert isinstance(window, ItemWindow)
         return window.parse().tree
 
     def payload(self, piece: Piece) -> Payload:
@@ -118,7 +118,7 @@ class DcpCheckpoint(Checkpoint):
         transforms, limit = self._transformed.get(place_, ((), 0))
         item = Item(_UNNAMED, place_, transforms, piece.rank, limit)
         window = open_item(self.source, item)
-        assert isinstance(window, Window)
+        assert isinstance(window, ItemWindow)
         stream = window.parse()
         tensor = only_tensor(stream, item)
         if tensor.conj or tensor.neg or stream.storages[tensor.key].inline is not None:
@@ -226,12 +226,12 @@ class DcpCheckpoint(Checkpoint):
             raise error
         yield from self.state.names()
 
-    def recorded_paths(self) -> Recorded:
+    def recorded_paths(self) -> RecordedPaths:
         """Return the paths in the metadata (see `RecordsPaths`)."""
-        from ftckpt.formats.state.paths import Recorded
+        from ftckpt.formats.state.paths import RecordedPaths
 
         paths = self.meta.paths
-        return Recorded(
+        return RecordedPaths(
             {key: paths.get(name, (name,)) for key, name in self.stored.items()},
             {name: paths.get(name, (name,)) for name in self.objects},
         )
@@ -280,7 +280,7 @@ class DcpCheckpoint(Checkpoint):
         return as_item(name, item)
 
 
-def _records(window: Window) -> list[tuple[str, Extent, int | None]]:
+def _records(window: ItemWindow) -> list[tuple[str, Extent, int | None]]:
     try:
         return window.parse().records
     except FtckptError:

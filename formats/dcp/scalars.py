@@ -12,7 +12,7 @@ from ftckpt.errors import FtckptError
 from ftckpt.formats.torch_files.stream import TensorRef
 from ftckpt.storage.source import Source
 
-from .items import Item, Window, as_item, windows
+from .items import Item, ItemWindow, as_item, windows
 from .metadata import DcpMetadata
 
 
@@ -74,7 +74,7 @@ def _role(name: str) -> StepRole | None:
     return role_of(name, optimizer=name.startswith(("optimizer", "optim")))
 
 
-def _value(window: Window) -> float | None:
+def _value(window: ItemWindow) -> float | None:
     try:
         stream = window.parse()
         value = stream.tree

@@ -22,7 +22,7 @@ from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.storage.source import Source
 
-from .items import Item, Window, windows
+from .items import Item, ItemWindow, windows
 from .names import COMMON, CONFIGURATION
 
 # Beyond these an object is data, not state that a person would name.
@@ -33,7 +33,7 @@ _COMMON_STATE = "common_state/"
 class StoredObject(NamedTuple):
     """One object, read."""
 
-    window: Window
+    window: ItemWindow
     stream: TorchStream
 
 

@@ -36,7 +36,7 @@ class ItemPlace(NamedTuple):
     transforms: tuple[str, ...] = ()
 
 
-class Chunk(NamedTuple):
+class WrittenChunk(NamedTuple):
     """A box of a tensor and the place of its item."""
 
     offsets: tuple[int, ...]
@@ -49,7 +49,7 @@ class TensorItems(NamedTuple):
 
     dtype: DType
     shape: tuple[int, ...]
-    chunks: Sequence[Chunk]
+    chunks: Sequence[WrittenChunk]
 
 
 def metadata(

@@ -33,7 +33,7 @@ from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment, Stored,
 
 from .names import MARKER
 from .rank_files import RankFiles
-from .write_metadata import Chunk, ItemPlace, TensorItems, metadata
+from .write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
 
 
 class DcpWriter:
@@ -132,7 +132,7 @@ class _State:
             if start < stop:
                 yield rank, Box((start, *zeros), (stop - start, *rest))
 
-    def _chunk(self, key: str, rank: int, box: Box) -> Chunk:
+    def _chunk(self, key: str, rank: int, box: Box) -> WrittenChunk:
         shard = self._content.part(key, box)
         place = self.files.add(rank, save_shard(shard, base=self.files.sizes[rank]))
-        return Chunk(box.offsets, box.sizes, place)
+        return WrittenChunk(box.offsets, box.sizes, place)

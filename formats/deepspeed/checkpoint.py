@@ -19,7 +19,7 @@ from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
 from ftckpt.formats.ranks.parse_files import read_stream
 from ftckpt.progress import NULL, Counter
 
-from .geometry import Grid, Placed
+from .geometry import DeepSpeedGrid, PlacedParameter
 
 
 class StepCopy(NamedTuple):
@@ -52,11 +52,11 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
     format: ClassVar[str] = "deepspeed"
 
     stage: int
-    grid: Grid
+    grid: DeepSpeedGrid
     groups: Mapping[int, tuple[Mapping[str, Shape], ...]]
     gaps: Mapping[int, tuple[tuple[int, ...], ...]]
     averaged: frozenset[str] = frozenset()
-    placed: Mapping[str, Placed] = field(default_factory=dict, repr=False)
+    placed: Mapping[str, PlacedParameter] = field(default_factory=dict, repr=False)
     info: Mapping[str, Any] | None = None
     steps: Sequence[StepCopy] = ()
     _equal: dict[str, bool] = field(default_factory=dict, repr=False)

@@ -18,15 +18,15 @@ from ftckpt.findings import from_error
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.ranks.tensors import Report
 
-from .names import DeepSpeedFile, Role
-from .slices import Cut, CutOf, place
+from .names import DeepSpeedFile, FileRole
+from .slices import CutOf, SliceCut, place
 from .states import ModelState
 
 # Stages, or slices, of the largest job that is believed: what is kept of a parameter grows with it.
 MOST = 1024
 
 
-class Grid(NamedTuple):
+class DeepSpeedGrid(NamedTuple):
     """The sizes of the job's parallel groups; `evidence` says in words how they are known."""
 
     pp: int
@@ -58,7 +58,7 @@ class Grid(NamedTuple):
         )
 
 
-def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> Grid:
+def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> DeepSpeedGrid:
     """Return the sizes of the job's groups, as one model's file records them, else as names show.
 
     Args:
@@ -70,12 +70,12 @@ def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> Grid:
     """
     dp = state.dp or 1 + max((f.dp or 0 for f in files), default=0)
     if state.parallel is not None:
-        grid = Grid(*state.parallel, dp, state.file.path)
+        grid = DeepSpeedGrid(*state.parallel, dp, state.file.path)
     else:
-        mp = 1 + max((f.mp for f in files if f.role is not Role.LAYER), default=0)
-        slices = [f.mp for f in files if f.role is Role.LAYER]
+        mp = 1 + max((f.mp for f in files if f.role is not FileRole.LAYER), default=0)
+        slices = [f.mp for f in files if f.role is FileRole.LAYER]
         tp = 1 + max(slices) if slices else mp
-        grid = Grid(-(-mp // tp), tp, dp, "the files' names")
+        grid = DeepSpeedGrid(-(-mp // tp), tp, dp, "the files' names")
     if grid.pp > MOST or grid.tp > MOST:
         raise CorruptError(
             f"a job of {grid.pp} pipeline stages and {grid.tp} tensor slices is none that trains",
@@ -102,18 +102,18 @@ class ParameterPart(NamedTuple):
     replica: int
 
 
-class Placed(NamedTuple):
+class PlacedParameter(NamedTuple):
     """A parameter, its global shape, its cut and the parts by model-parallel rank."""
 
     name: str
     shape: Shape
-    cut: Cut
+    cut: SliceCut
     parts: Mapping[int, ParameterPart]
 
 
 def place_all(
-    held: Mapping[int, Mapping[str, Shape]], grid: Grid, cut_of: CutOf, report: Report
-) -> dict[str, Placed]:
+    held: Mapping[int, Mapping[str, Shape]], grid: DeepSpeedGrid, cut_of: CutOf, report: Report
+) -> dict[str, PlacedParameter]:
     """Return where each parameter lies.
 
     A parameter whose parts contradict each other is reported and left out. Where the file of a
@@ -149,18 +149,18 @@ def _placed(
     name: str,
     stages: Sequence[int],
     held: Mapping[int, Mapping[str, Shape]],
-    grid: Grid,
+    grid: DeepSpeedGrid,
     cut_of: CutOf,
-) -> Placed:
+) -> PlacedParameter:
     parts: dict[int, ParameterPart] = {}
     whole: Shape = ()
-    cut = Cut()
+    cut = SliceCut()
     for number, stage in enumerate(stages):
         ranks = range(stage * grid.tp, (stage + 1) * grid.tp)
         known = [held.get(mp, {}).get(name) for mp in ranks]
         first = next(shape for shape in known if shape is not None)
         shapes = [first if shape is None else shape for shape in known]
-        cut = cut_of(name, shapes) if grid.tp > 1 else Cut()
+        cut = cut_of(name, shapes) if grid.tp > 1 else SliceCut()
         found, slabs = place(name, cut, shapes)
         if number and found != whole:
             continue  # a tied copy of another shape is another tensor's; its bytes show as unused
@@ -168,10 +168,10 @@ def _placed(
         for tp, mp in enumerate(ranks):
             replica = number if cut.axis is not None else number * grid.tp + tp
             parts[mp] = ParameterPart(mp, shapes[tp], slabs[tp], replica)
-    return Placed(name, whole, cut, parts)
+    return PlacedParameter(name, whole, cut, parts)
 
 
-class Range(NamedTuple):
+class SliceRange(NamedTuple):
     """A run of a rank's own tensor as the data model has it.
 
     Attributes:
@@ -187,7 +187,7 @@ class Range(NamedTuple):
     numel: int
 
 
-def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[Range]:
+def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[SliceRange]:
     """Yield where elements `start` to `stop` of a rank's own tensor lie in the global one.
 
     Raises:
@@ -196,7 +196,7 @@ def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[Range]:
     """
     if not part.shape or len(part.slabs) == 1:
         whole = (start, stop) == (0, prod(part.shape))
-        yield Range(part.slabs[0].box, None if whole else (start, stop), 0, stop - start)
+        yield SliceRange(part.slabs[0].box, None if whole else (start, stop), 0, stop - start)
         return
     begin = 0
     for slab in part.slabs:
@@ -209,5 +209,5 @@ def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[Range]:
         low, high = max(start, begin), min(stop, begin + volume)
         if low < high:
             flat = None if high - low == volume else (low - begin, high - begin)
-            yield Range(slab.box, flat, low - start, high - low)
+            yield SliceRange(slab.box, flat, low - start, high - low)
         begin += volume

@@ -24,7 +24,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 
 
-class Role(StrEnum):
+class FileRole(StrEnum):
     """What a file holds."""
 
     MODEL = "model_states"
@@ -44,7 +44,7 @@ class DeepSpeedFile(NamedTuple):
     """
 
     path: str
-    role: Role
+    role: FileRole
     dp: int | None = None
     mp: int = 0
     layer: int | None = None
@@ -73,19 +73,19 @@ SHOWN = 64
 def deepspeed_file(path: str) -> DeepSpeedFile | None:
     """Return what a file's name says, or None where it is none of DeepSpeed's."""
     if match := _ZERO.fullmatch(path):
-        role = Role.OPTIMIZER if match[3] == "optim" else Role.MODEL
+        role = FileRole.OPTIMIZER if match[3] == "optim" else FileRole.MODEL
         return DeepSpeedFile(path, role, int(match[1]), int(match[2]))
     if match := _MODEL.fullmatch(path):
-        return DeepSpeedFile(path, Role.MODEL, None, int(match[1]))
+        return DeepSpeedFile(path, FileRole.MODEL, None, int(match[1]))
     if match := _LAYER.fullmatch(path):
-        return DeepSpeedFile(path, Role.LAYER, None, int(match[2] or 0), int(match[1]))
+        return DeepSpeedFile(path, FileRole.LAYER, None, int(match[2] or 0), int(match[1]))
     return None
 
 
 def deepspeed_files(names: Iterable[str]) -> list[DeepSpeedFile]:
     """Return the files among `names`, by role, model-parallel rank, layer and partition."""
     found = [file for file in map(deepspeed_file, names) if file is not None]
-    order = list(Role)
+    order = list(FileRole)
     return sorted(found, key=lambda f: (order.index(f.role), f.mp, f.layer or 0, f.dp or 0, f.path))
 
 
@@ -118,7 +118,7 @@ def check_grid(
     dp: int,
     tp: int,
     stage: int,
-    roles: Collection[Role],
+    roles: Collection[FileRole],
 ) -> Iterator[Finding]:
     """Yield what keeps the files from being a full grid of ranks.
 
@@ -131,16 +131,16 @@ def check_grid(
         roles: of which there must be a file for every rank.
     """
     files = list(files)
-    for role in (Role.MODEL, Role.OPTIMIZER):
+    for role in (FileRole.MODEL, FileRole.OPTIMIZER):
         own = [f for f in files if f.role is role]
-        split = stage == 3 if role is Role.MODEL else stage > 0
+        split = stage == 3 if role is FileRole.MODEL else stage > 0
         held = {(f.mp, f.dp) for f in own}
-        if role not in roles or (role is Role.OPTIMIZER and not split):
+        if role not in roles or (role is FileRole.OPTIMIZER and not split):
             continue
         yield from _absent(role, own, held, (mp, dp if split else None))
     layers: dict[int, set[int]] = {}
     for file in files:
-        if file.role is Role.LAYER and file.layer is not None:
+        if file.role is FileRole.LAYER and file.layer is not None:
             layers.setdefault(file.layer, set()).add(file.mp)
     for layer, slices in sorted(layers.items()):
         for absent in sorted(set(range(tp)) - slices):
@@ -150,7 +150,7 @@ def check_grid(
 
 
 def _absent(
-    role: Role,
+    role: FileRole,
     own: list[DeepSpeedFile],
     held: set[tuple[int, int | None]],
     grid: tuple[int, int | None],

@@ -12,18 +12,18 @@ from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Finding, counted, finding, from_error
-from ftckpt.formats.deepspeed.job.contents import Rest, read_layer, read_number, read_rest
-from ftckpt.formats.ranks.parse_files import Named, read_streams
+from ftckpt.formats.deepspeed.job.contents import OtherFileState, read_layer, read_number, read_rest
+from ftckpt.formats.ranks.parse_files import NamedFile, read_streams
 from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
 from .checkpoint import DeepSpeedCheckpoint, StepCopy
 from .geometry import grid_of
-from .names import DeepSpeedFile, Role, check_grid, deepspeed_files
+from .names import DeepSpeedFile, FileRole, check_grid, deepspeed_files
 from .slices import cuts_of
 from .states import ModelState, read_model, read_weights
-from .tensors import Flat, rank_tensor
+from .tensors import FlatTensor, rank_tensor
 from .weights import Weights
 
 # Opaque names that are told one by one.
@@ -34,11 +34,11 @@ _TRAINED = (
     *(("optimizer", kind) for kind in (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)),
 )
 
-F = TypeVar("F", bound=Named)
+F = TypeVar("F", bound=NamedFile)
 C = TypeVar("C", bound=DeepSpeedCheckpoint)
 
 
-class Opening:
+class DeepSpeedParser:
     """Collects what the files hold.
 
     Attributes:
@@ -53,7 +53,7 @@ class Opening:
         streams: of all files that could be parsed.
     """
 
-    def __init__(self, source: Source, rules: Rules | None, roles: Collection[Role]) -> None:
+    def __init__(self, source: Source, rules: Rules | None, roles: Collection[FileRole]) -> None:
         """Read the first model's file.
 
         Args:
@@ -75,12 +75,12 @@ class Opening:
         self.models: dict[int, ModelState] = {}
         self.gaps: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._opaque: dict[str, str] = {}
-        self._rests: list[Rest] = []
+        self._rests: list[OtherFileState] = []
 
     def _head(self) -> ModelState:
         """Read the first model's file that can be read: it says how large the job was."""
         broken: CorruptError | None = None
-        files = [f for f in self.files if f.role is Role.MODEL]
+        files = [f for f in self.files if f.role is FileRole.MODEL]
         for file, stream in read_streams(self.source, files):
             try:
                 if isinstance(stream, CorruptError):
@@ -97,9 +97,9 @@ class Opening:
 
     def _stage(self) -> int:
         """Return the stage that names and shapes show; an optimizer's file tells 1 from 2."""
-        if any(f.role is Role.MODEL and f.dp is not None for f in self.files):
+        if any(f.role is FileRole.MODEL and f.dp is not None for f in self.files):
             return 3
-        zero = any(f.role is Role.OPTIMIZER for f in self.files)
+        zero = any(f.role is FileRole.OPTIMIZER for f in self.files)
         return 1 if zero or self.head.groups else 0
 
     def rank(self, file: DeepSpeedFile) -> int:
@@ -107,10 +107,10 @@ class Opening:
         return self.grid.rank(file.mp, file.dp)
 
     def _inside(self, file: DeepSpeedFile) -> bool:
-        slices = self.grid.tp if file.role is Role.LAYER else self.grid.mp
+        slices = self.grid.tp if file.role is FileRole.LAYER else self.grid.mp
         return file.mp < slices and (file.dp or 0) < self.grid.dp
 
-    def of_role(self, role: Role) -> list[DeepSpeedFile]:
+    def of_role(self, role: FileRole) -> list[DeepSpeedFile]:
         """Return the files of one role that lie inside the grid."""
         return [f for f in self.files if f.role is role and self._inside(f)]
 
@@ -171,10 +171,10 @@ class Opening:
             if any(value is not None for value in others.values()):
                 beside.append((file, stream._replace(tree=others)))
 
-        self.read(self.of_role(Role.MODEL), model)
-        self.read(self.of_role(Role.LAYER), layer)
+        self.read(self.of_role(FileRole.MODEL), model)
+        self.read(self.of_role(FileRole.LAYER), layer)
         cut_of = cuts_of(self.head, self._rules)
-        weights.place(cut_of, layers=Role.LAYER in self._roles)
+        weights.place(cut_of, layers=FileRole.LAYER in self._roles)
         for file, stream in beside:
             mp = weights.stages.get(file.layer or 0, 0) * self.grid.tp + file.mp
             self._rests.append(read_layer(file, stream, self.grid.rank(mp, None)))
@@ -217,7 +217,7 @@ class Opening:
             found=[*self._check_names(), *(f for f in self.found if f.kind != "note")],
             counters=[scalar for rest in self._rests for scalar in rest.counters],
             streams=self.streams,
-            ranks={f.path: self.rank(f) for f in self.files if f.role is not Role.LAYER},
+            ranks={f.path: self.rank(f) for f in self.files if f.role is not FileRole.LAYER},
             stage=self.stage,
             grid=self.grid,
             groups={mp: state.groups for mp, state in sorted(self.models.items())},
@@ -233,7 +233,7 @@ class Opening:
         for rest in self._rests:
             storages = self.streams[rest.path].storages
             for name, ref in rest.tensors.items():
-                yield rank_tensor(name, Flat(rest.path, rest.rank, ref, storages))
+                yield rank_tensor(name, FlatTensor(rest.path, rest.rank, ref, storages))
 
     def _opaque_names(self) -> Iterator[Finding]:
         for name, path in list(self._opaque.items())[:SHOWN]:

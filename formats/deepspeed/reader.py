@@ -10,8 +10,8 @@ from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
 from .checkpoint import DeepSpeedCheckpoint
-from .names import DeepSpeedFile, Role, deepspeed_files, refuse_unread
-from .parse_files import Opening
+from .names import DeepSpeedFile, FileRole, deepspeed_files, refuse_unread
+from .parse_files import DeepSpeedParser
 from .states import read_optimizer
 from .tensors import Partitions, rank_tensor
 from .weights import Weights
@@ -23,10 +23,10 @@ def open_deepspeed(source: Source, rules: Rules | None) -> DeepSpeedCheckpoint:
         raise NotFoundError(f"{source.url} holds none of DeepSpeed's files")
     refuse_unread(source.entries)
     with no_gc():  # many small records live until the end: collecting them costs triple
-        return _open(Opening(source, rules, tuple(Role)))
+        return _open(DeepSpeedParser(source, rules, tuple(FileRole)))
 
 
-def _open(opening: Opening) -> DeepSpeedCheckpoint:
+def _open(opening: DeepSpeedParser) -> DeepSpeedCheckpoint:
     weights = opening.weights()
     partitions = _partitions(opening, weights)
     plain = PlainOptimizer(weights.placed, opening.grid, opening.found.append)
@@ -38,7 +38,7 @@ def _open(opening: Opening) -> DeepSpeedCheckpoint:
     return opening.checkpoint(DeepSpeedCheckpoint, weights, made, steps=steps)
 
 
-def _partitions(opening: Opening, weights: Weights) -> Partitions:
+def _partitions(opening: DeepSpeedParser, weights: Weights) -> Partitions:
     grid = opening.grid
     partitions = Partitions(weights.placed, grid, opening.found.append)
 
@@ -59,5 +59,5 @@ def _partitions(opening: Opening, weights: Weights) -> Partitions:
         if model is not None:  # else its file is missing or damaged, which is reported
             partitions.add(state, model)
 
-    opening.read(opening.of_role(Role.OPTIMIZER), optimizer)
+    opening.read(opening.of_role(FileRole.OPTIMIZER), optimizer)
     return partitions

@@ -28,7 +28,7 @@ from .states import ModelState
 MAX_PATTERN = 512
 
 
-class Cut(NamedTuple):
+class SliceCut(NamedTuple):
     """How one parameter is cut.
 
     Attributes:
@@ -45,10 +45,12 @@ class Cut(NamedTuple):
     blocks: tuple[int, ...] = ()
 
 
-WHOLE = Cut()
+WHOLE = SliceCut()
 
 
-def place(name: str, cut: Cut, shapes: Sequence[Shape]) -> tuple[Shape, list[tuple[Slab, ...]]]:
+def place(
+    name: str, cut: SliceCut, shapes: Sequence[Shape]
+) -> tuple[Shape, list[tuple[Slab, ...]]]:
     """Return a parameter's global shape, and what each tensor-parallel rank holds of it.
 
     Ranks may hold parts of different sizes (AutoTP gives the first ones a row more).
@@ -108,7 +110,7 @@ def _show(shapes: Sequence[Shape]) -> str:
     return " and ".join(str(list(s)) for s in dict.fromkeys(shapes))
 
 
-CutOf = Callable[[str, Sequence[Shape]], Cut]
+CutOf = Callable[[str, Sequence[Shape]], SliceCut]
 
 
 def cuts_of(state: ModelState, rules: Rules | None) -> CutOf:
@@ -133,13 +135,13 @@ def cuts_of(state: ModelState, rules: Rules | None) -> CutOf:
     return lambda name, shapes: _of_split(known.find(name).split)
 
 
-def _by_rule(rules: Rules | None, name: str) -> Cut | None:
+def _by_rule(rules: Rules | None, name: str) -> SliceCut | None:
     rule = None if rules is None else rules.get(name)
     return None if rule is None else _of_split(rule.split)
 
 
-def _of_split(split: Split) -> Cut:
-    return Cut(split.axis, blocks=split.blocks)
+def _of_split(split: Split) -> SliceCut:
+    return SliceCut(split.axis, blocks=split.blocks)
 
 
 class _Recorded:
@@ -159,7 +161,7 @@ class _Recorded:
         widths = info.get("sub_param_shard_widths")
         self._widths = widths if isinstance(widths, dict) else {}
 
-    def cut(self, name: str, shapes: Sequence[Shape]) -> Cut:
+    def cut(self, name: str, shapes: Sequence[Shape]) -> SliceCut:
         if len(shapes) == 1:
             return WHOLE
         for patterns, why in (
@@ -172,15 +174,15 @@ class _Recorded:
         if _matched(self._same, name):
             return WHOLE
         if _matched(self._average, name):
-            return Cut(averaged=True)
+            return SliceCut(averaged=True)
         if _matched(self._pair, name):
-            return Cut(0, blocks=(1, 1))
+            return SliceCut(0, blocks=(1, 1))
         packed = self._sub_blocks(name, shapes)
         if packed is not None:
             return packed
-        return Cut(1 if _matched(self._row, name) else 0)
+        return SliceCut(1 if _matched(self._row, name) else 0)
 
-    def _sub_blocks(self, name: str, shapes: Sequence[Shape]) -> Cut | None:
+    def _sub_blocks(self, name: str, shapes: Sequence[Shape]) -> SliceCut | None:
         for entry in self._packed if isinstance(self._packed, (list, tuple)) else ():
             record = entry if isinstance(entry, dict) else {}
             patterns = self._patterns(record.get("patterns"))
@@ -195,12 +197,12 @@ class _Recorded:
             sizes = shape[axis]
             widths = self._widths.get(pattern.pattern)
             if widths is not None:
-                return Cut(axis, self._table(widths, name))
+                return SliceCut(axis, self._table(widths, name))
             if isinstance(sizes, (list, tuple)):
-                return Cut(axis, self._shares(self._sizes(sizes, name), len(shapes), name))
+                return SliceCut(axis, self._shares(self._sizes(sizes, name), len(shapes), name))
             # Before version 0.4 a number there is a count of equal sub-blocks.
             if type(sizes) is int and 0 < sizes <= 64:
-                return Cut(axis, blocks=(1,) * sizes)
+                return SliceCut(axis, blocks=(1,) * sizes)
             raise self._odd(f"sub-parameters of {name} without sizes")
         return None
 

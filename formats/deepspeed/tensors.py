@@ -15,19 +15,19 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import finding
 from ftckpt.formats.deepspeed.zero.partition import FlatGroup, FlatRun, Shape, SlicedGroup
-from ftckpt.formats.ranks.tensors import Boxes, Entry, Identity, Report, odd
+from ftckpt.formats.ranks.tensors import PieceBoxes, RankEntry, Report, TensorIdentity, odd
 from ftckpt.formats.torch_files.dtensor import Patch
 from ftckpt.formats.torch_files.values import TensorRef
 
 from .checkpoint import StepCopy
-from .geometry import Grid, ParameterPart, Placed, ranges
+from .geometry import DeepSpeedGrid, ParameterPart, PlacedParameter, ranges
 from .names import DeepSpeedFile
 from .states import ModelState, OptimizerState, Storages
 
 KINDS = {"exp_avg": Kind.EXP_AVG, "exp_avg_sq": Kind.EXP_AVG_SQ}
 
 
-class Weight(NamedTuple):
+class RankWeight(NamedTuple):
     """A tensor of the model as one model-parallel rank holds it."""
 
     mp: int
@@ -38,18 +38,18 @@ class Weight(NamedTuple):
 
 
 def weight_tensor(
-    identity: Identity, placed: Placed, held: Sequence[Weight], report: Report
+    identity: TensorIdentity, placed: PlacedParameter, held: Sequence[RankWeight], report: Report
 ) -> TensorInfo:
     """Return a weight or buffer from the ranks' own tensors, each dense or strided.
 
     Raises:
         UnsupportedError: a conjugate view, or bytes inside the pickle.
     """
-    boxes = Boxes()
+    boxes = PieceBoxes()
     dtype = held[0].ref.dtype
     for weight in held:
         part = placed.parts.get(weight.mp)
-        entry = Entry(weight.rank, weight.file.path, weight.ref, weight.storages)
+        entry = RankEntry(weight.rank, weight.file.path, weight.ref, weight.storages)
         if part is None or weight.ref.shape != part.shape:
             needs = None if part is None else list(part.shape)
             report(odd("shape-mismatch", identity, entry, f"needs {needs} and is another shape in"))
@@ -61,14 +61,16 @@ def weight_tensor(
     return _info(identity, placed.shape, dtype, boxes.pieces)
 
 
-def _info(identity: Identity, shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> TensorInfo:
+def _info(
+    identity: TensorIdentity, shape: Shape, dtype: DType, pieces: Sequence[Piece]
+) -> TensorInfo:
     return TensorInfo(
         identity.component, identity.name, identity.kind, shape, dtype, tuple(pieces),
         identity.stored_name,
     )  # fmt: skip
 
 
-class Flat(NamedTuple):
+class FlatTensor(NamedTuple):
     """A flat tensor of one rank, of which runs are parameters' elements."""
 
     path: str
@@ -99,15 +101,17 @@ class Partitions:
         extra: tensors that are no partition of anything, by name.
     """
 
-    def __init__(self, placed: Mapping[str, Placed], grid: Grid, report: Report) -> None:
+    def __init__(
+        self, placed: Mapping[str, PlacedParameter], grid: DeepSpeedGrid, report: Report
+    ) -> None:
         self._placed, self._grid, self._report = placed, grid, report
         self._pieces: dict[tuple[Kind, str, str], list[Piece]] = defaultdict(list)
         self._dtypes: dict[tuple[Kind, str, str], DType] = {}
-        self._counters: dict[tuple[int, int, str], list[Flat]] = defaultdict(list)
+        self._counters: dict[tuple[int, int, str], list[FlatTensor]] = defaultdict(list)
         self._members: dict[tuple[int, int], list[str]] = {}
         self._layouts: dict[tuple[int, int], FlatGroup] = {}
         self._sliced: dict[int, SlicedGroup] = {}
-        self.extra: list[tuple[str, Flat]] = []
+        self.extra: list[tuple[str, FlatTensor]] = []
 
     def add(self, state: OptimizerState, model: ModelState) -> None:
         """Add what one rank's optimizer file holds of its model-parallel rank's parameters."""
@@ -168,22 +172,26 @@ class Partitions:
                     self._put(flat, kind, leaf, file.mp, runs)
             begin = end
 
-    def _flats(self, state: OptimizerState, number: int) -> list[tuple[Kind, str, Flat]]:
+    def _flats(self, state: OptimizerState, number: int) -> list[tuple[Kind, str, FlatTensor]]:
         """Return the flat tensors of one group; counters, which are of no dimension, are kept."""
         file = state.file
         rank = self._grid.rank(file.mp, file.dp)
-        found = [(Kind.MASTER, "", Flat(file.path, rank, state.masters[number], state.storages))]
+        found = [
+            (Kind.MASTER, "", FlatTensor(file.path, rank, state.masters[number], state.storages))
+        ]
         for leaf, value in state.states[number].items():
             if not isinstance(value, TensorRef):
                 continue
-            flat = Flat(file.path, rank, value, state.storages)
+            flat = FlatTensor(file.path, rank, value, state.storages)
             if value.shape == ():
                 self._counters[file.mp, number, leaf].append(flat)
             else:
                 found.append((KINDS.get(leaf, Kind.OTHER), leaf, flat))
         return found
 
-    def _fits(self, flat: Flat, least: int, most: int, what: tuple[Kind, str], number: int) -> bool:
+    def _fits(
+        self, flat: FlatTensor, least: int, most: int, what: tuple[Kind, str], number: int
+    ) -> bool:
         has = flat.ref.numel
         if len(flat.ref.shape) == 1 and least <= has <= most:
             return True
@@ -196,7 +204,9 @@ class Partitions:
                       f" {number} where the shapes need {least}")  # fmt: skip
         return False
 
-    def _put(self, flat: Flat, kind: Kind, leaf: str, mp: int, runs: Sequence[FlatRun]) -> None:
+    def _put(
+        self, flat: FlatTensor, kind: Kind, leaf: str, mp: int, runs: Sequence[FlatRun]
+    ) -> None:
         for run in runs:
             placed = self._placed.get(run.name)
             part = None if placed is None else placed.parts.get(mp)
@@ -255,12 +265,12 @@ class Partitions:
             for flat in flats
         ]
 
-    def _odd(self, kind: str, file: DeepSpeedFile | Flat, what: str) -> None:
-        rank = file.rank if isinstance(file, Flat) else self._grid.rank(file.mp, file.dp)
+    def _odd(self, kind: str, file: DeepSpeedFile | FlatTensor, what: str) -> None:
+        rank = file.rank if isinstance(file, FlatTensor) else self._grid.rank(file.mp, file.dp)
         self._report(finding(kind, f"{file.path} {what}", file=file.path, rank=rank))
 
 
-def _pieces(flat: Flat, part: ParameterPart, run: FlatRun) -> list[Piece]:
+def _pieces(flat: FlatTensor, part: ParameterPart, run: FlatRun) -> list[Piece]:
     return [
         Piece(
             place.box,
@@ -273,7 +283,7 @@ def _pieces(flat: Flat, part: ParameterPart, run: FlatRun) -> list[Piece]:
     ]
 
 
-def copies(flats: Sequence[Flat]) -> tuple[Piece, ...]:
+def copies(flats: Sequence[FlatTensor]) -> tuple[Piece, ...]:
     """Return the pieces of a 0-d tensor of which every rank has a copy."""
     return tuple(
         Piece(Box((), ()), flat.extent(0, 1), replica=number, rank=flat.rank)
@@ -281,18 +291,22 @@ def copies(flats: Sequence[Flat]) -> tuple[Piece, ...]:
     )
 
 
-def rank_tensor(name: str, flat: Flat) -> TensorInfo:
+def rank_tensor(name: str, flat: FlatTensor) -> TensorInfo:
     """Return a tensor that is one rank's own and no part of a parameter."""
-    boxes = Boxes()
+    boxes = PieceBoxes()
     shape = flat.ref.shape
-    entry = Entry(flat.rank, flat.path, flat.ref, flat.storages)
+    entry = RankEntry(flat.rank, flat.path, flat.ref, flat.storages)
     boxes.add(entry, flat.ref, [Patch(Box.whole(shape), (0,) * len(shape))])
-    identity = Identity(f"extra:rank{flat.rank}", Kind.OTHER, name)
+    identity = TensorIdentity(f"extra:rank{flat.rank}", Kind.OTHER, name)
     return _info(identity, shape, flat.ref.dtype, boxes.pieces)
 
 
 def fragment_tensor(
-    identity: Identity, placed: Placed, held: Sequence[Weight], grid: Grid, report: Report
+    identity: TensorIdentity,
+    placed: PlacedParameter,
+    held: Sequence[RankWeight],
+    grid: DeepSpeedGrid,
+    report: Report,
 ) -> TensorInfo:
     """Return a frozen parameter of stage 3, of which each rank's file holds a run.
 
@@ -303,12 +317,12 @@ def fragment_tensor(
     dtype = held[0].ref.dtype
     for fragment in held:
         file, part = fragment.file, placed.parts.get(fragment.mp)
-        flat = Flat(file.path, fragment.rank, fragment.ref, fragment.storages)
+        flat = FlatTensor(file.path, fragment.rank, fragment.ref, fragment.storages)
         if part is None:
             continue
         layout = SlicedGroup({placed.name: part.shape}, grid.dp)
         runs = list(layout.runs(file.dp or 0, 0, layout.total))
-        entry = Entry(flat.rank, flat.path, flat.ref, flat.storages)
+        entry = RankEntry(flat.rank, flat.path, flat.ref, flat.storages)
         if flat.ref.numel < sum(run.stop - run.start for run in runs):
             what = f"needs {layout.total} elements and has {flat.ref.numel} in"
             report(odd("size-mismatch", identity, entry, what))

@@ -18,14 +18,14 @@ from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.findings import finding
 from ftckpt.formats.dcp.stored_names import place
 from ftckpt.formats.deepspeed.zero.partition import Shape
-from ftckpt.formats.ranks.tensors import Identity, Report
+from ftckpt.formats.ranks.tensors import Report, TensorIdentity
 from ftckpt.formats.torch_files.values import TensorRef
 
-from .geometry import Grid, Placed, place_all
+from .geometry import DeepSpeedGrid, PlacedParameter, place_all
 from .names import DeepSpeedFile
-from .slices import WHOLE, Cut, CutOf
+from .slices import WHOLE, CutOf, SliceCut
 from .states import ModelState, Storages
-from .tensors import Weight, fragment_tensor, weight_tensor
+from .tensors import RankWeight, fragment_tensor, weight_tensor
 
 _TIED = "tied_modules."
 
@@ -38,17 +38,17 @@ class Weights:
         placed: where each parameter lies that the optimizer or a list of frozen ones names.
     """
 
-    def __init__(self, grid: Grid, report: Report) -> None:
+    def __init__(self, grid: DeepSpeedGrid, report: Report) -> None:
         self._grid, self._report = grid, report
         self._held: dict[int, dict[str, Shape]] = {}
-        self._weights: dict[str, list[Weight]] = defaultdict(list)
-        self._fragments: dict[str, list[Weight]] = defaultdict(list)
+        self._weights: dict[str, list[RankWeight]] = defaultdict(list)
+        self._fragments: dict[str, list[RankWeight]] = defaultdict(list)
         self._layers: dict[int, list[tuple[DeepSpeedFile, Mapping[str, TensorRef], Storages]]] = (
             defaultdict(list)
         )
         self._pipeline = False
         self.buffers: set[str] = set()
-        self.placed: dict[str, Placed] = {}
+        self.placed: dict[str, PlacedParameter] = {}
         self.stages: dict[int, int] = {}
 
     def add_model(self, state: ModelState) -> None:
@@ -64,12 +64,12 @@ class Weights:
             partitioned = prod(shapes.get(name, (1,))) > 0 and name not in state.buffers
             if file.dp is not None and partitioned and not ref.numel:
                 continue  # an empty placeholder of stage 3
-            self._weights[name].append(Weight(file.mp, rank, file, ref, state.storages))
+            self._weights[name].append(RankWeight(file.mp, rank, file, ref, state.storages))
         for name, ref in state.fragments.items():
             if file.dp is not None:
-                self._fragments[name].append(Weight(file.mp, rank, file, ref, state.storages))
+                self._fragments[name].append(RankWeight(file.mp, rank, file, ref, state.storages))
             elif state.weights.get(name) != ref:  # where both are one view, it is not stored twice
-                self._weights[name].append(Weight(file.mp, rank, file, ref, state.storages))
+                self._weights[name].append(RankWeight(file.mp, rank, file, ref, state.storages))
 
     def add_layer(
         self, file: DeepSpeedFile, refs: Mapping[str, TensorRef], storages: Storages
@@ -98,7 +98,7 @@ class Weights:
                     stage = stages.get(prefix + local, 0)
                     self.stages.setdefault(layer, stage)
                     mp = stage * self._grid.tp + file.mp
-                    weight = Weight(mp, None, file, ref, storages)
+                    weight = RankWeight(mp, None, file, ref, storages)
                     self._weights[prefix + local].append(weight)
         if layers and self._pipeline:
             self._check_layers(known)
@@ -174,7 +174,7 @@ class Weights:
             placed = self.placed.get(name)
             kind = self._kind(name, weights[0].ref)
             if placed is not None and name not in self.buffers:
-                identity = Identity("model", Kind.PARAM, name)
+                identity = TensorIdentity("model", Kind.PARAM, name)
                 yield weight_tensor(identity, placed, weights, self._report)
             elif kind is Kind.BUFFER:
                 slices = {weight.mp % self._grid.tp for weight in weights}
@@ -183,7 +183,7 @@ class Weights:
         for name, fragments in self._fragments.items():
             placed = self.placed.get(name)
             if placed is not None and name not in self._weights:
-                identity = Identity("model", Kind.PARAM, name)
+                identity = TensorIdentity("model", Kind.PARAM, name)
                 yield fragment_tensor(identity, placed, fragments, self._grid, self._report)
         if split:
             what = (
@@ -192,16 +192,20 @@ class Weights:
             )
             self._report(finding("note", what))
 
-    def _buffer(self, name: str, weights: Sequence[Weight], *, bare: bool) -> Iterator[TensorInfo]:
+    def _buffer(
+        self, name: str, weights: Sequence[RankWeight], *, bare: bool
+    ) -> Iterator[TensorInfo]:
         """Yield a buffer, or one for each tensor slice; every rank of a slice has a copy."""
-        slices: dict[int, list[Weight]] = defaultdict(list)
+        slices: dict[int, list[RankWeight]] = defaultdict(list)
         for weight in weights:
             slices[weight.mp % self._grid.tp].append(weight._replace(mp=0))
         for tp, own in sorted(slices.items()):
-            identity = Identity("model" if bare else f"extra:tp{tp}", Kind.BUFFER, name)
-            whole = place_all({0: {name: own[0].ref.shape}}, Grid(1, 1, 1), _whole, self._report)
+            identity = TensorIdentity("model" if bare else f"extra:tp{tp}", Kind.BUFFER, name)
+            whole = place_all(
+                {0: {name: own[0].ref.shape}}, DeepSpeedGrid(1, 1, 1), _whole, self._report
+            )
             yield weight_tensor(identity, whole[name], own, self._report)
 
 
-def _whole(name: str, shapes: Sequence[Shape]) -> Cut:
+def _whole(name: str, shapes: Sequence[Shape]) -> SliceCut:
     return WHOLE

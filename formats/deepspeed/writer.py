@@ -19,14 +19,14 @@ from typing import Any, Protocol
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.deepspeed.job.deal import Rest, RestOfRole, stored, unplaced
-from ftckpt.formats.deepspeed.job.plan import Plan
+from ftckpt.formats.deepspeed.job.deal import OtherStateResult, RestOfRole, stored, unplaced
+from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.job.shares import Dealer, PartitionRank
-from ftckpt.formats.deepspeed.job.source import Source
+from ftckpt.formats.deepspeed.job.source import DeepSpeedSource
 from ftckpt.formats.deepspeed.like.layout import ByExample
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
 from ftckpt.formats.deepspeed.model.write import ModelFiles
-from ftckpt.formats.deepspeed.zero.flats import Flat, Holdings
+from ftckpt.formats.deepspeed.zero.flats import RankFlatGroup, RankFlats
 from ftckpt.formats.deepspeed.zero.optimizer_tree import OptimizerTree
 from ftckpt.formats.state.worlds import world_notes
 from ftckpt.formats.torch_files.write_tree import Carried, save
@@ -35,7 +35,7 @@ from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
 from .checkpoint import DeepSpeedCheckpoint
 from .job import LIKE, Group, wished
-from .names import Role
+from .names import FileRole
 
 
 class DeepSpeedWriter:
@@ -83,7 +83,7 @@ class Given(Protocol):
         """The same, as the result holds it."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> JobPlan:
         """How it is laid out."""
 
     @property
@@ -99,7 +99,7 @@ class Given(Protocol):
         """The same in the files of a pipeline's layers."""
 
     @property
-    def rests(self) -> Sequence[Rest]:
+    def rests(self) -> Sequence[OtherStateResult]:
         """All of it."""
 
     @property
@@ -124,14 +124,14 @@ class OfItself:
         """Take the source apart.
 
         Raises:
-            UsageError, UnsupportedError: see `wished` and `Source`.
+            UsageError, UnsupportedError: see `wished` and `DeepSpeedSource`.
         """
         self.asked = content
-        self._source = source = Source(checkpoint)
-        self.plan = Plan(checkpoint, source, wished(source.job, wishes))
+        self._source = source = DeepSpeedSource(checkpoint)
+        self.plan = JobPlan(checkpoint, source, wished(source.job, wishes))
         self.content = source.models.content(content, source.job.stage, self.plan.job.stage)
-        self.models = RestOfRole.of(self.content, source.files[Role.MODEL])
-        self.optimizers = RestOfRole.of(self.content, source.files[Role.OPTIMIZER])
+        self.models = RestOfRole.of(self.content, source.files[FileRole.MODEL])
+        self.optimizers = RestOfRole.of(self.content, source.files[FileRole.OPTIMIZER])
         self.layers = RestOfLayers(self.content, self.plan)
         self.rests = (self.models, self.optimizers, self.layers)
         self.unplaced: Iterable[str] = ()
@@ -159,7 +159,7 @@ class _Writing:
     def __init__(self, given: Given) -> None:
         self._given, self._plan, self._content = given, given.plan, given.content
         self._job = given.plan.job
-        self._holdings = Holdings(self._content, self._plan.placed)
+        self._holdings = RankFlats(self._content, self._plan.placed)
         self._model = ModelFiles(
             self._content, self._holdings, self._plan, given.models, given.layers
         )
@@ -201,7 +201,7 @@ class _Writing:
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
         dealer.settle()
 
-    def _flat(self, group: Group, mp: int, number: int) -> Flat:
+    def _flat(self, group: Group, mp: int, number: int) -> RankFlatGroup:
         flat = self._holdings.flat(group, mp)
         flat.numbers = self._given.numbers(mp, number)
         if self._job.stage < 3:

@@ -17,7 +17,7 @@ from ftckpt.checkpoint import Checkpoint, Extent, Look, Payload, Piece, Scalar, 
 from ftckpt.delta import NAME, Fill
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
-from ftckpt.formats.state.paths import Recorded
+from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.formats.state.records import StoredObjects
 from ftckpt.progress import NULL, Counter
 from ftckpt.verification import check_structure
@@ -73,9 +73,9 @@ class DeltaCheckpoint(ChainLink):
         """The format of what was packed."""
         return self.index.source_format
 
-    def recorded_paths(self) -> Recorded:
+    def recorded_paths(self) -> RecordedPaths:
         """Return the paths that the index keeps of what was packed (see `RecordsPaths`)."""
-        return Recorded(
+        return RecordedPaths(
             {tensor.key: tensor.path for tensor in self.index.tensors if tensor.path},
             {entry.name: entry.path for entry in self.index.objects if entry.path},
         )

@@ -15,7 +15,7 @@ from ftckpt.checkpoint import Checkpoint, Extent, Look, SelfCheck
 from ftckpt.delta import NAME, DeltaDecoder, DeltaIndex, Fill
 from ftckpt.delta.codec.words import words_of
 from ftckpt.delta.index import DeltaObject, DeltaTensor
-from ftckpt.delta.index.parse import Parser
+from ftckpt.delta.index.parse import IndexParser
 from ftckpt.delta.pack.tensor_bytes import TensorBytes
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.storage.chunks import chunks
@@ -157,7 +157,7 @@ class ChainDecoder:
         self.fill(key, offset, buffer(length, _CHECK_SLOT))
 
     def _check_index(self) -> None:
-        Parser(NAME).require_whole(self._top.source.read(NAME))
+        IndexParser(NAME).require_whole(self._top.source.read(NAME))
 
     def _check_object(self, entry: DeltaObject, place: Extent) -> None:
         import xxhash

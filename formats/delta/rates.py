@@ -28,7 +28,7 @@ _FEW = 4  # the largest block of a sample is at most this many times the smalles
 _READ = 256 << 20  # bytes of files
 
 
-class Rates(NamedTuple):
+class DecodeRates(NamedTuple):
     """Bytes a second.
 
     Attributes:
@@ -42,7 +42,7 @@ class Rates(NamedTuple):
     read: float
 
 
-def measure(delta: DeltaCheckpoint, jobs: int) -> Rates:
+def measure(delta: DeltaCheckpoint, jobs: int) -> DecodeRates:
     """Read, decode and encode a sample of a delta.
 
     Args:
@@ -62,7 +62,7 @@ def measure(delta: DeltaCheckpoint, jobs: int) -> Rates:
         pass
     seconds = time.perf_counter() - began
     links = sum(isinstance(link, DeltaCheckpoint) for link in chain(delta))
-    return Rates(encode, links * sum(c.nbytes for c in sample) / seconds, read)
+    return DecodeRates(encode, links * sum(c.nbytes for c in sample) / seconds, read)
 
 
 def _within(checks: Iterable[SelfCheck], nbytes: int) -> Iterator[SelfCheck]:

@@ -10,10 +10,10 @@ from math import prod
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta import NAME, DeltaIndex, Reference
-from ftckpt.delta.codec.predict import Side
+from ftckpt.delta.codec.predict import DeltaSide
 from ftckpt.delta.codec.words import words_of
 from ftckpt.delta.index import DeltaTensor
-from ftckpt.delta.pack.report import Method, Share, shares
+from ftckpt.delta.pack.report import Method, PackedShare, shares
 from ftckpt.delta.pack.tensor_bytes import own_tensors
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, from_error
@@ -26,7 +26,7 @@ from .original import has_original, original_of_delta
 _Blocks = dict[str, set[int]]
 
 
-class Identity(StrEnum):
+class BaseIdentity(StrEnum):
     """How it is known that a checkpoint is the base that the delta above it was made for."""
 
     ITSELF = "itself"  # nothing depends on it here
@@ -56,7 +56,7 @@ class Link:
     format: str
     step: int | None
     base: str | None
-    identity: Identity
+    identity: BaseIdentity
     stored: int
     ratio: float | None
     read: int
@@ -64,7 +64,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class ChainSurvey:
     """A delta and its chain.
 
     Attributes:
@@ -78,8 +78,8 @@ class Survey:
 
     links: tuple[Link, ...]
     broken: Finding | None
-    components: Mapping[str, Share]
-    methods: Mapping[Method, Share]
+    components: Mapping[str, PackedShare]
+    methods: Mapping[Method, PackedShare]
 
     @property
     def followed(self) -> bool:
@@ -97,7 +97,7 @@ class Survey:
         return sum(link.blocks for link in self.links)
 
 
-def survey(delta: DeltaCheckpoint) -> Survey:
+def survey(delta: DeltaCheckpoint) -> ChainSurvey:
     """Look at a delta and at all that it depends on; no tensors are read.
 
     Indexes are, and the lists of the files that were packed. What is missing or wrong is part of
@@ -124,10 +124,10 @@ def survey(delta: DeltaCheckpoint) -> Survey:
                 above, wanted = here, below
     except FtckptError as error:
         broken = broken or from_error(error)
-    return Survey(tuple(links), broken, components, methods)
+    return ChainSurvey(tuple(links), broken, components, methods)
 
 
-def _beside(delta: DeltaCheckpoint) -> Share:
+def _beside(delta: DeltaCheckpoint) -> PackedShare:
     """Return what lay beside the tensors when a delta was packed, and what it takes.
 
     Raises:
@@ -138,7 +138,7 @@ def _beside(delta: DeltaCheckpoint) -> Share:
     if has_original(delta):
         held = original_of_delta(delta).rest_bytes
     files = {entry.file for entry in index.objects}
-    return Share.of(held, sum(index.files[file].size for file in files))
+    return PackedShare.of(held, sum(index.files[file].size for file in files))
 
 
 def _link(here: Checkpoint, above: DeltaCheckpoint | None, read: int, blocks: int) -> Link:
@@ -151,11 +151,11 @@ def _link(here: Checkpoint, above: DeltaCheckpoint | None, read: int, blocks: in
             ratio = (own + _beside(here).bytes_in) / stored
         other = sum(entry.length for entry in here.index.objects)
         read += here.source.size(NAME) + (0 if above is not None else other)
-    identity = Identity.ITSELF
+    identity = BaseIdentity.ITSELF
     if above is not None:
         assert above.index.base is not None
-        known = Identity.CONTENT if isinstance(here, DeltaCheckpoint) else Identity.MANIFEST
-        identity = known if is_known(here, above.index.base) else Identity.LIKELY
+        known = BaseIdentity.CONTENT if isinstance(here, DeltaCheckpoint) else BaseIdentity.MANIFEST
+        identity = known if is_known(here, above.index.base) else BaseIdentity.LIKELY
     return Link(
         here.source.url,
         here.format,
@@ -185,7 +185,7 @@ def _cost(index: DeltaIndex, wanted: _Blocks) -> tuple[tuple[int, int], _Blocks]
         if stored.length:  # tied copies have one payload
             read[stored.file, stored.offset] = stored.length
         for side, owner in _references(index, tensor, stored.reference):
-            if side is Side.TARGET:
+            if side is DeltaSide.TARGET:
                 waiting.append((owner, number))
             else:
                 assert owner.base is not None
@@ -195,10 +195,10 @@ def _cost(index: DeltaIndex, wanted: _Blocks) -> tuple[tuple[int, int], _Blocks]
 
 def _references(
     index: DeltaIndex, tensor: DeltaTensor, reference: Reference
-) -> Iterator[tuple[Side, DeltaTensor]]:
+) -> Iterator[tuple[DeltaSide, DeltaTensor]]:
     """Yield the tensors whose blocks a block is decoded from, of this checkpoint or of the base."""
     if reference is Reference.BASE:
-        yield Side.BASE, tensor
+        yield DeltaSide.BASE, tensor
     elif reference is Reference.PREDICTION:
         assert tensor.fit is not None
         helpers = dict(zip(tensor.fit.rule.helpers, tensor.helpers, strict=True))

@@ -10,7 +10,7 @@ from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.transfer.content import Content
 
 from .config import config_of
-from .facts import Model, model_of
+from .facts import ModelFacts, model_of
 from .tables import family_names
 from .translator import DEFAULT_SPELLINGS, Translator
 
@@ -41,7 +41,7 @@ def to_hugging_face(
     return replace(made, beside={**made.beside, CONFIG: config_of(model, made)})
 
 
-def _true_rows(model: Model, content: Content) -> int | None:
+def _true_rows(model: ModelFacts, content: Content) -> int | None:
     """Return how many rows `config.json` says are no padding; None where it says nothing new."""
     rows = model.config.get("vocab_size")
     embedding = content.tensors.get(EMBEDDING)

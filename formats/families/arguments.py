@@ -14,7 +14,7 @@ from typing import Any
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.huggingface.config import CONFIG
 
-from .facts import Model
+from .facts import ModelFacts
 
 # How transformers names the function in the MLP.
 _ACTIVATIONS = ("hidden_act", "activation_function")
@@ -34,7 +34,7 @@ _UNREAD = {
 _WINDOWS = {"mistral": 4096}
 
 
-def arguments_of_config(model: Model) -> dict[str, Any]:
+def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
     """Return the arguments that a model's `config.json` amounts to, by name.
 
     Args:
@@ -94,7 +94,7 @@ def _flattened(config: Mapping[str, Any], rotary: Mapping[str, Any]) -> Mapping[
     return {**config, **found}
 
 
-def _require_plain(model: Model) -> None:
+def _require_plain(model: ModelFacts) -> None:
     """Refuse what the family's own Megatron model does in another way."""
     family, config = model.family, model.config
     for field in _ACTIVATIONS:
@@ -128,7 +128,7 @@ def _scaling(rotary: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _routing(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
+def _routing(model: ModelFacts, said: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the router weighs experts; nothing for a dense model."""
     if not said.get("num_experts"):
         return {"num_experts": None}
@@ -142,7 +142,7 @@ def _routing(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unlike(model: Model, field: str, value: Any) -> UnsupportedError:
+def _unlike(model: ModelFacts, field: str, value: Any) -> UnsupportedError:
     return UnsupportedError(
         f"{CONFIG} says {field} = {value!r}, which Megatron-core's {model.family.name} does not do",
         file=CONFIG,

@@ -13,10 +13,10 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.huggingface.config import weights_dtype
 from ftckpt.transfer.content import Content
 
-from .facts import Model
+from .facts import ModelFacts
 
 
-def config_of(model: Model, content: Content) -> bytes:
+def config_of(model: ModelFacts, content: Content) -> bytes:
     """Return the text of `config.json` for a model of Megatron.
 
     Args:
@@ -54,7 +54,7 @@ def config_of(model: Model, content: Content) -> bytes:
     return json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def _scaling(model: Model, said: dict[str, Any]) -> None:
+def _scaling(model: ModelFacts, said: dict[str, Any]) -> None:
     """Add Llama 3's scaling of rotary frequencies, with the constants that Megatron-core has."""
     args = model.arguments
     if args.flag("use_rope_scaling"):
@@ -77,7 +77,7 @@ def _scaling(model: Model, said: dict[str, Any]) -> None:
         )
 
 
-def _routing(model: Model, said: dict[str, Any]) -> None:
+def _routing(model: ModelFacts, said: dict[str, Any]) -> None:
     """Say how the router weighs experts, and refuse what the family's router does not do."""
     args = model.arguments
     if not args.get("num_experts"):

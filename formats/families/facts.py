@@ -34,7 +34,7 @@ _CHANGES = {
 }
 
 
-class Model(NamedTuple):
+class ModelFacts(NamedTuple):
     """What a checkpoint says of its model.
 
     Attributes:
@@ -50,7 +50,7 @@ class Model(NamedTuple):
     arguments: Arguments
 
 
-def model_of(checkpoint: Checkpoint, name: str = "") -> Model:
+def model_of(checkpoint: Checkpoint, name: str = "") -> ModelFacts:
     """Return what a checkpoint says of its model.
 
     Args:
@@ -70,7 +70,7 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> Model:
                 f"{checkpoint.source.url} has parallel residual connections, which Megatron-core "
                 "does not have"
             )
-        return Model(found, _heads_of_config(config, checkpoint), config, Arguments())
+        return ModelFacts(found, _heads_of_config(config, checkpoint), config, Arguments())
     arguments = arguments_of(checkpoint)
     if arguments.record is None:
         raise UsageError(
@@ -90,7 +90,7 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> Model:
             f"the model of {checkpoint.source.url} is not a {name}: its arguments say {key} = "
             f"{arguments.get(key)!r}, not {wanted!r}"
         )
-    return Model(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
+    return ModelFacts(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
 
 
 def arguments_of(checkpoint: Checkpoint) -> Arguments:

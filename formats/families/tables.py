@@ -66,7 +66,7 @@ class Name(NamedTuple):
         return _NUMBERS.sub(lambda match: numbers[match[1]], self.text)
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     """One parameter in both spellings.
 
     Attributes:
@@ -100,7 +100,7 @@ class Family(NamedTuple):
 
     name: str
     prefix: str
-    entries: Sequence[Entry]
+    entries: Sequence[TableEntry]
     derived: Sequence[Name]
     config: Mapping[str, Any]
     arguments: Mapping[str, Sequence[str]]
@@ -153,9 +153,9 @@ def family(name: str) -> Family:
     )
 
 
-def _entry(entry: Mapping[str, Any]) -> Entry:
+def _entry(entry: Mapping[str, Any]) -> TableEntry:
     hf = entry["hf"]
-    return Entry(
+    return TableEntry(
         {key: Name.of(entry[key]) for key in SPELLINGS if key in entry},
         tuple(Name.of(text) for text in ([hf] if isinstance(hf, str) else hf)),
         Join(entry.get("join", "whole")),

@@ -20,10 +20,10 @@ from ftckpt.transfer.content import Content, Copy, Wanted
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .joins import Heads, part_rows, runs
-from .tables import Entry, Family, Name
+from .tables import Family, Name, TableEntry
 
 
-class Side(StrEnum):
+class Naming(StrEnum):
     """Whose spelling."""
 
     MEGATRON = "megatron"
@@ -43,7 +43,7 @@ class TableMatch(NamedTuple):
         numbers: of its layer and its expert.
     """
 
-    entry: Entry
+    entry: TableEntry
     part: int
     numbers: Mapping[str, str]
 
@@ -71,9 +71,9 @@ class Translator:
         self._heads = heads
         self._rows = true_vocab_size
         self._spellings = spellings
-        self._known: dict[tuple[str, Side], TableMatch | None] = {}
+        self._known: dict[tuple[str, Naming], TableMatch | None] = {}
 
-    def find(self, name: str, side: Side) -> TableMatch | None:
+    def find(self, name: str, side: Naming) -> TableMatch | None:
         """Return what a parameter is in one side's spelling; None for what follows from elsewhere.
 
         Raises:
@@ -83,9 +83,9 @@ class Translator:
             self._known[name, side] = self._find(name, side)
         return self._known[name, side]
 
-    def _find(self, name: str, side: Side) -> TableMatch | None:
+    def _find(self, name: str, side: Naming) -> TableMatch | None:
         names = [name]
-        if side is Side.HUGGING_FACE:
+        if side is Naming.HUGGING_FACE:
             names.append(self._family.prefix + name)
         for spelled in names:
             found = self._match(spelled, side)
@@ -100,15 +100,15 @@ class Translator:
             tensor=name,
         )
 
-    def _match(self, name: str, side: Side) -> TableMatch | None:
+    def _match(self, name: str, side: Naming) -> TableMatch | None:
         for entry in self._family.entries:
             names: Sequence[Name] = entry.hf
-            if side is Side.MEGATRON:
+            if side is Naming.MEGATRON:
                 names = tuple(entry.megatron.values())
             for part, known in enumerate(names):
                 numbers = known.numbers(name)
                 if numbers is not None:
-                    return TableMatch(entry, part if side is Side.HUGGING_FACE else 0, numbers)
+                    return TableMatch(entry, part if side is Naming.HUGGING_FACE else 0, numbers)
         return None
 
     # --- to Hugging Face --------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Translator:
                 results.append(wanted)
                 continue
             parameter, rest = parted(wanted, parameters)
-            found = self.find(parameter, Side.MEGATRON)
+            found = self.find(parameter, Naming.MEGATRON)
             if found is None:
                 left_out.append(key)
                 continue
@@ -145,7 +145,7 @@ class Translator:
         content = _renamed(content, results, made, left_out)
         return transposed(content, turned)
 
-    def _parts(self, wanted: Wanted, entry: Entry) -> Iterator[Wanted]:
+    def _parts(self, wanted: Wanted, entry: TableEntry) -> Iterator[Wanted]:
         """Yield the parts of one tensor of Megatron's, still under its name."""
         count = len(entry.hf)
         if _is_scalar(wanted):
@@ -164,7 +164,7 @@ class Translator:
             ]
             yield wanted._replace(shape=(size, *wanted.shape[1:]), copies=tuple(copies))
 
-    def _sizes(self, whole: Wanted, entry: Entry) -> list[int]:
+    def _sizes(self, whole: Wanted, entry: TableEntry) -> list[int]:
         sizes = part_rows(entry.join, len(entry.hf), whole.shape[0], self._heads)
         if sizes is None:
             raise UsageError(
@@ -196,7 +196,7 @@ class Translator:
                 others.append(wanted)
                 continue
             parameter, rest = parted(wanted, parameters)
-            found = self.find(parameter, Side.HUGGING_FACE)
+            found = self.find(parameter, Naming.HUGGING_FACE)
             if found is None:
                 left_out.append(key)
                 continue
@@ -216,7 +216,7 @@ class Translator:
         turned = {}
         for key, wanted in content.tensors.items():
             if len(wanted.shape) == 2 and not _is_foreign(wanted):
-                found = self.find(parted(wanted, parameters)[0], Side.HUGGING_FACE)
+                found = self.find(parted(wanted, parameters)[0], Naming.HUGGING_FACE)
                 if found is not None and found.entry.transposed:
                     turned[key] = wanted
         return turned

@@ -7,11 +7,11 @@ from collections import Counter
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint, Kind
-from ftckpt.formats.state.strict_json import Limits, parse
+from ftckpt.formats.state.strict_json import JsonLimits, parse
 from ftckpt.transfer.content import Content
 
 CONFIG = "config.json"
-_LIMITS = Limits(32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False)
+_LIMITS = JsonLimits(32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False)
 _MAX_SIZE = 16 << 20  # bytes
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 # How it names the type of the weights: since transformers 5, and before.

@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.state.strict_json import Limits, parse, shown
+from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
 from ftckpt.storage.source import safe_name
 
 from .names import shard_name
 
 MAX_INDEX = 100_000_000  # bytes
-_LIMITS = Limits(depth=8, objects=10_000, keys=1_010_000, items=1_100_000, naturals=False)
+_LIMITS = JsonLimits(depth=8, objects=10_000, keys=1_010_000, items=1_100_000, naturals=False)
 
 
-class Index(NamedTuple):
+class ShardIndex(NamedTuple):
     """A parsed index.
 
     Attributes:
@@ -56,7 +56,7 @@ def check_index_size(file: str, size: int) -> None:
         )
 
 
-def parse_index(raw: bytes, file: str) -> Index:
+def parse_index(raw: bytes, file: str) -> ShardIndex:
     """Return the index in `raw`.
 
     Raises:
@@ -81,7 +81,7 @@ def parse_index(raw: bytes, file: str) -> Index:
     # Some writers put 1234.0.
     if isinstance(total, float) and total.is_integer():
         total = int(total)
-    return Index(file, weights, total if type(total) is int else None)
+    return ShardIndex(file, weights, total if type(total) is int else None)
 
 
 def _texts(weights: Mapping[str, object], file: str) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _texts(weights: Mapping[str, object], file: str) -> Iterator[str]:
 
 
 def check_index(
-    index: Index, held: Mapping[str, Collection[str]], present: Collection[str]
+    index: ShardIndex, held: Mapping[str, Collection[str]], present: Collection[str]
 ) -> Iterator[Finding]:
     """Yield every disagreement between an index and the shards beside it.
 
@@ -184,7 +184,7 @@ def check_shard_count(files: Collection[str], named_by: str) -> Iterator[Finding
             )
 
 
-def check_total_size(index: Index, nbytes: int) -> Iterator[Finding]:
+def check_total_size(index: ShardIndex, nbytes: int) -> Iterator[Finding]:
     """Yield a warning where the index's total differs from the bytes of all tensors."""
     if index.total_size is not None and index.total_size != nbytes:
         yield finding(

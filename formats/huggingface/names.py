@@ -14,7 +14,7 @@ _BESIDE = re.compile(
 )
 
 
-class Shard(NamedTuple):
+class ShardFile(NamedTuple):
     """What the name of a shard says: `model-00002-of-00003.safetensors`."""
 
     stem: str
@@ -27,12 +27,12 @@ class Shard(NamedTuple):
         return f"{self.stem}-{number:05d}-of-{self.total:05d}{self.suffix}"
 
 
-def shard_name(name: str) -> Shard | None:
+def shard_name(name: str) -> ShardFile | None:
     """Return what `name` says if it is the name of a shard."""
     match = _SHARD.fullmatch(name)
     if match is None:
         return None
-    return Shard(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
+    return ShardFile(match["stem"], int(match["number"]), int(match["total"]), match["suffix"])
 
 
 def is_beside(name: str) -> bool:

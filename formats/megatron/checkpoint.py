@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from ftckpt.formats.megatron.job.stages import Counts, Stage
-from ftckpt.formats.megatron.rank_files.grid import WEIGHTS, Arguments, Coordinate, Grid
+from ftckpt.formats.megatron.rank_files.grid import WEIGHTS, Arguments, Coordinate, MegatronGrid
 from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
 from ftckpt.formats.ranks.parse_files import read_stream
 from ftckpt.formats.torch_files.stream import TorchStream
 
 
-class Layout(NamedTuple):
+class MegatronLayout(NamedTuple):
     """How the job was laid out.
 
     Attributes:
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
         experts: how many experts each expert-parallel rank holds; 0 without experts.
     """
 
-    grid: Grid
+    grid: MegatronGrid
     chunks: int
     args: Arguments
     layers: Counts
@@ -43,7 +43,7 @@ class MegatronCheckpoint(RanksCheckpoint):
 
     format: ClassVar[str] = "megatron"
 
-    layout: Layout
+    layout: MegatronLayout
 
     @property
     def keepers(self) -> int:

@@ -10,7 +10,7 @@ from ftckpt.formats.megatron.rank_files.parse import read_ranks, sizes
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
-from .checkpoint import Layout, MegatronCheckpoint
+from .checkpoint import MegatronCheckpoint, MegatronLayout
 
 
 def open_megatron(source: Source, rules: Rules | None) -> MegatronCheckpoint:
@@ -40,7 +40,7 @@ def open_megatron(source: Source, rules: Rules | None) -> MegatronCheckpoint:
             streams=read.streams,
             ranks=read.numbers,
             elsewhere=merging.elsewhere,
-            layout=Layout(
+            layout=MegatronLayout(
                 grid=read.grid,
                 chunks=merging.chunks,
                 args=read.args,

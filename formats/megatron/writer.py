@@ -22,7 +22,7 @@ from ftckpt.formats.huggingface.beside import beside_weights
 from ftckpt.formats.megatron.job.groups import optimizers_of, regrouped
 from ftckpt.formats.megatron.job.layout import changed, target_of
 from ftckpt.formats.megatron.job.module_order import (
-    Item,
+    RankFileItem,
     cut_anew,
     embedding_of,
     main_stack,
@@ -37,7 +37,7 @@ from ftckpt.formats.megatron.job.rules import rules_of
 from ftckpt.formats.megatron.job.stages import Stage, offsets
 from ftckpt.formats.megatron.optimizer.write_distributed import DistributedWriter, form_of
 from ftckpt.formats.megatron.optimizer.write_plain import PlainWriter
-from ftckpt.formats.megatron.rank_files.contents import Holdings, holdings
+from ftckpt.formats.megatron.rank_files.contents import RankModel, holdings
 from ftckpt.formats.megatron.rank_files.grid import OPTIMIZER
 from ftckpt.formats.megatron.rank_files.names import Weights, files_of
 from ftckpt.formats.megatron.rank_files.parts import Parts
@@ -157,7 +157,7 @@ class _Writing:
                 yield finding("note", what, tensor=wanted.key)
                 return
 
-    def _holdings(self) -> list[Holdings]:
+    def _holdings(self) -> list[RankModel]:
         source, target = self._ranks.layout, self._target
         order = order_of(self._ranks)
         stack = main_stack(order)
@@ -213,7 +213,7 @@ class _Writing:
 
     # --- files ----------------------------------------------------------------------------------
 
-    def _files(self, mine: Holdings) -> list[OutputFile]:
+    def _files(self, mine: RankModel) -> list[OutputFile]:
         """Return the files of one rank."""
         at = mine.at
         folder = self._target.grid.name(at)
@@ -228,7 +228,7 @@ class _Writing:
             files.append(OutputFile(path, [Stored(whole)]))
         return files
 
-    def _tree(self, mine: Holdings, stream: TorchStream, weights: Weights) -> dict[Any, Any]:
+    def _tree(self, mine: RankModel, stream: TorchStream, weights: Weights) -> dict[Any, Any]:
         """Return what one rank's `model_optim_rng.pt` holds, in the order of the source's file."""
         made: dict[Any, Any] = {}
         models = chunk_keys(stream.tree)
@@ -247,7 +247,7 @@ class _Writing:
                     made[key] = value
         return made
 
-    def _models(self, mine: Holdings, stream: TorchStream, weights: Weights) -> dict[str, Any]:
+    def _models(self, mine: RankModel, stream: TorchStream, weights: Weights) -> dict[str, Any]:
         """Return the model chunks of one rank."""
         held = {(one.local.chunk, one.local.name): one for one in mine.held}
         models = chunk_keys(stream.tree)
@@ -281,5 +281,5 @@ def _like(model: Any) -> dict[str, Any]:
     return Ordered() if isinstance(model, Ordered) else {}
 
 
-def _state_at(stream: TorchStream, key: str, item: Item) -> Carried:
+def _state_at(stream: TorchStream, key: str, item: RankFileItem) -> Carried:
     return Carried(value_at(stream.tree, (key, *item.path)), stream.storages)

@@ -21,7 +21,7 @@ from .inert import refuse
 from .walk import MAX_LEAVES
 
 
-class Payload(NamedTuple):
+class BytesObject(NamedTuple):
     """A bytes object in the pickle: where its opcode begins, and where its bytes do."""
 
     opcode: int
@@ -59,7 +59,7 @@ class Outline:
     """
 
     def __init__(self, read: Read, size: int, file: str, base: int) -> None:
-        self.payloads: list[Payload] = []
+        self.payloads: list[BytesObject] = []
         self._read, self._size, self._file, self._base = read, size, file, base
         self._window, self._from = b"", 0
         self._parts: list[bytes | int] = []
@@ -157,7 +157,7 @@ class Outline:
                 kind="unsafe-pickle", file=self._file,
             )  # fmt: skip
         self._parts.append(len(self.payloads))
-        self.payloads.append(Payload(at, begin, length))
+        self.payloads.append(BytesObject(at, begin, length))
         return begin + length
 
     def _hand_on(self, start: int, end: int) -> None:

@@ -19,7 +19,7 @@ from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
 
 from .parse_files import read_stream
-from .tensors import Split
+from .tensors import RankSplit
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class RanksCheckpoint(Checkpoint):
     streams: Mapping[str, TorchStream]
     ranks: Mapping[str, int]
     elsewhere: Set[tuple[str, str]] = frozenset()
-    splits: Mapping[str, Split] = field(default_factory=dict)
+    splits: Mapping[str, RankSplit] = field(default_factory=dict)
 
     def members(self) -> Iterable[str]:
         """Paths of the rank files, their configuration and verl's own additions."""

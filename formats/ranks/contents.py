@@ -36,7 +36,7 @@ class RankTensor(NamedTuple):
     spec: Spec | None = None
 
 
-class Number(NamedTuple):
+class StepNumber(NamedTuple):
     """A number of the non-tensor state that is a step by its name."""
 
     name: str
@@ -64,7 +64,7 @@ class Contents:
         self.tensors: list[RankTensor] = []
         self.objects: dict[str, ObjectInfo] = {}
         self.names: list[str] = []
-        self.numbers: list[Number] = []
+        self.numbers: list[StepNumber] = []
         self._reader = HeldReader(file.rank)
         self._whose = owner
         self._owner = f"{owner}rank_{file.rank}"
@@ -189,7 +189,7 @@ class Contents:
             self.names.append(f"{self._owner}.{name}")
         role = role_of(name)
         if type(value) in (int, float) and role is not None:
-            self.numbers.append(Number(name, float(min(max(value, -1e18), 1e18)), role))
+            self.numbers.append(StepNumber(name, float(min(max(value, -1e18), 1e18)), role))
 
 
 _EMAS = frozenset({"ema", "ema_model"})

@@ -21,16 +21,16 @@ from .places import RankPlaces
 from .renumbering import Renumbering
 from .specs import data_key, mappings_for_all
 from .splits import cut_of
-from .tensors import Split
+from .tensors import RankSplit
 
 
-def splits_of(content: Content) -> Mapping[str, Split]:
+def splits_of(content: Content) -> Mapping[str, RankSplit]:
     """Return how the source's plain tensors are cut; nothing where it has none of that kind."""
     checkpoint = content.checkpoint
     return checkpoint.splits if type(checkpoint) is RanksCheckpoint else {}
 
 
-def split_of(content: Content, wanted: Wanted) -> Split | None:
+def split_of(content: Content, wanted: Wanted) -> RankSplit | None:
     """Return how a tensor that is to be written was cut in the source."""
     splits = splits_of(content)
     key = wanted.copies[0].key if len(wanted.copies) == 1 else wanted.key

@@ -18,7 +18,7 @@ from .evidence import Contradiction, Evidence
 from .names import RankFile
 
 if TYPE_CHECKING:
-    from .parse_files import Recorded
+    from .parse_files import RecordedConfig
 
 # A set that lacks more ranks than this is told in one sentence.
 SHOWN = 64
@@ -36,7 +36,9 @@ class Size(NamedTuple):
     known_by: str
 
 
-def size_of(files: Sequence[RankFile], beside: Recorded, evidence: Sequence[Evidence]) -> Size:
+def size_of(
+    files: Sequence[RankFile], beside: RecordedConfig, evidence: Sequence[Evidence]
+) -> Size:
     """Return how many files a set has, by the strongest evidence there is."""
     named = Counter(f.world_size for f in files if f.world_size is not None)
     recorded = beside.world_size
@@ -107,7 +109,7 @@ def _more_than_model(evidence: Evidence, model: int) -> bool:
 
 
 def check_set(
-    files: Sequence[RankFile], size: Size, beside: Recorded, evidence: Sequence[Evidence]
+    files: Sequence[RankFile], size: Size, beside: RecordedConfig, evidence: Sequence[Evidence]
 ) -> Iterator[Finding]:
     """Yield what is wrong with a set: ranks missing, several worlds, records that disagree.
 
@@ -132,7 +134,9 @@ def check_set(
         )
 
 
-def _check_names(files: Sequence[RankFile], world: int, beside: Recorded) -> Iterator[Finding]:
+def _check_names(
+    files: Sequence[RankFile], world: int, beside: RecordedConfig
+) -> Iterator[Finding]:
     for file in files:
         if file.world_size not in (None, world):
             yield finding(
@@ -201,7 +205,7 @@ def _check_worlds(
 
 
 def _check_contradictions(
-    files: Sequence[RankFile], beside: Recorded, evidence: Sequence[Evidence]
+    files: Sequence[RankFile], beside: RecordedConfig, evidence: Sequence[Evidence]
 ) -> Iterator[Finding]:
     """A file's numbers agree with each other, or contradict each other as its siblings' do.
 
@@ -294,7 +298,7 @@ def _tells_files_apart(one: Evidence, world: int) -> bool:
 
 
 def _check_steps(
-    files: Sequence[RankFile], beside: Recorded, evidence: Sequence[Evidence]
+    files: Sequence[RankFile], beside: RecordedConfig, evidence: Sequence[Evidence]
 ) -> Iterator[Finding]:
     """All files are of one step: that of most of them, of the record beside them, of the name."""
     known = {e.file: e.step for e in evidence if e.step is not None}

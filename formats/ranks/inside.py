@@ -60,7 +60,7 @@ class Inside(NamedTuple):
         return (*self.prefix, *path[self.added :]) if found is None else found
 
 
-class Ranks(NamedTuple):
+class InsideRanks(NamedTuple):
     """What a file holds.
 
     Attributes:
@@ -74,7 +74,7 @@ class Ranks(NamedTuple):
     by_rank: bool
 
 
-def ranks_inside(tree: Any) -> Ranks | None:
+def ranks_inside(tree: Any) -> InsideRanks | None:
     """Return the parts of several ranks that a tree holds; None where it holds no such thing.
 
     Raises:
@@ -89,7 +89,7 @@ def ranks_inside(tree: Any) -> Ranks | None:
 # --- one part a rank ------------------------------------------------------------------------------
 
 
-def _by_rank(tree: Any) -> Ranks | None:
+def _by_rank(tree: Any) -> InsideRanks | None:
     top = tree if isinstance(tree, dict) else {}
     mappings = mappings_of(top)
     places: list[Path] = [(), *((key,) for key in (*CONTAINERS, *_MODELS) if key in top)]
@@ -105,7 +105,7 @@ def _by_rank(tree: Any) -> Ranks | None:
             _part(rank, key, member, at, mappings)
             for rank, (key, member) in sorted(held.items())
         )  # fmt: skip
-        return Ranks(parts, rest, by_rank=True)
+        return InsideRanks(parts, rest, by_rank=True)
     return None
 
 
@@ -217,7 +217,7 @@ def mappings_of(top: Mapping[Any, Any]) -> dict[str, Any]:
 Members = dict[int, tuple[Path, dict[str, Any]]]
 
 
-def _by_tensor(tree: dict[Any, Any]) -> Ranks | None:
+def _by_tensor(tree: dict[Any, Any]) -> InsideRanks | None:
     mappings = mappings_of(tree)
     said = specs_for_all(mappings, frozenset(mappings))
     lists = dict(_shard_lists(tree, said))
@@ -247,7 +247,7 @@ def _by_tensor(tree: dict[Any, Any]) -> Ranks | None:
         Inside(rank, {"shards": states[rank]}, paths[rank], (), 0) for rank in sorted(states)
     )
     rest = {key: value for key, value in tree.items() if step_of(key) not in taken}
-    return Ranks(parts, rest, by_rank=False)
+    return InsideRanks(parts, rest, by_rank=False)
 
 
 def _whole(value: TensorRef, path: Path) -> Members:

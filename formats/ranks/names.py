@@ -32,7 +32,7 @@ class Role(StrEnum):
     WHOLE = "shard"
 
 
-class Spelling(NamedTuple):
+class FileSpelling(NamedTuple):
     """How the name of a file is put together around its numbers.
 
     Attributes:
@@ -77,7 +77,7 @@ class RankFile(NamedTuple):
     role: Role
     rank: int
     world_size: int | None
-    spelling: Spelling | None = None
+    spelling: FileSpelling | None = None
     staged: bool = False
     step: int | None = None
     word: str = ""
@@ -135,7 +135,7 @@ def rank_file(path: str) -> RankFile | None:
     match = _BY_HAND.fullmatch(name)
     if match is None:
         return None
-    spelling = Spelling(
+    spelling = FileSpelling(
         match["before"], len(match["rank"]), match["between"] or "",
         len(match["world"] or ""), match["after"], packed=match["packed"] or "",
     )  # fmt: skip

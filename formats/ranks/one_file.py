@@ -24,10 +24,10 @@ from .checkpoint import RanksCheckpoint
 from .contents import Contents
 from .evidence import Evidence
 from .files import SHOWN, Size, check_set, size_of
-from .inside import Inside, Ranks
+from .inside import Inside, InsideRanks
 from .names import RankFile, Role
-from .parse_files import Recorded
-from .reader import Opening
+from .parse_files import RecordedConfig
+from .reader import RanksReader
 
 
 @dataclass(kw_only=True)
@@ -47,7 +47,9 @@ class OneFileRanksCheckpoint(RanksCheckpoint):
         return at(self.tree, self.objects[name].field)
 
 
-def open_one_file(source: Source, stream: TorchStream, inside: Ranks) -> OneFileRanksCheckpoint:
+def open_one_file(
+    source: Source, stream: TorchStream, inside: InsideRanks
+) -> OneFileRanksCheckpoint:
     """Put the shards of a file together.
 
     Args:
@@ -67,10 +69,10 @@ def open_one_file(source: Source, stream: TorchStream, inside: Ranks) -> OneFile
             raise
 
 
-class _OneFile(Opening):
+class _OneFile(RanksReader):
     """Collects what the ranks' parts hold, and then what stands beside them."""
 
-    def __init__(self, source: Source, stream: TorchStream, inside: Ranks) -> None:
+    def __init__(self, source: Source, stream: TorchStream, inside: InsideRanks) -> None:
         super().__init__(source, None)
         self._stream, self._inside = stream, inside
         self._places: set[tuple[str, str]] = set()
@@ -80,7 +82,7 @@ class _OneFile(Opening):
         self.streams[file] = self._stream._replace(tree=None)
         read = [(self._contents(part), self._stream.storages) for part in self._inside.parts]
         self._check([contents for contents, _ in read], rest)
-        self._merge(read, "model", Recorded(), self.world_size)
+        self._merge(read, "model", RecordedConfig(), self.world_size)
         self.found = [replace(one, file=file) for one in self.found]
         self.notes = [replace(one, file=file) for one in self.notes]
         self._beside_them(rest)
@@ -140,7 +142,7 @@ class _OneFile(Opening):
                 finding("world-size", f"{one.file} {torn}", rank=one.number) for torn in one.torn
             )
             one.torn = []  # told; files of their own may repeat a configuration of another job
-        beside = Recorded(file, {} if told.step is None else {"step": told.step})
+        beside = RecordedConfig(file, {} if told.step is None else {"step": told.step})
         files = [contents.file for contents in read]
         size = size_of(files, beside, evidence)
         self.world_size, self.evidence = size.files, size.known_by or "the highest rank"

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, TruncatedError
-from ftckpt.formats.state.strict_json import Limits, parse
+from ftckpt.formats.state.strict_json import JsonLimits, parse
 from ftckpt.formats.torch_files.stream import TorchStream, parse_stream
 from ftckpt.formats.torch_files.zip_directory import TAIL
 from ftckpt.storage.source import Source
@@ -15,17 +15,17 @@ from ftckpt.storage.source import Source
 from .evidence import Evidence
 from .names import CONFIG, METADATA
 from .specs import spec_of
-from .tensors import Split
+from .tensors import RankSplit
 
 # The pickle stands at the head of a torch.save file and the directory at its end.
 HEAD = 256 << 10
 # Files whose ends are held at once: 20 MB.
 BATCH = 64
-_JSON = Limits(depth=16, objects=2_000_000, keys=8_000_000, items=8_000_000, naturals=False)
+_JSON = JsonLimits(depth=16, objects=2_000_000, keys=8_000_000, items=8_000_000, naturals=False)
 _MAX_JSON = 64 << 20
 
 
-class Named(Protocol):
+class NamedFile(Protocol):
     """A file as its name describes it."""
 
     @property
@@ -33,7 +33,7 @@ class Named(Protocol):
         """The name, relative to the checkpoint."""
 
 
-F = TypeVar("F", bound=Named)
+F = TypeVar("F", bound=NamedFile)
 
 
 def read_streams(
@@ -93,7 +93,7 @@ def _parsed(
         return error
 
 
-class Recorded:
+class RecordedConfig:
     """What a configuration file beside the ranks' files records.
 
     Attributes:
@@ -113,10 +113,10 @@ class Recorded:
         self.torn = told.torn
         self.step = told.step if told.step is None or told.step >= 0 else None
         tensors = next((record[key] for key in _TENSORS if key in record), None)
-        self.splits: Mapping[str, Split] = _splits(tensors, path)
+        self.splits: Mapping[str, RankSplit] = _splits(tensors, path)
 
 
-def read_recorded(source: Source, folder: str) -> Recorded:
+def read_recorded(source: Source, folder: str) -> RecordedConfig:
     """Read `fsdp_config.json` or `metadata.json` of a folder, whichever is there.
 
     Raises:
@@ -131,10 +131,10 @@ def read_recorded(source: Source, folder: str) -> Recorded:
         if source.size(path) > _MAX_JSON:
             raise CorruptError(f"{path} is too long for what it is", kind="bad-index", file=path)
         raw = source.read(path)
-        return Recorded(
+        return RecordedConfig(
             path, parse(raw, _JSON, file=path, what="record", bad="bad-index", unsafe="unsafe")
         )
-    return Recorded()
+    return RecordedConfig()
 
 
 # Under which of these a record has what it says of each tensor.
@@ -146,8 +146,8 @@ def _only(groups: Mapping[str, int]) -> int | None:
     return next(iter(groups.values())) if len(groups) == 1 else None
 
 
-def _splits(tensors: Any, path: str) -> dict[str, Split]:
-    found: dict[str, Split] = {}
+def _splits(tensors: Any, path: str) -> dict[str, RankSplit]:
+    found: dict[str, RankSplit] = {}
     for name, record in tensors.items() if isinstance(tensors, dict) else ():
         if not isinstance(record, dict):
             continue
@@ -160,7 +160,7 @@ def _splits(tensors: Any, path: str) -> dict[str, Split]:
                 f"{path}: {error.message}", kind="bad-index", file=path, tensor=name
             ) from error
         if spec.shape is not None and spec.placements is not None and len(spec.placements) < 2:
-            found[name] = Split(spec.shape, spec.dim)
+            found[name] = RankSplit(spec.shape, spec.dim)
     return found
 
 

@@ -35,9 +35,9 @@ from .checkpoint import RanksCheckpoint
 from .contents import Contents
 from .files import check_set, size_of
 from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_files
-from .parse_files import Recorded, read_recorded, read_streams
+from .parse_files import RecordedConfig, read_recorded, read_streams
 from .splits import Splits
-from .tensors import Entry, Identity, Split, assemble, wrong_rank
+from .tensors import RankEntry, RankSplit, TensorIdentity, assemble, wrong_rank
 
 # verl's dataloader state beside them.
 DATA = "data.pt"
@@ -48,15 +48,15 @@ SHOWN = 20
 def open_ranks(source: Source, rules: Rules | None) -> RanksCheckpoint:
     """Parse the pickles of all ranks and put their tensors together (see `Ranks.open`)."""
     with no_gc():  # a million small records live until the end: collecting them costs triple
-        return Opening(source, rules).checkpoint()
+        return RanksReader(source, rules).checkpoint()
 
 
-class Opening:
+class RanksReader:
     """Collects what the files of all folders hold."""
 
     def __init__(self, source: Source, rules: Rules | None) -> None:
         self.source, self._rules = source, rules
-        self.splits: dict[str, Split] = {}
+        self.splits: dict[str, RankSplit] = {}
         self.tensors: dict[str, TensorInfo] = {}
         self.objects: dict[str, ObjectInfo] = {}
         self.names: list[str] = []
@@ -184,9 +184,13 @@ class Opening:
         return read
 
     def _merge(
-        self, read: Sequence[tuple[Contents, Any]], component: str, recorded: Recorded, world: int
+        self,
+        read: Sequence[tuple[Contents, Any]],
+        component: str,
+        recorded: RecordedConfig,
+        world: int,
     ) -> None:
-        groups: dict[str, tuple[Identity, list[Entry]]] = {}
+        groups: dict[str, tuple[TensorIdentity, list[RankEntry]]] = {}
         accused: set[str] = set()
         found = [where for contents, _ in read for where, *_ in contents.tensors]
         bare = unwrapped(where.name for where in found if where.component == "model")
@@ -206,7 +210,7 @@ class Opening:
                 if own in ("model", "optimizer") and component != "model":
                     own = component
                 name = _bare(where, bare)
-                identity = Identity(own, where.kind, name, "" if stored == name else stored)
+                identity = TensorIdentity(own, where.kind, name, "" if stored == name else stored)
                 # Kinds may differ by rank where a file is wrong; the key says what is one tensor.
                 _, held_by = groups.setdefault(identity.key, (identity, []))
                 if held_by and held_by[-1].file == file.path:
@@ -215,7 +219,7 @@ class Opening:
                         finding("duplicate-tensor", what, file=file.path, tensor=identity.key)
                     )
                     continue
-                held_by.append(Entry(file.rank, file.path, held, storages, spec, part))
+                held_by.append(RankEntry(file.rank, file.path, held, storages, spec, part))
         plain = 0
         whole_here = _of_stages(groups) if _staged(read) else frozenset[str]()
         splits = Splits(recorded, self._rules, component, groups, self.found.append)
@@ -311,7 +315,7 @@ def _staged(read: Sequence[tuple[Contents, Any]]) -> bool:
     return any(contents.file.staged for contents, _ in read)
 
 
-def _of_stages(groups: Mapping[str, tuple[Identity, Sequence[Entry]]]) -> frozenset[str]:
+def _of_stages(groups: Mapping[str, tuple[TensorIdentity, Sequence[RankEntry]]]) -> frozenset[str]:
     """Return the keys of tensors that pipeline stages hold whole.
 
     A stage holds whole layers. Where two stages have a layer of one number, each counts its own

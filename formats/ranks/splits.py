@@ -18,11 +18,11 @@ from ftckpt.errors import CorruptError, UnsupportedError, UsageError
 from ftckpt.formats.torch_files.dtensor import Placement, local_of
 from ftckpt.formats.torch_files.values import TensorRef
 
-from .parse_files import Recorded
+from .parse_files import RecordedConfig
 from .specs import Spec
-from .tensors import Entry, Identity, Report, Split, odd
+from .tensors import RankEntry, RankSplit, Report, TensorIdentity, odd
 
-Groups = Mapping[str, tuple[Identity, Sequence[Entry]]]
+Groups = Mapping[str, tuple[TensorIdentity, Sequence[RankEntry]]]
 
 
 class Splits:
@@ -34,7 +34,7 @@ class Splits:
 
     def __init__(
         self,
-        recorded: Recorded,
+        recorded: RecordedConfig,
         rules: Rules | None,
         component: str,
         groups: Groups,
@@ -54,8 +54,8 @@ class Splits:
         self.unruled: list[str] = []
 
     def of(
-        self, identity: Identity, entries: Sequence[Entry]
-    ) -> tuple[Split | None, Sequence[Entry]]:
+        self, identity: TensorIdentity, entries: Sequence[RankEntry]
+    ) -> tuple[RankSplit | None, Sequence[RankEntry]]:
         """Return the split of a tensor, and its entries with the places that they have by it."""
         if not all(isinstance(e.held, TensorRef) for e in entries):
             return None, entries
@@ -69,13 +69,15 @@ class Splits:
         if split is None:
             return own
         if all(not e.held.shape for e in entries):
-            return Split((), None), entries
+            return RankSplit((), None), entries
         shapes = [(e.rank, e.held.shape) for e in entries]
         if shapes != [(e.rank, e.held.shape) for e in held]:
             return own
         return split, [e._replace(spec=w.spec) for e, w in zip(entries, held, strict=True)]
 
-    def _weight(self, identity: Identity) -> tuple[Identity, Sequence[Entry]] | None:
+    def _weight(
+        self, identity: TensorIdentity
+    ) -> tuple[TensorIdentity, Sequence[RankEntry]] | None:
         name = identity.name
         found = self._groups.get(tensor_key(self._component, Kind.PARAM, name))
         if found is None and identity.kind is Kind.OTHER:  # `<parameter>.step`
@@ -84,8 +86,8 @@ class Splits:
         return found
 
     def _own(
-        self, identity: Identity, entries: Sequence[Entry]
-    ) -> tuple[Split | None, Sequence[Entry]]:
+        self, identity: TensorIdentity, entries: Sequence[RankEntry]
+    ) -> tuple[RankSplit | None, Sequence[RankEntry]]:
         if any(e.spec is not None and e.spec.tells for e in entries):
             return self._by_spec(identity, entries)
         recorded = self._recorded.splits
@@ -97,8 +99,8 @@ class Splits:
         return self._by_rule(identity, entries), entries
 
     def _by_spec(
-        self, identity: Identity, entries: Sequence[Entry]
-    ) -> tuple[Split | None, Sequence[Entry]]:
+        self, identity: TensorIdentity, entries: Sequence[RankEntry]
+    ) -> tuple[RankSplit | None, Sequence[RankEntry]]:
         """Follow what the files say; one that says otherwise than the first is left out."""
         head = next(e.spec for e in entries if e.spec is not None and e.spec.tells)
         agreeing = []
@@ -119,7 +121,7 @@ class Splits:
                 agreeing.append(entry)
         assert head.shape is not None
         if head.offsets is not None:
-            return Split(head.shape, _axis_of(agreeing, head.shape)), agreeing
+            return RankSplit(head.shape, _axis_of(agreeing, head.shape)), agreeing
         if len(head.placements or ()) > 1:
             placed = list(self._on_mesh(identity, agreeing, head.shape, head.placements or ()))
             if not placed:
@@ -128,16 +130,16 @@ class Splits:
                     kind="shape-mismatch",
                     tensor=identity.key,
                 )
-            return Split(head.shape, _axis_of(placed, head.shape)), placed
-        return Split(head.shape, head.dim), agreeing
+            return RankSplit(head.shape, _axis_of(placed, head.shape)), placed
+        return RankSplit(head.shape, head.dim), agreeing
 
     def _on_mesh(
         self,
-        identity: Identity,
-        entries: Sequence[Entry],
+        identity: TensorIdentity,
+        entries: Sequence[RankEntry],
         shape: tuple[int, ...],
         placements: tuple[Placement, ...],
-    ) -> Iterator[Entry]:
+    ) -> Iterator[RankEntry]:
         """Yield the entries with their offsets: ranks count through the mesh, the last axis first.
 
         Raises:
@@ -167,7 +169,7 @@ class Splits:
             elif 0 in shape:  # a shard of another is empty where the rows do not suffice
                 yield entry._replace(spec=spec._replace(offsets=(0,) * len(shape)))
 
-    def _by_rule(self, identity: Identity, entries: Sequence[Entry]) -> Split | None:
+    def _by_rule(self, identity: TensorIdentity, entries: Sequence[RankEntry]) -> RankSplit | None:
         """Follow the user's rule of a name.
 
         A moment of its own name follows its parameter, so only parameters and buffers are asked.
@@ -182,7 +184,7 @@ class Splits:
         local, parts = entries[0].held.shape, 1 + max(e.part for e in entries)
         axis = rule.split.axis
         if axis is None:
-            return Split(local, None)
+            return RankSplit(local, None)
         try:
             if rule.split.blocks:
                 shape = global_shape(local, rule.split, parts)
@@ -194,7 +196,7 @@ class Splits:
             what = f"of shape {list(local)} cannot be cut as {self._rules.family} says, in"
             self._report(odd("shape-mismatch", identity, entries[0], what))
             return None
-        return Split(shape, axis, rule.split.blocks)
+        return RankSplit(shape, axis, rule.split.blocks)
 
 
 def _unravelled(rank: int, mesh: Sequence[int]) -> tuple[int, ...]:
@@ -210,7 +212,7 @@ def _said(spec: Spec) -> str:
     return f"{list(spec.shape or ())} ({how})"
 
 
-def _axis_of(entries: Sequence[Entry], shape: tuple[int, ...]) -> int | None:
+def _axis_of(entries: Sequence[RankEntry], shape: tuple[int, ...]) -> int | None:
     """Return the one axis along which shards at offsets are cut; None where none is.
 
     A grid of several axes has no such axis: -1.
@@ -224,6 +226,6 @@ def _axis_of(entries: Sequence[Entry], shape: tuple[int, ...]) -> int | None:
     return -1 if len(cut) > 1 else next(iter(cut), None)
 
 
-def cut_of(split: Split) -> Cut:
+def cut_of(split: RankSplit) -> Cut:
     """Return a split as the geometry knows it."""
     return Cut(split.dim, split.blocks)

@@ -26,7 +26,7 @@ from ftckpt.formats.torch_files.values import StoredStorage, TensorRef, is_dense
 from .specs import Spec
 
 
-class Entry(NamedTuple):
+class RankEntry(NamedTuple):
     """What one rank holds of one tensor; `rank` is None where its file does not say whose it is.
 
     Attributes:
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
     part: int = 0
 
 
-class Split(NamedTuple):
+class RankSplit(NamedTuple):
     """How a plain tensor is cut over the ranks.
 
     Attributes:
@@ -61,7 +61,7 @@ class Split(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Identity:
+class TensorIdentity:
     """What a tensor is, before its pieces are known."""
 
     component: str
@@ -79,10 +79,10 @@ Report = Callable[[Finding], Any]
 
 
 def assemble(
-    identity: Identity,
-    entries: Sequence[Entry],
+    identity: TensorIdentity,
+    entries: Sequence[RankEntry],
     *,
-    split: Split | None,
+    split: RankSplit | None,
     replicated: bool,
     report: Report,
 ) -> list[TensorInfo]:
@@ -124,11 +124,13 @@ def assemble(
         raise
 
 
-def _distributed(identity: Identity, entries: Sequence[Entry], report: Report) -> TensorInfo:
+def _distributed(
+    identity: TensorIdentity, entries: Sequence[RankEntry], report: Report
+) -> TensorInfo:
     entries = agreeing(identity, entries, report)
     head = entries[0].held
     assert isinstance(head, Distributed)
-    held: list[tuple[Entry, Distributed, tuple[int, ...]]] = []
+    held: list[tuple[RankEntry, Distributed, tuple[int, ...]]] = []
     for entry in entries:
         part = entry.held
         assert isinstance(part, Distributed)
@@ -138,7 +140,7 @@ def _distributed(identity: Identity, entries: Sequence[Entry], report: Report) -
             held.append((entry, part, part.mesh.coordinate))
     stored = [(coordinate, part.local.shape) for _, part, coordinate in held]
     nominal = choose_rule(head.shape, head.mesh.sizes, head.placements, stored)
-    boxes = Boxes()
+    boxes = PieceBoxes()
     for entry, part, coordinate in held:
         local = local_of(
             head.shape, head.mesh.sizes, head.placements, coordinate, nominal=bool(nominal)
@@ -151,11 +153,11 @@ def _distributed(identity: Identity, entries: Sequence[Entry], report: Report) -
     return _info(identity, head.shape, head.dtype, boxes)
 
 
-def _listed(identity: Identity, entries: Sequence[Entry], report: Report) -> TensorInfo:
+def _listed(identity: TensorIdentity, entries: Sequence[RankEntry], report: Report) -> TensorInfo:
     entries = agreeing(identity, entries, report)
     head = entries[0].held
     assert isinstance(head, Listed)
-    boxes = Boxes()
+    boxes = PieceBoxes()
     for entry in entries:
         part = entry.held
         assert isinstance(part, Listed)
@@ -168,12 +170,16 @@ def _listed(identity: Identity, entries: Sequence[Entry], report: Report) -> Ten
 
 
 def _split(
-    identity: Identity, entries: Sequence[Entry], split: Split, dim: int, report: Report
+    identity: TensorIdentity,
+    entries: Sequence[RankEntry],
+    split: RankSplit,
+    dim: int,
+    report: Report,
 ) -> TensorInfo:
     entries = agreeing(identity, entries, report, shapes=False)
     head = entries[0].held
     parts = 1 + max(e.part for e in entries)
-    boxes, at, sizes = Boxes(), 0, list[int]()
+    boxes, at, sizes = PieceBoxes(), 0, list[int]()
     for entry in sorted(entries, key=lambda e: e.part):
         # Sizes of the ranks before give the offset, so after a missing one nothing has a place.
         if entry.part > len(sizes):
@@ -201,12 +207,12 @@ def _split(
     return _info(identity, split.shape, head.dtype, boxes)
 
 
-def _cut(split: Split) -> Cut:
+def _cut(split: RankSplit) -> Cut:
     return Cut(split.dim, split.blocks)
 
 
 def _patches(
-    split: Split, dim: int, at: int, shape: tuple[int, ...], parts: int, part: int
+    split: RankSplit, dim: int, at: int, shape: tuple[int, ...], parts: int, part: int
 ) -> tuple[Patch, ...]:
     if split.blocks:
         slabs_ = slabs(split.shape, _cut(split), parts, part)
@@ -216,11 +222,11 @@ def _patches(
 
 
 def _at_offsets(
-    identity: Identity, entries: Sequence[Entry], split: Split, report: Report
+    identity: TensorIdentity, entries: Sequence[RankEntry], split: RankSplit, report: Report
 ) -> TensorInfo:
     entries = agreeing(identity, entries, report, shapes=False)
     head = entries[0].held
-    boxes = Boxes()
+    boxes = PieceBoxes()
     for entry in entries:
         ref, spec = entry.held, entry.spec
         assert isinstance(ref, TensorRef)
@@ -233,32 +239,32 @@ def _at_offsets(
 
 
 def _replicated(
-    identity: Identity, entries: Sequence[Entry], split: Split | None, report: Report
+    identity: TensorIdentity, entries: Sequence[RankEntry], split: RankSplit | None, report: Report
 ) -> TensorInfo:
     entries = agreeing(identity, entries, report)
     head = entries[0].held
     assert isinstance(head, TensorRef)
-    boxes = Boxes()
+    boxes = PieceBoxes()
     for entry in entries:
         assert isinstance(entry.held, TensorRef)
         boxes.add(entry, entry.held, (_whole(entry.held.shape),))
     return _info(identity, head.shape if split is None else split.shape, head.dtype, boxes)
 
 
-def _of_one_rank(identity: Identity, entry: Entry) -> TensorInfo:
+def _of_one_rank(identity: TensorIdentity, entry: RankEntry) -> TensorInfo:
     assert isinstance(entry.held, TensorRef)
-    boxes = Boxes()
+    boxes = PieceBoxes()
     boxes.add(entry, entry.held, (_whole(entry.held.shape),))
     # Moments and weights of one name differ in kind, so the component need not tell them apart.
     own = identity.component.removeprefix("extra:")
     name = identity.name if own in ("model", "optimizer") else f"{own}.{identity.name}"
-    mine = Identity(f"extra:rank{entry.rank}", identity.kind, name, identity.stored_name)
+    mine = TensorIdentity(f"extra:rank{entry.rank}", identity.kind, name, identity.stored_name)
     return _info(mine, entry.held.shape, entry.held.dtype, boxes)
 
 
 def agreeing(
-    identity: Identity, entries: Sequence[Entry], report: Report, *, shapes: bool = True
-) -> list[Entry]:
+    identity: TensorIdentity, entries: Sequence[RankEntry], report: Report, *, shapes: bool = True
+) -> list[RankEntry]:
     """Return the entries of the first one's dtype and, unless `shapes` is False, shape.
 
     The others are reported.
@@ -277,7 +283,7 @@ def agreeing(
     return agreeing
 
 
-def odd(kind: str, identity: Identity, entry: Entry, what: str) -> Finding:
+def odd(kind: str, identity: TensorIdentity, entry: RankEntry, what: str) -> Finding:
     """Return the finding that says `what` of a tensor as a file holds it."""
     return finding(
         kind,
@@ -292,7 +298,9 @@ def _whole(shape: tuple[int, ...]) -> Patch:
     return Patch(Box.whole(shape), (0,) * len(shape))
 
 
-def _info(identity: Identity, shape: tuple[int, ...], dtype: DType, boxes: Boxes) -> TensorInfo:
+def _info(
+    identity: TensorIdentity, shape: tuple[int, ...], dtype: DType, boxes: PieceBoxes
+) -> TensorInfo:
     return TensorInfo(
         identity.component,
         identity.name,
@@ -304,14 +312,14 @@ def _info(identity: Identity, shape: tuple[int, ...], dtype: DType, boxes: Boxes
     )
 
 
-class Boxes:
+class PieceBoxes:
     """Pieces in the order of their coming; a box that came before makes a replica."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self._seen: dict[Box, int] = {}
 
-    def add(self, entry: Entry, local: TensorRef, patches: Sequence[Patch]) -> None:
+    def add(self, entry: RankEntry, local: TensorRef, patches: Sequence[Patch]) -> None:
         """Add the boxes that a local tensor holds.
 
         Raises:

@@ -11,7 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftckpt.findings import Finding
-from ftckpt.formats.huggingface.index import Index, check_index, check_shard_count, check_total_size
+from ftckpt.formats.huggingface.index import (
+    ShardIndex,
+    check_index,
+    check_shard_count,
+    check_total_size,
+)
 from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.storage.source import Source
 
@@ -32,7 +37,7 @@ class Beside:
     """
 
     files: Sequence[str] = ()
-    indexes: Sequence[Index] = ()
+    indexes: Sequence[ShardIndex] = ()
 
     def members(self) -> list[str]:
         """Return all files, indexes included."""
@@ -79,7 +84,7 @@ def find_beside(source: Source) -> Beside:
         UnsafeError: an index is hostile.
     """
     files: dict[str, None] = {}
-    indexes: list[Index] = []
+    indexes: list[ShardIndex] = []
     for folder in FOLDERS:
         part = source.part(folder[:-1])
         if not part.entries:

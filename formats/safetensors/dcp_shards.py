@@ -17,13 +17,13 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.state.strict_json import Limits, parse, shown
+from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
 
 from .header import Header, HeaderTensor
 from .names import ShardName, shard_place
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
-_LIMITS = Limits(depth=3, objects=1_000_002, keys=2_000_010, items=16_000_000, naturals=True)
+_LIMITS = JsonLimits(depth=3, objects=1_000_002, keys=2_000_010, items=16_000_000, naturals=True)
 
 
 def offsets_of(header: Header, file: str) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint.dtypes import BY_SAFETENSORS, DType
 from ftckpt.errors import CorruptError, TruncatedError, UnsafeError
-from ftckpt.formats.state.strict_json import Limits, parse, shown
+from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
 
 PREFIX = 8  # bytes of the little-endian length
 MAX_HEADER = 100_000_000  # bytes; `MAX_HEADER_SIZE` in tensor.rs
@@ -27,7 +27,9 @@ _MAX_U64 = 2**64 - 1
 _INT = {int}  # bool is not among them
 _MAX_DIM = 2**63 - 1  # what torch and numpy can count
 
-_LIMITS = Limits(depth=4, objects=MAX_TENSORS + 2, keys=4_200_000, items=16_000_000, naturals=True)
+_LIMITS = JsonLimits(
+    depth=4, objects=MAX_TENSORS + 2, keys=4_200_000, items=16_000_000, naturals=True
+)
 
 
 class HeaderTensor(NamedTuple):

@@ -22,7 +22,7 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.formats.dcp.stored_names import StoredName, weight_kind
-from ftckpt.formats.state.strict_json import Limits, parse
+from ftckpt.formats.state.strict_json import JsonLimits, parse
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 
 from .header import Header, HeaderTensor
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 REMARKS = "ftckpt"
 _KINDS = {kind.value: kind for kind in Kind}
 _STATES = frozenset((Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
-_LIMITS = Limits(4, objects=3, keys=1_000_100, items=4_000_000, naturals=True)
+_LIMITS = JsonLimits(4, objects=3, keys=1_000_100, items=4_000_000, naturals=True)
 
 
 class Alias(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import IncompleteError
-from ftckpt.formats.huggingface.index import Index, check_index_size, parse_index
+from ftckpt.formats.huggingface.index import ShardIndex, check_index_size, parse_index
 from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.storage.source import Source
 
@@ -33,11 +33,11 @@ class WeightSet:
 
     component: str
     files: Sequence[str]
-    index: Index | None = None
+    index: ShardIndex | None = None
     stale: Sequence[str] = ()
 
 
-def read_indexes(source: Source) -> dict[str, Index]:
+def read_indexes(source: Source) -> dict[str, ShardIndex]:
     """Return the indexes of a folder by stem; a variant is part of the stem (`model.fp16`)."""
     stems = {}
     for name in source.entries:
@@ -51,7 +51,7 @@ def read_indexes(source: Source) -> dict[str, Index]:
     }
 
 
-def find_sets(source: Source, indexes: Mapping[str, Index]) -> list[WeightSet]:
+def find_sets(source: Source, indexes: Mapping[str, ShardIndex]) -> list[WeightSet]:
     """Group the `.safetensors` files directly in a folder by stem.
 
     A single `<stem>.safetensors` goes before shards of the same stem, as transformers loads it.

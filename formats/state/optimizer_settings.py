@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.delta.codec.fit_predictor import Settings
+from ftckpt.delta.codec.fit_predictor import FitSettings
 from ftckpt.delta.pack.pair import DeltaPair
 from ftckpt.errors import FtckptError
 from ftckpt.formats.pickles.walk import dotted
@@ -47,7 +47,7 @@ class _Group:
             self.numbers[f"beta{place + 1}" if name == "betas" else name] = float(number)
 
 
-def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[DeltaPair], Settings]:
+def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[DeltaPair], FitSettings]:
     """Return the settings of the optimizer that led to `target`, for each tensor.
 
     Args:
@@ -56,22 +56,22 @@ def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[DeltaP
     """
     step = _step(target)
     before = None if base is None else _step(base)
-    known = Settings(step=step)
+    known = FitSettings(step=step)
     if step is not None and before is not None and step > before:
         known = known._replace(distance=step - before)
-    by_name: dict[str, Settings] = {}
+    by_name: dict[str, FitSettings] = {}
     groups = _groups(target) if base is not None else {}
     made = {name: _settings(known, group) for name, group in groups.items()}
     for name, group in groups.items():
         by_name |= dict.fromkeys(group.names or {name}, made[name])
     if made:
         shared = [
-            s for s in Settings._fields if len({getattr(one, s) for one in made.values()}) == 1
+            s for s in FitSettings._fields if len({getattr(one, s) for one in made.values()}) == 1
         ]
         first = next(iter(made.values()))
         known = known._replace(**{name: getattr(first, name) for name in shared})
 
-    def of(pair: DeltaPair) -> Settings:
+    def of(pair: DeltaPair) -> FitSettings:
         name = pair.kin[1]
         if name not in by_name and _NUMBERED.fullmatch(name) is not None:
             name = name.partition(".")[0]
@@ -103,7 +103,7 @@ def _leaves(objects: StateObjects, name: str) -> Iterator[tuple[str, object]]:
         return
 
 
-def _settings(known: Settings, group: _Group) -> Settings:
+def _settings(known: FitSettings, group: _Group) -> FitSettings:
     found = group.numbers.get
     return known._replace(
         beta1=found("beta1", known.beta1),

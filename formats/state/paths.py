@@ -37,7 +37,7 @@ def owner_of(content: Content, key: str) -> str:
     return owner.key if owner is not None and same else key
 
 
-class Recorded(NamedTuple):
+class RecordedPaths(NamedTuple):
     """Paths that the source itself recorded.
 
     Attributes:
@@ -84,7 +84,7 @@ def with_aliases(content: Content) -> Content:
 class RecordsPaths(Protocol):
     """A checkpoint whose files record where everything stands in the saved state."""
 
-    def recorded_paths(self) -> Recorded:
+    def recorded_paths(self) -> RecordedPaths:
         """Return the paths; they stay when the checkpoint is written in another format."""
 
     def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
@@ -94,11 +94,11 @@ class RecordsPaths(Protocol):
         """
 
 
-def recorded_paths(checkpoint: Checkpoint) -> Recorded:
+def recorded_paths(checkpoint: Checkpoint) -> RecordedPaths:
     """Return the paths that a checkpoint recorded; none where it recorded none."""
     if isinstance(checkpoint, RecordsPaths):
         return checkpoint.recorded_paths()
-    return Recorded({}, {})
+    return RecordedPaths({}, {})
 
 
 def recorded_items(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:

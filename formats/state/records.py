@@ -25,7 +25,7 @@ from ftckpt.findings import Finding, finding
 from ftckpt.storage.decompress import supported
 from ftckpt.storage.source import Source
 
-from .strict_json import Limits, parse, shown
+from .strict_json import JsonLimits, parse, shown
 
 FOLDER = "ftckpt.objects/"
 INDEX = f"{FOLDER}index.json"
@@ -33,8 +33,8 @@ RECORDS = f"{FOLDER}records.bin"
 MAX_INDEX = 100_000_000  # bytes
 SCHEMA = 1
 TORCH, JSON, BYTES = FORMS = "torch", "json", "bytes"
-_INDEX_LIMITS = Limits(8, objects=1_000_000, keys=6_000_000, items=6_000_000, naturals=True)
-_JSON_LIMITS = Limits(32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
+_INDEX_LIMITS = JsonLimits(8, objects=1_000_000, keys=6_000_000, items=6_000_000, naturals=True)
+_JSON_LIMITS = JsonLimits(32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
 
 
 class ObjectRecord(NamedTuple):
@@ -73,10 +73,10 @@ class StoredObjects:
         """
         extent, record = self.infos[name].extent, self.records[name]
         if record.form == TORCH:
-            from ftckpt.formats.dcp.items import Item, Window, open_item
+            from ftckpt.formats.dcp.items import Item, ItemWindow, open_item
 
             window = open_item(source, Item(name, extent, record.transforms, None))
-            assert isinstance(window, Window)
+            assert isinstance(window, ItemWindow)
             return window.parse().tree
         raw = source.read(extent.file, extent.offset, extent.length)
         if record.form == BYTES:

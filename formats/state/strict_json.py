@@ -23,7 +23,7 @@ _NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _LONG_NUMBER = re.compile(rb"\d{21}")  # 2**64 has 20 digits
 
 
-class Limits(NamedTuple):
+class JsonLimits(NamedTuple):
     """How much a JSON text may hold.
 
     Attributes:
@@ -51,7 +51,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 90 else text[:87] + "..."
 
 
-def parse(raw: bytes, limits: Limits, *, file: str, what: str, bad: str, unsafe: str) -> Any:
+def parse(raw: bytes, limits: JsonLimits, *, file: str, what: str, bad: str, unsafe: str) -> Any:
     """Return the value of a JSON text.
 
     Args:
@@ -126,7 +126,7 @@ def _without_strings(raw: bytes) -> bytes:
     return bytes(bare + raw[at:].partition(b'"')[0])
 
 
-def _count(bare: bytes, limits: Limits, refuse: Any) -> None:
+def _count(bare: bytes, limits: JsonLimits, refuse: Any) -> None:
     """Refuse what would cost too much to build, from the text without its strings."""
     if bare.count(b"{") > limits.objects:
         refuse(f"holds more than {limits.objects} objects")

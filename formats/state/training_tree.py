@@ -62,7 +62,7 @@ class TreeTensor(NamedTuple):
         return TensorInfo(component, name, kind, self.ref.shape, self.ref.dtype, (piece,), stored)
 
 
-class Number(NamedTuple):
+class TreeStepNumber(NamedTuple):
     """A number of the non-tensor state that is a step by its name."""
 
     name: str
@@ -104,7 +104,7 @@ class TrainingTree:
         self.tensors: list[TreeTensor] = []
         self.objects: dict[str, Path] = {}
         self.names: list[str] = []
-        self.numbers: list[Number] = []
+        self.numbers: list[TreeStepNumber] = []
         self.remarks: list[str] = []
         self._stream = stream
         self._label = label
@@ -318,7 +318,7 @@ class TrainingTree:
             # NaN and integers beyond any counter would break arithmetic further on.
             bounded = float(min(max(value, -1e18), 1e18))
             if bounded == bounded:
-                self.numbers.append(Number(name, bounded, optimizer))
+                self.numbers.append(TreeStepNumber(name, bounded, optimizer))
 
 
 def _wrapper(tree: dict[Any, Any]) -> str:

@@ -64,7 +64,7 @@ class Patch(NamedTuple):
     start: tuple[int, ...]
 
 
-class Local(NamedTuple):
+class LocalShard(NamedTuple):
     """One rank's shard: the shape of its local tensor and the boxes that this holds."""
 
     shape: tuple[int, ...]
@@ -78,7 +78,7 @@ def local_of(
     coordinate: Sequence[int],
     *,
     nominal: bool = False,
-) -> Local:
+) -> LocalShard:
     """Return the shard that the rank at `coordinate` of a mesh holds.
 
     Args:
@@ -103,7 +103,7 @@ def _local_of(
     placements: tuple[Placement, ...],
     coordinate: tuple[int, ...],
     nominal: bool,
-) -> Local:
+) -> LocalShard:
     check_fits(shape, mesh, placements, coordinate)
     runs = [[(0, size)] for size in shape]
     for axis in _order(placements, nominal):
@@ -114,7 +114,7 @@ def _local_of(
         else:
             runs[placement.dim] = _chunk(cut, parts, mine)
     sizes = tuple(sum(stop - start for start, stop in dim) for dim in runs)
-    return Local(sizes, tuple(_patches(runs, shape)))
+    return LocalShard(sizes, tuple(_patches(runs, shape)))
 
 
 def check_fits(

@@ -24,7 +24,7 @@ from ftckpt.errors import CorruptError, FtckptError, IncompleteError, NotFoundEr
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.huggingface.index import (
-    Index,
+    ShardIndex,
     check_index,
     check_index_size,
     check_total_size,
@@ -106,7 +106,7 @@ class TorchSaveCheckpoint(Checkpoint):
 
     streams: Mapping[str, TorchStream] = field(default_factory=dict)
     trees: Mapping[str, TrainingTree] = field(default_factory=dict)
-    index: Index | None = None
+    index: ShardIndex | None = None
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -212,7 +212,7 @@ def open_files(
     *,
     role: str = "",
     label: str = "",
-    index: Index | None = None,
+    index: ShardIndex | None = None,
     weights: Sequence[tuple[str, Any]] = (),
     parsed: Mapping[str, TorchStream | CorruptError] | None = None,
 ) -> TorchSaveCheckpoint:

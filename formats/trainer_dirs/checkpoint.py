@@ -17,7 +17,7 @@ from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL, Counter
 
 if TYPE_CHECKING:
-    from ftckpt.formats.state.paths import Recorded
+    from ftckpt.formats.state.paths import RecordedPaths
 
 
 class OpenedPart(NamedTuple):
@@ -110,12 +110,12 @@ class BundleCheckpoint(Checkpoint):
         """Each part must."""
         return all(part.checkpoint.loads_at_any_world for part in self.parts)
 
-    def recorded_paths(self) -> Recorded:
+    def recorded_paths(self) -> RecordedPaths:
         """Return what the parts recorded (see `RecordsPaths`)."""
-        from ftckpt.formats.state.paths import Recorded, recorded_paths
+        from ftckpt.formats.state.paths import RecordedPaths, recorded_paths
 
         parts = {id(part): recorded_paths(part.checkpoint) for part in self.parts}
-        return Recorded(
+        return RecordedPaths(
             {key: path for own in parts.values() for key, path in own.tensors.items()},
             {
                 shown: parts[id(part)].objects[name]

@@ -21,7 +21,7 @@ from ftckpt.discovery.recognise import Format, Listing
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.pickles.unpickle import Inert
-from ftckpt.formats.state.strict_json import Limits, parse
+from ftckpt.formats.state.strict_json import JsonLimits, parse
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.storage.source import Source
 
@@ -46,7 +46,7 @@ _MAX_STATE = 256 << 20
 _ALONE = "rng_state.pth"
 # More ranks than this are not named one by one.
 _MOST = 10_000
-_JSON = Limits(depth=32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
+_JSON = JsonLimits(depth=32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
 
 
 def open_bundle(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:

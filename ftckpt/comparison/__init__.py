@@ -21,11 +21,11 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.workers.threads import run
 
-from .align import Status, Vocabulary, align
+from .align import DiffStatus, Vocabulary, align
 from .arithmetic import Tolerance
 from .choice import Choice
-from .damage import Damage
-from .evidence import Evidence, RecordedEqual
+from .damage import DamageFinder
+from .evidence import Basis, RecordedEqual
 from .record_sums import ByteRun, ReadSums, RecordIndex
 from .report import Cell, DiffReport, Summary, TensorDifference, ordered
 from .state import (
@@ -42,8 +42,21 @@ from .state import (
 from .tensors import Reading, compare_tensors
 
 __all__ = [
-    "Cell", "Choice", "DiffReport", "Evidence", "Field", "Fields", "Follows", "Hangs", "Reading",
-    "StateDifference", "Status", "Summary", "TensorDifference", "Tolerance", "Vocabulary",
+    "Basis",
+    "Cell",
+    "Choice",
+    "DiffReport",
+    "DiffStatus",
+    "Field",
+    "Fields",
+    "Follows",
+    "Hangs",
+    "Reading",
+    "StateDifference",
+    "Summary",
+    "TensorDifference",
+    "Tolerance",
+    "Vocabulary",
     "compare",
 ]  # fmt: skip
 
@@ -109,7 +122,7 @@ def compare(
                     findings.append(from_error(found))
     differences = list(compare_fields(*held))
     # What one side could not read is not missing there.
-    state = [d for d in differences if whole or d.status is Status.DIFFERENT]
+    state = [d for d in differences if whole or d.status is DiffStatus.DIFFERENT]
     passed = len(state) < len(differences)
     state = mark_layout(state, hangs, other_grid=_other_grid(*both))
     lost: list[Finding] = []
@@ -121,8 +134,8 @@ def compare(
             held_in = {extent.file for extent, *_ in side.checkpoint.holdings()}
             lost += _lost(side, held_in)
     findings = [*lost, *findings]
-    damage = Damage(both, indexes, sums, reading)
-    changed = any(one.status is Status.DIFFERENT for one in state)
+    damage = DamageFinder(both, indexes, sums, reading)
+    changed = any(one.status is DiffStatus.DIFFERENT for one in state)
     sealed = list(recorded.sealed_objects()) if changed else []
     findings += damage.find(findings, done.contradicted, sealed, state=choice.state)
     findings += _changed_meanwhile(ours.checkpoint)

@@ -11,7 +11,7 @@ from ftckpt.checkpoint import Box
 from ftckpt.transfer.content import Content, Shard, Wanted
 
 
-class Status(StrEnum):
+class DiffStatus(StrEnum):
     """How one tensor, or one field of other state, of two checkpoints compares."""
 
     EQUAL = "equal"
@@ -57,7 +57,7 @@ class ComparedPair:
     ours: Side | None
     theirs: Side | None
     rows: int | None = None
-    status: Status | None = None
+    status: DiffStatus | None = None
     tied: tuple[Side, ...] = ()
 
     @property
@@ -115,11 +115,11 @@ def align(
         rows = vocabulary.rows(one.wanted, two.wanted)
         status = None
         if rows is None and one.wanted.shape != two.wanted.shape:
-            status = Status.OTHER_SHAPE
+            status = DiffStatus.OTHER_SHAPE
         elif one.wanted.dtype != two.wanted.dtype and not (
             by_value and _comparable(one.wanted, two.wanted)
         ):
-            status = Status.OTHER_DTYPE
+            status = DiffStatus.OTHER_DTYPE
         yield ComparedPair(key, one, two, rows, status)
 
 
@@ -152,7 +152,7 @@ def _lonely(
     assert side is not None
     owner = content.aliases.get(key)
     if owner is not None and owner in others:
-        return ComparedPair(key, one, two, status=Status.EQUAL)
+        return ComparedPair(key, one, two, status=DiffStatus.EQUAL)
     tied: tuple[Side, ...] = ()
     if vocabulary.is_vocabulary(side.wanted.name):
         form = side.wanted._replace(name="", copies=())
@@ -165,7 +165,7 @@ def _lonely(
             and vocabulary.is_vocabulary(tensor.name)
         )
     return ComparedPair(
-        key, one, two, status=Status.MISSING if two is None else Status.ADDED, tied=tied
+        key, one, two, status=DiffStatus.MISSING if two is None else DiffStatus.ADDED, tied=tied
     )
 
 

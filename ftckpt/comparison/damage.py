@@ -19,7 +19,7 @@ from .record_sums import ReadSums, RecordIndex
 from .tensors import Reading
 
 
-class Damage:
+class DamageFinder:
     """Finds the damage of two checkpoints in what was compared of them.
 
     Args:

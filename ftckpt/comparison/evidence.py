@@ -24,7 +24,7 @@ from ftckpt.manifest.locate import find
 from .record_sums import RecordIndex
 
 
-class Evidence(StrEnum):
+class Basis(StrEnum):
     """What the answer about one tensor rests on."""
 
     READ = "read"  # every byte of both
@@ -50,7 +50,7 @@ class RecordedEqual:
         self._ours, self._theirs = ours, theirs
         self._records = records
 
-    def evidence(self, key: str, other: str) -> Evidence | None:
+    def evidence(self, key: str, other: str) -> Basis | None:
         """Return what says that a tensor of the first is one of the second; None where nothing.
 
         Args:
@@ -61,7 +61,7 @@ class RecordedEqual:
             digests.get(name) for digests, name in zip(self._digests, (key, other), strict=True)
         ]
         if recorded[0] is not None and recorded[0] == recorded[1]:
-            return Evidence.DIGEST
+            return Basis.DIGEST
         one, two = (
             [piece for piece in tensors[name].pieces if not piece.replica]
             for tensors, name in ((self._ours.tensors, key), (self._theirs.tensors, other))
@@ -70,9 +70,9 @@ class RecordedEqual:
             return None
         places = [piece.extent for piece in one]
         if places == [piece.extent for piece in two] and self._sealed_equal(places):
-            return Evidence.MANIFEST
+            return Basis.MANIFEST
         if self._ours.format == self._theirs.format and self._sums_equal(one, two):
-            return Evidence.CRC32
+            return Basis.CRC32
         return None
 
     def sealed_objects(self) -> Iterator[str]:

@@ -14,9 +14,9 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import ExitCode, worst
 from ftckpt.findings import Finding
 
-from .align import ComparedPair, Status
+from .align import ComparedPair, DiffStatus
 from .arithmetic import Tally
-from .evidence import Evidence
+from .evidence import Basis
 from .state import StateDifference
 
 
@@ -49,8 +49,8 @@ class TensorDifference:
     component: str
     part: str
     layer: str
-    status: Status
-    evidence: Evidence
+    status: DiffStatus
+    evidence: Basis
     shape_a: tuple[int, ...] | None = None
     shape_b: tuple[int, ...] | None = None
     dtype_a: str | None = None
@@ -76,7 +76,7 @@ class Summary:
     Attributes:
         name: of the component or the layer.
         tensors: how many.
-        counts: of them, by `Status`.
+        counts: of them, by `DiffStatus`.
         elements: of those compared.
         changed: elements with other bits.
         max_abs: largest absolute difference, of integers too; None where elements changed and none
@@ -152,7 +152,7 @@ class DiffReport:
 
         What is recorded as equal and was not read counts as equal: the caller said so.
         """
-        same = (Status.EQUAL, Status.CLOSE, Status.RECORDED)
+        same = (DiffStatus.EQUAL, DiffStatus.CLOSE, DiffStatus.RECORDED)
         counted = self.layout_counts or not all(one.layout for one in self.state)
         differs = any(status not in same for status in self.total.counts)
         differs = differs or (bool(self.state) and counted)
@@ -185,13 +185,13 @@ _NUMBERED = re.compile(r"(?:[^.]+\.)*?\d+(?=\.|$)")
 
 
 def difference(
-    pair: ComparedPair, evidence: Evidence, tally: Tally | None, *, tolerant: bool, status: Status
+    pair: ComparedPair, evidence: Basis, tally: Tally | None, *, tolerant: bool, status: DiffStatus
 ) -> TensorDifference:
     """Return what is known of one tensor."""
     side = pair.either
     shapes = [s.wanted.shape if s is not None else None for s in (pair.ours, pair.theirs)]
     dtypes = [s.wanted.dtype.name if s is not None else None for s in (pair.ours, pair.theirs)]
-    compared = status in (Status.EQUAL, Status.CLOSE, Status.DIFFERENT)
+    compared = status in (DiffStatus.EQUAL, DiffStatus.CLOSE, DiffStatus.DIFFERENT)
     told: dict[str, Any] = {}
     if tally is not None and tally.changed:
         measured = tally.max_ulp is not None or len(set(dtypes)) == 2
@@ -315,7 +315,7 @@ def ordered(tensors: Iterable[TensorDifference]) -> list[TensorDifference]:
     infinite = float("inf")
 
     def rank(tensor: TensorDifference) -> tuple[bool, float, str]:
-        relative, recorded = tensor.relative_l2, tensor.status is Status.RECORDED
+        relative, recorded = tensor.relative_l2, tensor.status is DiffStatus.RECORDED
         return (recorded, -(infinite if relative is None else relative), tensor.key)
 
     return sorted(tensors, key=rank)

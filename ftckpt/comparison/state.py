@@ -15,7 +15,7 @@ from ftckpt.inspection.resume import spoken
 from ftckpt.inspection.training_state import TABLE
 from ftckpt.transfer.content import Content, Wanted
 
-from .align import Status
+from .align import DiffStatus
 
 
 class Field(NamedTuple):
@@ -73,7 +73,7 @@ class StateDifference:
     about: str
     title: str
     rank: int | None
-    status: Status
+    status: DiffStatus
     a: str | None
     b: str | None
     layout: bool = False
@@ -184,9 +184,9 @@ def compare_fields(ours: Iterable[Field], theirs: Iterable[Field]) -> Iterator[S
 
 
 def _difference(name: str, rank: int | None, a: Field | None, b: Field | None) -> StateDifference:
-    status = Status.DIFFERENT
+    status = DiffStatus.DIFFERENT
     if a is None or b is None:
-        status = Status.MISSING if b is None else Status.ADDED
+        status = DiffStatus.MISSING if b is None else DiffStatus.ADDED
     shown = [None if field is None else field.shown for field in (a, b)]
     if a is not None and b is not None and a.shown == b.shown:
         # What is alike in a few words is told apart by what it is compared by.

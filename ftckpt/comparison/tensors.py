@@ -17,9 +17,9 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.content import Content
 from ftckpt.workers.limits import RateLimit
 
-from .align import ComparedPair, Side, Status, shards
+from .align import ComparedPair, DiffStatus, Side, shards
 from .arithmetic import Tally, Tolerance
-from .evidence import Evidence, RecordedEqual
+from .evidence import Basis, RecordedEqual
 from .read import Readers, Work, WorkResult
 from .record_sums import ReadSums
 from .report import Summaries, TensorDifference, difference
@@ -72,8 +72,8 @@ class Compared:
 
 
 class _Verdict(NamedTuple):
-    status: Status
-    evidence: Evidence
+    status: DiffStatus
+    evidence: Basis
     tally: Tally | None = None
     error: FtckptError | None = None
 
@@ -130,7 +130,7 @@ def compare_tensors(
         )
         done.summaries.add(tensor, verdict.tally)
         done.evidence[verdict.evidence] += 1
-        if verdict.status is not Status.EQUAL:
+        if verdict.status is not DiffStatus.EQUAL:
             done.tensors.append(tensor)
         if verdict.error is not None:
             done.findings.append(from_error(verdict.error, tensor=pair.key))
@@ -170,8 +170,8 @@ class _Plan:
     def add(self, pair: ComparedPair) -> None:
         """Decide on one pair, or plan its reading."""
         if pair.status is not None:
-            tied = pair.status is Status.EQUAL
-            rests = Evidence.TIED if tied else Evidence.HEADERS
+            tied = pair.status is DiffStatus.EQUAL
+            rests = Basis.TIED if tied else Basis.HEADERS
             self._verdicts[pair.key] = _Verdict(pair.status, rests)
             side = pair.ours or pair.theirs
             for number, copy in enumerate(pair.tied):
@@ -188,14 +188,14 @@ class _Plan:
         for side in (pair.ours, pair.theirs):
             gap = next(self._gaps(side), None)
             if gap is not None:
-                self._verdicts[pair.key] = _Verdict(Status.UNREAD, Evidence.HEADERS, error=gap)
+                self._verdicts[pair.key] = _Verdict(DiffStatus.UNREAD, Basis.HEADERS, error=gap)
                 return
         if 0 in pair.either.shape:
-            self._verdicts[pair.key] = _Verdict(Status.EQUAL, Evidence.HEADERS)
+            self._verdicts[pair.key] = _Verdict(DiffStatus.EQUAL, Basis.HEADERS)
             return
         recorded = self._as_recorded(pair)[0] if self._reading.trust_recorded else None
         if recorded is not None:
-            self._verdicts[pair.key] = _Verdict(Status.RECORDED, recorded)
+            self._verdicts[pair.key] = _Verdict(DiffStatus.RECORDED, recorded)
         else:
             self._plan(pair.key, pair.ours, pair.theirs, pair.rows)
 
@@ -210,11 +210,11 @@ class _Plan:
         """Return what became of a pair."""
         if pair.key in self._same:
             same = self._verdict(self._same[pair.key], found)
-            return same._replace(evidence=Evidence.TIED, error=None)
+            return same._replace(evidence=Basis.TIED, error=None)
         for number in range(len(pair.tied)):
             result = found[f"{pair.key}\0{number}"]
             if result.error is None and not result.tally.changed:
-                return _Verdict(Status.EQUAL, Evidence.TIED)
+                return _Verdict(DiffStatus.EQUAL, Basis.TIED)
         return self._verdict(pair.key, found)
 
     def _verdict(self, key: str, found: dict[str, WorkResult]) -> _Verdict:
@@ -222,14 +222,14 @@ class _Plan:
             return self._verdicts[key]
         tally, error = found[key].tally, found[key].error
         work = self.works[key]
-        status = Status.DIFFERENT
+        status = DiffStatus.DIFFERENT
         if error is not None:
-            return _Verdict(Status.UNREAD, Evidence.READ, None, error)
+            return _Verdict(DiffStatus.UNREAD, Basis.READ, None, error)
         if not tally.changed and work.ours[1].dtype == work.theirs[1].dtype:
-            status = Status.EQUAL
+            status = DiffStatus.EQUAL
         elif self._reading.tolerance is not None and not tally.beyond:
-            status = Status.CLOSE
-        return _Verdict(status, Evidence.READ, tally)
+            status = DiffStatus.CLOSE
+        return _Verdict(status, Basis.READ, tally)
 
     def _plan(self, name: str, ours: Side, theirs: Side, rows: int | None) -> None:
         one, two = (
@@ -251,7 +251,7 @@ class _Plan:
                 message = f"{copy.key} in {content.checkpoint.source.url}: {gap.message}"
                 yield CorruptError(message, kind=gap.kind, tensor=side.key)
 
-    def _as_recorded(self, pair: ComparedPair) -> tuple[Evidence | None, tuple[str, str]]:
+    def _as_recorded(self, pair: ComparedPair) -> tuple[Basis | None, tuple[str, str]]:
         """Return what records a pair as equal, if anything, and its keys in the two sources."""
         assert pair.ours is not None
         assert pair.theirs is not None

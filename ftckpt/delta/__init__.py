@@ -11,13 +11,13 @@ from ftckpt.delta.codec.blocks import Form as Form
 from ftckpt.delta.codec.blocks import Reference as Reference
 from ftckpt.delta.codec.choose_encoding import EFFORTS as EFFORTS
 from ftckpt.delta.codec.choose_encoding import Effort as Effort
-from ftckpt.delta.codec.choose_encoding import Plan as Plan
+from ftckpt.delta.codec.choose_encoding import EncodingPlan as EncodingPlan
 from ftckpt.delta.codec.decode import DeltaDecoder as DeltaDecoder
 from ftckpt.delta.codec.decode import Fill as Fill
 from ftckpt.delta.codec.encode import DeltaEncoder as DeltaEncoder
 from ftckpt.delta.codec.encode import EncodedBlock as EncodedBlock
 from ftckpt.delta.codec.encode import Rows as Rows
-from ftckpt.delta.codec.fit_predictor import Settings as Settings
+from ftckpt.delta.codec.fit_predictor import FitSettings as FitSettings
 from ftckpt.delta.pack.pair import DeltaPair as DeltaPair
 from ftckpt.delta.pack.pair import pair as pair
 

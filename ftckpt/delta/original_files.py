@@ -25,7 +25,7 @@ from ftckpt.transfer.layout import Elements, OutputFile, Segment, Stored
 _SPARE, _SHARE = 16 << 20, 8  # most bytes beside tensors, and as a share of theirs, as a divisor
 
 
-class Placed(NamedTuple):
+class FileElements(NamedTuple):
     """Elements of a tensor, dense, at a place of a file.
 
     Attributes:
@@ -56,7 +56,7 @@ class OriginalFile:
 
     path: str
     size: int
-    placed: Sequence[Placed] = field(repr=False, default=())
+    placed: Sequence[FileElements] = field(repr=False, default=())
 
     @property
     def rest(self) -> Iterator[tuple[int, int]]:
@@ -131,7 +131,7 @@ def original_of(checkpoint: Checkpoint) -> Original | None:
     Raises:
         CorruptError, UnsafeError: the record around a tensor cannot be trusted.
     """
-    placed: dict[str, list[Placed]] = {}
+    placed: dict[str, list[FileElements]] = {}
     for info in checkpoint.tensors.values():
         for file, one in _placed(checkpoint, info):
             placed.setdefault(file, []).append(one)
@@ -185,9 +185,11 @@ def laid_out(
     return made
 
 
-def _parsed(rows: Any) -> list[Placed]:
+def _parsed(rows: Any) -> list[FileElements]:
     return [
-        Placed(_count(offset), str(key), Box(_counts(offsets), _counts(sizes)), *_counts(more))
+        FileElements(
+            _count(offset), str(key), Box(_counts(offsets), _counts(sizes)), *_counts(more)
+        )
         for offset, key, offsets, sizes, *more in rows
     ]
 
@@ -202,7 +204,7 @@ def _counts(values: Any) -> tuple[int, ...]:
     return tuple(map(_count, values))
 
 
-def _placed(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[tuple[str, Placed]]:
+def _placed(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[tuple[str, FileElements]]:
     """Yield where the elements of a tensor lie as they are, with the file."""
     for piece in info.pieces:
         if piece.replica or not piece.box.volume or not info.dtype.itemsize:
@@ -215,13 +217,13 @@ def _placed(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[tuple[str, Pla
         file, offset, _ = payload.extent
         yield (
             file,
-            Placed(offset, info.key, piece.box, start, stop, info.dtype.nbytes(stop - start)),
+            FileElements(offset, info.key, piece.box, start, stop, info.dtype.nbytes(stop - start)),
         )
 
 
-def _apart(placed: Sequence[Placed], size: int) -> list[Placed]:
+def _apart(placed: Sequence[FileElements], size: int) -> list[FileElements]:
     """Return what does not overlap what comes before it, nor the end of the file."""
-    kept: list[Placed] = []
+    kept: list[FileElements] = []
     at = 0
     for one in sorted(placed, key=lambda p: (p.offset, -p.nbytes)):
         if one.offset >= at and one.nbytes and one.offset + one.nbytes <= size:

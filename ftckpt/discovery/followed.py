@@ -8,11 +8,11 @@ from ftckpt.errors import CorruptError, MissingError, UsageError
 
 from .pointers import Pointer
 from .roots import Candidate, Root
-from .select import Rules
+from .select import SelectionRules
 from .suggestions import hint_for_name
 
 
-def follow(root: Root, name: str, rules: Rules) -> Root:
+def follow(root: Root, name: str, rules: SelectionRules) -> Root:
     """Return a root that holds only what a pointer means, and what may be taken instead.
 
     Args:

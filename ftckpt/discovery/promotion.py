@@ -45,7 +45,7 @@ _BY_NUMBER = {
 }
 
 
-class Move(NamedTuple):
+class PointerMove(NamedTuple):
     """One pointer, before and after.
 
     Attributes:
@@ -68,7 +68,7 @@ class Move(NamedTuple):
 
 def moves(
     root: Root, target: str, step: int | None, asked: Sequence[str], *, backwards: bool
-) -> tuple[Move, ...]:
+) -> tuple[PointerMove, ...]:
     """Return how the pointers of a root are moved to a checkpoint; nothing is written.
 
     Args:
@@ -101,7 +101,7 @@ def moves(
             # As it was spelled: a relative link stays one.
             folder, slash, _ = says.rstrip("/").rpartition("/")
             after = f"{folder}{slash}{target}"
-        found.append(Move(name, says, after, link))
+        found.append(PointerMove(name, says, after, link))
     return tuple(found)
 
 
@@ -148,7 +148,9 @@ def held(root: Root, actor: str) -> Iterator[Root]:
         yield read_again(root)
 
 
-def move(root: Root, one: Move, *, actor: str, now: float, fields: Mapping[str, object]) -> None:
+def move(
+    root: Root, one: PointerMove, *, actor: str, now: float, fields: Mapping[str, object]
+) -> None:
     """Write one pointer; first what it said goes to the log.
 
     Args:
@@ -189,7 +191,7 @@ def previous(root: Root, name: str) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def _still(root: Root, one: Move, entry: Entry) -> Entry:
+def _still(root: Root, one: PointerMove, entry: Entry) -> Entry:
     if one.link:
         text = entry.link or ""
     else:

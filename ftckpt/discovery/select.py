@@ -90,7 +90,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SelectionRules:
     """How far `select` may go.
 
     Attributes:
@@ -117,7 +117,9 @@ class Rules:
         )
 
 
-def select(root: Root, check: Check, rules: Rules, note: Note = lambda _: None) -> Selection:
+def select(
+    root: Root, check: Check, rules: SelectionRules, note: Note = lambda _: None
+) -> Selection:
     """Choose the newest checkpoint of a root that passes.
 
     Args:
@@ -210,7 +212,7 @@ def _flag(code: ExitCode) -> str:
 
 
 def _nothing(
-    root: Root, walk: Walk, skipped: Sequence[Skipped], rules: Rules
+    root: Root, walk: Walk, skipped: Sequence[Skipped], rules: SelectionRules
 ) -> tuple[ExitCode, str, str]:
     """Return why nothing was chosen; NOT_FOUND only for a root that never held a checkpoint."""
     if not skipped:
@@ -225,7 +227,7 @@ def _nothing(
     return code, f"no checkpoint of {root.url} passes: {_placed(first.path, first.message)}", hint
 
 
-def _empty(root: Root, walk: Walk, rules: Rules) -> tuple[ExitCode, str, str]:
+def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str, str]:
     """Return what it means that there was no checkpoint to try."""
     from .root_marker import absence, lost
 

@@ -19,7 +19,7 @@ from ftckpt.findings import Finding
 
 from .candidates import Looked, Walk
 from .roots import Root
-from .select import Check, Note, Rules, Selection, Skipped, select
+from .select import Check, Note, Selection, SelectionRules, Skipped, select
 
 # A tier that was read and has nothing to give: it hides no newer step.
 _EMPTY = frozenset({ExitCode.NOT_FOUND, ExitCode.REFUSED})
@@ -79,7 +79,7 @@ class _Copy(NamedTuple):
 def select_tiers(
     tiers: Sequence[Tier],
     check: Check,
-    rules: Rules,
+    rules: SelectionRules,
     note: Note = lambda _: None,
     *,
     allow_missing: bool = False,
@@ -125,7 +125,7 @@ def _chain(first: _Copy, rest: Iterable[_Copy]) -> Iterator[_Copy]:
     yield from rest
 
 
-def _report(tier: Tier, walk: Walk | None, check: Check, rules: Rules) -> TierReport:
+def _report(tier: Tier, walk: Walk | None, check: Check, rules: SelectionRules) -> TierReport:
     """Return what a tier has to give; its first candidates have been looked at."""
     if tier.error is not None:
         return TierReport(tier.url, True, None, tier.error.exit_code, tier.error.message)
@@ -168,7 +168,7 @@ def _nothing(reports: Sequence[TierReport]) -> Selection:
 
 
 def _choose(
-    tiers: Sequence[Tier], copies: Iterator[_Copy], check: Check, rules: Rules, note: Note
+    tiers: Sequence[Tier], copies: Iterator[_Copy], check: Check, rules: SelectionRules, note: Note
 ) -> Selection:
     skipped: list[Skipped] = []
     findings: list[Finding] = []
@@ -209,7 +209,7 @@ def _choose(
 
 
 def _try(
-    root: Root, looked: Sequence[Looked], check: Check, rules: Rules, note: Note
+    root: Root, looked: Sequence[Looked], check: Check, rules: SelectionRules, note: Note
 ) -> tuple[Selection, bool]:
     """Try the entries of one step in one tier; say whether one stops the search there."""
     notes: list[str] = []

@@ -11,7 +11,7 @@ from ftckpt.errors import ExitCode, FtckptError
 from .candidates import look
 from .open_part import open_child
 from .roots import Candidate, Root
-from .select import Check, Note, Rules, Selection, select
+from .select import Check, Note, Selection, SelectionRules, select
 
 # Seconds between looks: a save that is nearly done is seen soon, a long one costs few requests.
 _FIRST, _GROWTH, _LONGEST = 0.5, 1.5, 30.0
@@ -20,7 +20,7 @@ _FIRST, _GROWTH, _LONGEST = 0.5, 1.5, 30.0
 def select_waiting(
     read: Callable[[], Root],
     check: Check,
-    rules: Rules,
+    rules: SelectionRules,
     timeout: float,
     note: Note = lambda _: None,
     *,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.findings import listed
 
-from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, Component
+from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow
 
 
 class Presence(StrEnum):
@@ -35,8 +35,8 @@ class ResumeItem:
     """The verdict on one component of one checkpoint.
 
     Attributes:
-        key: `Component.key`.
-        title: `Component.title`.
+        key: `StateRow.key`.
+        title: `StateRow.title`.
         presence: present, absent or cannot tell.
         reason: one sentence: what was seen, or what was looked for.
         consequence: what goes wrong when a restart skips it.
@@ -87,7 +87,7 @@ def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
 
 
 def _item(
-    row: Component,
+    row: StateRow,
     presence: Presence,
     reason: str,
     where: Sequence[str] = (),
@@ -183,7 +183,7 @@ class _Names:
             if name not in inner and not any(known.search(name) for known in rng)
         ]
 
-    def match(self, row: Component) -> ResumeItem:
+    def match(self, row: StateRow) -> ResumeItem:
         assert row.known is not None
         assert row.hint is not None
         found = [name for name in self.names if row.known.search(name)]

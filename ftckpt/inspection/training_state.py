@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 
-class Component(NamedTuple):
+class StateRow(NamedTuple):
     """One row of the table.
 
     Attributes:
@@ -50,24 +50,24 @@ _BLIND = (
     r"(?:extra|client|trainer)_state(?:\.pt)?$",
 )
 
-WEIGHTS = Component(
+WEIGHTS = StateRow(
     "weights",
     "model weights",
     "Nothing to resume: the run starts from fresh weights, and the loss jumps back at once.",
 )
-MOMENTS = Component(
+MOMENTS = StateRow(
     "moments",
     "optimizer moments",
     "Adam restarts from zero moments: the first update has full step size in every coordinate, so"
     " weights differ after one step and the loss after two, often as a visible spike.",
 )
-MASTERS = Component(
+MASTERS = StateRow(
     "masters",
     "master weights",
     "Updates smaller than half a unit of the 16-bit weights are lost: the restart rounds what the"
     " optimizer had accumulated in 32 bits.",
 )
-STEP = Component(
+STEP = StateRow(
     "step",
     "step counter",
     "The trainer counts from zero: schedule, logging, retention and the end of the run are wrong.",
@@ -77,11 +77,11 @@ STEP = Component(
     ),
     _names(*_BLIND, r"epoch"),
 )  # fmt: skip
-TABLE: tuple[Component, ...] = (
+TABLE: tuple[StateRow, ...] = (
     WEIGHTS,
     MOMENTS,
     MASTERS,
-    Component(
+    StateRow(
         "scheduler",
         "learning-rate schedule",
         "The learning rate starts its schedule again: warm-up is repeated or decay is forgotten;"
@@ -92,7 +92,7 @@ TABLE: tuple[Component, ...] = (
         ),
         _names(*_BLIND),
     ),
-    Component(
+    StateRow(
         "rng-python",
         "RNG of Python",
         "Shuffling and augmentation done with `random` repeat or jump; the first batch drawn with"
@@ -104,7 +104,7 @@ TABLE: tuple[Component, ...] = (
         _names(*_BLIND_RNG),
         per_rank=True,
     ),
-    Component(
+    StateRow(
         "rng-numpy",
         "RNG of NumPy",
         "Batches sampled with NumPy differ from the first step on.",
@@ -115,7 +115,7 @@ TABLE: tuple[Component, ...] = (
         _names(*_BLIND_RNG),
         per_rank=True,
     ),
-    Component(
+    StateRow(
         "rng-torch",
         "RNG of torch (CPU)",
         "Dropout, initialisation and the samplers' seeds differ: gradients and loss part ways at"
@@ -127,7 +127,7 @@ TABLE: tuple[Component, ...] = (
         _names(*_BLIND_RNG),
         per_rank=True,
     ),
-    Component(
+    StateRow(
         "rng-cuda",
         "RNG of the device",
         "Dropout on the device draws other masks: gradients and loss part ways at the first step.",
@@ -139,7 +139,7 @@ TABLE: tuple[Component, ...] = (
         _names(*_BLIND_RNG),
         per_rank=True,
     ),
-    Component(
+    StateRow(
         "data",
         "dataloader position",
         "Samples are seen again or never: the first batch differs, and an epoch is silently longer"
@@ -157,7 +157,7 @@ TABLE: tuple[Component, ...] = (
         ),
     ),
     STEP,
-    Component(
+    StateRow(
         "scaler",
         "loss scaler",
         "With float16 the scale starts again: no difference is seen until the next overflow, then"

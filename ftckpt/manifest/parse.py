@@ -35,10 +35,10 @@ def parse_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
         UnsupportedError: whole, but of a schema that this version does not know.
         UnsafeError: a name in it leads out of the checkpoint.
     """
-    return Parser(file).manifest(data)
+    return ManifestParser(file).manifest(data)
 
 
-class Parser:
+class ManifestParser:
     """Reads one manifest.
 
     Args:

@@ -19,7 +19,7 @@ from .answer import answer as answer
 from .answer import around as around
 from .answer import solve as solve
 from .bounds import Constraint as Constraint
-from .bounds import Limits as Limits
+from .bounds import PlanBounds as PlanBounds
 from .choose_model import Model as Model
 from .choose_model import Plain as Plain
 from .choose_model import Silent as Silent
@@ -28,5 +28,5 @@ from .choose_model import Tiered as Tiered
 from .failures import Counted as Counted
 from .failures import Failures as Failures
 from .failures import combine as combine
+from .question import IntervalRule as IntervalRule
 from .question import Question as Question
-from .question import Rule as Rule

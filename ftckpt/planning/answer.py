@@ -14,8 +14,8 @@ from .bounds import Constraint, check
 from .choose_model import Model, Tiered
 from .models import classic, rounding
 from .quantities import shown_duration
-from .question import Question, Rule
-from .upkeep import Money, Upkeep, money_of, upkeep_of
+from .question import IntervalRule, Question
+from .upkeep import Upkeep, UpkeepCost, money_of, upkeep_of
 
 # A save or flush of this many mean times between failures is refused: the models have an answer
 # there too, and it helps nobody.
@@ -107,7 +107,7 @@ class Plan:
     constraints: tuple[Constraint, ...]
     improvements: tuple[Improvement, ...]
     upkeep: Upkeep | None
-    money: Money | None
+    money: UpkeepCost | None
 
 
 def answer(question: Question) -> Plan:
@@ -182,25 +182,25 @@ def _refuse_hopeless(model: Model) -> None:
 def _forecasts(model: Model, best: float) -> tuple[Forecast, ...]:
     """Return what each rule says that knows this kind of save."""
     save, mtbf = model.stall, model.rollback_mtbf
-    intervals = {Rule.EXACT: best}
+    intervals = {IntervalRule.EXACT: best}
     # The rules know one kind of save, and one that costs something.
     if not isinstance(model, Tiered) and save > 0:
         young = max(float(classic.young(save, mtbf)), model.least_interval)
         daly = max(float(classic.daly(save, mtbf)), model.least_interval)
-        intervals |= {Rule.YOUNG: young, Rule.DALY: daly, Rule.ETTR: young}
+        intervals |= {IntervalRule.YOUNG: young, IntervalRule.DALY: daly, IntervalRule.ETTR: young}
     return tuple(
         Forecast(rule, interval, _predicted(model, rule, interval), _goodput(model, interval))
         for rule, interval in intervals.items()
     )
 
 
-def _predicted(model: Model, rule: Rule, interval: float) -> float:
+def _predicted(model: Model, rule: IntervalRule, interval: float) -> float:
     """Return the goodput that a rule predicts for an interval; Daly's predicts none of its own."""
     save, mtbf, restart, detect = model.stall, model.rollback_mtbf, model.reload, model.detect
-    if rule is Rule.YOUNG:
+    if rule is IntervalRule.YOUNG:
         first = classic.first_order(interval, save, mtbf, restart=restart, detect=detect)
         return float(first.useful)
-    if rule is Rule.ETTR:
+    if rule is IntervalRule.ETTR:
         return float(classic.ettr(interval, save, mtbf, restart=restart + detect).useful)
     return _goodput(model, interval)
 

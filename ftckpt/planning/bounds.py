@@ -38,7 +38,7 @@ class Constraint(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PlanBounds:
     """What was asked; None for nothing.
 
     Attributes:
@@ -74,7 +74,7 @@ class Limits:
 
 
 def check(
-    model: Model, outcome: Outcome, limits: Limits, nbytes: float | None
+    model: Model, outcome: Outcome, limits: PlanBounds, nbytes: float | None
 ) -> Iterator[Constraint]:
     """Yield what holds and what does not at the interval of `outcome`.
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Self
 
 from ftckpt.planning.models.arithmetic import Real
-from ftckpt.planning.models.inputs import Pattern, Preemption, Tier
+from ftckpt.planning.models.inputs import CopyTier, Pattern, Preemption
 from ftckpt.planning.models.outcome import Outcome
 from ftckpt.planning.models.tiers import optimum as best_pattern
 from ftckpt.planning.models.tiers import outcome as outcome_of_pattern
@@ -293,7 +293,7 @@ class Tiered(Model):
         tiers: from the one that survives least to the one that survives everything.
     """
 
-    tiers: tuple[Tier, ...]
+    tiers: tuple[CopyTier, ...]
 
     @cached_property
     def pattern(self) -> Pattern:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 _ROUNDED = 1.0
 
 
-class Event(NamedTuple):
+class LogEvent(NamedTuple):
     """An event of a log.
 
     Attributes:
@@ -47,7 +47,7 @@ class Exposure(NamedTuple):
 
 
 def exposure(
-    events: Sequence[Event], *, detect: float | None = None, restart: float | None = None
+    events: Sequence[LogEvent], *, detect: float | None = None, restart: float | None = None
 ) -> Exposure:
     """Return how long a job could fail, and how many failures struck in that time.
 

@@ -207,7 +207,7 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = Fals
     return value
 
 
-class Observed(NamedTuple):
+class ObservedFailures(NamedTuple):
     """Failures that were counted over a time.
 
     Attributes:
@@ -219,7 +219,7 @@ class Observed(NamedTuple):
     seconds: float
 
 
-def observed(text: str, flag: str) -> Observed:
+def observed(text: str, flag: str) -> ObservedFailures:
     """Return the failures and the time of `419/54d`.
 
     Raises:
@@ -234,7 +234,7 @@ def observed(text: str, flag: str) -> Observed:
     seconds = duration(time, flag)
     if not seconds > 0:
         raise UsageError(f"{flag} {text}: failures cannot be counted in no time")
-    return Observed(int(number), seconds)
+    return ObservedFailures(int(number), seconds)
 
 
 class Component(NamedTuple):

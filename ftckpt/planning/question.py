@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from .bounds import Limits
+from .bounds import PlanBounds
 from .choose_model import Model
 from .failures import Failures
 
 
-class Rule(StrEnum):
+class IntervalRule(StrEnum):
     """Whose interval is taken, and whose prediction is shown."""
 
     EXACT = "exact"
@@ -41,10 +41,10 @@ class Question:
 
     model: Model
     failures: Failures
-    rule: Rule = Rule.EXACT
+    rule: IntervalRule = IntervalRule.EXACT
     interval: float | None = None
     step: float | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: PlanBounds = field(default_factory=PlanBounds)
     nbytes: float | None = None
     gpus: int | None = None
     run: float | None = None

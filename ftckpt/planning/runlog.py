@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from ftckpt.errors import UsageError
 
-from .exposure import Event, exposure
+from .exposure import LogEvent, exposure
 
 # A longer line is not a record of an event.
 _LINE = 1 << 16
@@ -98,7 +98,7 @@ def read_log(
     events: Counter[str] = Counter()
     classes: Counter[str] = Counter()
     times: list[float] = []
-    history: list[Event] = []
+    history: list[LogEvent] = []
     bounds: dict[str, float] = {}
     for place, event in _records(lines, name):
         kind = event["event"]
@@ -117,9 +117,9 @@ def read_log(
                 numbers.setdefault((kind, key), []).append(event[key])
         if kind == "failure":
             classes[str(event.get("class", ""))] += 1
-            history.append(Event(kind, time, event.get("detect"), event.get("restart")))
+            history.append(LogEvent(kind, time, event.get("detect"), event.get("restart")))
         elif time is not None:
-            history.append(Event(kind, time))
+            history.append(LogEvent(kind, time))
 
     def mean(kind: str, key: str) -> float | None:
         found = numbers.get((kind, key))

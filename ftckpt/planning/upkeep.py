@@ -31,7 +31,7 @@ class Upkeep(NamedTuple):
     kept_bytes: float
 
 
-class Money(NamedTuple):
+class UpkeepCost(NamedTuple):
     """What it costs, in the currency of the prices; None for what has no price or no length.
 
     Attributes:
@@ -70,7 +70,7 @@ def upkeep_of(question: Question, outcome: Outcome) -> Upkeep | None:
     )
 
 
-def money_of(question: Question, outcome: Outcome, upkeep: Upkeep | None) -> Money | None:
+def money_of(question: Question, outcome: Outcome, upkeep: Upkeep | None) -> UpkeepCost | None:
     """Return what it costs; None without a price."""
     if question.gpu_hour is None and question.tb_month is None:
         return None
@@ -84,7 +84,7 @@ def money_of(question: Question, outcome: Outcome, upkeep: Upkeep | None) -> Mon
         cost = storage.storage_cost(upkeep.kept_bytes, question.tb_month, storage.MONTH)
         month = float(cost)
     waste = float(outcome.waste)
-    return Money(
+    return UpkeepCost(
         gpu_per_day=day,
         waste_per_day=None if day is None else day * waste,
         run=run,

@@ -30,7 +30,7 @@ from ftckpt.verification.values import check_rng
 from .state_content import judge_by_content
 
 
-class Weight(StrEnum):
+class RemarkWeight(StrEnum):
     """How much a remark weighs."""
 
     CONTRADICTION = "contradiction"
@@ -49,7 +49,7 @@ class Remark:
     """
 
     topic: str
-    weight: Weight
+    weight: RemarkWeight
     message: str
 
 
@@ -110,22 +110,22 @@ def audit(
     fields = list(fields)
     resume = judge_by_content(resume_check(checkpoint), checkpoint, fields)
     remarks = [*_ranks(resume), *_clocks(checkpoint)]
-    remarks += [Remark("equal-rng", Weight.RISK, f.message) for f in check_rng(checkpoint)]
+    remarks += [Remark("equal-rng", RemarkWeight.RISK, f.message) for f in check_rng(checkpoint)]
     remarks += _state(fields, checkpoint.step)
     if following is not None:
         remarks += _stale(checkpoint, following, counter)
     if environment is not None:
         remarks += [
-            Remark("environment", Weight.RISK, f"{name} is not set: {meaning}")
+            Remark("environment", RemarkWeight.RISK, f"{name} is not set: {meaning}")
             for name, meaning in ENVIRONMENT.items()
             if name not in environment
         ]
         remarks += [
-            Remark("environment", Weight.RISK, f"{name} is {environment[name]}: {meaning}")
+            Remark("environment", RemarkWeight.RISK, f"{name} is {environment[name]}: {meaning}")
             for name, meaning in _OVERRIDES.items()
             if name in environment
         ]
-    remarks.sort(key=lambda remark: list(Weight).index(remark.weight))
+    remarks.sort(key=lambda remark: list(RemarkWeight).index(remark.weight))
     return Audit(resume, tuple(remarks))
 
 
@@ -135,7 +135,7 @@ def _ranks(resume: tuple[ResumeItem, ...]) -> Iterator[Remark]:
         if known and (item.ranks or 0) < (item.world_size or 0):
             yield Remark(
                 "ranks",
-                Weight.RISK,  # a trainer may keep one for all ranks that share it
+                RemarkWeight.RISK,  # a trainer may keep one for all ranks that share it
                 f"{item.title}: {item.ranks} of {counted(item.world_size or 0, 'rank')} have one",
             )
 
@@ -154,7 +154,7 @@ def _clocks(checkpoint: Checkpoint) -> Iterator[Remark]:
     if optimizer and max(optimizer) != step:
         yield Remark(
             "optimizer-step",
-            Weight.CONTRADICTION,
+            RemarkWeight.CONTRADICTION,
             f"the trainer counts {step:.0f} steps and the optimizer {max(optimizer):.0f}: "
             "a torn save, unless they count different things",
         )
@@ -162,7 +162,7 @@ def _clocks(checkpoint: Checkpoint) -> Iterator[Remark]:
     if schedule and step not in schedule and not (step and max(schedule) % step == 0):
         yield Remark(
             "scheduler-step",
-            Weight.CONTRADICTION,
+            RemarkWeight.CONTRADICTION,
             f"the trainer counts {step:.0f} steps and the schedule {max(schedule):.0f}: off by "
             f"{abs(step - max(schedule)):.0f}, unless they count different things",
         )
@@ -175,7 +175,7 @@ def _state(fields: Iterable[Field | FtckptError], step: int | None) -> Iterator[
     settings: set[str] = set()
     for field in fields:
         if isinstance(field, FtckptError):
-            yield Remark("unread", Weight.RISK, f"some of its state cannot be read: {field}")
+            yield Remark("unread", RemarkWeight.RISK, f"some of its state cannot be read: {field}")
             continue
         kind, _ = about(field.name)
         last = re.split(r"[./:]", field.name)[-1]
@@ -190,19 +190,21 @@ def _state(fields: Iterable[Field | FtckptError], step: int | None) -> Iterator[
         if len(ranks) > 1:
             shared = ", ".join(map(str, sorted(ranks)[:8]))
             yield Remark(
-                "equal-rng", Weight.RISK,
+                "equal-rng", RemarkWeight.RISK,
                 f"{len(ranks)} ranks share one state of {name} ({shared}): they draw the same",
             )  # fmt: skip
     for name in sorted(settings):
         value, meaning = _SETTINGS[name]
-        yield Remark("settings", Weight.RISK, f"{name} was {value} in the training: {meaning}")
+        yield Remark(
+            "settings", RemarkWeight.RISK, f"{name} was {value} in the training: {meaning}"
+        )
     yield from _scaler(scaler, step)
 
 
 def _scaler(counters: Mapping[str, float], step: int | None) -> Iterator[Remark]:
     """Yield what a loss scaler's counters cannot be, by the names of torch's and of apex's."""
 
-    def said(message: str, weight: Weight = Weight.CONTRADICTION) -> Remark:
+    def said(message: str, weight: RemarkWeight = RemarkWeight.CONTRADICTION) -> Remark:
         return Remark("scaler", weight, f"the loss scaler {message}")
 
     scale = counters.get("scale", counters.get("cur_scale"))
@@ -212,7 +214,9 @@ def _scaler(counters: Mapping[str, float], step: int | None) -> Iterator[Remark]
         yield said(f"has the scale {scale:g}, by which no gradient can be divided")
     good, interval = counters.get("_growth_tracker"), counters.get("growth_interval")
     if good is None and interval is not None:
-        yield said("has no count of steps since the last overflow: it begins again", Weight.RISK)
+        yield said(
+            "has no count of steps since the last overflow: it begins again", RemarkWeight.RISK
+        )
     elif good is not None and interval is not None and good >= max(interval, 1):
         yield said(f"counts {good:.0f} steps without overflow, and grows every {interval:.0f}")
     elif good is not None and step is not None and good > step:
@@ -237,9 +241,9 @@ def _stale(checkpoint: Checkpoint, following: Checkpoint, counter: Counter) -> I
         if all(same_as):
             yield Remark(
                 "stale",
-                Weight.CONTRADICTION,
+                RemarkWeight.CONTRADICTION,
                 f"all {counted(len(same_as), 'tensor')} of {component} are bit for bit those of "
                 "the next checkpoint: one of the two saves kept an older state",
             )
     if not pairs:
-        yield Remark("stale", Weight.RISK, "the two checkpoints have no tensor in common")
+        yield Remark("stale", RemarkWeight.RISK, "the two checkpoints have no tensor in common")

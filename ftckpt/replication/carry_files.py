@@ -16,12 +16,12 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
-from ftckpt.transfer.write.blocks import BlockMade, Ledger, RunningSums
+from ftckpt.transfer.write.blocks import BlockMade, CrcLedger, RunningSums
 from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.threads import in_turn, run
 
 from .contents import CopiedFile
-from .evidence import Evidence
+from .evidence import BlockJudge
 
 # A bit can flip on the way; what is at rest is read the same twice.
 _READINGS = 2
@@ -39,7 +39,7 @@ class Origin(NamedTuple):
     path: str
 
 
-class Damage(NamedTuple):
+class DamagedBlock(NamedTuple):
     """A block that was read twice and is wrong, or cannot be read.
 
     Attributes:
@@ -67,13 +67,13 @@ class Moved:
 
     files: dict[str, FileDigest] = field(default_factory=dict)
     taken_over: int = 0
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[DamagedBlock] = field(default_factory=list)
 
 
 class _Open(OpenFile):
     """One file on its way."""
 
-    def __init__(self, file: CopiedFile, upload: Upload, ledger: Ledger) -> None:
+    def __init__(self, file: CopiedFile, upload: Upload, ledger: CrcLedger) -> None:
         super().__init__(upload, file.size)
         self.file = file
         self.ledger = ledger
@@ -106,7 +106,7 @@ class Mover:
 
     staging: Staging
     origin: Callable[[CopiedFile, int], Origin]
-    evidence: Evidence
+    evidence: BlockJudge
     jobs: int = 1
     executor: Executor | None = None
     limiter: RateLimit | None = None
@@ -125,7 +125,7 @@ class Mover:
             lists = (self._tasks(file, opened, moved) for file in files)
             tasks = in_turn(lists, self.jobs)  # writers of one file wait for each other
             for task, made, whole in run(tasks, self._work, jobs=self.jobs, executor=self.executor):
-                if isinstance(made, Damage):
+                if isinstance(made, DamagedBlock):
                     moved.damage.append(made)
                 elif made is task.earlier:
                     moved.taken_over += task.length
@@ -143,7 +143,7 @@ class Mover:
             moved.taken_over += file.size
             self.counter.add(file.size)
             return
-        ledger = Ledger(self.evidence.ranges(file.path))
+        ledger = CrcLedger(self.evidence.ranges(file.path))
         current = opened[file.path] = _Open(file, staged.upload, ledger)
         if not file.size:
             moved.files[file.path] = self._finish(current)
@@ -151,14 +151,14 @@ class Mover:
         for number in range(block_count(file.size)):
             yield _Task(current, number, staged.earlier.get(number))
 
-    def _work(self, task: _Task) -> tuple[_Task, BlockMade | Damage, FileDigest | None]:
+    def _work(self, task: _Task) -> tuple[_Task, BlockMade | DamagedBlock, FileDigest | None]:
         """Carry a block; of those of one file the last to be there makes it whole."""
         made = self._block(task)
-        if isinstance(made, Damage) or not task.opened.completes(made):
+        if isinstance(made, DamagedBlock) or not task.opened.completes(made):
             return task, made, None
         return task, made, self._finish(task.opened)
 
-    def _block(self, task: _Task) -> BlockMade | Damage:
+    def _block(self, task: _Task) -> BlockMade | DamagedBlock:
         file, earlier = task.opened.file, task.earlier
         path, number = file.path, task.number
         if (
@@ -180,7 +180,7 @@ class Mover:
             lacking = isinstance(error, (CorruptError, NotFoundError))
             if not (self.keep_going and lacking):
                 raise
-            return Damage(path, number, task.length, error)
+            return DamagedBlock(path, number, task.length, error)
 
     def _carry(self, opened: _Open, number: int) -> BlockMade:
         """Read one block and write it."""

@@ -35,7 +35,7 @@ class CopiedFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contents:
+class ReplicaContents:
     """The files of a replica.
 
     Attributes:
@@ -70,7 +70,7 @@ class Contents:
 
 def contents_of(
     checkpoint: Checkpoint, manifest: Manifest | None, *, beside: bool = False, called: str = ""
-) -> Contents:
+) -> ReplicaContents:
     """Return the files of a checkpoint as a replica has them.
 
     What belongs to a checkpoint is what its format names and, where it is sealed, what its manifest
@@ -106,7 +106,7 @@ def contents_of(
         return CopiedFile(called or member, member, source.size(member))
 
     marker = checkpoint.commit.marker
-    return Contents(
+    return ReplicaContents(
         files=[file(member) for member in sorted(members, key=lambda m: (m == marker, m))],
         beside=[file(other) for other in sorted(others)] if beside else [],
         left=[] if beside else sorted(others),

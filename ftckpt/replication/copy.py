@@ -24,8 +24,8 @@ from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.version import __version__
 
 from .carry_files import Moved, Mover, Origin
-from .contents import Contents, CopiedFile, contents_of
-from .evidence import Evidence, ManifestEvidence, record_evidence
+from .contents import CopiedFile, ReplicaContents, contents_of
+from .evidence import BlockJudge, ManifestEvidence, record_evidence
 from .existing_destination import renamed, require_other, require_same
 from .options import ReplicationOptions
 from .places import destination_of, plan_of, require_apart_from_bases, staging_at
@@ -236,9 +236,9 @@ def times(source: Source, files: Sequence[CopiedFile]) -> dict[str, float]:
 
 def _move(
     source: Source,
-    contents: Contents,
+    contents: ReplicaContents,
     staging: Staging,
-    evidence: Evidence,
+    evidence: BlockJudge,
     options: ReplicationOptions,
     counter: Counter,
 ) -> Moved:
@@ -264,10 +264,10 @@ def _require_structure(checkpoint: Checkpoint) -> None:
 def _evidence(
     checkpoint: Checkpoint,
     manifest: Manifest | None,
-    contents: Contents,
+    contents: ReplicaContents,
     options: ReplicationOptions,
     counter: Counter,
-) -> Evidence:
+) -> BlockJudge:
     owners = OwnerIndex(checkpoint)
     if manifest is not None:
         return ManifestEvidence(manifest, owners)
@@ -279,9 +279,9 @@ def _evidence(
 
 def _manifest(
     checkpoint: Checkpoint,
-    contents: Contents,
+    contents: ReplicaContents,
     moved: Moved,
-    evidence: Evidence,
+    evidence: BlockJudge,
     options: ReplicationOptions,
 ) -> Manifest:
     """Return the first manifest of what was not sealed."""

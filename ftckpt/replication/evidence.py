@@ -25,7 +25,7 @@ from ftckpt.workers.limits import RateLimit
 Range = tuple[int, int]
 
 
-class Evidence(ABC):
+class BlockJudge(ABC):
     """Judges blocks by the file's path in the replica and the block's number.
 
     Attributes:
@@ -52,7 +52,7 @@ class Evidence(ABC):
         """Return what is said of a block that was read twice and is wrong."""
 
 
-class ManifestEvidence(Evidence):
+class ManifestEvidence(BlockJudge):
     """Digests that were recorded when the checkpoint was sealed.
 
     Args:
@@ -81,7 +81,7 @@ class ManifestEvidence(Evidence):
         return as_error(damaged("bad-digest", message, path, offset, length, self._owners), _HINT)
 
 
-class RecordEvidence(Evidence):
+class RecordEvidence(BlockJudge):
     """CRC-32s that the format recorded; none at all where it records none.
 
     Args:

@@ -22,7 +22,7 @@ from ftckpt.transfer.places import name_of, place_of, require_names, require_out
 from ftckpt.transfer.request.source_changes import blamed, require_unchanged
 from ftckpt.transfer.staging import Staging
 
-from .carry_files import Damage, Moved, Mover, Origin
+from .carry_files import DamagedBlock, Moved, Mover, Origin
 from .contents import CopiedFile
 from .copy import prove, times
 from .damage import BadBlock, Diagnosis, diagnose
@@ -283,7 +283,7 @@ def _mend(work: _Work, staging: Staging, options: ReplicationOptions, counter: C
     return moved
 
 
-def _both(work: _Work, damage: Sequence[Damage]) -> CorruptError:
+def _both(work: _Work, damage: Sequence[DamagedBlock]) -> CorruptError:
     listed = [f"{d.path} block {d.number} ({d.error.message})" for d in sorted(damage)[:5]]
     more = f" and {len(damage) - 5} more" if len(damage) > 5 else ""
     first = min(damage, key=lambda d: (d.path, d.number))

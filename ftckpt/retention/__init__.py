@@ -1,8 +1,8 @@
 """Retention: what of a root to keep, and why.
 
 Deciding is pure: `decide` takes what was found (`RootEntry`), a `Policy` and the time, and returns
-a `Plan`. Reading a root (`prepare`) and carrying a plan out (`apply`, `purge`, `undelete`) are
-separate.
+a `RetentionPlan`. Reading a root (`prepare`) and carrying a plan out (`apply`, `purge`,
+`undelete`) are separate.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.apply.run import apply
 from ftckpt.retention.apply.undelete import trashed, undelete
 from ftckpt.retention.policy.decide import decide
-from ftckpt.retention.policy.plan import BrokenFloor, Decision, Plan, Reason
-from ftckpt.retention.scan.entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
+from ftckpt.retention.policy.plan import BrokenFloor, Decision, Reason, RetentionPlan
+from ftckpt.retention.scan.entries import (
+    EntryClass,
+    EntryContents,
+    Lease,
+    Pin,
+    RootEntry,
+    SharedFile,
+)
 from ftckpt.retention.scan.entry import no_bases, recorded_bases
 
 from .policy import DeleteLimit, Metric, Policy
@@ -23,18 +30,18 @@ from .trash import Trash, Trashed
 __all__ = [
     "Applied",
     "BrokenFloor",
-    "Contents",
     "Decision",
     "DeleteLimit",
     "EntryClass",
+    "EntryContents",
     "Lease",
     "Metric",
     "Pin",
-    "Plan",
     "Policy",
     "Prepared",
     "Purged",
     "Reason",
+    "RetentionPlan",
     "RootEntry",
     "SharedFile",
     "Trash",

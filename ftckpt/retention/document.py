@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import UsageError
 from ftckpt.planning.quantities import shown_duration
-from ftckpt.retention.policy.plan import BrokenFloor, Decision, Plan, Reason
+from ftckpt.retention.policy.plan import BrokenFloor, Decision, Reason, RetentionPlan
 from ftckpt.retention.scan.entries import (
-    Contents,
     EntryClass,
+    EntryContents,
     Lease,
-    Looked,
     Pin,
     RootEntry,
+    ScanDepth,
     SharedFile,
 )
 
@@ -58,12 +58,12 @@ class Row(NamedTuple):
     reason: str
 
 
-def rows(plan: Plan) -> list[Row]:
+def rows(plan: RetentionPlan) -> list[Row]:
     """Return one row an entry, in the order of the plan."""
     return [_row(decision, plan.now) for decision in plan.decisions]
 
 
-def dump_plan(plan: Plan) -> dict[str, Any]:
+def dump_plan(plan: RetentionPlan) -> dict[str, Any]:
     r"""Return a plan as JSON values; equal plans give equal documents.
 
     `plan` is the digest of everything else: it names the plan in the log, and shows that nobody has
@@ -86,14 +86,14 @@ def dump_plan(plan: Plan) -> dict[str, Any]:
     return {**body, "plan": _digest(body)}
 
 
-def plan_id(plan: Plan) -> str:
+def plan_id(plan: RetentionPlan) -> str:
     """Return the digest that names a plan: 32 hex digits."""
     found = dump_plan(plan)["plan"]
     assert isinstance(found, str)
     return found
 
 
-def load_plan(data: bytes, file: str) -> Plan:
+def load_plan(data: bytes, file: str) -> RetentionPlan:
     """Return the plan of a document.
 
     Args:
@@ -175,7 +175,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
         values[name] = list(values[name])
     if entry.contents is not None:
         values["contents"] = {
-            **{f.name: getattr(entry.contents, f.name) for f in dataclasses.fields(Contents)},
+            **{f.name: getattr(entry.contents, f.name) for f in dataclasses.fields(EntryContents)},
             "shared": [s._asdict() for s in entry.contents.shared],
         }
     return {
@@ -186,14 +186,14 @@ def _decision(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _plan(document: Mapping[str, Any]) -> Plan:
+def _plan(document: Mapping[str, Any]) -> RetentionPlan:
     policy = dict(document["policy"])
     policy["keep_tags"] = tuple(policy["keep_tags"])
     if policy["metric"] is not None:
         policy["metric"] = Metric.parse(policy["metric"])
     if policy["max_delete"] is not None:
         policy["max_delete"] = DeleteLimit.parse(policy["max_delete"])
-    return Plan(
+    return RetentionPlan(
         url=document["url"],
         now=document["now"],
         policy=Policy(**policy),
@@ -209,7 +209,7 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
     keep, frees = values.pop("keep"), values.pop("frees")
     reasons = tuple(Reason(**r) for r in values.pop("reasons"))
     values["entry_class"] = EntryClass(values["entry_class"])
-    values["looked"] = Looked(values["looked"])
+    values["looked"] = ScanDepth(values["looked"])
     if values["commit"] is not None:
         values["commit"] = CommitState(values["commit"])
     values["pins"] = tuple(Pin(**p) for p in values["pins"])
@@ -218,7 +218,7 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
         values[name] = tuple(values[name])
     if values["contents"] is not None:
         shared = tuple(SharedFile(**s) for s in values["contents"]["shared"])
-        values["contents"] = Contents(**{**values["contents"], "shared": shared})
+        values["contents"] = EntryContents(**{**values["contents"], "shared": shared})
     return Decision(RootEntry(**values), keep, reasons, frees)
 
 

@@ -55,7 +55,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class SaveGap:
     """Two neighbouring saves with more time between them than their steps take.
 
     Attributes:
@@ -92,7 +92,7 @@ class Cadence:
     step_s: float | None = None
     write_s: float | None = None
     span_s: float | None = None
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[SaveGap, ...] = ()
     reason: str = ""
 
 
@@ -182,9 +182,9 @@ def _write_s(saves: Sequence[Save]) -> float | None:
     return median(known) if known else None
 
 
-def _gaps(saves: Sequence[Save], seconds: Sequence[float], step_s: float) -> Iterator[Gap]:
+def _gaps(saves: Sequence[Save], seconds: Sequence[float], step_s: float) -> Iterator[SaveGap]:
     """Yield where more time passed than the steps take at the median pace."""
     for (a, b), passed in zip(pairwise(saves), seconds, strict=True):
         usual = (b.step - a.step) * step_s
         if passed > _GAP * usual:
-            yield Gap(a.step, b.step, passed - usual)
+            yield SaveGap(a.step, b.step, passed - usual)

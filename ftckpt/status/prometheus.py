@@ -15,7 +15,7 @@ from .health import Health, Status
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
-class Metric(NamedTuple):
+class Gauge(NamedTuple):
     """One gauge.
 
     Attributes:
@@ -27,28 +27,28 @@ class Metric(NamedTuple):
     help: str
 
 
-UP = Metric("ftckpt_status_up", "1 where the root could be read, 0 where it could not.")
-AT = Metric("ftckpt_status_timestamp_seconds", "When the root was looked at.")
-ALERT = Metric("ftckpt_status_alert", "1 where somebody should look at it, by kind.")
-NEWEST_STEP = Metric("ftckpt_newest_step", "Step of the newest finished checkpoint.")
-NEWEST_TIME = Metric("ftckpt_newest_timestamp_seconds", "When the last checkpoint was finished.")
-VERIFIED_STEP = Metric("ftckpt_verified_step", "Step of the newest verified checkpoint.")
-VERIFIED_TIME = Metric("ftckpt_verified_timestamp_seconds", "When that was finished.")
-INTERVAL = Metric("ftckpt_interval_seconds", "Between checkpoints: median, last, jitter, expected.")
-WRITING = Metric("ftckpt_write_seconds", "First to last file of a save: last, now, before.")
-GROWTH = Metric("ftckpt_growth_bytes_per_day", "What saves add while nothing is dropped.")
-COUNT = Metric("ftckpt_checkpoints", "Entries of the root, by class.")
-BYTES = Metric("ftckpt_checkpoint_bytes", "Bytes of the entries, by class.")
-FREE = Metric("ftckpt_free_bytes", "What the filesystem has left.")
-MISSING = Metric("ftckpt_not_durable", "Finished checkpoints that the second tier lacks.")
-DURABLE_STEP = Metric("ftckpt_durable_step", "Step of the newest checkpoint that both tiers hold.")
+UP = Gauge("ftckpt_status_up", "1 where the root could be read, 0 where it could not.")
+AT = Gauge("ftckpt_status_timestamp_seconds", "When the root was looked at.")
+ALERT = Gauge("ftckpt_status_alert", "1 where somebody should look at it, by kind.")
+NEWEST_STEP = Gauge("ftckpt_newest_step", "Step of the newest finished checkpoint.")
+NEWEST_TIME = Gauge("ftckpt_newest_timestamp_seconds", "When the last checkpoint was finished.")
+VERIFIED_STEP = Gauge("ftckpt_verified_step", "Step of the newest verified checkpoint.")
+VERIFIED_TIME = Gauge("ftckpt_verified_timestamp_seconds", "When that was finished.")
+INTERVAL = Gauge("ftckpt_interval_seconds", "Between checkpoints: median, last, jitter, expected.")
+WRITING = Gauge("ftckpt_write_seconds", "First to last file of a save: last, now, before.")
+GROWTH = Gauge("ftckpt_growth_bytes_per_day", "What saves add while nothing is dropped.")
+COUNT = Gauge("ftckpt_checkpoints", "Entries of the root, by class.")
+BYTES = Gauge("ftckpt_checkpoint_bytes", "Bytes of the entries, by class.")
+FREE = Gauge("ftckpt_free_bytes", "What the filesystem has left.")
+MISSING = Gauge("ftckpt_not_durable", "Finished checkpoints that the second tier lacks.")
+DURABLE_STEP = Gauge("ftckpt_durable_step", "Step of the newest checkpoint that both tiers hold.")
 
 _ORDER = (
     UP, AT, ALERT, NEWEST_STEP, NEWEST_TIME, VERIFIED_STEP, VERIFIED_TIME, INTERVAL, WRITING,
     GROWTH, COUNT, BYTES, FREE, MISSING, DURABLE_STEP,
 )  # fmt: skip
 
-_Sample = tuple[Metric, Mapping[str, str], float | None]
+_Sample = tuple[Gauge, Mapping[str, str], float | None]
 
 
 def metrics(status: Status) -> str:

@@ -12,8 +12,8 @@ from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
-from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry
-from ftckpt.retention.scan.entry import Reading, Run, ScannedEntry
+from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
+from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate
@@ -96,7 +96,7 @@ class Survey:
         return totals
 
 
-def survey(root: Root, how: Reading, *, counter: Counter = NULL) -> Survey:
+def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
     """List one run.
 
     Raises:
@@ -144,7 +144,7 @@ def _times(files: Sequence[Entry], base: str) -> list[float]:
     return times if len(times) == len(data) else []
 
 
-def _counted(contents: Contents, seen: set[str]) -> int:
+def _counted(contents: EntryContents, seen: set[str]) -> int:
     new = [file for file in contents.shared if file.inode not in seen]
     seen.update(file.inode for file in new)
     return contents.unshared + sum(file.size for file in new)

@@ -14,7 +14,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import NoResourceError, UsageError
 from ftckpt.findings import counted
-from ftckpt.transfer.read.copies_plan import Move
+from ftckpt.transfer.read.copies_plan import ElementMove
 from ftckpt.transfer.read.elements import Gatherer, Region
 
 from .casting import require_cast
@@ -186,7 +186,7 @@ def _seconds(one: Gatherer, layout: Layout) -> float:
     return time.monotonic() - began
 
 
-def _items(sent: torch.Tensor, skip: int, move: Move, dtype: DType) -> torch.Tensor:
+def _items(sent: torch.Tensor, skip: int, move: ElementMove, dtype: DType) -> torch.Tensor:
     """Return the elements of a move, of which the first begins at byte `skip`, as `dtype`."""
     size, casts = move.dtype.itemsize, move.dtype != dtype
     strides = [s // size for s in move.strides]

@@ -18,7 +18,7 @@ from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.threads import run
 
 from .evidence import ContentResult, Emit, Owner, Report, Sample, named
-from .sums import PART, SPAN, Range, Spans, Stream, Sums, sum_or_fail
+from .sums import PART, SPAN, Range, RecordStream, Spans, Sums, sum_or_fail
 
 
 def check_records(
@@ -150,7 +150,7 @@ class _Check:
         self._without: dict[str, tuple[int, int]] = {}
         self._opaque: dict[str, tuple[int, int]] = {}
 
-    def tasks(self, records: Iterator[Record]) -> Iterator[Spans | Stream]:
+    def tasks(self, records: Iterator[Record]) -> Iterator[Spans | RecordStream]:
         """Yield the reads to do; small records that lie together are read together."""
         waiting: list[Range] = []
         place = ""
@@ -179,12 +179,12 @@ class _Check:
 
     def take(self, sums: Sums) -> None:
         """Compare what was read with what was recorded."""
-        file = sums.task.extent.file if isinstance(sums.task, Stream) else sums.task.file
+        file = sums.task.extent.file if isinstance(sums.task, RecordStream) else sums.task.file
         if sums.error is not None:
             lost = [self._flying.pop(r.key, None) for r in sums.task.ranges]
             record = next((found[0] for found in lost if found is not None), None)
             owner = None if record is None else (record.owner, record.rank)
-            if sums.error.kind == "bad-transform" and isinstance(sums.task, Stream):
+            if sums.error.kind == "bad-transform" and isinstance(sums.task, RecordStream):
                 self._report_stream(sums.task, sums.error, owner)
             else:
                 self._report.fail(file, sums.error, owner)
@@ -278,17 +278,17 @@ class _Check:
     def _spans(self, file: str, ranges: Sequence[Range]) -> Spans:
         return Spans(*self._source.opener(file), file, tuple(ranges), self._limiter)
 
-    def _stream(self, extent: Extent, records: Sequence[Record]) -> Stream:
+    def _stream(self, extent: Extent, records: Sequence[Record]) -> RecordStream:
         ranges = tuple(Range(self._begin(r), *_inner(r)) for r in records)
         return self._undone(extent, records[0].transforms, ranges)
 
     def _undone(
         self, extent: Extent, transforms: tuple[str, ...], ranges: tuple[Range, ...]
-    ) -> Stream:
+    ) -> RecordStream:
         path = self._source.path(extent.file)
-        return Stream(self._source.store, path, extent, transforms, ranges, self._limiter)
+        return RecordStream(self._source.store, path, extent, transforms, ranges, self._limiter)
 
-    def _report_record(self, record: Record, crc: int, task: Spans | Stream | None) -> None:
+    def _report_record(self, record: Record, crc: int, task: Spans | RecordStream | None) -> None:
         """Report one record of other content, unless only the way here damaged it."""
         file, offset, length = record.extent
         if task is not None and self._again(record):
@@ -309,7 +309,7 @@ class _Check:
             )
         )
 
-    def _report_stream(self, task: Stream, error: FtckptError, owner: Owner | None) -> None:
+    def _report_stream(self, task: RecordStream, error: FtckptError, owner: Owner | None) -> None:
         """Report one compressed record that cannot be undone; others in its file still can."""
         if not self._report.changed(task.extent.file):
             key, rank = owner or (None, None)
@@ -319,7 +319,7 @@ class _Check:
         """Read one record once more; say whether it is whole."""
         if record.transforms:
             place = (Range(0, *_inner(record)),)
-            task: Spans | Stream = self._undone(record.extent, record.transforms, place)
+            task: Spans | RecordStream = self._undone(record.extent, record.transforms, place)
         else:
             task = self._spans(record.extent.file, [Range(0, *_inner(record))])
         sums = sum_or_fail(task)

@@ -44,7 +44,7 @@ class BlockPair(NamedTuple):
     limiter: RateLimit | None = None
 
 
-class Compared(NamedTuple):
+class ReplicaDifference(NamedTuple):
     """How the two differ.
 
     Attributes:
@@ -166,7 +166,7 @@ def _pairs(
                 yield BlockPair(stores, paths, name, number * BLOCK, length, limiter)
 
 
-def compare_or_fail(pair: BlockPair) -> Compared:
+def compare_or_fail(pair: BlockPair) -> ReplicaDifference:
     """Compare one block of two files; a failure is an answer too."""
     try:
         with (
@@ -174,9 +174,9 @@ def compare_or_fail(pair: BlockPair) -> Compared:
             pair.stores[1].open(pair.paths[1]) as theirs,
         ):
             first, last = _compare(pair, ours, theirs)
-        return Compared(pair.file, pair.length, first, last)
+        return ReplicaDifference(pair.file, pair.length, first, last)
     except FtckptError as error:
-        return Compared(pair.file, pair.length, error=error)
+        return ReplicaDifference(pair.file, pair.length, error=error)
 
 
 def _compare(pair: BlockPair, ours: Reader, theirs: Reader) -> tuple[int | None, int | None]:

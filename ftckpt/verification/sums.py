@@ -49,7 +49,7 @@ class Spans(NamedTuple):
     limiter: RateLimit | None = None
 
 
-class Stream(NamedTuple):
+class RecordStream(NamedTuple):
     """A transformed record: a task of the engine.
 
     Attributes:
@@ -79,16 +79,16 @@ class Sums(NamedTuple):
         error: what went wrong.
     """
 
-    task: Spans | Stream
+    task: Spans | RecordStream
     crcs: tuple[int, ...]
     nbytes: int
     error: FtckptError | None = None
 
 
-def sum_or_fail(task: Spans | Stream) -> Sums:
+def sum_or_fail(task: Spans | RecordStream) -> Sums:
     """Sum every range of the task; a failure is an answer too."""
     try:
-        if isinstance(task, Stream):
+        if isinstance(task, RecordStream):
             return Sums(task, _sum_stream(task), task.extent.length)
         return _sum_spans(task)
     except FtckptError as error:
@@ -114,7 +114,7 @@ def _sum_spans(task: Spans) -> Sums:
     return Sums(task, tuple(crc32(view[at : at + n], 0) for at, n in starts), length)
 
 
-def _sum_stream(task: Stream) -> tuple[int, ...]:
+def _sum_stream(task: RecordStream) -> tuple[int, ...]:
     crc32 = checksum()
     order = sorted(range(len(task.ranges)), key=lambda i: task.ranges[i].offset)
     crcs = [0] * len(task.ranges)

@@ -17,9 +17,9 @@ from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.comparison import (
     Choice,
     DiffReport,
+    DiffStatus,
     Field,
     Reading,
-    Status,
     TensorDifference,
     Tolerance,
     Vocabulary,
@@ -163,8 +163,8 @@ def test_what_one_lacks_and_what_has_another_form() -> None:
     report = diff(ours, theirs)
     found = {t.key: t.status for t in report.tensors}
     assert found == {
-        "a": Status.MISSING, "c": Status.ADDED, "shape": Status.OTHER_SHAPE,
-        "type": Status.OTHER_DTYPE,
+        "a": DiffStatus.MISSING, "c": DiffStatus.ADDED, "shape": DiffStatus.OTHER_SHAPE,
+        "type": DiffStatus.OTHER_DTYPE,
     }  # fmt: skip
     assert report.evidence == {"headers": 4, "read": 1}
     assert report.bytes_read == 2 * ones.nbytes
@@ -185,7 +185,7 @@ def test_tolerances_make_close_what_is_close_and_compare_types_by_value() -> Non
     assert {t.beyond for t in close.tensors} <= {0, None}
     beyond = diff(ours, theirs, tolerance=Tolerance(0.001))
     assert beyond.code is ExitCode.DIFFERENT
-    assert {t.key: (t.status, t.beyond) for t in beyond.tensors}["w"] == (Status.DIFFERENT, 1)
+    assert {t.key: (t.status, t.beyond) for t in beyond.tensors}["w"] == (DiffStatus.DIFFERENT, 1)
 
 
 def test_padding_rows_are_no_difference_where_the_true_rows_are_known() -> None:
@@ -227,11 +227,11 @@ def test_tied_copies_are_no_difference() -> None:
             report = diff(ours, theirs)
             assert report.code is ExitCode.OK, (ours.aliases, theirs.tensors, report.tensors)
     untied = made({EMBEDDING: rows, OUTPUT: rows + 1})
-    assert only(diff(alone, untied)).status is Status.ADDED
-    assert only(diff(untied, alone)).status is Status.MISSING
-    assert only(diff(alias, untied)).status is Status.DIFFERENT
+    assert only(diff(alone, untied)).status is DiffStatus.ADDED
+    assert only(diff(untied, alone)).status is DiffStatus.MISSING
+    assert only(diff(alias, untied)).status is DiffStatus.DIFFERENT
     # Equal bits alone tie nothing that is no vocabulary.
-    assert only(diff(made({"a": rows}), made({"a": rows, "b": rows}))).status is Status.ADDED
+    assert only(diff(made({"a": rows}), made({"a": rows, "b": rows}))).status is DiffStatus.ADDED
 
 
 def test_a_hole_and_a_missing_file_are_found_and_the_rest_is_compared() -> None:
@@ -245,7 +245,7 @@ def test_a_hole_and_a_missing_file_are_found_and_the_rest_is_compared() -> None:
     infos["b"] = infos["b"]._replace(pieces=[Piece(Box((0, 0), (3, 2)), Extent("g", 0, 24))])
     report = diff(whole, replace(torn, tensors=infos))
     assert {t.key: t.status for t in report.tensors} == {
-        "a": Status.UNREAD, "b": Status.UNREAD, "c": Status.DIFFERENT,
+        "a": DiffStatus.UNREAD, "b": DiffStatus.UNREAD, "c": DiffStatus.DIFFERENT,
     }  # fmt: skip
     assert {(f.kind, f.tensor) for f in report.findings} == {("hole", "a"), ("missing-file", "b")}
     assert report.code is ExitCode.CORRUPT
@@ -324,7 +324,7 @@ def test_counters_are_fields_and_what_only_looks_like_one_is_a_tensor() -> None:
     # A counter of another size on the other side is neither missing nor added.
     report = diff(state(3, (1,), 2 << 20), state(3, (2,), 2 << 20))
     assert report.state == []
-    assert {t.key: t.status for t in report.tensors} == {"optimizer:count": Status.OTHER_SHAPE}
+    assert {t.key: t.status for t in report.tensors} == {"optimizer:count": DiffStatus.OTHER_SHAPE}
     assert report.total.counts["equal"] == 1  # a generator's state of megabytes is none
 
 

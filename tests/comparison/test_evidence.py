@@ -10,7 +10,7 @@ import pytest
 
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Record, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
-from ftckpt.comparison.evidence import Evidence, RecordedEqual
+from ftckpt.comparison.evidence import Basis, RecordedEqual
 from ftckpt.comparison.record_sums import RecordIndex
 from ftckpt.errors import CorruptError
 from ftckpt.manifest.seal import seal
@@ -46,13 +46,13 @@ def held(*records: Record, pieces: Sequence[Piece] = (PIECE,), damaged: bool = F
                     recorded=records, damaged=damaged)  # fmt: skip
 
 
-def evidence(ours: Checkpoint, theirs: Checkpoint, key: str = "w") -> Evidence | None:
+def evidence(ours: Checkpoint, theirs: Checkpoint, key: str = "w") -> Basis | None:
     indexes = RecordIndex(ours), RecordIndex(theirs)
     return RecordedEqual(ours, theirs, indexes).evidence(key, key)
 
 
 def test_the_same_sums_of_the_same_layout_are_evidence() -> None:
-    assert evidence(held(WHOLE), held(WHOLE)) is Evidence.CRC32
+    assert evidence(held(WHOLE), held(WHOLE)) is Basis.CRC32
 
 
 @pytest.mark.parametrize(
@@ -95,36 +95,36 @@ def test_sums_of_two_formats_are_not_compared() -> None:
 def test_a_record_of_the_same_place_in_another_file_of_the_same_layout_counts() -> None:
     moved = [PIECE._replace(extent=Extent("g", 300, 16))]
     elsewhere = held(WHOLE._replace(extent=Extent("g", 300, 16)), pieces=moved)
-    assert evidence(held(WHOLE), elsewhere) is Evidence.CRC32
+    assert evidence(held(WHOLE), elsewhere) is Basis.CRC32
 
 
 def test_replicas_are_not_asked_about() -> None:
     replica = PIECE._replace(replica=1, extent=Extent("f", 0, 16))
-    assert evidence(held(WHOLE, pieces=[PIECE, replica]), held(WHOLE)) is Evidence.CRC32
+    assert evidence(held(WHOLE, pieces=[PIECE, replica]), held(WHOLE)) is Basis.CRC32
 
 
 def test_sealed_digests_are_asked_block_by_block(tmp_path: Path) -> None:
     one = save_dcp(tmp_path / "one")
     two = copy(one, tmp_path / "two")
 
-    def known(key: str = "layers.0.weight") -> Evidence | None:
+    def known(key: str = "layers.0.weight") -> Basis | None:
         return evidence(open_checkpoint(one), open_checkpoint(two), key)
 
     seal(open_checkpoint(one))
-    assert known() is Evidence.CRC32  # one manifest says nothing of two checkpoints
+    assert known() is Basis.CRC32  # one manifest says nothing of two checkpoints
     seal(open_checkpoint(two))
-    assert known() is Evidence.MANIFEST
+    assert known() is Basis.MANIFEST
     (two / MANIFEST).unlink()
     flip(two / "__0_0.distcp", 5000)
     seal(open_checkpoint(two))
-    assert known() is Evidence.CRC32  # the block's digest differs, the recorded sum does not
+    assert known() is Basis.CRC32  # the block's digest differs, the recorded sum does not
     # A manifest that cannot be read, or that is of other sizes, says nothing.
     (two / MANIFEST).write_text("{")
-    assert known() is Evidence.CRC32
+    assert known() is Basis.CRC32
     shorter = open_checkpoint(two)
     entries = {n: e._replace(size=e.size + 1) for n, e in shorter.source.entries.items()}
     changed = replace(shorter, source=replace(shorter.source, entries=entries))
     (two / MANIFEST).unlink()
     seal(open_checkpoint(two), force=True)
     found = evidence(open_checkpoint(one), changed, "layers.0.weight")
-    assert found is not Evidence.MANIFEST
+    assert found is not Basis.MANIFEST

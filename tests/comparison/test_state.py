@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.comparison.align import Status
+from ftckpt.comparison.align import DiffStatus
 from ftckpt.comparison.state import Field, about, compare_fields
 
 
@@ -20,9 +20,9 @@ def test_fields_that_differ_and_that_one_lacks() -> None:
     ours = [field("step", 3), field("lr", 0.1), field("gone", 1)]
     theirs = [field("step", 4), field("lr", 0.1), field("new", 2)]
     assert found(ours, theirs) == {
-        ("step", None, Status.DIFFERENT, "3", "4"),
-        ("gone", None, Status.MISSING, "1", None),
-        ("new", None, Status.ADDED, None, "2"),
+        ("step", None, DiffStatus.DIFFERENT, "3", "4"),
+        ("gone", None, DiffStatus.MISSING, "1", None),
+        ("new", None, DiffStatus.ADDED, None, "2"),
     }
 
 
@@ -38,12 +38,12 @@ def test_what_each_rank_has_of_its_own_is_compared_by_rank() -> None:
     assert found(two, two) == set()
     other = [two[0], field("rng", "other", 1), field("rng", "seed2", 2)]
     assert found(two, other) == {
-        ("rng", 1, Status.DIFFERENT, "'seed1'", "'other'"),
-        ("rng", 2, Status.ADDED, None, "'seed2'"),
+        ("rng", 1, DiffStatus.DIFFERENT, "'seed1'", "'other'"),
+        ("rng", 2, DiffStatus.ADDED, None, "'seed2'"),
     }
     # One value for all ranks stands for each of them.
     assert found(two, [field("rng", "seed0")]) == {
-        ("rng", 1, Status.DIFFERENT, "'seed1'", "'seed0'")
+        ("rng", 1, DiffStatus.DIFFERENT, "'seed1'", "'seed0'")
     }
 
 

@@ -21,12 +21,12 @@ from ftckpt.delta import (
     DeltaIndex,
     DeltaObject,
     EncodedBlock,
+    FitSettings,
     Rows,
-    Settings,
     content_digest,
     pair,
 )
-from ftckpt.delta.codec.predict import Side
+from ftckpt.delta.codec.predict import DeltaSide
 from ftckpt.delta.index.parse import parse_index
 from ftckpt.digests.tensors import TensorDigest
 
@@ -95,7 +95,7 @@ def pack(
     base: State | None = None,
     *,
     base_fill: Any = None,
-    settings: Settings = Settings(),  # noqa: B008 - a tuple of constants
+    settings: FitSettings = FitSettings(),  # noqa: B008 - a tuple of constants
     effort: int = 2,
     objects: Mapping[str, bytes] | None = None,
     digests: bool = False,
@@ -109,7 +109,7 @@ def pack(
         fill,
         lambda pair: settings,
         EFFORTS[effort],
-        tuple(Side) if digests else (),
+        tuple(DeltaSide) if digests else (),
     )
     rows = Rows([encoder.blocks(number) for number in range(len(pairs))])
     data = bytearray()

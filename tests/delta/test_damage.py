@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
-from ftckpt.delta import BLOCK, Form, Rows, Settings
-from ftckpt.delta.codec.blocks import Choice, decode_block, encode_block
+from ftckpt.delta import BLOCK, FitSettings, Form, Rows
+from ftckpt.delta.codec.blocks import BlockChoice, decode_block, encode_block
 from ftckpt.delta.codec.planes import CHUNK
 from ftckpt.errors import CorruptError
 from tests.delta.packing import Packed, State, pack, trained
 
-SETTINGS = Settings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1)
+SETTINGS = FitSettings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1)
 NEEDS = [form for form in Form if form not in (Form.PLAIN, Form.PLANES, Form.ROTATED)]
 
 
@@ -134,7 +134,7 @@ def test_a_real_payload_with_changed_bytes(form: Form, size: int, data: st.DataO
     reference = rng.integers(0, 50, 600).astype(f"<u{size}")
     values = reference.copy()
     values[::7] += 1
-    encoded = encode_block(values, None if form not in NEEDS else reference, Choice(form))
+    encoded = encode_block(values, None if form not in NEEDS else reference, BlockChoice(form))
     assert encoded.form is form
     payload = bytearray(encoded.payload)
     for _ in range(data.draw(st.integers(1, 3))):

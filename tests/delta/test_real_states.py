@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.delta import Settings, content_digest
+from ftckpt.delta import FitSettings, content_digest
 from ftckpt.digests.tensors import digest_tensor
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
@@ -31,7 +31,7 @@ def test_two_saves_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert base.data != target.data
     whole = sum(map(len, target.data.values()))
     alone = pack(target)
-    upon = pack(target, base, settings=Settings(distance=1), digests=True)
+    upon = pack(target, base, settings=FitSettings(distance=1), digests=True)
     assert reparsed(alone).unpack() == target.data
     packed = reparsed(upon)
     assert packed.unpack(base.fill) == target.data

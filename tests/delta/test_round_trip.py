@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
-from ftckpt.delta import BLOCK, DeltaDecoder, Form, Reference, Settings
+from ftckpt.delta import BLOCK, DeltaDecoder, FitSettings, Form, Reference
 from ftckpt.errors import CorruptError, UsageError
 from tests.delta.packing import State, bf16, pack, reparsed, trained
 
 NAMES = sorted({dtype.name for dtype in DTYPES.values()})
-SETTINGS = Settings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1)
+SETTINGS = FitSettings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1)
 
 
 def noise(nbytes: int, seed: int) -> bytearray:
@@ -118,7 +118,7 @@ def test_settings_that_are_not_known_cost_room_and_no_bit() -> None:
     base, target = trained()
     known = pack(target, base, settings=SETTINGS)
     guessed = pack(target, base)
-    wrong = pack(target, base, settings=Settings(0.5, 0.5, 1.0, 1.0, 1.0, 9, 3))
+    wrong = pack(target, base, settings=FitSettings(0.5, 0.5, 1.0, 1.0, 1.0, 9, 3))
     for packed in (guessed, wrong):
         assert reparsed(packed).unpack(base.fill) == target.data
     assert known.nbytes < guessed.nbytes * 1.001

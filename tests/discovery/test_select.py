@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from ftckpt.discovery import candidates
 from ftckpt.discovery.roots import Candidate, Root
-from ftckpt.discovery.select import Rules, Selection, select
+from ftckpt.discovery.select import Selection, SelectionRules, select
 from ftckpt.discovery.wait import select_waiting
 from ftckpt.errors import DeniedError, ExitCode, NotFoundError, UnavailableError
 from tests.builders.small_format import MARKER, Small, check, read, write
 
 
-def chosen(root: Path, rules: Rules = Rules()) -> Selection:  # noqa: B008  (frozen)
+def chosen(root: Path, rules: SelectionRules = SelectionRules()) -> Selection:  # noqa: B008  (frozen)
     return select(read(root), check, rules)
 
 
@@ -34,7 +34,7 @@ def test_the_newest_that_passes_is_chosen(tmp_path: Path) -> None:
 def test_a_limit_of_none_is_said_of_one(tmp_path: Path) -> None:
     write(tmp_path, "step-9", 9, "CORRUPT")
     write(tmp_path, "step-8", 8)
-    said = chosen(tmp_path, Rules(max_fallback=0)).message
+    said = chosen(tmp_path, SelectionRules(max_fallback=0)).message
     assert said.startswith("the newest does not pass, and --max-fallback allows 0; the last: ")
 
 
@@ -72,7 +72,7 @@ def test_a_large_root_is_opened_newest_first(tmp_path: Path) -> None:
     for step in range(300):
         write(tmp_path, f"step-{step}", step)
     small = Small()
-    found = select(read(tmp_path, small), check, Rules())
+    found = select(read(tmp_path, small), check, SelectionRules())
     assert name_of(found) == "step-299"
     assert len(set(small.opened)) == candidates.BATCH
 
@@ -101,7 +101,7 @@ def test_walks_back_over_damaged_and_unfinished(tmp_path: Path, bad: str) -> Non
     write(tmp_path, "step-1", 1)
     write(tmp_path, "step-2", 2, bad)
     said: list[str] = []
-    found = select(read(tmp_path), check, Rules(), said.append)
+    found = select(read(tmp_path), check, SelectionRules(), said.append)
     assert name_of(found) == "step-1"
     assert [s.path for s in found.skipped] == [f"{tmp_path}/step-2"]
     assert found.skipped[0].code in (ExitCode.CORRUPT, ExitCode.INCOMPLETE)
@@ -121,9 +121,12 @@ def test_stops_where_the_newest_may_be_good(tmp_path: Path, code: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "rules"),
-    [("UNVERIFIED", Rules(skip_unverified=True)), ("UNSAFE", Rules(skip_unsafe=True))],
+    [
+        ("UNVERIFIED", SelectionRules(skip_unverified=True)),
+        ("UNSAFE", SelectionRules(skip_unsafe=True)),
+    ],
 )
-def test_walks_over_what_is_allowed(tmp_path: Path, code: str, rules: Rules) -> None:
+def test_walks_over_what_is_allowed(tmp_path: Path, code: str, rules: SelectionRules) -> None:
     write(tmp_path, "step-1", 1)
     write(tmp_path, "step-2", 2, code)
     assert name_of(chosen(tmp_path, rules)) == "step-1"
@@ -193,19 +196,19 @@ def test_step_at_most(tmp_path: Path) -> None:
     write(tmp_path, "step-20", 20)
     write(tmp_path, "wrong", 15)
     write(tmp_path, "silent", None)
-    assert name_of(chosen(tmp_path, Rules(step_at_most=19))) == "wrong"
-    assert name_of(chosen(tmp_path, Rules(step_at_most=10))) == "step-10"
+    assert name_of(chosen(tmp_path, SelectionRules(step_at_most=19))) == "wrong"
+    assert name_of(chosen(tmp_path, SelectionRules(step_at_most=10))) == "step-10"
     # One that shows no step may be newer. A fresh start beside newer saves is never 9.
-    assert chosen(tmp_path, Rules(step_at_most=9)).code is ExitCode.REFUSED
+    assert chosen(tmp_path, SelectionRules(step_at_most=9)).code is ExitCode.REFUSED
 
 
 def test_max_fallback(tmp_path: Path) -> None:
     for step, state in enumerate(["good", "torn", "damaged"]):
         write(tmp_path, f"step-{step}", step, state)
-    assert name_of(chosen(tmp_path, Rules(max_fallback=2))) == "step-0"
-    found = chosen(tmp_path, Rules(max_fallback=1))
+    assert name_of(chosen(tmp_path, SelectionRules(max_fallback=2))) == "step-0"
+    found = chosen(tmp_path, SelectionRules(max_fallback=1))
     assert (found.code, found.path) == (ExitCode.CORRUPT, None)
-    assert chosen(tmp_path, Rules(max_fallback=0)).code is ExitCode.CORRUPT
+    assert chosen(tmp_path, SelectionRules(max_fallback=0)).code is ExitCode.CORRUPT
 
 
 def test_every_model_of_a_step_must_pass(tmp_path: Path) -> None:
@@ -322,7 +325,7 @@ def waited(
     return select_waiting(
         lambda: read(root),
         check,
-        Rules(),
+        SelectionRules(),
         timeout,
         said.append,
         say=None if quiet is None else quiet.append,
@@ -385,7 +388,7 @@ def test_wait_verifies_what_passed_only_once(tmp_path: Path) -> None:
         return ExitCode.OK, ""
 
     found = select_waiting(
-        lambda: read(tmp_path), counted, Rules(), 9, sleep=clock.sleep, clock=clock
+        lambda: read(tmp_path), counted, SelectionRules(), 9, sleep=clock.sleep, clock=clock
     )
     assert name_of(found) == "step-1"
     assert seen == ["x"]

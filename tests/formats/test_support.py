@@ -9,7 +9,7 @@ import pytest
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.recognised import Recognised
 from ftckpt.formats.state.same_object import SameObject
-from ftckpt.formats.support import LAYOUTS, WRITTEN, Layout, put
+from ftckpt.formats.support import LAYOUTS, WRITTEN, Support, put
 from ftckpt.formats.writers import FILE_WRITERS, WRITERS, format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
@@ -54,7 +54,7 @@ def test_what_is_resharded_is_what_a_writer_grants(name: str) -> None:
 
 @pytest.mark.parametrize(("row", "sample"), SAMPLES, ids=lambda one: str(one)[:60])
 def test_samples_are_read_and_what_is_written_is_written(
-    row: Layout, sample: str, tmp_path_factory: pytest.TempPathFactory
+    row: Support, sample: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     name, kept, inside = sample.partition(":")
     path = real_set(name, inside, tmp_path_factory) if kept else DATA / name

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.planning import (
     Counted,
-    Limits,
+    IntervalRule,
     Model,
     Plain,
     Plan,
+    PlanBounds,
     Question,
-    Rule,
     Silent,
     Spot,
     Tiered,
@@ -27,12 +27,12 @@ from ftckpt.planning import (
     rates,
 )
 from ftckpt.planning.models import classic, exact
-from ftckpt.planning.models.inputs import Preemption, Tier
+from ftckpt.planning.models.inputs import CopyTier, Preemption
 from ftckpt.planning.simulation import Exponential, agreement
 from ftckpt.planning.trial import simulated
 
 HOUR = 3600.0
-TIERS = (Tier("ram", 1.0, 10.0, 0.8), Tier("shared", 60.0, 300.0, 1.0))
+TIERS = (CopyTier("ram", 1.0, 10.0, 0.8), CopyTier("shared", 60.0, 300.0, 1.0))
 
 
 def planned(model: Model, **more: Any) -> Plan:
@@ -53,25 +53,27 @@ def test_the_textbook_job() -> None:
     assert plan.interval.daly_s == pytest.approx(1271.1851851851852, rel=1e-9)
     assert plan.outcome.waste == pytest.approx(0.16740261075121443, rel=1e-9)
     rules = {f.rule: f for f in plan.forecasts}
-    assert 1 - rules[Rule.YOUNG].predicted == pytest.approx(8 / 45, rel=1e-9)
-    assert rules[Rule.YOUNG].exact < rules[Rule.EXACT].exact
+    assert 1 - rules[IntervalRule.YOUNG].predicted == pytest.approx(8 / 45, rel=1e-9)
+    assert rules[IntervalRule.YOUNG].exact < rules[IntervalRule.EXACT].exact
 
 
 def test_a_rule_gives_its_own_interval() -> None:
     job = Plain(mtbf=7593.75, save=120.0)
-    for rule in (Rule.YOUNG, Rule.ETTR):
+    for rule in (IntervalRule.YOUNG, IntervalRule.ETTR):
         assert planned(job, rule=rule).interval.chosen_s == pytest.approx(1350.0)
-    assert planned(job, rule=Rule.DALY).interval.chosen_s == pytest.approx(1271.185, rel=1e-6)
+    assert planned(job, rule=IntervalRule.DALY).interval.chosen_s == pytest.approx(
+        1271.185, rel=1e-6
+    )
 
 
 def test_the_prediction_is_for_the_interval_that_is_advised() -> None:
     job = Plain(mtbf=7593.75, save=120.0, restart=300.0, detect=60.0)
     # C/t + t/2M + (D + R)/M, and (1 - (R + D + t/2)/M) / (1 + C/t), as the page has them.
-    by_hand: dict[Rule, Callable[[float], float]] = {
-        Rule.YOUNG: lambda t: 1 - 120 / t - t / (2 * 7593.75) - 360 / 7593.75,
-        Rule.ETTR: lambda t: (1 - (360 + t / 2) / 7593.75) / (1 + 120 / t),
-        Rule.DALY: lambda t: float(job.outcome(t).useful),
-        Rule.EXACT: lambda t: float(job.outcome(t).useful),
+    by_hand: dict[IntervalRule, Callable[[float], float]] = {
+        IntervalRule.YOUNG: lambda t: 1 - 120 / t - t / (2 * 7593.75) - 360 / 7593.75,
+        IntervalRule.ETTR: lambda t: (1 - (360 + t / 2) / 7593.75) / (1 + 120 / t),
+        IntervalRule.DALY: lambda t: float(job.outcome(t).useful),
+        IntervalRule.EXACT: lambda t: float(job.outcome(t).useful),
     }
     for rule, predicted in by_hand.items():
         for interval in (300.0, 1350.0, 5400.0):
@@ -96,7 +98,7 @@ def test_a_flush_sets_the_pace_where_it_is_longer_than_the_best_period() -> None
 
 def test_bounds_of_loss_and_overhead_move_the_interval() -> None:
     # Lose at most 5 min, spend at most 1 %: a save of 3 s is just enough, and wastes 3.13 %.
-    bounds = Limits(max_loss=300.0, max_overhead=0.01)
+    bounds = PlanBounds(max_loss=300.0, max_overhead=0.01)
     plan = planned(Plain(mtbf=1.953125 * HOUR, save=3.0), limits=bounds)
     assert plan.interval.chosen_s == pytest.approx(300.0)
     assert constraint(plan, "work at risk")[0]
@@ -106,7 +108,7 @@ def test_bounds_of_loss_and_overhead_move_the_interval() -> None:
 
 
 def test_bounds_that_contradict_each_other_are_said_to() -> None:
-    bounds = Limits(max_loss=300.0, max_overhead=0.01)
+    bounds = PlanBounds(max_loss=300.0, max_overhead=0.01)
     plan = planned(Plain(mtbf=1.953125 * HOUR, save=30.0), limits=bounds)
     assert constraint(plan, "work at risk")[0]
     assert constraint(plan, "saving overhead") == (False, 0.1, 0.01)
@@ -116,7 +118,7 @@ def test_bounds_that_contradict_each_other_are_said_to() -> None:
 
 def test_whole_steps_stay_within_the_bounds() -> None:
     job = Plain(mtbf=2 * HOUR, save=3.0)
-    plan = planned(job, step=7.0, limits=Limits(max_loss=300.0, max_overhead=0.01))
+    plan = planned(job, step=7.0, limits=PlanBounds(max_loss=300.0, max_overhead=0.01))
     assert plan.interval.steps == 42
     assert plan.interval.chosen_s == 294.0
     assert planned(job, step=7.0).interval.steps is not None
@@ -126,7 +128,7 @@ def test_whole_steps_stay_within_the_bounds() -> None:
 
 def test_a_loss_that_the_flush_alone_exceeds_is_said_and_not_chased() -> None:
     job = Plain(mtbf=2 * HOUR, save=1.0, flush=60.0)
-    plan = planned(job, step=7.0, limits=Limits(max_loss=30.0))
+    plan = planned(job, step=7.0, limits=PlanBounds(max_loss=30.0))
     assert not constraint(plan, "work at risk")[0]
     assert plan.interval.chosen_s == pytest.approx(plan.interval.exact_s, rel=0.05)
 
@@ -144,7 +146,7 @@ def test_a_bad_interval_is_itself_what_to_improve_first() -> None:
 
 
 def test_ram_storage_and_notice_are_checked() -> None:
-    bounds = Limits(host_ram=100.0, staged=101.0, storage_bw=12.5)
+    bounds = PlanBounds(host_ram=100.0, staged=101.0, storage_bw=12.5)
     plan = planned(Plain(mtbf=HOUR, save=2.0, flush=8.0), limits=bounds, nbytes=100.0)
     assert constraint(plan, "host RAM") == (False, 101.0, 100.0)
     assert constraint(plan, "storage bandwidth") == (True, 12.5, 12.5)
@@ -158,7 +160,7 @@ def test_ram_storage_and_notice_are_checked() -> None:
 
 
 def test_what_is_kept_must_reach_back_to_a_good_copy() -> None:
-    bounds = Limits(keep_last=3, detection_latency=2 * HOUR)
+    bounds = PlanBounds(keep_last=3, detection_latency=2 * HOUR)
     plan = planned(Plain(mtbf=3 * HOUR, save=60.0), limits=bounds)
     ok, value, needed = constraint(plan, "keep-last (at least)")
     period = plan.interval.chosen_s + 60.0
@@ -196,7 +198,7 @@ def test_upkeep_and_money() -> None:
         milestones=5,
         gpu_hour=2.0,
         tb_month=20.0,
-        limits=Limits(keep_last=3),
+        limits=PlanBounds(keep_last=3),
     )
     assert plan.upkeep is not None
     assert (plan.upkeep.period_s, plan.upkeep.saves) == (1200.0, 3600)
@@ -275,7 +277,7 @@ def test_a_job_that_cannot_progress_is_refused_in_a_sentence(model: Model, said:
 
 def test_rules_for_one_kind_of_save_know_no_tiers() -> None:
     with pytest.raises(UsageError, match="young"):
-        planned(JOBS[4], rule=Rule.YOUNG)
+        planned(JOBS[4], rule=IntervalRule.YOUNG)
 
 
 @settings(max_examples=50, deadline=None)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from ftckpt.planning import Counted
-from ftckpt.planning.exposure import Event, Exposure, exposure
+from ftckpt.planning.exposure import Exposure, LogEvent, exposure
 from ftckpt.planning.poisson import mean_limits
 from ftckpt.planning.runlog import read_log
 from tests.builders.failure_logs import Run
@@ -75,8 +75,10 @@ def test_limits_from_a_count_less_detection_hold_too(name: str) -> None:
     assert covered(run, seed=30, wall=True) == pytest.approx(0.95, abs=0.02)
 
 
-def at(kind: str, time: float, detect: float | None = None, restart: float | None = None) -> Event:
-    return Event(kind, time, detect, restart)
+def at(
+    kind: str, time: float, detect: float | None = None, restart: float | None = None
+) -> LogEvent:
+    return LogEvent(kind, time, detect, restart)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +106,11 @@ def at(kind: str, time: float, detect: float | None = None, restart: float | Non
         # A failure that opens the log, and one that closes it.
         ([at("failure", 0, 10, 0), at("save", 50), at("failure", 100, 10, 0)], 90, 1),
         ([at("end", 1000), at("failure", 100, 10, 20), at("start", 0)], 970, 1),
-        ([at("start", 0), Event("failure", None, 10, 20), at("end", 1000)], 990, 1),
+        ([at("start", 0), LogEvent("failure", None, 10, 20), at("end", 1000)], 990, 1),
     ],
 )  # fmt: skip
 def test_time_in_which_nothing_can_fail_does_not_count(
-    events: list[Event], seconds: float, failures: int
+    events: list[LogEvent], seconds: float, failures: int
 ) -> None:
     assert exposure(events) == Exposure(seconds, failures)
 

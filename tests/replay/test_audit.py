@@ -15,7 +15,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.comparison import Field
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.formats.state.fields import state_fields
-from ftckpt.replay.audit import ENVIRONMENT, Remark, Weight, audit
+from ftckpt.replay.audit import ENVIRONMENT, Remark, RemarkWeight, audit
 
 STEPS = 4
 
@@ -83,7 +83,7 @@ def test_a_contradiction_is_found(
     tmp_path: Path, wrong: dict[str, Any], topic: str, said: str
 ) -> None:
     [found] = remarks(tmp_path, state() | wrong)
-    assert (found.topic, found.weight) == (topic, Weight.CONTRADICTION)
+    assert (found.topic, found.weight) == (topic, RemarkWeight.CONTRADICTION)
     assert said in found.message
 
 
@@ -97,7 +97,7 @@ def test_a_contradiction_is_found(
 )
 def test_a_risk_is_found(tmp_path: Path, wrong: dict[str, Any], topic: str, said: str) -> None:
     [found] = remarks(tmp_path, state() | wrong)
-    assert (found.topic, found.weight) == (topic, Weight.RISK)
+    assert (found.topic, found.weight) == (topic, RemarkWeight.RISK)
     assert said in found.message
 
 
@@ -116,7 +116,7 @@ def test_ranks_that_share_a_stream_and_state_that_cannot_be_read(tmp_path: Path)
 
 def test_two_saves_that_are_identical_are_stale(tmp_path: Path) -> None:
     found = remarks(tmp_path, state(), state() | {"global_step": STEPS + 1})
-    assert {(r.topic, r.weight) for r in found} == {("stale", Weight.CONTRADICTION)}
+    assert {(r.topic, r.weight) for r in found} == {("stale", RemarkWeight.CONTRADICTION)}
     assert [r.message.split(" are ")[0] for r in found] == [
         "all 2 tensors of model", "all 6 tensors of optimizer",
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError
 from ftckpt.replay.record.streams import (
-    Stream,
+    RngStream,
     device_stream,
     difference_in_words,
     distance,
@@ -23,7 +23,7 @@ from ftckpt.replay.record.streams import (
 )
 
 
-def python(draws: int, seed: int = 3) -> Stream:
+def python(draws: int, seed: int = 3) -> RngStream:
     generator = random.Random(seed)
     if draws:
         generator.getrandbits(32 * draws)
@@ -77,7 +77,7 @@ def test_words_of_what_differs() -> None:
 
 
 def test_a_device_has_a_seed_and_an_offset() -> None:
-    def device(seed: int, offset: int) -> Stream:
+    def device(seed: int, offset: int) -> RngStream:
         return device_stream(seed.to_bytes(8, "little") + offset.to_bytes(8, "little"))
 
     assert distance(device(7, 4), device(7, 12)) == 8

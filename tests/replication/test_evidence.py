@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.replication.evidence import RecordEvidence
-from ftckpt.transfer.write.blocks import BlockMade, Ledger, RunningSums
+from ftckpt.transfer.write.blocks import BlockMade, CrcLedger, RunningSums
 from tests.replication.conftest import SMALL
 
 SIZE = 5 * SMALL + 123
@@ -16,7 +16,7 @@ SIZE = 5 * SMALL + 123
 
 def _made(evidence: RecordEvidence, data: bytes, number: int) -> BlockMade:
     """Sum one block up as it is when it is carried, in chunks."""
-    sums = RunningSums(Ledger(evidence.ranges("f")), zlib.crc32)
+    sums = RunningSums(CrcLedger(evidence.ranges("f")), zlib.crc32)
     end = min(SIZE, (number + 1) * SMALL)
     for start in range(number * SMALL, end, 1000):
         sums.take(start, memoryview(data)[start : min(start + 1000, end)])

@@ -16,7 +16,7 @@ from ftckpt.discovery.roots import Child, Root
 from ftckpt.own_files import SUFFIX
 from ftckpt.retention import Policy, apply, prepare, purge, undelete
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
-from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import join
@@ -90,11 +90,13 @@ def place_of(root: Path) -> Place:
     return opening.locate(str(root), StoreOptions())
 
 
-def plan_of(root: Path, policy: Policy = KEEP_2, now: float = NOW) -> Plan:
+def plan_of(root: Path, policy: Policy = KEEP_2, now: float = NOW) -> RetentionPlan:
     return prepare(place_of(root), FORMATS, policy, now, bases=bases).plan
 
 
-def apply_to(root: Path, plan: Plan | None = None, now: float = NOW, **more: Any) -> Applied:
+def apply_to(
+    root: Path, plan: RetentionPlan | None = None, now: float = NOW, **more: Any
+) -> Applied:
     """Carry a plan out, by default the one that keeps two."""
     plan = plan_of(root, now=now) if plan is None else plan
     return apply(

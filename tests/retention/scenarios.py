@@ -20,7 +20,14 @@ from datetime import UTC, datetime
 from ftckpt.discovery.step_names import step_in_name
 from ftckpt.planning.quantities import duration
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy
-from ftckpt.retention.scan.entries import Contents, EntryClass, Lease, Pin, RootEntry, SharedFile
+from ftckpt.retention.scan.entries import (
+    EntryClass,
+    EntryContents,
+    Lease,
+    Pin,
+    RootEntry,
+    SharedFile,
+)
 
 NOW = datetime(2026, 3, 31, 12, 30, tzinfo=UTC).timestamp()
 
@@ -136,7 +143,7 @@ def _pair(text: str) -> tuple[str, str]:
     return first, second
 
 
-def _contents(values: Mapping[str, str]) -> Contents | None:
+def _contents(values: Mapping[str, str]) -> EntryContents | None:
     """`size=100` and `shared=inode:size:links:here,…`."""
     if "size" not in values:
         return None
@@ -145,4 +152,4 @@ def _contents(values: Mapping[str, str]) -> Contents | None:
         inode, size, links, here = text.split(":")
         shared.append(SharedFile(inode, int(size), int(links), int(here)))
     own = int(values["size"])
-    return Contents(1, own + sum(s.size for s in shared), own, tuple(shared), None, "0" * 32)
+    return EntryContents(1, own + sum(s.size for s in shared), own, tuple(shared), None, "0" * 32)

@@ -28,7 +28,7 @@ from ftckpt.own_files import SUFFIX
 from ftckpt.retention import Policy, trashed
 from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import SKEW
-from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.records import log, pins
 from tests.builders.small_format import read
 from tests.retention.calls import Calls, Killed
@@ -169,7 +169,7 @@ class Life(RuleBasedStateMachine):
             if not at_once and not purging:
                 assert set(self.trash()) >= set(dead)
 
-    def carry(self, plan: Plan, at_once: bool, ttl: float | None) -> bool:
+    def carry(self, plan: RetentionPlan, at_once: bool, ttl: float | None) -> bool:
         """Carry a plan out, where neither floors nor the clock forbid it."""
         try:
             applied = apply_to(self.root, plan, self.now, purge_now=at_once, trash_ttl=ttl)
@@ -244,7 +244,7 @@ class Life(RuleBasedStateMachine):
         there = {*self.live, *(t[0] for t in self.trash())}
         assert all(self.upon[name] in there for name in self.live if name in self.upon)
 
-    def check_dropped(self, plan: Plan) -> None:
+    def check_dropped(self, plan: RetentionPlan) -> None:
         """What has gone was shown by the plan, and nobody had a claim on it."""
         now = names_in(self.root)
         gone = {name for name in {*self.live, *self.torn} if name not in now}

@@ -9,7 +9,7 @@ import pytest
 from ftckpt.discovery.resolve import locate, open_root
 from ftckpt.errors import NotFoundError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.status.cadence import Cadence, Gap, Save, cadence, measure
+from ftckpt.status.cadence import Cadence, Save, SaveGap, cadence, measure
 from ftckpt.storage import StoreOptions
 from tests.commands.golden import RUN
 
@@ -32,7 +32,7 @@ def test_order_is_by_step_whatever_the_order_of_names() -> None:
 def test_a_gap_is_what_the_steps_do_not_explain() -> None:
     found = cadence(saves((100, 0), (200, 400), (300, 1600), (400, 2000), (900, 4000)), "root")
     # The last pair is five times as far apart because saves between were dropped: no gap.
-    assert found.gaps == (Gap(200, 300, 800.0),)
+    assert found.gaps == (SaveGap(200, 300, 800.0),)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry, SharedFile
+from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry, SharedFile
 from ftckpt.status import AlertKind, Status, Survey, SurveyedEntry, Thresholds, metrics, status
 
 NOW = 1_000_000.0
@@ -24,7 +24,7 @@ def held(
     nbytes: int = GIB,
     shared: tuple[SharedFile, ...] = (),
 ) -> SurveyedEntry:
-    contents = Contents(4, nbytes, nbytes - sum(s.size for s in shared), shared, finished, "f")
+    contents = EntryContents(4, nbytes, nbytes - sum(s.size for s in shared), shared, finished, "f")
     entry = RootEntry(f"step-{step}", "", entry_class, step, finished, "dcp", contents=contents)
     began = None if finished is None else finished - took
     return SurveyedEntry(entry, f"/r/step-{step}", began, finished)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.geometry import Grid
+from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid
 from ftckpt.formats.deepspeed.states import BASES, MASTERS
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.transfer.layout import Wishes
@@ -33,7 +33,7 @@ _ALIGNED_TO = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class DeepSpeedJob:
     """How a job partitions.
 
     Attributes:
@@ -47,7 +47,7 @@ class Job:
         sub_group: elements of a rank at which a sub-group of stage 3 ends.
     """
 
-    grid: Grid
+    grid: DeepSpeedGrid
     stage: int
     prefix: str = ""
     plain: bool = False
@@ -110,7 +110,9 @@ def _dealt(count: int, ranks: int) -> list[int]:
     return [n for rank in range(ranks) for n in range(rank, count, ranks)]
 
 
-def job_of(checkpoint: DeepSpeedCheckpoint, config: Any, optimizer: Mapping[str, Any]) -> Job:
+def job_of(
+    checkpoint: DeepSpeedCheckpoint, config: Any, optimizer: Mapping[str, Any]
+) -> DeepSpeedJob:
     """Return the job that wrote a checkpoint.
 
     Args:
@@ -124,7 +126,7 @@ def job_of(checkpoint: DeepSpeedCheckpoint, config: Any, optimizer: Mapping[str,
     size = zero.get("sub_group_size")
     plain = MASTERS[0] in optimizer and "zero_stage" not in optimizer
     names = [name for name in checkpoint.members() if name.endswith("optim_states.pt")]
-    return Job(
+    return DeepSpeedJob(
         grid=checkpoint.grid,
         stage=checkpoint.stage,
         prefix=names[0].partition("zero_pp_rank")[0] if names else _prefix(config),
@@ -145,7 +147,7 @@ def _any(gaps: Mapping[int, tuple[tuple[int, ...], ...]]) -> bool:
     return any(any(group) for rank in gaps.values() for group in rank)
 
 
-def wished(job: Job, wishes: Wishes) -> Job:
+def wished(job: DeepSpeedJob, wishes: Wishes) -> DeepSpeedJob:
     """Return the job that the user wants.
 
     Raises:
@@ -169,7 +171,7 @@ def wished(job: Job, wishes: Wishes) -> Job:
     grid = job.grid._replace(dp=wishes.dp or job.grid.dp, evidence="")
     stage = wishes.zero_stage or job.stage
     # BF16_Optimizer is an optimizer of stage 1; the elastic form one of stages 1 and 2.
-    return Job(
+    return DeepSpeedJob(
         grid=grid,
         stage=stage,
         prefix=job.prefix,

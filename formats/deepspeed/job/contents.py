@@ -12,7 +12,7 @@ from typing import Any
 
 from ftckpt.checkpoint import Extent, ObjectInfo, Scalar, StepRole
 from ftckpt.checkpoint.steps import is_counter, role_of
-from ftckpt.formats.deepspeed.names import DeepSpeedFile, Role
+from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 from ftckpt.formats.deepspeed.states import (
     BASES,
     LAYOUT_OF_MODEL,
@@ -30,7 +30,7 @@ MAX_NAMES = 4096
 
 
 @dataclass
-class Rest:
+class OtherFileState:
     """The state in one file that is not laid out by ZeRO.
 
     Attributes:
@@ -46,7 +46,7 @@ class Rest:
     """
 
     path: str
-    role: Role
+    role: FileRole
     prefix: str
     rank: int | None
     objects: dict[str, ObjectInfo] = field(default_factory=dict)
@@ -55,7 +55,9 @@ class Rest:
     counters: list[Scalar] = field(default_factory=list)
 
 
-def read_rest(file: DeepSpeedFile, stream: TorchStream, rank: int, *, first: bool) -> Rest:
+def read_rest(
+    file: DeepSpeedFile, stream: TorchStream, rank: int, *, first: bool
+) -> OtherFileState:
     """Sort what is left in a file.
 
     Args:
@@ -67,9 +69,9 @@ def read_rest(file: DeepSpeedFile, stream: TorchStream, rank: int, *, first: boo
     Raises:
         UnsafeError: the tree unfolds to far more than a checkpoint has.
     """
-    rest = Rest(file.path, file.role, "" if first else f"rank_{rank}.", rank)
+    rest = OtherFileState(file.path, file.role, "" if first else f"rank_{rank}.", rank)
     pickle, tree = _pickle(file.path, stream), stream.tree
-    if file.role is Role.OPTIMIZER:
+    if file.role is FileRole.OPTIMIZER:
         at: Path = (OPTIMIZER,)
         inner = tree.get(OPTIMIZER)
         if not isinstance(inner, dict) or not any(key in inner for key in MASTERS):
@@ -90,7 +92,7 @@ def read_rest(file: DeepSpeedFile, stream: TorchStream, rank: int, *, first: boo
     return rest
 
 
-def read_layer(file: DeepSpeedFile, stream: TorchStream, rank: int) -> Rest:
+def read_layer(file: DeepSpeedFile, stream: TorchStream, rank: int) -> OtherFileState:
     """Sort what one slice of a pipeline's layer keeps beside its weights.
 
     Args:
@@ -101,7 +103,7 @@ def read_layer(file: DeepSpeedFile, stream: TorchStream, rank: int) -> Rest:
     Raises:
         UnsafeError: the tree unfolds to far more than a checkpoint has.
     """
-    rest = Rest(file.path, file.role, _of_slice(file), rank)
+    rest = OtherFileState(file.path, file.role, _of_slice(file), rank)
     _sort(rest, _pickle(file.path, stream), _of_layer(file), (), stream.tree, ())
     return rest
 
@@ -119,9 +121,9 @@ def _of_layer(file: DeepSpeedFile) -> str:
     return f"module.{file.layer}."
 
 
-def read_number(path: str, label: str, stream: TorchStream) -> Rest:
+def read_number(path: str, label: str, stream: TorchStream) -> OtherFileState:
     """Return the state in a file that is one number and nothing else."""
-    rest = Rest(path, Role.OPTIMIZER, "", None)
+    rest = OtherFileState(path, FileRole.OPTIMIZER, "", None)
     _add(rest, _pickle(path, stream), label, (), stream.tree)
     return rest
 
@@ -132,7 +134,7 @@ def _pickle(path: str, stream: TorchStream) -> Extent:
 
 
 def _sort(
-    rest: Rest,
+    rest: OtherFileState,
     pickle: Extent,
     label: str,
     at: Path,
@@ -145,7 +147,7 @@ def _sort(
             _add(rest, pickle, f"{label}{step}", (*at, step), value)
 
 
-def _sort_base(rest: Rest, pickle: Extent, at: Path, base: Any) -> None:
+def _sort_base(rest: OtherFileState, pickle: Extent, at: Path, base: Any) -> None:
     """Add what the base optimizer keeps that is not a tensor: hyperparameters, whole counters."""
     states: Iterator[tuple[Path, Any]] = iter(())
     if isinstance(base, dict):
@@ -163,7 +165,7 @@ def _sort_base(rest: Rest, pickle: Extent, at: Path, base: Any) -> None:
                 _add(rest, pickle, label, (*path, step), value)
 
 
-def _sort_objects(rest: Rest, pickle: Extent, optimizer: Mapping[Any, Any]) -> None:
+def _sort_objects(rest: OtherFileState, pickle: Extent, optimizer: Mapping[Any, Any]) -> None:
     """Add what an unpartitioned optimizer keeps; where tensors are among it, each on its own."""
     for key, value in optimizer.items():
         at: Path = ("optimizer", step_of(key))
@@ -174,7 +176,7 @@ def _sort_objects(rest: Rest, pickle: Extent, optimizer: Mapping[Any, Any]) -> N
                 _add(rest, pickle, ".".join(map(str, path)), path, leaf)
 
 
-def _add(rest: Rest, pickle: Extent, label: str, at: Path, tree: Any) -> None:
+def _add(rest: OtherFileState, pickle: Extent, label: str, at: Path, tree: Any) -> None:
     """Add one value as an object, its tensors on their own."""
     for path, value in leaves(tree):
         name = ".".join([label, *map(str, path)])

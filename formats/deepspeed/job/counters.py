@@ -11,7 +11,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Wanted
 
-from .plan import STEP, Plan
+from .plan import STEP, JobPlan
 
 Numbers = Mapping[str, Mapping[str, Any]]
 
@@ -28,7 +28,7 @@ class Counters(NamedTuple):
     used: set[str]
 
 
-def counters_of(content: Content, plan: Plan, numbers: Numbers) -> Counters:
+def counters_of(content: Content, plan: JobPlan, numbers: Numbers) -> Counters:
     """Make plain numbers of the counters that an example has as such.
 
     Args:

@@ -23,7 +23,7 @@ from ftckpt.formats.torch_files.write_tree import Carried, pickled
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Elements, Literal, Segment, Stored
 
-from .shares import GROUPS, FileState, PartitionRank, Share
+from .shares import GROUPS, FileShare, FileState, PartitionRank
 
 # Tensors in other state are random states: small. More than this is not read to be compared.
 _COMPARED = 16 << 20
@@ -31,7 +31,7 @@ _COMPARED = 16 << 20
 OWN = "extra:rank"
 
 
-class Rest(Protocol):
+class OtherStateResult(Protocol):
     """Other state of the source, and what became of it; known when all files were laid out."""
 
     @property
@@ -124,7 +124,7 @@ class RestOfRole:
                 if not dropped and name is not None:
                     self.unplaced.append(name)
 
-    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> FileShare:
         """Return what the file of one place of the result holds.
 
         Args:
@@ -136,18 +136,18 @@ class RestOfRole:
         self._dealt.add(place)
         if state is not None:
             self._keep(state, rank, first=first)
-            return Share(state.fields, state.storages, state.at, state.layout)
+            return FileShare(state.fields, state.storages, state.at, state.layout)
         states = list(self._states.values())
         others = [s for s in states if s.place.mp == place.mp] or states
         if not others:
-            return Share({}, {})
+            return FileShare({}, {})
         shared = others[0].fields.keys() - others[0].private
         alike = {path for path in shared if self._alike(path, others)}
         for path in shared - alike:
             what = f"{others[0].labels[path]} was of each rank alone: rank {rank} has none"
             self.notes.append(finding("note", what, rank=rank))
         fields = {path: value for path, value in others[0].fields.items() if path in alike}
-        return Share(fields, others[0].storages, others[0].at, others[0].layout)
+        return FileShare(fields, others[0].storages, others[0].at, others[0].layout)
 
     def _keep(self, state: FileState, rank: int, *, first: bool) -> None:
         prefix = "" if first else f"rank_{rank}."
@@ -215,14 +215,14 @@ def _below(name: str, label: str) -> bool:
     return name == label or name.startswith(f"{label}.")
 
 
-def unplaced(content: Content, rests: Sequence[Rest]) -> list[str]:
+def unplaced(content: Content, rests: Sequence[OtherStateResult]) -> list[str]:
     """Return the names of objects and the keys of tensors that no file of the result has."""
     own = [key for key, wanted in content.tensors.items() if _is_own(wanted)]
     strays = set(own).intersection(*(rest.strays(own) for rest in rests))
     return sorted(strays.union(*(rest.unplaced for rest in rests)))
 
 
-def stored(content: Content, rests: Sequence[Rest], *, renumbered: bool) -> Content:
+def stored(content: Content, rests: Sequence[OtherStateResult], *, renumbered: bool) -> Content:
     """Return what the files hold, under the names that the result's ranks give it.
 
     Args:

@@ -17,7 +17,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, counted, finding
 from ftckpt.formats.deepspeed.model.modules import size_of
 from ftckpt.formats.deepspeed.states import LAYOUT_OF_MODEL, MODULE
-from ftckpt.formats.deepspeed.zero.flats import Holdings
+from ftckpt.formats.deepspeed.zero.flats import RankFlats
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
@@ -57,7 +57,7 @@ class Foreign:
         content = with_aliases(content)
         self.unplaced: list[str] = []
         self.notes: list[Finding] = []
-        states = Holdings(content, {}).states
+        states = RankFlats(content, {}).states
         tensors = content.tensors
         self._tied = {
             key: owner

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.geometry import Placed
-from ftckpt.formats.deepspeed.job import Group, Job
-from ftckpt.formats.deepspeed.names import DeepSpeedFile, Role
+from ftckpt.formats.deepspeed.geometry import PlacedParameter
+from ftckpt.formats.deepspeed.job import DeepSpeedJob, Group
+from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 
 from .models import Models
-from .source import Source
+from .source import DeepSpeedSource
 
 STEP = "step"
 
 
-class Plan:
+class JobPlan:
     """A job's layout.
 
     Attributes:
@@ -35,13 +35,18 @@ class Plan:
     """
 
     def __init__(
-        self, checkpoint: DeepSpeedCheckpoint, source: Source, job: Job, *, exact: bool = False
+        self,
+        checkpoint: DeepSpeedCheckpoint,
+        source: DeepSpeedSource,
+        job: DeepSpeedJob,
+        *,
+        exact: bool = False,
     ) -> None:
         """Take the layout; the arguments are the attributes."""
         self.checkpoint, self.source, self.job, self.exact = checkpoint, source, job, exact
         self.models: Models = source.models
-        self.placed: Mapping[str, Placed] = checkpoint.placed
-        self.layers: Sequence[DeepSpeedFile] = source.files[Role.LAYER]
+        self.placed: Mapping[str, PlacedParameter] = checkpoint.placed
+        self.layers: Sequence[DeepSpeedFile] = source.files[FileRole.LAYER]
         self.flats: Mapping[int, Sequence[Sequence[Group]]] = source.flats
         if not exact:
             groups = source.groups.items()

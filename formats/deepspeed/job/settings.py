@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.torch_files.write_tree import Carried
 
-from .source import Source
+from .source import DeepSpeedSource
 
 Settings = Mapping[str, Any]
 
@@ -50,7 +50,7 @@ class OfParameters:
     _found: list[Settings] = field(default_factory=list)
 
     @classmethod
-    def of(cls, source: Source) -> OfParameters:
+    def of(cls, source: DeepSpeedSource) -> OfParameters:
         """Return those of a DeepSpeed source, which lists the parameters of each group."""
         made = cls()
         for mp, groups in source.groups.items():

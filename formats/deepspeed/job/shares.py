@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.names import DeepSpeedFile, Role
+from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 from ftckpt.formats.deepspeed.states import (
     BASES,
     LAYOUT_OF_MODEL,
@@ -66,7 +66,7 @@ class FileState:
         tree = checkpoint.tree(file.path)
         storages = checkpoint.streams[file.path].storages
         made = cls(file.path, PartitionRank(file.mp, file.dp or 0), storages)
-        if file.role is Role.MODEL:
+        if file.role is FileRole.MODEL:
             made._take_model(tree)
         else:
             made._take_optimizer(tree)
@@ -104,7 +104,7 @@ class FileState:
             held.pop(path, None)
 
 
-class Share(NamedTuple):
+class FileShare(NamedTuple):
     """What one file of the result holds of the other state.
 
     Attributes:
@@ -145,7 +145,7 @@ class Share(NamedTuple):
 class Dealer(Protocol):
     """Deals out the other state of one role to the files of a result."""
 
-    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> FileShare:
         """Return what the file of one place of the result holds.
 
         Args:

@@ -8,14 +8,14 @@ from typing import Any
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.job import Group, job_of
-from ftckpt.formats.deepspeed.names import STATE, DeepSpeedFile, Role, deepspeed_files
+from ftckpt.formats.deepspeed.names import STATE, DeepSpeedFile, FileRole, deepspeed_files
 from ftckpt.formats.deepspeed.states import BASES, MASTERS, OPTIMIZER, ModelState, read_model
 from ftckpt.formats.torch_files.values import TensorRef
 
 from .models import Models
 
 
-class Source:
+class DeepSpeedSource:
     """A DeepSpeed checkpoint, read again for writing.
 
     Attributes:
@@ -44,18 +44,18 @@ class Source:
                 hint="ftckpt convert --to torchsave or safetensors",
             )
         self._checkpoint = checkpoint
-        whole = [DeepSpeedFile(f"zero/{STATE}", Role.OPTIMIZER)]
+        whole = [DeepSpeedFile(f"zero/{STATE}", FileRole.OPTIMIZER)]
         named = [f for f in deepspeed_files(checkpoint.members()) if f.path in checkpoint.streams]
-        partitioned = [f for f in named if f.role is Role.OPTIMIZER]
-        self.files: Mapping[Role, Sequence[DeepSpeedFile]] = {
-            Role.MODEL: [f for f in named if f.role is Role.MODEL],
-            Role.LAYER: [f for f in named if f.role is Role.LAYER],
-            Role.OPTIMIZER: partitioned or [f for f in whole if f.path in checkpoint.streams],
+        partitioned = [f for f in named if f.role is FileRole.OPTIMIZER]
+        self.files: Mapping[FileRole, Sequence[DeepSpeedFile]] = {
+            FileRole.MODEL: [f for f in named if f.role is FileRole.MODEL],
+            FileRole.LAYER: [f for f in named if f.role is FileRole.LAYER],
+            FileRole.OPTIMIZER: partitioned or [f for f in whole if f.path in checkpoint.streams],
         }
         states: dict[int, ModelState] = {}
         self.config: Any = None
         self.version: Any = None
-        for file in self.files[Role.MODEL]:
+        for file in self.files[FileRole.MODEL]:
             if file.mp not in states:
                 tree = checkpoint.tree(file.path)
                 storages = checkpoint.streams[file.path].storages
@@ -91,7 +91,7 @@ class Source:
 
     def _optimizer(self, mp: int) -> Mapping[str, Any]:
         """Return the optimizer's state in the first file of a model-parallel rank."""
-        files = self.files[Role.OPTIMIZER]
+        files = self.files[FileRole.OPTIMIZER]
         file = next((f for f in files if f.mp == mp), files[0] if files else None)
         if file is None:
             raise CorruptError(

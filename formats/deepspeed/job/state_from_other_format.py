@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.names import Role
+from ftckpt.formats.deepspeed.names import FileRole
 from ftckpt.formats.deepspeed.states import (
     BASES,
     LAYOUT_OF_MODEL,
@@ -47,7 +47,7 @@ _LAID_OUT = LAYOUT_OF_OPTIMIZER | {*MASTERS, *BASES, _STATE, OPTIMIZER}
 class _Owner(NamedTuple):
     """Whose state it is; `rank` counts the ranks of the job that saved it."""
 
-    role: Role
+    role: FileRole
     rank: int
 
 
@@ -96,7 +96,7 @@ class CarriedState:
             else:
                 self.unplaced += dict.fromkeys(name for name, _ in found)
 
-    def states(self, role: Role) -> Iterator[FileState]:
+    def states(self, role: FileRole) -> Iterator[FileState]:
         """Yield the state of each rank that has some of its own; what all have is rank 0's."""
         shared = self._state(_Owner(role, 0))
         yield shared
@@ -110,13 +110,13 @@ class CarriedState:
 
     def _state(self, owner: _Owner) -> FileState:
         state = FileState(f"rank {owner.rank}", PartitionRank(0, owner.rank), {})
-        prefix = "" if owner.role is Role.MODEL else f"{_OPTIMIZER}."
+        prefix = "" if owner.role is FileRole.MODEL else f"{_OPTIMIZER}."
         for key, value in self._trees[owner].settled(lambda path: True).items():
             path = _place_of(key)
             state.fields[path], state.labels[path] = value, f"{prefix}{key}"
         state.names = {_place_of(*at): name for at, name in self._names[owner].items()}
         state.inside = {_place_of(*at): list(keys) for at, keys in self._inside[owner].items()}
-        if owner.rank == 0 and owner.role is Role.MODEL:
+        if owner.rank == 0 and owner.role is FileRole.MODEL:
             state.private = set(self._private)
         return state
 
@@ -131,7 +131,7 @@ class CarriedState:
         else:
             component = wanted.component.removeprefix("extra:")
             name = wanted.key.removeprefix(f"{wanted.component}:")
-            owner, path = _Owner(Role.MODEL, 0), (component, name)
+            owner, path = _Owner(FileRole.MODEL, 0), (component, name)
             named = wanted._replace(
                 component="extra:rank0", kind=Kind.OTHER, name=f"{component}.{name}"
             )
@@ -156,7 +156,7 @@ class CarriedState:
             return
         if all(_label(owner, path) in self._decided for owner, path, _ in placed):
             return
-        optimizer = all(owner.role is Role.OPTIMIZER for owner, _, _ in placed)
+        optimizer = all(owner.role is FileRole.OPTIMIZER for owner, _, _ in placed)
         if optimizer and all(path[:1] == (GROUPS,) for _, path, _ in placed):
             self._take_groups(name, trees, placed)
         elif optimizer and all(_is_number(path, value) for _, path, value in placed):
@@ -205,20 +205,20 @@ def _owned(path: Path) -> tuple[_Owner, Path]:
         steps = (match[2], *path[1:]) if match[2] else path[1:]
     head, _, rest = str(steps[0]).partition(".") if steps else ("", "", "")
     if head != _OPTIMIZER:
-        return _Owner(Role.MODEL, rank), steps
+        return _Owner(FileRole.MODEL, rank), steps
     steps = (rest, *steps[1:]) if rest else steps[1:]
     if steps and str(steps[0]).startswith(f"{_STATE}."):
         steps = (*str(steps[0]).split("."), *steps[1:])
-    return _Owner(Role.OPTIMIZER, rank), steps
+    return _Owner(FileRole.OPTIMIZER, rank), steps
 
 
 def _label(owner: _Owner, path: Path) -> str:
-    return f"{_OPTIMIZER if owner.role is Role.OPTIMIZER else ''}.{path[0]}".lstrip(".")
+    return f"{_OPTIMIZER if owner.role is FileRole.OPTIMIZER else ''}.{path[0]}".lstrip(".")
 
 
 def _fits(owner: _Owner, path: Path) -> bool:
     """Say whether a file has a place for what is not DeepSpeed's own there."""
-    own = _RESERVED if owner.role is Role.MODEL else _LAID_OUT
+    own = _RESERVED if owner.role is FileRole.MODEL else _LAID_OUT
     return bool(path) and path[0] not in own
 
 

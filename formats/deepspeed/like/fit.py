@@ -18,8 +18,8 @@ from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.deepspeed.job.counters import Numbers, counters_of
 from ftckpt.formats.deepspeed.job.deal import OWN
 from ftckpt.formats.deepspeed.job.models import COPIES
-from ftckpt.formats.deepspeed.job.plan import Plan
-from ftckpt.formats.deepspeed.universal.cuts import Cuts
+from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.universal.cuts import ParameterCuts
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Wishes
 
@@ -39,7 +39,7 @@ class Fitting:
         notes: what the user should know.
     """
 
-    def __init__(self, content: Content, plan: Plan, wishes: Wishes, numbers: Numbers) -> None:
+    def __init__(self, content: Content, plan: JobPlan, wishes: Wishes, numbers: Numbers) -> None:
         """Fit every tensor.
 
         Args:
@@ -52,7 +52,7 @@ class Fitting:
             UnsupportedError: something of the example is not there, or is of another shape.
         """
         self._given, self._plan, self._example = content, plan, plan.checkpoint
-        self._cuts, self._rules = Cuts(plan.models.states[0], wishes), wishes.rules
+        self._cuts, self._rules = ParameterCuts(plan.models.states[0], wishes), wishes.rules
         self.numbers, self._used = counters_of(content, plan, numbers)
         self._widened: list[str] = []
         self._cast: list[str] = []

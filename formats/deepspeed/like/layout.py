@@ -11,15 +11,15 @@ from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.geometry import Grid
-from ftckpt.formats.deepspeed.job.deal import Rest, RestOfRole
-from ftckpt.formats.deepspeed.job.plan import STEP, Plan
+from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid
+from ftckpt.formats.deepspeed.job.deal import OtherStateResult, RestOfRole
+from ftckpt.formats.deepspeed.job.plan import STEP, JobPlan
 from ftckpt.formats.deepspeed.job.settings import OfParameters, bare
 from ftckpt.formats.deepspeed.job.shares import GROUPS, PartitionRank
-from ftckpt.formats.deepspeed.job.source import Source
+from ftckpt.formats.deepspeed.job.source import DeepSpeedSource
 from ftckpt.formats.deepspeed.job.state_from_other_format import CarriedState
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
-from ftckpt.formats.deepspeed.names import Role
+from ftckpt.formats.deepspeed.names import FileRole
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Wishes
 
@@ -59,8 +59,8 @@ class ByExample:
                 hint="an example that a job with ZeRO saved",
             )
         self.asked = content
-        made = Source(example)
-        self.plan = Plan(example, made, made.job, exact=True)
+        made = DeepSpeedSource(example)
+        self.plan = JobPlan(example, made, made.job, exact=True)
         self.layers = RestOfLayers(content, self.plan)
         self._origins = _origins(content)
         self._carried: CarriedState | None = None
@@ -68,8 +68,8 @@ class ByExample:
         own = content.checkpoint
         partitioned = isinstance(own, DeepSpeedCheckpoint) and own.stage > 0
         if isinstance(own, DeepSpeedCheckpoint) and partitioned:
-            source = Source(own)
-            self._grid: Grid | None = own.grid
+            source = DeepSpeedSource(own)
+            self._grid: DeepSpeedGrid | None = own.grid
             self._parameters = OfParameters.of(source)
             self._objects = [n for n in content.objects if n.endswith(f"optimizer.{GROUPS}")]
             if not self._objects:  # they were dropped
@@ -85,13 +85,13 @@ class ByExample:
         self._fitting = Fitting(content, self.plan, wishes, numbers)
         self._numbers = OfParameters(numbers=self._fitting.numbers)
         self.content = self._fitting.content
-        roles = (Role.MODEL, Role.OPTIMIZER)
+        roles = (FileRole.MODEL, FileRole.OPTIMIZER)
         if self._carried is not None:
             states = self._carried.states
             roles_of = [RestOfRole(self.content, states(role)) for role in roles]
         else:
             roles_of = [RestOfRole.of(self.content, source.files[r], theirs) for r in roles]
-        self.rests: list[Rest] = [*roles_of, self.layers]
+        self.rests: list[OtherStateResult] = [*roles_of, self.layers]
         models, optimizers = roles_of
         for state in models.states:
             leave_sizes(state, self.plan)

@@ -14,10 +14,10 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job.deal import RestOfRole
-from ftckpt.formats.deepspeed.job.plan import Plan
+from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.job.schedules import SCHEDULER, regrouped
-from ftckpt.formats.deepspeed.job.shares import GROUPS, FileState, PartitionRank, Share
-from ftckpt.formats.deepspeed.names import DeepSpeedFile, Role
+from ftckpt.formats.deepspeed.job.shares import GROUPS, FileShare, FileState, PartitionRank
+from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 from ftckpt.formats.deepspeed.states import BASES, INFO, MODULE, OPTIMIZER
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import Path, leaves
@@ -79,20 +79,20 @@ class ModelsDealer:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: JobPlan,
         rest: RestOfRole,
         source: Callable[[PartitionRank, int], PartitionRank],
         step: int | None,
         origins: Callable[[int], Sequence[int | None]],
     ) -> None:
         self._plan, self._rest, self._source, self._origins = plan, rest, source, origins
-        self._files = _by_place(plan, Role.MODEL)
+        self._files = _by_place(plan, FileRole.MODEL)
         self._counters = dict.fromkeys(_COUNTERS, 0)
         if step is not None:
             self._counters["global_steps"] = step
         self.notes: list[Finding] = []
 
-    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> FileShare:
         """Return what the file of one place of the result holds; see `Dealer`."""
         share = self._rest.deal(self._source(place, rank), rank, first=first)
         example = FileState.of(self._files[place], self._plan.checkpoint)
@@ -118,7 +118,7 @@ class ModelsDealer:
             self.notes.append(finding("note", what))
         if first:
             self._remark({example.labels[path] for path in example.fields.keys() - fields.keys()})
-        return Share(fields, share.storages, (), example.layout)
+        return FileShare(fields, share.storages, (), example.layout)
 
     def _remark(self, lacking: Set[str]) -> None:
         if more := sorted(lacking - {SCHEDULER}):
@@ -142,19 +142,19 @@ class OptimizersDealer:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: JobPlan,
         rest: RestOfRole,
         source: Callable[[PartitionRank, int], PartitionRank],
         groups: Callable[[int, Groups], Groups],
     ) -> None:
         self._plan, self._rest, self._source, self._groups = plan, rest, source, groups
-        self._files = _by_place(plan, Role.OPTIMIZER)
+        self._files = _by_place(plan, FileRole.OPTIMIZER)
 
-    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> Share:
+    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> FileShare:
         """Return what the file of one place of the result holds; see `Dealer`."""
         share = self._rest.deal(self._source(place, rank), rank, first=first)
         state = FileState.of(self._files[place], self._plan.checkpoint)
-        example = Share(state.fields, {}, state.at)
+        example = FileShare(state.fields, {}, state.at)
         fields: dict[Path, Any] = {}
         for at, own, theirs in (
             ((), example.outer, share.outer),
@@ -166,14 +166,14 @@ class OptimizersDealer:
         groups: Path = (OPTIMIZER, BASES[0], GROUPS)
         if groups in fields:
             fields[groups] = self._groups(place.mp, fields[groups])
-        return Share(fields, share.storages, (OPTIMIZER,))
+        return FileShare(fields, share.storages, (OPTIMIZER,))
 
     def settle(self) -> None:
         """Say what has no place, after everything was dealt."""
         self._rest.settle()
 
 
-def leave_sizes(state: FileState, plan: Plan) -> None:
+def leave_sizes(state: FileState, plan: JobPlan) -> None:
     """Take from a state of the source what the example's arguments say in place of its own."""
     record = _record(state.fields.get((_ARGUMENTS,)))
     if record is not None and _ARGUMENTS in plan.checkpoint.objects:
@@ -208,7 +208,7 @@ def _arguments(example: Any, source: Any) -> Inert | None:
     return theirs
 
 
-def _by_place(plan: Plan, role: Role) -> Mapping[PartitionRank, DeepSpeedFile]:
+def _by_place(plan: JobPlan, role: FileRole) -> Mapping[PartitionRank, DeepSpeedFile]:
     return {PartitionRank(file.mp, file.dp or 0): file for file in plan.source.files[role]}
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.job.plan import Plan
+from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.names import DeepSpeedFile
-from ftckpt.formats.deepspeed.zero.flats import Holdings, fragment
+from ftckpt.formats.deepspeed.zero.flats import RankFlats, fragment
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
@@ -44,7 +44,7 @@ class Modules:
     """
 
     def __init__(
-        self, content: Content, holdings: Holdings, plan: Plan, layers: RestOfLayers
+        self, content: Content, holdings: RankFlats, plan: JobPlan, layers: RestOfLayers
     ) -> None:
         self._content, self._holdings, self._layers = content, holdings, layers
         self._job, self._models = plan.job, plan.models

@@ -17,12 +17,12 @@ from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.job.contents import name_in_layer
 from ftckpt.formats.deepspeed.job.deal import OWN
-from ftckpt.formats.deepspeed.job.plan import Plan
-from ftckpt.formats.deepspeed.names import DeepSpeedFile, Role, deepspeed_files
+from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole, deepspeed_files
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
-from ftckpt.formats.state.paths import Recorded, recorded_paths
+from ftckpt.formats.state.paths import RecordedPaths, recorded_paths
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.transfer.content import Content, Wanted
 
@@ -42,7 +42,7 @@ class RestOfLayers:
         claimed: names of objects that belong here if anywhere.
     """
 
-    def __init__(self, content: Content, plan: Plan) -> None:
+    def __init__(self, content: Content, plan: JobPlan) -> None:
         self._content, self._plan = content, plan
         self.tensors: list[Wanted] = []
         self.same: set[str] = set()
@@ -54,7 +54,7 @@ class RestOfLayers:
         self.claimed = frozenset(self._claimed())
 
     @cached_property
-    def _recorded(self) -> Recorded:
+    def _recorded(self) -> RecordedPaths:
         return recorded_paths(self._content.checkpoint)
 
     @cached_property
@@ -76,7 +76,7 @@ class RestOfLayers:
                     found.add(name)
         if isinstance(source, DeepSpeedCheckpoint):
             files = deepspeed_files(source.streams)
-            own = {file.path for file in files if file.role is Role.LAYER}
+            own = {file.path for file in files if file.role is FileRole.LAYER}
             found |= {name for name, info in objects.items() if info.extent.file in own}
             for info in source.tensors.values():
                 if info.component.startswith(OWN) and info.pieces[0].extent.file in own:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ftckpt.formats.deepspeed.job.plan import Plan
-from ftckpt.formats.deepspeed.job.shares import Dealer, PartitionRank, Share
+from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.job.shares import Dealer, FileShare, PartitionRank
 from ftckpt.formats.deepspeed.states import MODULE
-from ftckpt.formats.deepspeed.zero.flats import Holdings
+from ftckpt.formats.deepspeed.zero.flats import RankFlats
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.torch_files.write_tree import Carried, save
 from ftckpt.transfer.content import Content
@@ -35,8 +35,8 @@ class ModelFiles:
     def __init__(
         self,
         content: Content,
-        holdings: Holdings,
-        plan: Plan,
+        holdings: RankFlats,
+        plan: JobPlan,
         rest: Dealer,
         layers: RestOfLayers,
     ) -> None:
@@ -58,7 +58,7 @@ class ModelFiles:
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
         self._rest.settle()
 
-    def _tree(self, share: Share, place: PartitionRank) -> dict[str, Any]:
+    def _tree(self, share: FileShare, place: PartitionRank) -> dict[str, Any]:
         mp, dp = place
         weights, called = self._modules.weights(mp), self._plan.models.called
         tree = {**share.layout, "optimizer": None, **share.below()}

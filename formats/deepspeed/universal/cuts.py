@@ -16,7 +16,7 @@ from typing import Any
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.coverage import intersection
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.slices import Cut, CutOf, cuts_of
+from ftckpt.formats.deepspeed.slices import CutOf, SliceCut, cuts_of
 from ftckpt.formats.deepspeed.states import ModelState
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.families.vocabulary import is_vocabulary
@@ -27,7 +27,7 @@ from ftckpt.transfer.layout import Wishes
 _SUB_SHAPE = Global("deepspeed.checkpoint.universal_checkpoint", "SubparamShape")
 
 
-class Cuts:
+class ParameterCuts:
     """How jobs cut the parameters of a source.
 
     Attributes:
@@ -66,14 +66,14 @@ class Cuts:
             found = {"cat_dim": cut.axis}
         return {**found, **({"vocab_tensor": True} if self._is_vocabulary(name) else {})}
 
-    def _cut(self, name: str, shape: Shape) -> Cut:
+    def _cut(self, name: str, shape: Shape) -> SliceCut:
         if self._cut_of is not None:
             try:  # of two slices: for one there is nothing to cut
                 return self._cut_of(name, [shape, shape])
             except UnsupportedError:
-                return Cut(0)
+                return SliceCut(0)
         rule = None if self._rules is None else self._rules.get(name)
-        return Cut(0) if rule is None else Cut(rule.split.axis, blocks=rule.split.blocks)
+        return SliceCut(0) if rule is None else SliceCut(rule.split.axis, blocks=rule.split.blocks)
 
     def _is_vocabulary(self, name: str) -> bool:
         return self._rows is not None and any(re.match(text, name) for text in self.vocabulary)
@@ -118,7 +118,7 @@ def _cut_off(wanted: Wanted, rows: int) -> Wanted:
     return wanted._replace(shape=shape, copies=tuple(kept))
 
 
-def _sub_shape(name: str, cut: Cut, shape: Shape) -> Call:
+def _sub_shape(name: str, cut: SliceCut, shape: Shape) -> Call:
     """Return DeepSpeed's record of the sub-blocks that an axis packs."""
     axis = cut.axis or 0
     unit = shape[axis] // sum(cut.blocks) if cut.blocks else 0

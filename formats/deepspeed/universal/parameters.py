@@ -12,13 +12,13 @@ from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import CorruptError
 from ftckpt.findings import finding
 from ftckpt.formats.deepspeed.checkpoint import StepCopy
-from ftckpt.formats.deepspeed.names import STATE, ZERO, DeepSpeedFile, Role
-from ftckpt.formats.deepspeed.parse_files import Opening
+from ftckpt.formats.deepspeed.names import STATE, ZERO, DeepSpeedFile, FileRole
+from ftckpt.formats.deepspeed.parse_files import DeepSpeedParser
 from ftckpt.formats.deepspeed.states import BASES
-from ftckpt.formats.deepspeed.tensors import KINDS, Flat
+from ftckpt.formats.deepspeed.tensors import KINDS, FlatTensor
 from ftckpt.formats.deepspeed.weights import Weights
 from ftckpt.formats.deepspeed.zero.partition import Shape
-from ftckpt.formats.ranks.tensors import Boxes, Entry
+from ftckpt.formats.ranks.tensors import PieceBoxes, RankEntry
 from ftckpt.formats.torch_files.dtensor import Patch
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
@@ -63,7 +63,7 @@ class Parameters:
             of shared parameters is `extra:universal`: the compute copy, widened to fp32.
     """
 
-    def __init__(self, opening: Opening, weights: Weights) -> None:
+    def __init__(self, opening: DeepSpeedParser, weights: Weights) -> None:
         """Read all folders.
 
         Raises:
@@ -90,7 +90,7 @@ class Parameters:
             if not file.copy:
                 self._leaves[file.name].add(file.leaf)
         opening.read(files, self._add)
-        state_file = DeepSpeedFile(f"{ZERO}/{STATE}", Role.OPTIMIZER)
+        state_file = DeepSpeedFile(f"{ZERO}/{STATE}", FileRole.OPTIMIZER)
         if state_file.path in opening.source.entries:
             opening.read([state_file], self._add_state)
         else:
@@ -151,8 +151,8 @@ class Parameters:
             kind = Kind.MASTER
         if kind is Kind.OTHER:
             name = f"{file.name}.{file.leaf}"
-        boxes = Boxes()
-        entry = Entry(None, file.path, value, stream.storages)
+        boxes = PieceBoxes()
+        entry = RankEntry(None, file.path, value, stream.storages)
         boxes.add(entry, value, [Patch(Box.whole(value.shape), (0,) * len(value.shape))])
         pieces = tuple(boxes.pieces)
         info = TensorInfo(component, name, kind, value.shape, value.dtype, pieces)
@@ -174,7 +174,7 @@ class Parameters:
             step = state.get("step") if isinstance(state, dict) else None
             if not isinstance(step, TensorRef) or step.shape != ():
                 continue
-            extent = Flat(file.path, None, step, stream.storages).extent(0, 1)
+            extent = FlatTensor(file.path, None, step, stream.storages).extent(0, 1)
             pieces = (Piece(Box((), ()), extent),)
             for name in group:
                 info = TensorInfo("optimizer", f"{name}.step", Kind.OTHER, (), step.dtype, pieces)

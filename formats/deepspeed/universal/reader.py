@@ -8,8 +8,8 @@ from typing import ClassVar
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import IncompleteError
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.names import STATE, TMP, ZERO, Role, deepspeed_files
-from ftckpt.formats.deepspeed.parse_files import Opening
+from ftckpt.formats.deepspeed.names import STATE, TMP, ZERO, FileRole, deepspeed_files
+from ftckpt.formats.deepspeed.parse_files import DeepSpeedParser
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
@@ -39,7 +39,7 @@ def open_universal(source: Source, rules: Rules | None) -> UniversalCheckpoint:
             file=TMP,
         )
     with no_gc():  # many small records live until the end: collecting them costs triple
-        opening = Opening(source, rules, (Role.MODEL,))
+        opening = DeepSpeedParser(source, rules, (FileRole.MODEL,))
         weights = opening.weights()
         parameters = Parameters(opening, weights)
         return opening.checkpoint(

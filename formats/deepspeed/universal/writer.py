@@ -27,21 +27,21 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.job.deal import RestOfRole, stored, unplaced
 from ftckpt.formats.deepspeed.job.from_other_format import Foreign
-from ftckpt.formats.deepspeed.job.plan import Plan
+from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.job.settings import all_equal, bare
 from ftckpt.formats.deepspeed.job.shares import GROUPS, PartitionRank
-from ftckpt.formats.deepspeed.job.source import Source
+from ftckpt.formats.deepspeed.job.source import DeepSpeedSource
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
 from ftckpt.formats.deepspeed.model.write import ModelFiles
-from ftckpt.formats.deepspeed.names import STATE, ZERO, Role
+from ftckpt.formats.deepspeed.names import STATE, ZERO, FileRole
 from ftckpt.formats.deepspeed.states import OPTIMIZER, ModelState
-from ftckpt.formats.deepspeed.zero.flats import Holdings
+from ftckpt.formats.deepspeed.zero.flats import RankFlats
 from ftckpt.formats.torch_files.write_tree import Carried, Tensor, save
 from ftckpt.storage.source import safe_name
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
-from .cuts import Cuts
+from .cuts import ParameterCuts
 
 _STEP = "step"
 
@@ -67,17 +67,17 @@ class DeepSpeedUniversalWriter:
 
 
 def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wishes) -> Layout:
-    source = Source(checkpoint)
+    source = DeepSpeedSource(checkpoint)
     job = source.job
     cuts = _cuts(source.models.states[0], wishes)
     content = source.models.content(content, job.stage, job.stage)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
-    holdings = Holdings(content, checkpoint.placed)
-    around = RestOfRole.of(content, source.files[Role.MODEL])
-    plan = Plan(checkpoint, source, job)
+    holdings = RankFlats(content, checkpoint.placed)
+    around = RestOfRole.of(content, source.files[FileRole.MODEL])
+    plan = JobPlan(checkpoint, source, job)
     layers = RestOfLayers(content, plan)
     model = ModelFiles(content, holdings, plan, around, layers)
-    optimizer = RestOfRole.of(content, source.files[Role.OPTIMIZER])
+    optimizer = RestOfRole.of(content, source.files[FileRole.OPTIMIZER])
     numbers: dict[str, Any] = {}
     for mp, groups in source.groups.items():
         for group, found in zip(groups, source.numbers[mp], strict=True):
@@ -104,7 +104,7 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
 def _of_other(content: Content, wishes: Wishes) -> Layout:
     source = Foreign(content)
     cuts = _cuts(None, wishes)
-    holdings = Holdings(source.content, {})
+    holdings = RankFlats(source.content, {})
     folders = _Folders(source.content, holdings, cuts, {name: {} for name in source.trained}, {})
     tree = folders.state_tree(source.optimizer, source.base, source.version)
     files = [source.model_file(), *folders.files(), _state_file(tree)]
@@ -116,8 +116,8 @@ def _of_other(content: Content, wishes: Wishes) -> Layout:
     )
 
 
-def _cuts(state: ModelState | None, wishes: Wishes) -> Cuts:
-    cuts = Cuts(state, wishes)
+def _cuts(state: ModelState | None, wishes: Wishes) -> ParameterCuts:
+    cuts = ParameterCuts(state, wishes)
     if wishes.true_vocab_size is not None and not cuts.vocabulary:
         raise UsageError(
             "--true-vocab-size has no meaning here: no universal_checkpoint_info of the source says"
@@ -141,8 +141,8 @@ class _Folders:
     def __init__(
         self,
         content: Content,
-        holdings: Holdings,
-        cuts: Cuts,
+        holdings: RankFlats,
+        cuts: ParameterCuts,
         numbers: Mapping[str, Mapping[str, Any]],
         called: Mapping[str, str],
     ) -> None:
@@ -219,7 +219,7 @@ def _unread(key: str, what: str) -> UnsupportedError:
     )
 
 
-def _notes(cuts: Cuts, base: Mapping[str, Any]) -> Iterator[Finding]:
+def _notes(cuts: ParameterCuts, base: Mapping[str, Any]) -> Iterator[Finding]:
     yield finding(
         "note",
         "DeepSpeed finds a universal checkpoint by the file `latest_universal` in the directory"

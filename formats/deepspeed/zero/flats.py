@@ -12,8 +12,8 @@ from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.geometry import Placed
-from ftckpt.formats.deepspeed.job import Group, Job
+from ftckpt.formats.deepspeed.geometry import PlacedParameter
+from ftckpt.formats.deepspeed.job import DeepSpeedJob, Group
 from ftckpt.formats.deepspeed.tensors import KINDS
 from ftckpt.formats.torch_files.write_tree import Storage, Tensor
 from ftckpt.transfer.content import Content, Shard, ShardBox
@@ -24,7 +24,7 @@ from .partition import FlatGroup, FlatRun, SlicedGroup
 
 
 @dataclass(eq=False)
-class Flat:
+class RankFlatGroup:
     """What one model-parallel rank's partitions hold of one flat group.
 
     Attributes:
@@ -44,7 +44,7 @@ class Flat:
     gaps: tuple[int, ...] = ()
 
 
-class Holdings:
+class RankFlats:
     """What a model-parallel rank holds of the tensors of some content.
 
     Args:
@@ -52,7 +52,7 @@ class Holdings:
         placed: where parameters lie; the others are whole on every rank.
     """
 
-    def __init__(self, content: Content, placed: Mapping[str, Placed]) -> None:
+    def __init__(self, content: Content, placed: Mapping[str, PlacedParameter]) -> None:
         self._content, self._placed = content, placed
 
     @cached_property
@@ -78,7 +78,7 @@ class Holdings:
         parts = [ShardBox(slab.local, key, slab.box) for slab in part.slabs]
         return self._content.shard(part.shape, wanted.dtype, parts)
 
-    def flat(self, group: Group, mp: int) -> Flat:
+    def flat(self, group: Group, mp: int) -> RankFlatGroup:
         """Return what a model-parallel rank holds of a flat group.
 
         Raises:
@@ -125,7 +125,7 @@ class Holdings:
                         f"{keys[name]} is not of its parameter's shape: ZeRO cannot cut it",
                         tensor=keys[name],
                     )
-        return Flat(group, masters, states, counters)
+        return RankFlatGroup(group, masters, states, counters)
 
     def _is_counter(self, leaf: str, keys: Mapping[str, str]) -> bool:
         tensors = self._content.tensors
@@ -170,7 +170,7 @@ class Partition:
         size: elements with it.
     """
 
-    def __init__(self, flat: Flat, job: Job, rank: int) -> None:
+    def __init__(self, flat: RankFlatGroup, job: DeepSpeedJob, rank: int) -> None:
         self._flat = flat
         if job.stage == 3:
             sliced = SlicedGroup(flat.group, job.grid.dp)

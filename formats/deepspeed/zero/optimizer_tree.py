@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.job.plan import Plan
-from ftckpt.formats.deepspeed.job.shares import GROUPS, Share
+from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.job.shares import GROUPS, FileShare
 from ftckpt.formats.deepspeed.states import BASES, MASTERS, OPTIMIZER
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
 
-from .flats import Flat, Partition
+from .flats import Partition, RankFlatGroup
 
 _STAGE = Global("deepspeed.runtime.zero.config", "ZeroStageEnum")
 _ADDRESS = Global("deepspeed.utils.tensor_fragment", "fragment_address")
@@ -30,11 +30,13 @@ class OptimizerTree:
         renumbered: whether parameter groups have other numbers than in the source.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: JobPlan) -> None:
         self._source, self._job, self._called = plan.source, plan.job, plan.models.called
         self.renumbered = False
 
-    def build(self, share: Share, groups: Sequence[Sequence[Flat]], dp: int) -> dict[str, Any]:
+    def build(
+        self, share: FileShare, groups: Sequence[Sequence[RankFlatGroup]], dp: int
+    ) -> dict[str, Any]:
         """Return the tree of one partition's file.
 
         Args:
@@ -73,7 +75,11 @@ class OptimizerTree:
         }
 
     def _stages12(
-        self, inner: dict[str, Any], flats: Sequence[Flat], parts: Sequence[Partition], dp: int
+        self,
+        inner: dict[str, Any],
+        flats: Sequence[RankFlatGroup],
+        parts: Sequence[Partition],
+        dp: int,
     ) -> dict[str, Any]:
         ranks, plain = self._job.grid.dp, self._job.plain
         last = dp == ranks - 1
@@ -104,7 +110,10 @@ class OptimizerTree:
         return found
 
     def _base(
-        self, share: Share, groups: Sequence[Sequence[Flat]], states: Sequence[dict[str, Any]]
+        self,
+        share: FileShare,
+        groups: Sequence[Sequence[RankFlatGroup]],
+        states: Sequence[dict[str, Any]],
     ) -> dict[str, Any]:
         """Return the base optimizer's state_dict, whose parameters are the flat groups."""
         base = share.base

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.findings import finding
 from ftckpt.formats.deepspeed.checkpoint import StepCopy
-from ftckpt.formats.deepspeed.geometry import Grid, Placed
+from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid, PlacedParameter
 from ftckpt.formats.deepspeed.states import ModelState
-from ftckpt.formats.deepspeed.tensors import KINDS, Flat, Weight, copies, weight_tensor
+from ftckpt.formats.deepspeed.tensors import KINDS, FlatTensor, RankWeight, copies, weight_tensor
 from ftckpt.formats.pickles.walk import leaves
-from ftckpt.formats.ranks.tensors import Identity, Report
+from ftckpt.formats.ranks.tensors import Report, TensorIdentity
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
 from ftckpt.formats.torch_files.sharded import HeldReader
 from ftckpt.formats.torch_files.values import TensorRef
@@ -26,11 +26,13 @@ class PlainOptimizer:
         steps: the copies of the step counters.
     """
 
-    def __init__(self, placed: Mapping[str, Placed], grid: Grid, report: Report) -> None:
+    def __init__(
+        self, placed: Mapping[str, PlacedParameter], grid: DeepSpeedGrid, report: Report
+    ) -> None:
         self._placed, self._grid, self._report = placed, grid, report
-        self._held: dict[Identity, list[Weight]] = defaultdict(list)
-        self._numbers: dict[Identity, list[Flat]] = defaultdict(list)
-        self.extra: list[tuple[str, Flat]] = []
+        self._held: dict[TensorIdentity, list[RankWeight]] = defaultdict(list)
+        self._numbers: dict[TensorIdentity, list[FlatTensor]] = defaultdict(list)
+        self.extra: list[tuple[str, FlatTensor]] = []
         self.steps: list[StepCopy] = []
 
     def add(self, model: ModelState) -> None:
@@ -54,18 +56,18 @@ class PlainOptimizer:
             placed = self._placed.get(state.parameter)
             part = None if placed is None else placed.parts.get(file.mp)
             if value.shape == ():
-                flat = Flat(file.path, rank, value, model.storages)
-                self._numbers[Identity("optimizer", Kind.OTHER, full)].append(flat)
+                flat = FlatTensor(file.path, rank, value, model.storages)
+                self._numbers[TensorIdentity("optimizer", Kind.OTHER, full)].append(flat)
                 if state.leaf == "step":
                     place = flat.extent(0, 1)
                     self.steps.append(StepCopy(file.mp, number, rank, place, value.dtype))
             elif part is not None and value.shape == part.shape:
                 kind = KINDS.get(state.leaf, Kind.OTHER)
                 name = full if kind is Kind.OTHER else state.parameter
-                weight = Weight(file.mp, rank, file, value, model.storages)
-                self._held[Identity("optimizer", kind, name)].append(weight)
+                weight = RankWeight(file.mp, rank, file, value, model.storages)
+                self._held[TensorIdentity("optimizer", kind, name)].append(weight)
             else:  # of a parameter whose name cannot be proven, or of another shape than its own
-                flat = Flat(file.path, rank, value, model.storages)
+                flat = FlatTensor(file.path, rank, value, model.storages)
                 self.extra.append((f"optimizer.state.{full}", flat))
 
     def _add_unknown(self, model: ModelState) -> None:
@@ -74,7 +76,7 @@ class PlainOptimizer:
         for path, value in leaves(model.optimizer):
             if isinstance(value, TensorRef):
                 name = ".".join(["optimizer", *map(str, path)])
-                self.extra.append((name, Flat(model.file.path, rank, value, model.storages)))
+                self.extra.append((name, FlatTensor(model.file.path, rank, value, model.storages)))
         what = (
             f"{model.file.path} has flat masters of an fp16 optimizer without ZeRO and no list of"
             " what lies where in them: they are kept as they are, as extra:rank<RANK>"

@@ -12,9 +12,9 @@ from typing import Any
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.optimizer.per_rank import KINDS
-from ftckpt.formats.megatron.optimizer.write_distributed import Form
+from ftckpt.formats.megatron.optimizer.write_distributed import BufferForm
 from ftckpt.formats.megatron.rank_files.contents import state_key
-from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import Carried
@@ -28,7 +28,7 @@ _SCHEDULES = ("opt_param_scheduler", "lr_scheduler")  # the latter in old versio
 LATER = "let the job save one with its optimizer, after a step"
 
 
-def require_leaves(form: Form) -> None:
+def require_leaves(form: BufferForm) -> None:
     """Refuse buffers of another form than Adam's, and tensors inside what else they hold.
 
     Raises:
@@ -79,7 +79,7 @@ def require_schedule(shown: Mapping[Any, Any], root: Mapping[Any, Any]) -> None:
         raise lacking(_SCHEDULES[0])
 
 
-def require_same_types(local: Local, shown: Mapping[Any, Any], kept: KeptState) -> None:
+def require_same_types(local: LocalTensor, shown: Mapping[Any, Any], kept: KeptState) -> None:
     """Refuse state of other types than the example's: the job would load neither, or round it.
 
     Raises:

@@ -16,7 +16,7 @@ from ftckpt.checkpoint.dtypes import DTYPES, decode_scalar
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.rank_files.contents import state_key
-from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import Carried
 from ftckpt.transfer.content import Content, Known, Wanted
@@ -84,7 +84,7 @@ class KeptState:
         return values.pop() if len(values) == 1 else None
 
     def of_parameter(
-        self, local: Local, step: Step, *, masters: bool, counts: bool = True
+        self, local: LocalTensor, step: Step, *, masters: bool, counts: bool = True
     ) -> dict[str, Any]:
         """Return what is kept of a parameter by leaf; tensors are found by name elsewhere.
 

@@ -11,8 +11,8 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.megatron.checkpoint import Layout
-from ftckpt.formats.megatron.rank_files.grid import Arguments, Grid
+from ftckpt.formats.megatron.checkpoint import MegatronLayout
+from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.transfer.layout import Wishes
 
@@ -31,7 +31,7 @@ _ALWAYS = frozenset((
 ))  # fmt: skip
 
 
-class Target(NamedTuple):
+class TargetLayout(NamedTuple):
     """The layout that is written.
 
     Attributes:
@@ -43,7 +43,7 @@ class Target(NamedTuple):
         same_ranks: whether every directory holds what the source's of the same name holds.
     """
 
-    grid: Grid
+    grid: MegatronGrid
     chunks: int
     layers: Counts
     arguments: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Target(NamedTuple):
     same_ranks: bool
 
 
-def target_of(source: Layout, wishes: Wishes) -> Target:
+def target_of(source: MegatronLayout, wishes: Wishes) -> TargetLayout:
     """Return the layout that `wishes` make of the source's.
 
     Raises:
@@ -64,7 +64,7 @@ def target_of(source: Layout, wishes: Wishes) -> Target:
     chunks = wishes.vp or (source.chunks if pp > 1 else 1)
     if chunks > 1 and pp == 1:
         raise UsageError(f"{chunks} virtual stages need several pipeline stages, not 1")
-    grid = Grid(
+    grid = MegatronGrid(
         tp=tp,
         pp=pp,
         ep=ep,
@@ -82,7 +82,7 @@ def target_of(source: Layout, wishes: Wishes) -> Target:
     _require_experts(source, grid)
     same_stages = (pp, chunks) == (old.pp, source.chunks)
     layers, said = (source.layers, {}) if same_stages else _stages(source, pp, chunks)
-    return Target(
+    return TargetLayout(
         grid,
         chunks,
         layers,
@@ -102,7 +102,7 @@ def _require_heads(args: Arguments, tp: int) -> None:
         raise UsageError(f"{groups} query groups cannot be divided over {tp} tensor ranks")
 
 
-def _require_experts(source: Layout, grid: Grid) -> None:
+def _require_experts(source: MegatronLayout, grid: MegatronGrid) -> None:
     experts = source.experts * source.grid.ep
     if experts % grid.ep:
         raise UsageError(f"{experts} experts cannot be divided over {grid.ep} expert ranks")
@@ -117,7 +117,7 @@ def _require_experts(source: Layout, grid: Grid) -> None:
         )
 
 
-def _stages(source: Layout, pp: int, chunks: int) -> tuple[Counts, dict[str, Any]]:
+def _stages(source: MegatronLayout, pp: int, chunks: int) -> tuple[Counts, dict[str, Any]]:
     """Return the layers of other stages: as the arguments have it where that fits, else equal."""
     plan = planned(source.args, pp, chunks)
     total = sum(source.layers.values())
@@ -135,7 +135,7 @@ def _stages(source: Layout, pp: int, chunks: int) -> tuple[Counts, dict[str, Any
     return {Stage(p, v): each for v in range(chunks) for p in range(pp)}, said
 
 
-def _sizes(source: Layout, grid: Grid, chunks: int) -> dict[str, Any]:
+def _sizes(source: MegatronLayout, grid: MegatronGrid, chunks: int) -> dict[str, Any]:
     """Return the arguments that are sizes of groups of ranks.
 
     What was never recorded stays so, where it says nothing new.

@@ -33,7 +33,7 @@ from .stages import Counts, Stage, offsets
 _TENSORS = (TensorRef, SubclassRef, Composite)
 
 
-class Entry(NamedTuple):
+class ModuleEntry(NamedTuple):
     """What stands at one place of a model chunk.
 
     Attributes:
@@ -60,15 +60,15 @@ class Experts(NamedTuple):
         by_number: whether an expert's members stand together, or each member's experts.
     """
 
-    members: tuple[Entry, ...]
+    members: tuple[ModuleEntry, ...]
     by_number: bool
 
 
-Slot = Entry | Experts
+Slot = ModuleEntry | Experts
 Order = Mapping[Stage, Sequence[Slot]]
 
 
-class Item(NamedTuple):
+class RankFileItem(NamedTuple):
     """One place in a rank's file.
 
     Attributes:
@@ -81,7 +81,7 @@ class Item(NamedTuple):
     path: Path
     name: str
     weight: str
-    entry: Entry
+    entry: ModuleEntry
 
 
 def order_of(ranks: FirstRanks) -> dict[Stage, list[Slot]]:
@@ -104,20 +104,20 @@ def order_of(ranks: FirstRanks) -> dict[Stage, list[Slot]]:
 
 def order_of_names(names: Iterable[str]) -> list[Slot]:
     """Return the order of a whole model whose tensors stand in this order, each under one key."""
-    return _with_runs(Entry(name, (name.count(".") + 1,)) for name in names)
+    return _with_runs(ModuleEntry(name, (name.count(".") + 1,)) for name in names)
 
 
-def _entry(ranks: FirstRanks, at: Coordinate, chunk: int, path: Path, value: Any) -> Entry:
+def _entry(ranks: FirstRanks, at: Coordinate, chunk: int, path: Path, value: Any) -> ModuleEntry:
     name = dotted(path)
     if not all(type(step) is str for step in path):
         raise UnsupportedError(f"{name} has a key that is not text", tensor=name)
     name, copy = ranks.weight(at, chunk, name)
     words = tuple(str(step).count(".") + 1 for step in path)
     full = isinstance(value, _TENSORS) or not (value is None or value == {})
-    return Entry(name, words, None if full else value, full, copy and full)
+    return ModuleEntry(name, words, None if full else value, full, copy and full)
 
 
-def _with_runs(entries: Iterable[Entry]) -> list[Slot]:
+def _with_runs(entries: Iterable[ModuleEntry]) -> list[Slot]:
     """Put each run of experts into one slot."""
     slots: list[Slot] = []
     for in_run, group in groupby(entries, key=lambda entry: expert_of(entry.name) is not None):
@@ -126,7 +126,7 @@ def _with_runs(entries: Iterable[Entry]) -> list[Slot]:
     return slots
 
 
-def _run(entries: Sequence[Entry]) -> Experts:
+def _run(entries: Sequence[ModuleEntry]) -> Experts:
     known = [found for entry in entries if (found := expert_of(entry.name))]
     members = {
         pattern: entry._replace(name=pattern)
@@ -189,34 +189,34 @@ def with_copy(slots: Sequence[Slot], embedding: str, words: tuple[int, ...]) -> 
         embedding: its name.
         words: of the embedding's own entry.
     """
-    if any(isinstance(slot, Entry) and slot.copy for slot in slots):
+    if any(isinstance(slot, ModuleEntry) and slot.copy for slot in slots):
         return list(slots)
     head = head_of(embedding)
     module = head.removesuffix("weight")
     found = list(slots)
     at = next((n for n, s in enumerate(found) if _name(s).startswith(module)), len(found))
     count = head.count(".") + 1
-    found.insert(at, Entry(head, (count,) if len(words) == 1 else (1,) * count, copy=True))
+    found.insert(at, ModuleEntry(head, (count,) if len(words) == 1 else (1,) * count, copy=True))
     return found
 
 
 def without_copy(slots: Iterable[Slot]) -> list[Slot]:
     """Return an order without copies of the embedding."""
-    return [slot for slot in slots if not (isinstance(slot, Entry) and slot.copy)]
+    return [slot for slot in slots if not (isinstance(slot, ModuleEntry) and slot.copy)]
 
 
-def embedding_of(order: Order) -> Entry | None:
+def embedding_of(order: Order) -> ModuleEntry | None:
     """Return the word embedding's entry; None where the model has none."""
     for slots in order.values():
         for slot in slots:
-            if isinstance(slot, Entry) and slot.full and is_embedding(slot.name):
+            if isinstance(slot, ModuleEntry) and slot.full and is_embedding(slot.name):
                 return slot
     return None
 
 
 def items(
     slots: Iterable[Slot], firsts: Mapping[str, int], rank: int, experts: int
-) -> Iterator[Item]:
+) -> Iterator[RankFileItem]:
     """Yield what a rank's file holds of one model chunk, in order.
 
     Args:
@@ -229,12 +229,12 @@ def items(
     for entry in _expanded(slots, range(first, first + experts)):
         name = local_name(entry.name, firsts, first)
         weight = (tied_to(entry.name) or entry.name) if entry.copy else entry.name
-        yield Item(_path(name, entry.words), name, weight, entry)
+        yield RankFileItem(_path(name, entry.words), name, weight, entry)
 
 
-def _expanded(slots: Iterable[Slot], numbers: range) -> Iterator[Entry]:
+def _expanded(slots: Iterable[Slot], numbers: range) -> Iterator[ModuleEntry]:
     for slot in slots:
-        if isinstance(slot, Entry):
+        if isinstance(slot, ModuleEntry):
             yield slot
             continue
         pairs = (
@@ -262,7 +262,7 @@ def _path(name: str, words: tuple[int, ...]) -> Path:
 
 
 def _name(slot: Slot) -> str:
-    return slot.name if isinstance(slot, Entry) else slot.members[0].name
+    return slot.name if isinstance(slot, ModuleEntry) else slot.members[0].name
 
 
 def _place(stage: Stage) -> tuple[int, int]:

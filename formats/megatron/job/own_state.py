@@ -23,7 +23,7 @@ from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.write_tree import Carried, pickled
 from ftckpt.transfer.content import Content, Wanted
 
-from .layout import Target, recorded
+from .layout import TargetLayout, recorded
 
 # What Megatron reads before anything else; written whatever part of the state is wanted.
 ALWAYS = ("args", "checkpoint_version", "iteration")
@@ -41,7 +41,7 @@ class OwnState:
     """
 
     def __init__(
-        self, content: Content, ranks: FirstRanks, target: Target, changes: Mapping[str, Any]
+        self, content: Content, ranks: FirstRanks, target: TargetLayout, changes: Mapping[str, Any]
     ) -> None:
         self.tensors: list[Wanted] = []
         self.compared: set[str] = set()

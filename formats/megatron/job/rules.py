@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.state.rule_tables import built_in
 
 _GATED = ("swiglu", "gated_linear_unit", "quick_geglu", "geglu", "reglu")
 
 
-def rules_of(args: Arguments, held: Iterable[Local]) -> Rules:
+def rules_of(args: Arguments, held: Iterable[LocalTensor]) -> Rules:
     """Return the rules for a job.
 
     Args:
@@ -36,7 +36,7 @@ def _state_space(args: Arguments) -> dict[str, int]:
     return {"mamba_inner": heads * width, "mamba_groups": groups, "mamba_heads": heads}
 
 
-def _latent(args: Arguments, held: Iterable[Local]) -> dict[str, int]:
+def _latent(args: Arguments, held: Iterable[LocalTensor]) -> dict[str, int]:
     """Return whether the projections down to latent attention's ranks are cut.
 
     With Transformer Engine each rank holds all of them, in Megatron's own layers a part; their rows

@@ -20,10 +20,10 @@ from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.families.facts import arguments_of
 from ftckpt.formats.megatron.optimizer.per_rank import HALF, class_of, class_of_group
-from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED, Form
+from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED, BufferForm
 from ftckpt.formats.megatron.optimizer.write_plain import MASTERS
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.megatron.torch_dist.job import SHARDING, numbered
 from ftckpt.transfer.content import Content, Known, Wanted
 
@@ -31,7 +31,7 @@ from .common_state import JobState
 from .groups import Optimizers, groups_in, regrouped, torchs
 from .kept_state import PLACE, KeptState, Step
 from .registration import unordered
-from .whole_model import Whole
+from .whole_model import WholeModel
 
 Groups = list[list[Mapping[Any, Any]]]
 _DISTRIBUTED = "use_distributed_optimizer"
@@ -45,7 +45,7 @@ _OTHERWISE = (
 _HINT = f"{LIKE}; --only model writes the weights alone"
 
 
-class Trained(NamedTuple):
+class OptimizerOutput(NamedTuple):
     """What is to be written of an optimizer.
 
     Attributes:
@@ -57,13 +57,15 @@ class Trained(NamedTuple):
     """
 
     optimizers: Optimizers
-    form: Form | None
+    form: BufferForm | None
     tensors: Mapping[str, Wanted]
     known: Mapping[str, Known]
     placed: frozenset[str]
 
 
-def trained_of(content: Content, whole: Whole, state: JobState, *, apart: bool) -> Trained | None:
+def trained_of(
+    content: Content, whole: WholeModel, state: JobState, *, apart: bool
+) -> OptimizerOutput | None:
     """Return the optimizer of a job by its arguments; None where the source holds none.
 
     Args:
@@ -81,7 +83,9 @@ def trained_of(content: Content, whole: Whole, state: JobState, *, apart: bool) 
 class _Building:
     """One optimizer on its way."""
 
-    def __init__(self, content: Content, whole: Whole, state: JobState, *, apart: bool) -> None:
+    def __init__(
+        self, content: Content, whole: WholeModel, state: JobState, *, apart: bool
+    ) -> None:
         self._args = whole.layout.args
         self._optimizers = numbered(state.root.get("optimizer"))
         self._parameters = {p.name: p for p in whole.locals() if p.kind is Kind.PARAM}
@@ -94,7 +98,7 @@ class _Building:
         if not self._optimizers or not all(map(groups_in, self._optimizers.values())):
             raise uncertain("the source does not record the groups of its parameters")
 
-    def trained(self) -> Trained:
+    def trained(self) -> OptimizerOutput:
         """Return all of it."""
         distributed = is_distributed(
             self._args, self._optimizers.values(), self._kept.steps, hint=_HINT
@@ -135,9 +139,9 @@ class _Building:
         )
         found = regrouped(found, apart=self._wanted_apart)
         form = self._form(listed=bool(found.wrapped)) if distributed else None
-        return Trained(found, form, kept.tensors, kept.known, frozenset(kept.placed))
+        return OptimizerOutput(found, form, kept.tensors, kept.known, frozenset(kept.placed))
 
-    def _form(self, *, listed: bool) -> Form:
+    def _form(self, *, listed: bool) -> BufferForm:
         args = self._args
         if not isinstance(args.get("overlap_grad_reduce"), bool):
             raise uncertain("the arguments do not record overlap_grad_reduce, and buckets need it")
@@ -149,9 +153,9 @@ class _Building:
                 raise uncertain(f"the arguments do not record {_IN_FP32}, and buffers have a type")
             gradients[dtype] = float32 if wide else dtype
         leaves = dict.fromkeys(("param", "exp_avg", "exp_avg_sq"), PLACE)
-        return Form(listed, gradients | {float32: float32}, {**leaves, UNPADDED: 0}, {})
+        return BufferForm(listed, gradients | {float32: float32}, {**leaves, UNPADDED: 0}, {})
 
-    def _place(self, local: Local, groups: Groups, *, certain: bool) -> tuple[int, int]:
+    def _place(self, local: LocalTensor, groups: Groups, *, certain: bool) -> tuple[int, int]:
         """Return the optimizer and the group of a parameter.
 
         Raises:

@@ -23,9 +23,9 @@ from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.families.arguments import arguments_of_config, flags_beside
 from ftckpt.formats.families.facts import arguments_of, model_of
 from ftckpt.formats.huggingface.config import read_config
-from ftckpt.formats.megatron.checkpoint import Layout
+from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.megatron.rank_files.tensor_names import Local, expert_of, tied_to
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor, expert_of, tied_to
 from ftckpt.formats.megatron.torch_dist.reshard import layout_of
 from ftckpt.formats.megatron.torch_dist.spelling import own_name
 from ftckpt.formats.pickles.inert import Inert
@@ -53,7 +53,7 @@ _ONE_RANK = (
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """A model.
 
     Attributes:
@@ -67,7 +67,7 @@ class Whole:
     """
 
     content: Content
-    layout: Layout
+    layout: MegatronLayout
     iteration: int
     rows: int | None
     trained: Mapping[str, Wanted]
@@ -81,15 +81,17 @@ class Whole:
         assert isinstance(record, dict)
         return record
 
-    def locals(self) -> list[Local]:
+    def locals(self) -> list[LocalTensor]:
         """Return the tensors as a job of one rank would hold them; where is not said."""
         return [
-            Local(0, w.name, TensorRef("", 0, w.shape, dense_strides(w.shape), w.dtype), w.kind)
+            LocalTensor(
+                0, w.name, TensorRef("", 0, w.shape, dense_strides(w.shape), w.dtype), w.kind
+            )
             for w in self.content.tensors.values()
         ]
 
 
-def whole_model(content: Content) -> Whole:
+def whole_model(content: Content) -> WholeModel:
     """Return the model of a content under Megatron-Core's names.
 
     Raises:
@@ -124,7 +126,7 @@ def whole_model(content: Content) -> Whole:
     )
     rows = args.count("vocab_size") if derived else 0
     notes = [_beside(args)] if derived else []
-    return Whole(
+    return WholeModel(
         whole,
         layout_of(whole, args),
         checkpoint.step or 0,

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.formats.megatron.job.stages import Stage
-from ftckpt.formats.megatron.rank_files.grid import Arguments, Grid
-from ftckpt.formats.megatron.rank_files.tensor_names import Local, shared_over_stages
+from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor, shared_over_stages
 from ftckpt.formats.torch_files.values import TensorRef, is_dense
 
 from .buffers import Buffer, Parameter, by_dtype, default_limit, lay_out, padded
@@ -39,10 +39,10 @@ class RankBuffers(NamedTuple):
         args: of the job.
     """
 
-    parameters: Sequence[Local]
+    parameters: Sequence[LocalTensor]
     numels: Mapping[str, int]
     pp: int
-    grid: Grid
+    grid: MegatronGrid
     args: Arguments
 
 
@@ -55,7 +55,7 @@ class Group(NamedTuple):
         ranks: how many data-parallel ranks share the buffer.
     """
 
-    locals: Sequence[Local]
+    locals: Sequence[LocalTensor]
     shared: frozenset[str]
     ranks: int
 

@@ -31,7 +31,7 @@ from ftckpt.formats.megatron.job.groups import Optimizers, groups_in, optimizers
 from ftckpt.formats.megatron.job.kept_state import KeptState
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
-from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.megatron.torch_dist.job import numbered
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import Storage, Tensor
@@ -40,7 +40,7 @@ from ftckpt.transfer.layout import Literal
 
 from .distributed import RankBuffers, bucket_starts
 from .per_rank import HALF, Unmapped, class_of_group
-from .write_distributed import Form, form_of
+from .write_distributed import BufferForm, form_of
 from .write_plain import MASTERS
 
 _OWN = ("params", "is_expert_parallel", "wd_mult")  # what says which parameters a group holds
@@ -59,13 +59,13 @@ class Shown(NamedTuple):
     """
 
     optimizers: Optimizers
-    form: Form | None
+    form: BufferForm | None
     starts: Mapping[tuple[int, int, str], int]
     notes: list[Finding]
 
 
 def example_optimizer(
-    ranks: FirstRanks, kept: KeptState, root: Mapping[Any, Any], parameters: Iterable[Local]
+    ranks: FirstRanks, kept: KeptState, root: Mapping[Any, Any], parameters: Iterable[LocalTensor]
 ) -> Shown | None:
     """Return the optimizer of an example; None where it has none.
 
@@ -120,9 +120,9 @@ class _Count:
 
 def _states(
     found: Optimizers,
-    form: Form | None,
+    form: BufferForm | None,
     kept: KeptState,
-    parameters: Iterable[Local],
+    parameters: Iterable[LocalTensor],
     count: _Count,
 ) -> dict[str, Mapping[Any, Any]]:
     """Take the state of every parameter; return it by leaf, in the example's order."""
@@ -147,7 +147,7 @@ def _states(
     return made
 
 
-def _step_like(shown: Any, local: Local, kept: KeptState, count: _Count) -> Any:
+def _step_like(shown: Any, local: LocalTensor, kept: KeptState, count: _Count) -> Any:
     """Return the step of a parameter in the example's form, where the source counts elsewhere."""
     if count.value is None:
         raise lacking(f"step of {local.name}", local.name)

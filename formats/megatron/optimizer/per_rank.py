@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Kind
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.megatron.rank_files.tensor_names import Local
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.pickles.walk import step_of
 from ftckpt.formats.state.param_ids import names_of_ids
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
@@ -47,7 +47,7 @@ class OptimizerTensor(NamedTuple):
         stored: how the file spells it.
     """
 
-    of: Local
+    of: LocalTensor
     leaf: str
     held: TensorRef
     stored: str
@@ -58,7 +58,7 @@ class OptimizerTensor(NamedTuple):
         return self.leaf == "step" or self.held.shape != self.of.ref.shape
 
 
-class Plain(NamedTuple):
+class UndistributedOptimizer(NamedTuple):
     """One optimizer that is not distributed.
 
     Attributes:
@@ -74,7 +74,7 @@ class Plain(NamedTuple):
     label: str
     inside: str
     state: Mapping[Any, Any]
-    members: Sequence[tuple[Sequence[int], Sequence[Local]]]
+    members: Sequence[tuple[Sequence[int], Sequence[LocalTensor]]]
     masters: Any
 
 
@@ -83,7 +83,7 @@ class Unmapped(Exception):
 
 
 def plain_states(
-    tree: Any, held: Sequence[Local], *, experts_apart: bool, args: Arguments
+    tree: Any, held: Sequence[LocalTensor], *, experts_apart: bool, args: Arguments
 ) -> Iterator[OptimizerTensor]:
     """Yield the state of an optimizer that is not distributed.
 
@@ -106,8 +106,8 @@ def plain_states(
 
 
 def plain_optimizers(
-    tree: Any, held: Sequence[Local], *, experts_apart: bool, args: Arguments
-) -> Iterator[Plain]:
+    tree: Any, held: Sequence[LocalTensor], *, experts_apart: bool, args: Arguments
+) -> Iterator[UndistributedOptimizer]:
     """Yield the optimizers that keep their state here, each with the parameters of its groups.
 
     Args and errors are those of `plain_states`.
@@ -123,7 +123,7 @@ def plain_optimizers(
         if not _is_torchs(state, groups):
             raise Unmapped(f"{inside} does not have torch's form")
         members = _members(groups, state, held, experts_apart=experts_apart, args=args)
-        yield Plain(number, label, inside, state, members, masters)
+        yield UndistributedOptimizer(number, label, inside, state, members, masters)
 
 
 def _is_torchs(state: Any, groups: Any) -> bool:
@@ -136,7 +136,7 @@ def _is_torchs(state: Any, groups: Any) -> bool:
     return all(type(k) is int and k in known and isinstance(v, dict) for k, v in state.items())
 
 
-def _of_one(state: Mapping[Any, Any], local: Local, label: str) -> Iterator[OptimizerTensor]:
+def _of_one(state: Mapping[Any, Any], local: LocalTensor, label: str) -> Iterator[OptimizerTensor]:
     """Yield the tensors of one parameter's state: like the parameter, or a single number."""
     for key, value in state.items():
         leaf = str(step_of(key))
@@ -161,11 +161,11 @@ def optimizers(tree: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
 def _members(
     groups: Sequence[Mapping[Any, Any]],
     state: Mapping[Any, Any],
-    held: Sequence[Local],
+    held: Sequence[LocalTensor],
     *,
     experts_apart: bool,
     args: Arguments,
-) -> list[tuple[list[int], list[Local]]]:
+) -> list[tuple[list[int], list[LocalTensor]]]:
     """Return the ids of each group and the parameters that they mean."""
     ids = [_ids(group) for group in groups]
     apart = experts_apart and any("is_expert_parallel" in group for group in groups)
@@ -201,7 +201,7 @@ def _ids(group: Mapping[Any, Any]) -> list[int]:
     return ids
 
 
-def class_of(local: Local, args: Arguments, *, apart: bool) -> tuple[bool, bool, bool]:
+def class_of(local: LocalTensor, args: Arguments, *, apart: bool) -> tuple[bool, bool, bool]:
     """Return what decides a parameter's group: no decay, expert, rate of its own."""
     name = local.name
     plain = len(local.ref.shape) == 1 or name.endswith(".bias")
@@ -222,7 +222,7 @@ def class_of_group(
     return decay == 0.0, expert, rate is not None and own_rate
 
 
-def _fits(state: Any, local: Local) -> bool:
+def _fits(state: Any, local: LocalTensor) -> bool:
     shape = _shape(state)
     return shape is None or shape == local.ref.shape
 
@@ -234,7 +234,9 @@ def _shape(state: Any) -> tuple[int, ...] | None:
     return max(shapes, key=len) if shapes else None
 
 
-def _masters(tree: Any, groups: Sequence[Sequence[Local]], label: str) -> Iterator[OptimizerTensor]:
+def _masters(
+    tree: Any, groups: Sequence[Sequence[LocalTensor]], label: str
+) -> Iterator[OptimizerTensor]:
     """Yield the fp32 copies of the 16-bit parameters, which stand in the order of each group."""
     half = [[p for p in group if p.ref.dtype.name in HALF] for group in groups]
     if not isinstance(tree, list) or len(tree) != len(half):

@@ -16,8 +16,8 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.job.groups import Optimizers
-from ftckpt.formats.megatron.rank_files.contents import Holdings, ModelTensor, state_key
-from ftckpt.formats.megatron.rank_files.grid import Arguments, Coordinate, Grid
+from ftckpt.formats.megatron.rank_files.contents import ModelTensor, RankModel, state_key
+from ftckpt.formats.megatron.rank_files.grid import Arguments, Coordinate, MegatronGrid
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
@@ -34,7 +34,7 @@ LIKE = "--like EXAMPLE lays it out as a checkpoint that the job itself saved"
 
 
 @dataclass(frozen=True)
-class Form:
+class BufferForm:
     """How the source's files keep a buffer.
 
     Attributes:
@@ -50,10 +50,10 @@ class Form:
     storages: Mapping[str, StoredStorage]
 
 
-def form_of(ranks: FirstRanks) -> Form | None:
+def form_of(ranks: FirstRanks) -> BufferForm | None:
     """Return the form of the source's buffers; None where it has none that could be read."""
     gradients: dict[DType, DType] = {}
-    form: Form | None = None
+    form: BufferForm | None = None
     for at in ranks.coordinates():
         stream = ranks.distributed(at)
         if stream is None:
@@ -66,7 +66,7 @@ def form_of(ranks: FirstRanks) -> Form | None:
                 gradients.setdefault(*types)
                 if form is None:
                     listed = isinstance(stream.tree, list) and len(trees) == 1
-                    form = Form(listed, gradients, leaves, stream.storages)
+                    form = BufferForm(listed, gradients, leaves, stream.storages)
     return form
 
 
@@ -83,7 +83,7 @@ class Buffers(NamedTuple):
         optimizers: of each, the parameters of every buffer and where they lie.
     """
 
-    holdings: Holdings
+    holdings: RankModel
     optimizers: list[list[tuple[Group, Buffer]]]
 
     def held(self, group: Group) -> dict[str, ModelTensor]:
@@ -107,8 +107,8 @@ class DistributedWriter:
     def __init__(
         self,
         parts: Parts,
-        form: Form,
-        grid: Grid,
+        form: BufferForm,
+        grid: MegatronGrid,
         args: Arguments,
         optimizers: Optimizers,
         *,
@@ -136,7 +136,7 @@ class DistributedWriter:
         self._certain = certain
         self._starts = starts
 
-    def buffers(self, holdings: Holdings) -> Buffers:
+    def buffers(self, holdings: RankModel) -> Buffers:
         """Return the buffers of one rank.
 
         Raises:

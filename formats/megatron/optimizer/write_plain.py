@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.formats.megatron.job.groups import Optimizers, torchs
-from ftckpt.formats.megatron.rank_files.contents import Holdings, ModelTensor, state_key
+from ftckpt.formats.megatron.rank_files.contents import ModelTensor, RankModel, state_key
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import Carried
@@ -36,14 +36,14 @@ class PlainWriter:
         self._content = parts.content
         self._found = found
 
-    def tree(self, holdings: Holdings) -> Any:
+    def tree(self, holdings: RankModel) -> Any:
         """Return one rank's `optimizer`: of one, or of chained ones as the source keeps them."""
         one = [self._one(number, holdings) for number in range(len(self._found.trees))]
         if self._found.wrapped == "dict":
             return dict(enumerate(one))
         return one if self._found.wrapped else one[0]
 
-    def _one(self, number: int, holdings: Holdings) -> dict[Any, Any]:
+    def _one(self, number: int, holdings: RankModel) -> dict[Any, Any]:
         found, tree = self._found, self._found.trees[number]
         groups: list[list[ModelTensor]] = [[] for _ in found.groups[number]]
         for held in holdings.parameters:
@@ -66,7 +66,7 @@ class PlainWriter:
         tree: Mapping[Any, Any],
         number: int,
         groups: Sequence[Sequence[ModelTensor]],
-        holdings: Holdings,
+        holdings: RankModel,
         rest: Mapping[Any, Any] | None = None,
     ) -> dict[Any, Any]:
         """Return the part in torch's form, with what else stands in it."""
@@ -93,7 +93,7 @@ class PlainWriter:
             made.append(Carried(group, found.storages))
         return made
 
-    def _state(self, held: ModelTensor, holdings: Holdings) -> dict[Any, Any]:
+    def _state(self, held: ModelTensor, holdings: RankModel) -> dict[Any, Any]:
         """Return what is kept of one parameter: tensors of the content, and numbers."""
         made: dict[Any, Any] = {}
         for leaf, value in self._found.states.get(held.weight, {}).items():
@@ -105,12 +105,12 @@ class PlainWriter:
                 made[leaf] = Carried(value, self._found.storages)
         return made
 
-    def _masters(self, group: Sequence[ModelTensor], holdings: Holdings) -> list[Any]:
+    def _masters(self, group: Sequence[ModelTensor], holdings: RankModel) -> list[Any]:
         half = [held for held in group if held.local.ref.dtype.name in HALF]
         made = [self._tensor(held, "param", holdings) for held in half]
         return [tensor for tensor in made if tensor is not None]
 
-    def _tensor(self, held: ModelTensor, leaf: str, holdings: Holdings) -> Any:
+    def _tensor(self, held: ModelTensor, leaf: str, holdings: RankModel) -> Any:
         key = state_key(held.weight, leaf)
         wanted = self._content.tensors.get(key)
         if wanted is None:

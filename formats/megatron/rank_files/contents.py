@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.checkpoint.read_tensor import dense_strides
-from ftckpt.formats.megatron.job.layout import Target
-from ftckpt.formats.megatron.job.module_order import Item, Order, items
+from ftckpt.formats.megatron.job.layout import TargetLayout
+from ftckpt.formats.megatron.job.module_order import Order, RankFileItem, items
 from ftckpt.formats.megatron.job.stages import Stage
 from ftckpt.formats.megatron.optimizer.per_rank import KINDS
 from ftckpt.formats.torch_files.values import TensorRef
@@ -16,7 +16,7 @@ from ftckpt.transfer.content import Wanted
 
 from .grid import Coordinate
 from .parts import Parts
-from .tensor_names import Local
+from .tensor_names import LocalTensor
 
 Firsts = Mapping[Stage, Mapping[str, int]]
 
@@ -31,13 +31,13 @@ class ModelTensor(NamedTuple):
         wanted: the whole tensor.
     """
 
-    local: Local
+    local: LocalTensor
     weight: str
-    item: Item
+    item: RankFileItem
     wanted: Wanted
 
 
-class Holdings(NamedTuple):
+class RankModel(NamedTuple):
     """What one rank holds of the model.
 
     Attributes:
@@ -47,7 +47,7 @@ class Holdings(NamedTuple):
     """
 
     at: Coordinate
-    chunks: list[list[Item]]
+    chunks: list[list[RankFileItem]]
     held: list[ModelTensor]
 
     @property
@@ -57,8 +57,8 @@ class Holdings(NamedTuple):
 
 
 def holdings(
-    parts: Parts, order: Order, firsts: Firsts, target: Target, experts: int
-) -> list[Holdings]:
+    parts: Parts, order: Order, firsts: Firsts, target: TargetLayout, experts: int
+) -> list[RankModel]:
     """Return what every rank holds, in the order of the directories.
 
     Args:
@@ -78,18 +78,18 @@ def holdings(
             stage = Stage(at.pp, chunk)
             chunks.append(list(items(order[stage], firsts[stage], at.ep, experts)))
             held += [one for item in chunks[-1] if (one := _held(parts, item, chunk))]
-        found.append(Holdings(at, chunks, held))
+        found.append(RankModel(at, chunks, held))
     return found
 
 
-def _held(parts: Parts, item: Item, chunk: int) -> ModelTensor | None:
+def _held(parts: Parts, item: RankFileItem, chunk: int) -> ModelTensor | None:
     """Return the tensor at one place; None where nothing, or no tensor of the model, stands."""
     wanted = parts.content.tensors.get(item.weight) if item.entry.full else None
     if wanted is None or wanted.component != "model":
         return None
     shape = parts.shape(wanted, item.weight)
     ref = TensorRef("", 0, shape, dense_strides(shape), wanted.dtype)
-    return ModelTensor(Local(chunk, item.name, ref, wanted.kind), item.weight, item, wanted)
+    return ModelTensor(LocalTensor(chunk, item.name, ref, wanted.kind), item.weight, item, wanted)
 
 
 def state_key(weight: str, leaf: str) -> str:

@@ -61,7 +61,7 @@ class Arguments:
         return self.get(name) is True
 
 
-class Grid(NamedTuple):
+class MegatronGrid(NamedTuple):
     """The sizes of the groups of ranks.
 
     Attributes:
@@ -161,7 +161,7 @@ class Grid(NamedTuple):
         return Coordinate(tp, pp, ep) if len(ranks) == given else None
 
 
-def grid_of(args: Arguments, found: Iterable[tuple[int, ...]]) -> Grid:
+def grid_of(args: Arguments, found: Iterable[tuple[int, ...]]) -> MegatronGrid:
     """Return the sizes that the arguments record.
 
     Where there are no arguments (converters leave them out) names of one number say them all.
@@ -183,7 +183,7 @@ def grid_of(args: Arguments, found: Iterable[tuple[int, ...]]) -> Grid:
                 " of mp_rank_TT_NNN may be a pipeline or an expert rank"
             )
         tp = 1 + max(ranks[0] for ranks in found)
-    grid = Grid(
+    grid = MegatronGrid(
         tp=tp,
         pp=args.count("pipeline_model_parallel_size", 1) or 1,
         ep=args.count("expert_model_parallel_size", 1) or 1,

@@ -23,14 +23,14 @@ from ftckpt.formats.pickles.field_names import field_names
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.ranks.contents import Contents
 from ftckpt.formats.ranks.names import RankFile, Role
-from ftckpt.formats.ranks.tensors import Boxes, Entry, Identity
+from ftckpt.formats.ranks.tensors import PieceBoxes, RankEntry, TensorIdentity
 from ftckpt.formats.torch_files.dtensor import Patch
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
 
-from .parse import Rank, Ranks
+from .parse import Rank, RankDirectories
 from .tensor_names import (
-    Local,
+    LocalTensor,
     chunk_keys,
     expert_count,
     global_name,
@@ -38,7 +38,7 @@ from .tensor_names import (
     parameters,
     tied_to,
 )
-from .tensors import RankPart, Whole, by_expert, put_together
+from .tensors import RankPart, WholeTensor, by_expert, put_together
 
 # More chunks of stages than any model has layers.
 _STAGES = 1 << 20
@@ -62,7 +62,7 @@ class Merging:
         notes: what is worth knowing.
     """
 
-    def __init__(self, read: Ranks, rules: Rules) -> None:
+    def __init__(self, read: RankDirectories, rules: Rules) -> None:
         self.grid, self.args = read.grid, read.args
         self.tensors: dict[str, TensorInfo] = {}
         self.elsewhere: set[tuple[str, str]] = set()
@@ -83,7 +83,7 @@ class Merging:
         self._expert_shares = self.grid.expert_parts()
         self._known: dict[tuple[Stage, int, str], str] = {}
         self._tied = not self.args.flag("untie_embeddings_and_output_weights")
-        self._wholes: dict[str, Whole] = {}
+        self._wholes: dict[str, WholeTensor] = {}
         self._parts: dict[str, list[RankPart]] = defaultdict(list)
         own: list[TensorInfo] = []
         for rank in read.ranks:
@@ -125,7 +125,7 @@ class Merging:
                 first[stage][stack] = number
         return first
 
-    def _count_experts(self, held: Iterable[Local]) -> int:
+    def _count_experts(self, held: Iterable[LocalTensor]) -> int:
         """Return how many experts each expert-parallel rank holds; 0 without experts."""
         experts = self.args.count("num_experts")
         if experts % self.grid.ep:
@@ -133,7 +133,7 @@ class Merging:
             self.found.append(finding("bad-metadata", f"the arguments record {what}"))
         return experts // self.grid.ep or expert_count(held)
 
-    def _weight(self, rank: Rank, local: Local) -> str:
+    def _weight(self, rank: Rank, local: LocalTensor) -> str:
         """Return the name in the whole model of a parameter, or of the one that it is a copy of."""
         stage = Stage(rank.at.pp, local.chunk)
         place = stage, rank.at.ep, local.name
@@ -168,7 +168,7 @@ class Merging:
             own += self._own(rank, other, other.tree)
         return own
 
-    def _plain(self, rank: Rank, trained: list[Local]) -> bool:
+    def _plain(self, rank: Rank, trained: list[LocalTensor]) -> bool:
         """Give the optimizer's state beside the weights to parameters; say whether that went."""
         tree, apart = rank.stream.tree["optimizer"], self.grid.experts_apart
         try:
@@ -177,7 +177,7 @@ class Merging:
             return self._refuse(rank, rank.stream.file, reason)
         return self._states(rank, found, rank.stream)
 
-    def _distributed(self, rank: Rank, stream: TorchStream, trained: list[Local]) -> bool:
+    def _distributed(self, rank: Rank, stream: TorchStream, trained: list[LocalTensor]) -> bool:
         """Give the distributed optimizer's buffers to parameters; say whether that went."""
         numels = {key: stored.numel for key, stored in rank.stream.storages.items()}
         held = RankBuffers(trained, numels, rank.at.pp, self.grid, self.args)
@@ -205,7 +205,7 @@ class Merging:
         weight = self._weight(rank, local)
         name = f"{weight}.{state.leaf}" if component != "model" and kind is Kind.OTHER else weight
         stored = "" if state.stored == name else state.stored
-        identity = Identity(component, kind, name, stored)
+        identity = TensorIdentity(component, kind, name, stored)
         experts = begin = None
         if local.stacked and not state.number:
             ref = by_expert(ref, self.experts, local.name)
@@ -213,11 +213,11 @@ class Merging:
         parts, share = self.grid.tp, rank.at.tp
         if local.expert:
             parts, share = self.grid.etp, self._expert_shares[rank.at.tp, rank.at.ep]
-        whole = Whole(identity, weight, parts, experts, state.number)
+        whole = WholeTensor(identity, weight, parts, experts, state.number)
         first = self._wholes.setdefault(identity.key, whole)
         if first.identity.stored_name != stored:
             self.elsewhere.add((stream.file, state.stored))
-        entry = Entry(rank.number, stream.file, ref, stream.storages)
+        entry = RankEntry(rank.number, stream.file, ref, stream.storages)
         self._parts[identity.key].append(RankPart(entry, share, begin))
 
     # --- what is not the model's ----------------------------------------------------------------
@@ -236,9 +236,9 @@ class Merging:
             if not isinstance(held, TensorRef):
                 what = f"{stream.file} holds {stored} sharded, in a rank's own state"
                 raise UnsupportedError(what, file=stream.file, tensor=stored)
-            boxes = Boxes()
+            boxes = PieceBoxes()
             patch = Patch(Box.whole(held.shape), (0,) * len(held.shape))
-            boxes.add(Entry(rank.number, stream.file, held, stream.storages), held, [patch])
+            boxes.add(RankEntry(rank.number, stream.file, held, stream.storages), held, [patch])
             tensors.append(
                 TensorInfo(
                     where.component,

@@ -11,7 +11,7 @@ from ftckpt.formats.megatron.optimizer.write_distributed import DistributedWrite
 from ftckpt.formats.torch_files.write_tree import Tensor, save
 from ftckpt.transfer.layout import OutputFile
 
-from .contents import Holdings
+from .contents import RankModel
 from .grid import OPTIMIZER, WEIGHTS
 
 # Weights by chunk and name, as a distributed optimizer's buffers hold them.
@@ -20,7 +20,7 @@ Weights = Mapping[tuple[int, str], Tensor]
 
 def files_of(
     folder: str,
-    mine: Holdings,
+    mine: RankModel,
     distributed: DistributedWriter | None,
     tree: Callable[[Weights], Any],
 ) -> list[OutputFile]:

@@ -13,8 +13,8 @@ from ftckpt.formats.torch_files.parse_files import parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
-from .grid import OPTIMIZER, WEIGHTS, Arguments, Coordinate, Grid, grid_of
-from .tensor_names import Local, local_tensors
+from .grid import OPTIMIZER, WEIGHTS, Arguments, Coordinate, MegatronGrid, grid_of
+from .tensor_names import LocalTensor, local_tensors
 
 # Opaque names that are told one by one.
 _SHOWN = 20
@@ -39,14 +39,14 @@ class Rank:
     number: int
     at: Coordinate
     stream: TorchStream
-    held: list[Local]
+    held: list[LocalTensor]
     rest: dict[str, Any]
     distributed: TorchStream | None = None
     others: list[TorchStream] = field(default_factory=list)
 
 
 @dataclass
-class Ranks:
+class RankDirectories:
     """All directories.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ranks:
         notes: what is worth knowing.
     """
 
-    grid: Grid
+    grid: MegatronGrid
     args: Arguments
     ranks: list[Rank]
     streams: dict[str, TorchStream]
@@ -70,7 +70,7 @@ class Ranks:
     notes: list[Finding]
 
 
-def read_ranks(source: Source) -> Ranks:
+def read_ranks(source: Source) -> RankDirectories:
     """Parse every rank's files.
 
     Raises:
@@ -123,7 +123,7 @@ def read_ranks(source: Source) -> Ranks:
             )
         )
     ranks.sort(key=lambda rank: (rank.at.pp, rank.at.ep, rank.at.tp))
-    return Ranks(
+    return RankDirectories(
         grid=grid,
         args=args,
         ranks=ranks,
@@ -140,7 +140,7 @@ def read_ranks(source: Source) -> Ranks:
     )
 
 
-def sizes(grid: Grid) -> str:
+def sizes(grid: MegatronGrid) -> str:
     """Return the sizes that a checkpoint has directories for, in words."""
     said = f"tp {grid.tp}, pp {grid.pp}, ep {grid.ep}"
     return said if grid.etp == grid.tp else f"{said}, experts' tp {grid.etp}"
@@ -224,7 +224,7 @@ def _files_of(
 
 def _grid_findings(
     source: Source,
-    grid: Grid,
+    grid: MegatronGrid,
     directories: Mapping[str, tuple[int, ...]],
     files: Sequence[str],
 ) -> list[Finding]:

@@ -14,7 +14,7 @@ from ftckpt.formats.torch_files.write_tree import Storage, Tensor
 from ftckpt.transfer.content import Content, Shard, ShardBox, Wanted
 from ftckpt.transfer.layout import Elements
 
-from .grid import Coordinate, Grid
+from .grid import Coordinate, MegatronGrid
 from .tensor_names import is_expert, is_stacked
 
 
@@ -43,7 +43,7 @@ class _Cut(NamedTuple):
 class Parts:
     """How tensors are cut over the ranks of one layout."""
 
-    def __init__(self, content: Content, grid: Grid, rules: Rules) -> None:
+    def __init__(self, content: Content, grid: MegatronGrid, rules: Rules) -> None:
         self.content = content
         self._grid = grid
         self._rules = rules

@@ -14,13 +14,13 @@ from ftckpt.formats.megatron.job.stages import Stage
 from ftckpt.formats.torch_files.stream import TorchStream
 
 from .grid import OPTIMIZER, Coordinate
-from .tensor_names import Local, global_name, local_tensors, parameters, tied_to
+from .tensor_names import LocalTensor, global_name, local_tensors, parameters, tied_to
 
 
-class Named(NamedTuple):
+class NamedTensor(NamedTuple):
     """A tensor of a rank's file and its name in the whole model (the embedding's for a copy)."""
 
-    local: Local
+    local: LocalTensor
     weight: str
 
 
@@ -73,7 +73,7 @@ class FirstRanks:
         found = global_name(name, firsts, at.ep * self.layout.experts)
         return found, self.tied and at.pp > 0 and tied_to(found) is not None
 
-    def held(self, at: Coordinate) -> Iterator[Named]:
+    def held(self, at: Coordinate) -> Iterator[NamedTensor]:
         """Yield the model's tensors in one file, in order.
 
         Raises:
@@ -81,9 +81,9 @@ class FirstRanks:
         """
         for local in local_tensors(self.stream(at).tree, 0)[0]:
             name, copy = self.weight(at, local.chunk, local.name)
-            yield Named(local, (tied_to(name) or name) if copy else name)
+            yield NamedTensor(local, (tied_to(name) or name) if copy else name)
 
-    def parameters(self, at: Coordinate) -> list[Named]:
+    def parameters(self, at: Coordinate) -> list[NamedTensor]:
         """Return the parameters in one file, in the order in which optimizers number them."""
         named = {(n.local.chunk, n.local.name): n for n in self.held(at)}
         found = parameters(n.local for n in named.values())

@@ -38,7 +38,7 @@ _HEADS = {
 }
 
 
-class Local(NamedTuple):
+class LocalTensor(NamedTuple):
     """A tensor of the model as one rank holds it.
 
     Attributes:
@@ -97,7 +97,7 @@ def chunk_keys(tree: Mapping[Any, Any]) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-def local_tensors(tree: Mapping[Any, Any], rank: int) -> tuple[list[Local], dict[str, Any]]:
+def local_tensors(tree: Mapping[Any, Any], rank: int) -> tuple[list[LocalTensor], dict[str, Any]]:
     """Return a file's model tensors in the order of the model, and what else stands among them.
 
     What else: `_extra_state` of Transformer Engine where it is not empty, by chunk key.
@@ -107,7 +107,7 @@ def local_tensors(tree: Mapping[Any, Any], rank: int) -> tuple[list[Local], dict
         UnsafeError: a name longer than any model has; see also `chunk_keys`.
     """
     reader = HeldReader(rank)
-    found: list[Local] = []
+    found: list[LocalTensor] = []
     rest: dict[str, dict[str, Any]] = {}
     for chunk, key in chunk_keys(tree).items():
         for path, value in leaves(tree[key]):
@@ -120,7 +120,7 @@ def local_tensors(tree: Mapping[Any, Any], rank: int) -> tuple[list[Local], dict
                 EXTRA_STATE
             ):
                 ref = _held(reader, value, name)
-                found.append(Local(chunk, name, ref, _kind(name, ref)))
+                found.append(LocalTensor(chunk, name, ref, _kind(name, ref)))
             elif path and value is not None and value != {}:
                 rest.setdefault(key, {})[name] = value
     return found, dict(rest)
@@ -142,7 +142,7 @@ def _kind(name: str, ref: TensorRef) -> Kind:
     return Kind.PARAM if trained else Kind.BUFFER
 
 
-def parameters(held: Iterable[Local]) -> list[Local]:
+def parameters(held: Iterable[LocalTensor]) -> list[LocalTensor]:
     """Return the parameters as `Module.parameters()` gives them: one that is tied comes once."""
     seen: set[tuple[Any, ...]] = set()
     found = []
@@ -155,7 +155,7 @@ def parameters(held: Iterable[Local]) -> list[Local]:
     return found
 
 
-def layer_counts(held: Iterable[Local]) -> dict[tuple[str, int], int]:
+def layer_counts(held: Iterable[LocalTensor]) -> dict[tuple[str, int], int]:
     """Return how many layers a file has of each stack (`decoder.layers.`) in each chunk."""
     found: dict[tuple[str, int], int] = {}
     for local in held:
@@ -166,7 +166,7 @@ def layer_counts(held: Iterable[Local]) -> dict[tuple[str, int], int]:
     return found
 
 
-def expert_count(held: Iterable[Local]) -> int:
+def expert_count(held: Iterable[LocalTensor]) -> int:
     """Return how many experts a file has, by their names; 0 where names do not show it."""
     numbers = (int(match[2]) for local in held if (match := _EXPERT.fullmatch(local.name)))
     return max(numbers, default=-1) + 1
@@ -234,7 +234,7 @@ def is_embedding(name: str) -> bool:
     return name == _EMBEDDING or name.endswith("." + _EMBEDDING)
 
 
-def shared_over_stages(held: Iterable[Local], *, first: bool, tied: bool) -> Iterator[str]:
+def shared_over_stages(held: Iterable[LocalTensor], *, first: bool, tied: bool) -> Iterator[str]:
     """Yield the names of embeddings that another pipeline stage holds a copy of.
 
     Args:

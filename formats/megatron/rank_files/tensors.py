@@ -17,7 +17,14 @@ from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.checkpoint.sharding import REPLICATED, Split, global_shape, slabs
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.ranks.tensors import Boxes, Entry, Identity, Report, agreeing, odd
+from ftckpt.formats.ranks.tensors import (
+    PieceBoxes,
+    RankEntry,
+    Report,
+    TensorIdentity,
+    agreeing,
+    odd,
+)
 from ftckpt.formats.torch_files.dtensor import Patch
 from ftckpt.formats.torch_files.values import TensorRef
 
@@ -31,12 +38,12 @@ class RankPart(NamedTuple):
         experts: the part's first expert, where it holds all experts of its rank.
     """
 
-    entry: Entry
+    entry: RankEntry
     share: int
     experts: int | None = None
 
 
-class Whole(NamedTuple):
+class WholeTensor(NamedTuple):
     """One tensor of the whole model, before its parts are put together.
 
     Attributes:
@@ -47,7 +54,7 @@ class Whole(NamedTuple):
         number: whether it is a single number that every rank has.
     """
 
-    identity: Identity
+    identity: TensorIdentity
     rule_name: str
     parts: int
     experts: int | None = None
@@ -55,7 +62,7 @@ class Whole(NamedTuple):
 
 
 def put_together(
-    whole: Whole, parts: Sequence[RankPart], rules: Rules, report: Report
+    whole: WholeTensor, parts: Sequence[RankPart], rules: Rules, report: Report
 ) -> TensorInfo | None:
     """Return the logical tensor, or None where no part fits its rule.
 
@@ -79,7 +86,7 @@ def put_together(
     split = REPLICATED
     if not whole.number and whole.parts > 1:
         split = rules.find(whole.rule_name).split
-    boxes = Boxes()
+    boxes = PieceBoxes()
     try:
         shape = global_shape(head.shape, split, whole.parts)
         for part in parts:

@@ -35,12 +35,12 @@ from ftckpt.formats.torch_files.write_tree import Tensor
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
-from .contents import Holdings, holdings
+from .contents import RankModel, holdings
 from .grid import Arguments
 from .names import Weights, arguments_at, files_of, seeded_anew, weights_alone
 from .parts import Parts
 from .source import FirstRanks
-from .tensor_names import Local, chunk_keys, tied_to
+from .tensor_names import LocalTensor, chunk_keys, tied_to
 
 # Of a job's arguments, those that count what was trained.
 _COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
@@ -182,7 +182,7 @@ class _Writing:
 
     def _optimizer(self, weights: Mapping[str, Wanted]) -> Shown | None:
         parameters = [
-            Local(0, w.name, PLACE._replace(shape=w.shape, dtype=w.dtype), w.kind)
+            LocalTensor(0, w.name, PLACE._replace(shape=w.shape, dtype=w.dtype), w.kind)
             for w in weights.values()
             if self._example.tensors[w.key].kind is Kind.PARAM
         ]
@@ -199,12 +199,12 @@ class _Writing:
 
     # --- files ----------------------------------------------------------------------------------
 
-    def _files(self, mine: Holdings) -> list[OutputFile]:
+    def _files(self, mine: RankModel) -> list[OutputFile]:
         """Return the files of one rank."""
         folder = self._target.grid.name(mine.at)
         return files_of(folder, mine, self._distributed, partial(self._tree, mine))
 
-    def _tree(self, mine: Holdings, weights: Weights) -> dict[Any, Any]:
+    def _tree(self, mine: RankModel, weights: Weights) -> dict[Any, Any]:
         """Return what one rank's `model_optim_rng.pt` holds, in the order of the example's."""
         root = dict(self._state.root)
         step = self._given.checkpoint.step
@@ -228,7 +228,7 @@ class _Writing:
         return made | {k: v for k, v in root.items() if k not in made and k != "optimizer"}
 
     def _models(
-        self, mine: Holdings, weights: Mapping[tuple[int, str], Tensor], kind: type[dict[str, Any]]
+        self, mine: RankModel, weights: Mapping[tuple[int, str], Tensor], kind: type[dict[str, Any]]
     ) -> Iterator[tuple[str, Any]]:
         """Yield the model chunks of one rank, dicts of a kind: torch's `state_dict` is ordered."""
         held = {(one.local.chunk, one.local.name): one for one in mine.held}

@@ -18,7 +18,7 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.formats.huggingface.beside import beside_weights
 from ftckpt.formats.megatron.job.common_state import JobState, is_random, is_repeated, job_state
-from ftckpt.formats.megatron.job.layout import Target, target_of
+from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
 from ftckpt.formats.megatron.job.module_order import (
     Order,
     Slot,
@@ -30,8 +30,8 @@ from ftckpt.formats.megatron.job.module_order import (
 from ftckpt.formats.megatron.job.padding import padding, repadded, vocabulary_of
 from ftckpt.formats.megatron.job.rules import rules_of
 from ftckpt.formats.megatron.job.stages import Stage, offsets
-from ftckpt.formats.megatron.job.trained import Trained, trained_of
-from ftckpt.formats.megatron.job.whole_model import VERSION, Whole, whole_model
+from ftckpt.formats.megatron.job.trained import OptimizerOutput, trained_of
+from ftckpt.formats.megatron.job.whole_model import VERSION, WholeModel, whole_model
 from ftckpt.formats.megatron.optimizer.write_distributed import DistributedWriter
 from ftckpt.formats.megatron.optimizer.write_plain import PlainWriter
 from ftckpt.formats.pickles.inert import Ordered
@@ -39,7 +39,7 @@ from ftckpt.formats.torch_files.write_tree import Carried
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile, Wishes
 
-from .contents import Holdings, holdings
+from .contents import RankModel, holdings
 from .grid import Arguments, Coordinate
 from .names import Weights, arguments_at, files_of, seeded_anew, weights_alone
 from .parts import Parts
@@ -108,7 +108,7 @@ class _Writing:
             content=replace(content, aliases=aliases, known=known),
         )
 
-    def _choose_optimizer(self, trained: Trained) -> None:
+    def _choose_optimizer(self, trained: OptimizerOutput) -> None:
         """Say how the optimizer is written.
 
         Raises:
@@ -163,12 +163,12 @@ class _Writing:
 
     # --- files ----------------------------------------------------------------------------------
 
-    def _files(self, mine: Holdings) -> list[OutputFile]:
+    def _files(self, mine: RankModel) -> list[OutputFile]:
         """Return the files of one rank."""
         folder = self._target.grid.name(mine.at)
         return files_of(folder, mine, self._distributed, partial(self._tree, mine))
 
-    def _tree(self, mine: Holdings, weights: Weights) -> dict[str, Any]:
+    def _tree(self, mine: RankModel, weights: Weights) -> dict[str, Any]:
         """Return what one rank's `model_optim_rng.pt` holds."""
         root = {} if self._trained is None else dict(self._state.root)
         tree: dict[str, Any] = {
@@ -194,7 +194,7 @@ class _Writing:
         return tree | {key: value for key, value in root.items() if key not in tree}
 
 
-def _require_own_names(whole: Whole) -> None:
+def _require_own_names(whole: WholeModel) -> None:
     """Refuse names that the implementation in the arguments does not have.
 
     Megatron loads such files without a word and leaves what it does not find at random.
@@ -215,7 +215,7 @@ def _require_own_names(whole: Whole) -> None:
 
 
 def _with_copy(
-    order: dict[Stage, list[Slot]], target: Target, content: Content
+    order: dict[Stage, list[Slot]], target: TargetLayout, content: Content
 ) -> tuple[Order, dict[str, str]]:
     """Give the last of several stages its copy of a tied embedding; return it by its name."""
     embedding = embedding_of(order)

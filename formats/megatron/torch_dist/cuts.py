@@ -13,7 +13,7 @@ from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.rules import Rule, Rules
 from ftckpt.checkpoint.sharding import even_rows, slabs
 from ftckpt.errors import UsageError
-from ftckpt.formats.megatron.rank_files.grid import Grid
+from ftckpt.formats.megatron.rank_files.grid import MegatronGrid
 from ftckpt.formats.megatron.rank_files.tensor_names import is_expert
 from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.transfer.content import Wanted
@@ -21,7 +21,7 @@ from ftckpt.transfer.content import Wanted
 _FIRST, _SECOND = ".linear_fc1.weight", ".linear_fc2.weight"
 
 
-class Cut(NamedTuple):
+class TensorCut(NamedTuple):
     """A part of a tensor.
 
     Attributes:
@@ -33,10 +33,12 @@ class Cut(NamedTuple):
     tp: int
 
 
-class Cuts:
+class TensorCuts:
     """How tensors are cut over the tensor ranks of one job."""
 
-    def __init__(self, weights: Mapping[str, Wanted], grid: Grid, rules: Rules | None) -> None:
+    def __init__(
+        self, weights: Mapping[str, Wanted], grid: MegatronGrid, rules: Rules | None
+    ) -> None:
         """Prepare.
 
         Args:
@@ -54,7 +56,7 @@ class Cuts:
         rule = self._rules.get(wanted.name)
         return rule is not None and rule.vocabulary and bool(wanted.shape)
 
-    def of(self, wanted: Wanted, weight: str) -> list[Cut]:
+    def of(self, wanted: Wanted, weight: str) -> list[TensorCut]:
         """Return the parts of a tensor, each once; they tile it.
 
         Args:
@@ -67,12 +69,12 @@ class Cuts:
         rule = self._rule(wanted, weight)
         parts = self._grid.etp if is_expert(weight) else self._grid.tp
         if rule is None or rule.split.axis is None or parts == 1 or 0 in wanted.shape:
-            return [Cut(Box.whole(wanted.shape), 0)]
+            return [TensorCut(Box.whole(wanted.shape), 0)]
         if rule.vocabulary:  # Megatron pads what it loads to its own size
             return _rows(wanted.shape, parts)
         try:
             return [
-                Cut(slab.box, tp)
+                TensorCut(slab.box, tp)
                 for tp in range(parts)
                 for slab in slabs(wanted.shape, rule.split, parts, tp)
             ]
@@ -87,12 +89,12 @@ class Cuts:
         return self._rules.get(weight) if cut else None
 
 
-def _rows(shape: tuple[int, ...], parts: int) -> list[Cut]:
+def _rows(shape: tuple[int, ...], parts: int) -> list[TensorCut]:
     rows, *rest = shape
     zeros = (0,) * len(rest)
     spans = (even_rows(rows, parts, part) for part in range(parts))
     return [
-        Cut(Box((start, *zeros), (stop - start, *rest)), tp)
+        TensorCut(Box((start, *zeros), (stop - start, *rest)), tp)
         for tp, (start, stop) in enumerate(spans)
         if start < stop
     ]

@@ -37,14 +37,14 @@ from .job import (
     SHARDING,
     Blob,
     Common,
-    Job,
+    TorchDistJob,
     master_word,
     numbered,
     weight_among,
 )
-from .names import Form, stored_place
+from .names import StoredForm, stored_place
 from .owners import experts_of, layers_of
-from .spelling import Spelling
+from .spelling import JobNames
 
 # Of core 0.16: every version since 0.4 reads a store with common.pt.
 CONFIGURATION = {
@@ -62,7 +62,7 @@ _OF_RANKS = (_RANDOM, _RERUN)
 _MASTERS = ("fp32_from_fp16_params", "fp32_from_fp16")
 
 
-def job_of_ranks(content: Content) -> Job:
+def job_of_ranks(content: Content) -> TorchDistJob:
     """Return what is written of a legacy source.
 
     Raises:
@@ -76,7 +76,7 @@ def job_of_ranks(content: Content) -> Job:
     common = state.common(tensors.steps)
     kept = replace(content.with_tensors(tensors.named.values()), objects={})
     random = state.random()
-    return Job(
+    return TorchDistJob(
         content=kept,
         layout=checkpoint.layout,
         common=common,
@@ -103,7 +103,7 @@ class StoredTensors:
 
     def __init__(self, content: Content, args: Arguments, inside: frozenset[str]) -> None:
         weights = {w.name for w in content.tensors.values() if w.component == "model"}
-        self._spelling = Spelling(weights, args)
+        self._spelling = JobNames(weights, args)
         self._homogeneous = _is_homogeneous(args)
         self.named: dict[str, Wanted] = {}
         self.steps: list[str] = []
@@ -136,13 +136,13 @@ class StoredTensors:
         """Return the weight that a tensor is, or is state of."""
         return weight_among(self._weights, wanted.name)
 
-    def form(self, wanted: Wanted) -> Form:
+    def form(self, wanted: Wanted) -> StoredForm:
         """Return how a tensor is stored: stacked, where all layers of the model are alike."""
         return self.form_of(self.weight(wanted))
 
-    def form_of(self, weight: str) -> Form:
+    def form_of(self, weight: str) -> StoredForm:
         """Return how a weight of this name is stored."""
-        return Form(layers=self._homogeneous and weight.startswith(_STACKS))
+        return StoredForm(layers=self._homogeneous and weight.startswith(_STACKS))
 
     def extra(self, ranks: FirstRanks) -> dict[str, Blob]:
         """Return what modules keep beside their weights, mostly nothing, by name of the object.
@@ -302,7 +302,7 @@ def _is_homogeneous(args: Arguments) -> bool:
     )
 
 
-def object_of(name: str, form: Form, sizes: tuple[int, int]) -> str:
+def object_of(name: str, form: StoredForm, sizes: tuple[int, int]) -> str:
     """Return the name of the object of one layer, or of one expert of it."""
     stored, place = stored_place(name, form)
     lead = (*sizes[:1] * form.layers, *sizes[1:])[: len(place)]

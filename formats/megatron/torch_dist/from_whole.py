@@ -22,7 +22,7 @@ from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.transfer.content import Content
 
 from .from_ranks import CONFIGURATION, CONTENT, EXTRA, StoredTensors, object_of
-from .job import Blob, Common, Job, master_word, numbered
+from .job import Blob, Common, TorchDistJob, master_word, numbered
 from .owners import experts_of, layers_of
 from .trained import trained_of
 
@@ -33,7 +33,7 @@ _NORM = re.compile(r"(decoder\..*_layernorm)\.weight")
 _ATTENTION = re.compile(r"(decoder\.layers\.\d+\.self_attention)\.linear_proj\.weight")
 
 
-def job_of_whole(content: Content) -> Job:
+def job_of_whole(content: Content) -> TorchDistJob:
     """Return what is written of a model that Megatron did not save.
 
     Raises:
@@ -56,7 +56,7 @@ def job_of_whole(content: Content) -> Job:
     named = tensors.named.values()
     stored = [wanted.name for wanted in named if wanted.component == "model"]
     sizes = (layers_of(stored), experts_of(stored))
-    return Job(
+    return TorchDistJob(
         content=whole.content.with_tensors(tensors.named.values()),
         layout=whole.layout,
         common=common,

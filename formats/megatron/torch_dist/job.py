@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent
 from ftckpt.findings import Finding
-from ftckpt.formats.megatron.checkpoint import Layout
+from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.job.layout import recorded
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
@@ -25,7 +25,7 @@ from ftckpt.formats.torch_files.write_tree import Carried, save
 from ftckpt.transfer.content import Content, Wanted
 from ftckpt.transfer.layout import OutputFile, Segment, Stored
 
-from .names import Form
+from .names import StoredForm
 
 SHARDING = "param_state_sharding_type"
 RESHARDABLE = "fully_reshardable"
@@ -143,7 +143,7 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TorchDistJob:
     """A source as a writer of torch_dist sees it.
 
     Attributes:
@@ -166,9 +166,9 @@ class Job:
     """
 
     content: Content
-    layout: Layout
+    layout: MegatronLayout
     common: Common | None
-    form_of: Callable[[Wanted], Form]
+    form_of: Callable[[Wanted], StoredForm]
     weight_of: Callable[[Wanted], str]
     as_stored: Mapping[str, str] = field(default_factory=dict)
     objects: Mapping[str, Blob] = field(default_factory=dict)

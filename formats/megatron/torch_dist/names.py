@@ -25,7 +25,7 @@ from ftckpt.formats.dcp.stored_names import place
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.workers.memory import demand
 
-from .pieces import Joined, Row, rows_of
+from .pieces import Joined, RowPieces, rows_of
 
 CHAINED = re.compile(r"chained_\d+\.")
 # Gate and up of a gated MLP where they are stored apart (`singleton_local_shards`).
@@ -37,7 +37,7 @@ _MOST_VIEWS = 1 << 20
 _VIEW_BYTES = 1 << 10
 
 
-class Spelling(NamedTuple):
+class NamePattern(NamedTuple):
     """A logical name with places for numbers.
 
     Attributes:
@@ -53,7 +53,7 @@ class Spelling(NamedTuple):
         return self.pattern % numbers
 
 
-def spelling(name: str) -> Spelling:
+def spelling(name: str) -> NamePattern:
     """Return what the stored name of a parameter stands for."""
     words = name.replace("%", "%%").split(".")
     parts: list[str] = []
@@ -65,10 +65,10 @@ def spelling(name: str) -> Spelling:
         if (expert or word == "layers") and following and not following.isdecimal():
             parts.append("%d")
             axes += 1
-    return Spelling(".".join(parts), axes)
+    return NamePattern(".".join(parts), axes)
 
 
-class Form(NamedTuple):
+class StoredForm(NamedTuple):
     """How a parameter is stored.
 
     Attributes:
@@ -82,7 +82,7 @@ class Form(NamedTuple):
     halves: bool = False
 
 
-def form_of(stored: str) -> Form:
+def form_of(stored: str) -> StoredForm:
     """Return how a parameter of this stored name is stored; true of what it has none of."""
     words = stored.split(".")
     numbered = {"layers": False, "experts": False}
@@ -91,10 +91,10 @@ def form_of(stored: str) -> Form:
         if stack and words[index + 1].isdecimal():
             numbered[word] = True
     halves = stored.endswith(_HALVES) and ".linear_fc1." in stored
-    return Form(not numbered["layers"], not numbered["experts"], halves)
+    return StoredForm(not numbered["layers"], not numbered["experts"], halves)
 
 
-def stored_place(name: str, form: Form) -> tuple[str, tuple[int, ...]]:
+def stored_place(name: str, form: StoredForm) -> tuple[str, tuple[int, ...]]:
     """Return the stored name of a logical tensor, and its place on the leading axes.
 
     The inverse of `spelling`, but for halves.
@@ -154,20 +154,20 @@ def _placed(info: TensorInfo) -> TensorInfo:
     return info._replace(component=found.component, kind=found.kind, name=found.name)
 
 
-def _spelt(info: TensorInfo) -> Spelling:
+def _spelt(info: TensorInfo) -> NamePattern:
     """Return how its views are called; its own name where it lacks the axes for them."""
     said = spelling(info.name)
     lead = info.shape[: said.axes]
     if len(lead) == said.axes and prod(lead) <= _MOST_VIEWS:
         return said
-    return Spelling(info.name.replace("%", "%%"))
+    return NamePattern(info.name.replace("%", "%%"))
 
 
-def _views(info: TensorInfo, said: Spelling) -> dict[str, TensorInfo]:
+def _views(info: TensorInfo, said: NamePattern) -> dict[str, TensorInfo]:
     lead, shape = info.shape[: said.axes], info.shape[said.axes :]
     assert isinstance(info.pieces, LazyPieces)
     rows = rows_of(info.pieces, lead) if lead else None
-    missing = Row(info.pieces, len(lead), ())
+    missing = RowPieces(info.pieces, len(lead), ())
     if rows is None:
         whole = info._replace(name=info.name if lead else said.name(()))
         return {whole.key: whole}

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from math import lcm
 
 from ftckpt.formats.megatron.job.stages import Counts, offsets
-from ftckpt.formats.megatron.rank_files.grid import Grid
+from ftckpt.formats.megatron.rank_files.grid import MegatronGrid
 from ftckpt.formats.megatron.rank_files.tensor_names import expert_of
 
 _LAYER = re.compile(r"(?:decoder|encoder)\.layers\.(\d{1,7})\.")
@@ -28,7 +28,7 @@ class Owners:
         world: how many.
     """
 
-    def __init__(self, grid: Grid, layers: Counts, experts: int) -> None:
+    def __init__(self, grid: MegatronGrid, layers: Counts, experts: int) -> None:
         """Prepare.
 
         Args:

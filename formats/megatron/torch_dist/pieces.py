@@ -35,7 +35,7 @@ def rows_of(stored: LazyPieces, lead: Numbers) -> Mapping[Numbers, LazyPieces] |
         lead: lengths of its leading axes.
     """
     axes = len(lead)
-    if isinstance(stored, Grid) and any(n != 1 for n in stored.shard[:axes]):
+    if isinstance(stored, FlatShardPieces) and any(n != 1 for n in stored.shard[:axes]):
         return None
     one = (1,) * axes
     found: dict[Numbers, list[_Place]] = defaultdict(list)
@@ -55,10 +55,10 @@ def rows_of(stored: LazyPieces, lead: Numbers) -> Mapping[Numbers, LazyPieces] |
             found[at].append((index, row))
     if any(at >= length for numbers in found for at, length in zip(numbers, lead, strict=True)):
         return None
-    return {at: Row(stored, axes, places) for at, places in found.items()}
+    return {at: RowPieces(stored, axes, places) for at, places in found.items()}
 
 
-class Row(LazyPieces):
+class RowPieces(LazyPieces):
     """The pieces of one row of a stack, without the leading axes."""
 
     __slots__ = ("_axes", "_places", "_stored")
@@ -115,7 +115,7 @@ class Joined(LazyPieces):
         raise IndexError(index)
 
 
-class Grid(LazyPieces):
+class FlatShardPieces(LazyPieces):
     """The pieces of a tensor that is stored by shards, each flat (`fully_sharded_model_space`).
 
     A tensor of shape [X, Y], divided over a grid of x by y shards, is stored with shape

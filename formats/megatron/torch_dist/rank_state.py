@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.megatron.job.layout import Target
+from ftckpt.formats.megatron.job.layout import TargetLayout
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 
-from .job import RESHARDABLE, SHARDING, Job, numbered
+from .job import RESHARDABLE, SHARDING, TorchDistJob, numbered
 
 _RERUN, _RERUN_OBJECT = "rerun_state_machine", "rerun_state_machine_state/"
 # Digests of the source's files, which Megatron checks with `--verify-integrity`.
@@ -27,7 +27,7 @@ _INTEGRITY = "integrity.json"
 class Kept:
     """The decision for one job."""
 
-    def __init__(self, job: Job, target: Target) -> None:
+    def __init__(self, job: TorchDistJob, target: TargetLayout) -> None:
         self._job = job
         self._old, self._new = job.layout.grid, target.grid
         self._same_stages = (self._old.tp, self._old.pp) == (self._new.tp, self._new.pp)

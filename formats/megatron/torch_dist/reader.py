@@ -18,19 +18,19 @@ from ftckpt.formats.dcp.metadata import DcpMetadata
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
 from ftckpt.formats.dcp.state import is_common, unfinished
-from ftckpt.formats.state.strict_json import Limits, parse, shown
+from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
 from .buckets import is_bucket, unbucketed
 from .names import logical
-from .pieces import Grid, shard_shape
+from .pieces import FlatShardPieces, shard_shape
 
 if TYPE_CHECKING:
-    from ftckpt.formats.state.paths import Recorded
+    from ftckpt.formats.state.paths import RecordedPaths
 
-_JSON = Limits(depth=4, objects=16, keys=256, items=256, naturals=False)
+_JSON = JsonLimits(depth=4, objects=16, keys=256, items=256, naturals=False)
 _MOST_BYTES = 1 << 20
 _VERSION = 1
 # pp.tp of PP.TP: an RNG state of each tensor rank of each stage.
@@ -62,11 +62,11 @@ class MegatronDistCheckpoint(DcpCheckpoint):
         """Megatron reshards all but buffers of ranks while it loads."""
         return not self.bound
 
-    def recorded_paths(self) -> Recorded:
+    def recorded_paths(self) -> RecordedPaths:
         """Return nothing: the logical names are not the store's."""
-        from ftckpt.formats.state.paths import Recorded
+        from ftckpt.formats.state.paths import RecordedPaths
 
-        return Recorded({}, {})
+        return RecordedPaths({}, {})
 
     def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
         """Return nothing, as for `recorded_paths`."""
@@ -218,7 +218,7 @@ def _reformed(info: TensorInfo, meta: DcpMetadata) -> TensorInfo:
         sizes = pieces.box(index).sizes
         if len(sizes) != len(info.shape) or any(n != 1 for n in sizes[:-1]):
             return info
-    return info._replace(shape=shape, pieces=Grid(pieces, shard))
+    return info._replace(shape=shape, pieces=FlatShardPieces(pieces, shard))
 
 
 def _topology(known: Topology, objects: Mapping[str, object]) -> Topology:

@@ -20,9 +20,9 @@ from ftckpt.findings import listed
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION
 from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.huggingface.beside import beside_weights
-from ftckpt.formats.megatron.checkpoint import Layout
+from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.job.stages import Counts, Stage, planned
-from ftckpt.formats.megatron.rank_files.grid import Arguments, Grid
+from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
 from ftckpt.formats.state.objects import Storages
 from ftckpt.formats.torch_files.write_tree import Carried, pickled
 from ftckpt.transfer.content import Content, Wanted
@@ -34,12 +34,12 @@ from .job import (
     SHARDING,
     Blob,
     Common,
-    Job,
+    TorchDistJob,
     master_word,
     numbered,
     weight_among,
 )
-from .names import Form, form_of
+from .names import StoredForm, form_of
 from .owners import experts_of, layers_of
 from .reader import FOLDERS, MegatronDistCheckpoint
 
@@ -78,7 +78,7 @@ def of_group(name: str) -> OfGroup | None:
 _Groups = Mapping[int | None, Mapping[str, list[str]]]
 
 
-def job_of_dist(content: Content) -> Job:
+def job_of_dist(content: Content) -> TorchDistJob:
     """Return what is written of a torch_dist source.
 
     Raises:
@@ -101,7 +101,7 @@ def job_of_dist(content: Content) -> Job:
         for name, info in content.objects.items()
         if name not in of_groups and not is_common(name)
     }
-    return Job(
+    return TorchDistJob(
         content=replace(content, objects=objects),
         layout=layout_of(content, common.args if common else Arguments()),
         common=common,
@@ -150,7 +150,7 @@ class _Tensors:
     def __init__(self, content: Content) -> None:
         self.own: dict[str, str] = {}
         self.buckets: list[str] = []
-        self._forms: dict[str, Form] = {}
+        self._forms: dict[str, StoredForm] = {}
         for key, wanted in content.tensors.items():
             info = _source(content, wanted)
             if info is None or not info.stored_name:
@@ -167,9 +167,9 @@ class _Tensors:
         """Return the weight that a tensor is, or is state of: a state's name comes before it."""
         return weight_among(self._weights, wanted.name)
 
-    def form(self, wanted: Wanted) -> Form:
+    def form(self, wanted: Wanted) -> StoredForm:
         """Return how a tensor is stored: as the weight is that it belongs to."""
-        return self._forms.get(self.weight(wanted), Form())
+        return self._forms.get(self.weight(wanted), StoredForm())
 
 
 def _source(content: Content, wanted: Wanted) -> TensorInfo | None:
@@ -256,7 +256,7 @@ def _transforms(checkpoint: MegatronDistCheckpoint, name: str) -> tuple[str, ...
     return item.transforms if item is not None else ()
 
 
-def layout_of(content: Content, args: Arguments) -> Layout:
+def layout_of(content: Content, args: Arguments) -> MegatronLayout:
     """Return how the job was laid out, by its arguments and by what else shows it.
 
     Raises:
@@ -275,9 +275,9 @@ def layout_of(content: Content, args: Arguments) -> Layout:
     if experts % ep:
         ep = 1
     chunks = args.count("virtual_pipeline_model_parallel_size") or 1 if pp > 1 else 1
-    grid = Grid(tp=tp, pp=pp, ep=ep, etp=etp, cp=cp, dp=dp)
+    grid = MegatronGrid(tp=tp, pp=pp, ep=ep, etp=etp, cp=cp, dp=dp)
     grid._replace(pp=pp * chunks).require_size()
-    return Layout(
+    return MegatronLayout(
         grid=grid,
         chunks=chunks,
         args=args if args.record is not None else Arguments({}),

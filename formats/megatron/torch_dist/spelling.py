@@ -44,7 +44,7 @@ _OTHERWISE = (
 )
 
 
-class Spelling:
+class JobNames:
     """The names of one job."""
 
     def __init__(self, names: Iterable[str], args: Arguments) -> None:
@@ -96,7 +96,7 @@ class Spelling:
 def own_name(name: str, args: Arguments) -> str:
     """Return what the job's own model calls a tensor that torch_dist calls so.
 
-    The inverse of `Spelling.stored`; of a name that is the model's already, the same.
+    The inverse of `JobNames.stored`; of a name that is the model's already, the same.
 
     Args:
         name: with numbers for layers and experts.

@@ -22,13 +22,13 @@ from ftckpt.checkpoint import Box, Kind
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.transfer.content import Wanted
 
-from .names import Form, halves_of, stored_place
+from .names import StoredForm, halves_of, stored_place
 
 _STATE = "optimizer.state."
 _MOMENTS = {Kind.EXP_AVG: "exp_avg", Kind.EXP_AVG_SQ: "exp_avg_sq"}
 
 
-class Member(NamedTuple):
+class StackedTensor(NamedTuple):
     """One logical tensor of a stored one.
 
     Attributes:
@@ -55,7 +55,7 @@ class StoredTensor(NamedTuple):
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    members: tuple[Member, ...]
+    members: tuple[StackedTensor, ...]
 
 
 class _Form(NamedTuple):
@@ -83,7 +83,7 @@ def prefix_of(wanted: Wanted, master: str) -> str:
 
 
 def stacked(
-    tensors: Mapping[str, Wanted], form_of: Callable[[Wanted], Form], master: str
+    tensors: Mapping[str, Wanted], form_of: Callable[[Wanted], StoredForm], master: str
 ) -> list[StoredTensor]:
     """Return the stored tensors that hold the logical ones, in their order.
 
@@ -92,7 +92,7 @@ def stacked(
         form_of: how a tensor is to be stored.
         master: see `prefix_of`.
     """
-    groups: dict[str, list[tuple[_Form, Member]]] = defaultdict(list)
+    groups: dict[str, list[tuple[_Form, StackedTensor]]] = defaultdict(list)
     for key, wanted in tensors.items():
         for form, member in _parts(key, wanted, form_of(wanted), master):
             groups[form.name].append((form, member))
@@ -104,14 +104,16 @@ def stacked(
             continue
         for _, member in own:
             wanted = tensors[member.key]
-            numbered = Form(False, False, form_of(wanted).halves)
+            numbered = StoredForm(False, False, form_of(wanted).halves)
             for form, part in _parts(member.key, wanted, numbered, master):
                 if part.box == member.box:
                     found.append(StoredTensor(form.name, form.dtype, form.shape, (part,)))
     return found
 
 
-def _parts(key: str, wanted: Wanted, form: Form, master: str) -> Iterator[tuple[_Form, Member]]:
+def _parts(
+    key: str, wanted: Wanted, form: StoredForm, master: str
+) -> Iterator[tuple[_Form, StackedTensor]]:
     """Yield where a logical tensor goes: into one stored tensor, or its halves into two."""
     name, place = stored_place(wanted.name, form)
     name = prefix_of(wanted, master) + name
@@ -120,13 +122,13 @@ def _parts(key: str, wanted: Wanted, form: Form, master: str) -> Iterator[tuple[
         half = (rows // 2, *rest)
         for number, own in enumerate(halves_of(name)):
             box = Box((number * half[0], *(0,) * len(rest)), half)
-            yield _Form(own, len(place), wanted.dtype, half), Member(key, place, box)
+            yield _Form(own, len(place), wanted.dtype, half), StackedTensor(key, place, box)
         return
     box = Box.whole(wanted.shape)
-    yield _Form(name, len(place), wanted.dtype, wanted.shape), Member(key, place, box)
+    yield _Form(name, len(place), wanted.dtype, wanted.shape), StackedTensor(key, place, box)
 
 
-def _filled(own: Iterable[tuple[_Form, Member]]) -> StoredTensor | None:
+def _filled(own: Iterable[tuple[_Form, StackedTensor]]) -> StoredTensor | None:
     """Return the stack that the members fill to the last place; None where they do not."""
     forms, members = zip(*own, strict=True)
     form = forms[0]

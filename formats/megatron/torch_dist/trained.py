@@ -21,7 +21,7 @@ from ftckpt.formats.megatron.job.common_state import is_random, is_repeated, job
 from ftckpt.formats.megatron.job.groups import groups_in
 from ftckpt.formats.megatron.job.kept_state import KeptState
 from ftckpt.formats.megatron.job.trained import is_distributed, uncertain
-from ftckpt.formats.megatron.job.whole_model import Whole
+from ftckpt.formats.megatron.job.whole_model import WholeModel
 from ftckpt.formats.megatron.optimizer.per_rank import HALF
 from ftckpt.formats.torch_files.write_tree import Tensor
 from ftckpt.transfer.content import Content, Wanted
@@ -35,7 +35,7 @@ _HINT = (
 )
 
 
-class Trained(NamedTuple):
+class TorchDistOptimizer(NamedTuple):
     """What is to be written of an optimizer.
 
     Attributes:
@@ -51,7 +51,7 @@ class Trained(NamedTuple):
     placed: frozenset[str]
 
 
-def trained_of(content: Content, whole: Whole) -> Trained | None:
+def trained_of(content: Content, whole: WholeModel) -> TorchDistOptimizer | None:
     """Return the optimizer of a job; None where the source holds none.
 
     Args:
@@ -92,7 +92,9 @@ def trained_of(content: Content, whole: Whole) -> Trained | None:
         if is_random(wanted) or (tied and is_repeated(wanted))
     }
     tensors = [w for key, w in kept.tensors.items() if not key.endswith(".step")]
-    return Trained(state.root, made, tensors, frozenset({*kept.placed, *state.placed, *repeated}))
+    return TorchDistOptimizer(
+        state.root, made, tensors, frozenset({*kept.placed, *state.placed, *repeated})
+    )
 
 
 def _is_step(content: Content, key: str) -> bool:

@@ -25,24 +25,24 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.findings import Finding
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.rank_files import RankFiles
-from ftckpt.formats.dcp.write_metadata import Chunk, ItemPlace, TensorItems, metadata
+from ftckpt.formats.dcp.write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
-from ftckpt.formats.megatron.job.layout import Target, target_of
+from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
 from ftckpt.formats.megatron.job.padding import padding, repadded
 from ftckpt.formats.megatron.job.registration import expert_of
 from ftckpt.formats.torch_files.write_tree import save_shard
 from ftckpt.transfer.content import Content, ShardBox, Wanted
 from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
 
-from .cuts import Cut, Cuts
+from .cuts import TensorCut, TensorCuts
 from .from_ranks import job_of_ranks
 from .from_whole import job_of_whole
-from .job import Blob, Job
+from .job import Blob, TorchDistJob
 from .owners import Owners
 from .rank_state import Kept
 from .reader import MegatronDistCheckpoint
 from .reshard import job_of_dist
-from .stacks import Member, StoredTensor, stacked
+from .stacks import StackedTensor, StoredTensor, stacked
 
 _COMMON_STATE = "common_state/shard_0_1"
 # An object of a layer: `decoder.layers.mlp.linear_fc1._extra_state/shard_3_24`.
@@ -83,7 +83,7 @@ class MegatronDistWriter:
         )
 
 
-def _job(content: Content) -> Job:
+def _job(content: Content) -> TorchDistJob:
     checkpoint = content.checkpoint
     if isinstance(checkpoint, MegatronDistCheckpoint):
         return job_of_dist(content)
@@ -103,11 +103,11 @@ class _Store:
         notes: on what it holds otherwise than the source.
     """
 
-    def __init__(self, job: Job, target: Target, wishes: Wishes) -> None:
+    def __init__(self, job: TorchDistJob, target: TargetLayout, wishes: Wishes) -> None:
         self.content = job.content
         weights = {w.name: w for w in job.content.tensors.values() if w.component == "model"}
         self._job = job
-        self._cuts = Cuts(weights, target.grid, wishes.rules)
+        self._cuts = TensorCuts(weights, target.grid, wishes.rules)
         self._arguments = dict(target.arguments)
         self.notes: list[Finding] = []
         true = wishes.true_vocab_size or job.rows
@@ -118,7 +118,7 @@ class _Store:
                 self._arguments["padded_vocab_size"] = rows
                 self.notes = [padding(true, rows)] if job.rows else []
             weights = {w.name: w for w in self.content.tensors.values() if w.component == "model"}
-            self._cuts = Cuts(weights, target.grid, wishes.rules)
+            self._cuts = TensorCuts(weights, target.grid, wishes.rules)
         experts = job.layout.experts * job.layout.grid.ep
         self._owners = Owners(target.grid, target.layers, experts)
         self.files = RankFiles(self._owners.world)
@@ -172,13 +172,13 @@ class _Store:
         stores = stacked(parts, job.form_of, job.master)
         for key, name in job.as_stored.items():
             wanted = tensors[key]
-            whole = Member(key, (), Box.whole(wanted.shape))
+            whole = StackedTensor(key, (), Box.whole(wanted.shape))
             stores.append(StoredTensor(name, wanted.dtype, wanted.shape, (whole,)))
         for stored in stores:
             chunks = [chunk for member in stored.members for chunk in self._chunks(member)]
             self.tensors[stored.name] = TensorItems(stored.dtype, stored.shape, chunks)
 
-    def _chunks(self, member: Member) -> list[Chunk]:
+    def _chunks(self, member: StackedTensor) -> list[WrittenChunk]:
         """Return the chunks of one logical tensor, or of the half of it that is stored here."""
         wanted = self.content.tensors[member.key]
         weight = self._job.weight_of(wanted)
@@ -191,13 +191,13 @@ class _Store:
             found.append(self._chunk(wanted, member, box, rank))
         return found
 
-    def _ranks(self, weight: str, cut: Cut) -> Sequence[int]:
+    def _ranks(self, weight: str, cut: TensorCut) -> Sequence[int]:
         stage, expert = self._owners.stage_of(weight), expert_of(weight)
         if expert is not None:
             return self._owners.expert(stage, cut.tp, expert)
         return self._owners.dense(stage, cut.tp)
 
-    def _chunk(self, wanted: Wanted, member: Member, box: Box, rank: int) -> Chunk:
+    def _chunk(self, wanted: Wanted, member: StackedTensor, box: Box, rank: int) -> WrittenChunk:
         """Put one chunk, with leading axes of one, at the end of a rank's file."""
         ones = (1,) * len(member.place)
         sizes = (*ones, *box.sizes)
@@ -206,4 +206,4 @@ class _Store:
         part = ShardBox(Box.whole(sizes), wanted.key, box)
         shard = self.content.shard(sizes, wanted.dtype, [part])
         place = self.files.add(rank, save_shard(shard, base=self.files.sizes[rank]))
-        return Chunk(offsets, sizes, place)
+        return WrittenChunk(offsets, sizes, place)

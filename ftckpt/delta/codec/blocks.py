@@ -45,7 +45,7 @@ class Form(IntEnum):
 ALONE = frozenset((Form.PLAIN, Form.PLANES, Form.ROTATED))
 
 
-class Choice(NamedTuple):
+class BlockChoice(NamedTuple):
     """How the blocks of one tensor are to be encoded; each may turn out otherwise.
 
     Attributes:
@@ -71,7 +71,7 @@ class Encoded(NamedTuple):
     payload: bytes | memoryview
 
 
-def encode_block(values: Array, reference: Array | None, choice: Choice) -> Encoded:
+def encode_block(values: Array, reference: Array | None, choice: BlockChoice) -> Encoded:
     """Encode the words of one block.
 
     Args:

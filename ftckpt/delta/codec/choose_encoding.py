@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint.dtypes import DType
 
-from .blocks import Choice, Form, Reference
+from .blocks import BlockChoice, Form, Reference
 from .entropy import Coder, compress
 from .fit_predictor import Fit
 from .planes import JOINED, Planes
@@ -53,7 +53,7 @@ EFFORTS: Mapping[int, Effort] = {
 }
 
 
-class Plan(NamedTuple):
+class EncodingPlan(NamedTuple):
     """How one tensor is stored.
 
     Attributes:
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
     reference: Reference
     fit: Fit | None
-    choice: Choice
+    choice: BlockChoice
     bits: float
 
 
@@ -80,7 +80,7 @@ def sample_ranges(elements: int) -> list[tuple[int, int]]:
     return [(start, start + length) for start in starts] if runs > 1 else [(0, length)]
 
 
-def untried(dtype: DType, *, upon_base: bool) -> Plan:
+def untried(dtype: DType, *, upon_base: bool) -> EncodingPlan:
     """Return how a tensor of at most `TINY` bytes is stored: as in the base, or else plain.
 
     Nothing is read for it: a checkpoint may have more small tensors than large blocks.
@@ -90,7 +90,7 @@ def untried(dtype: DType, *, upon_base: bool) -> Plan:
         upon_base: whether the base has it.
     """
     reference = Reference.BASE if upon_base else Reference.NOTHING
-    return Plan(reference, None, Choice(Form.PLAIN), 8.0 * words_of(dtype).size)
+    return EncodingPlan(reference, None, BlockChoice(Form.PLAIN), 8.0 * words_of(dtype).size)
 
 
 def choose(
@@ -99,7 +99,7 @@ def choose(
     base: Array | None,
     fits: Sequence[tuple[Fit, Sequence[Array]]],
     effort: Effort,
-) -> Plan:
+) -> EncodingPlan:
     """Choose how to store the tensor that a sample stands for.
 
     Args:
@@ -119,27 +119,27 @@ def choose(
         if predict(fit.rule, arrays, fit.coefficients, guess):
             references.append((Reference.PREDICTION, fit, guess))
     if not values.size:
-        return Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 0.0)
+        return EncodingPlan(Reference.NOTHING, None, BlockChoice(Form.PLAIN), 0.0)
     for kind, rule, reference in references:
         if np.array_equal(values, reference):
-            return Plan(kind, rule, Choice(Form.DIFFERENCE), 0.0)
+            return EncodingPlan(kind, rule, BlockChoice(Form.DIFFERENCE), 0.0)
     plans = list(_alone(dtype, values, effort))
     for kind, rule, reference in references:
         plans += _against(dtype, values, reference, kind, rule, effort)
     return min(plans, key=lambda plan: plan.bits)
 
 
-def _alone(dtype: DType, values: Array, effort: Effort) -> Iterator[Plan]:
+def _alone(dtype: DType, values: Array, effort: Effort) -> Iterator[EncodingPlan]:
     import numpy as np
 
     size = values.itemsize
-    yield Plan(Reference.NOTHING, None, Choice(Form.PLAIN), 8.0 * size)
+    yield EncodingPlan(Reference.NOTHING, None, BlockChoice(Form.PLAIN), 8.0 * size)
     planes, bits = _planes(values, effort.coders, effort.price)
-    yield Plan(Reference.NOTHING, None, Choice(Form.PLANES, planes), bits)
+    yield EncodingPlan(Reference.NOTHING, None, BlockChoice(Form.PLANES, planes), bits)
     if words_of(dtype).rotates:
         rotated = rotate(values, np.empty_like(values))
         planes, bits = _planes(rotated, effort.coders, effort.price)
-        yield Plan(Reference.NOTHING, None, Choice(Form.ROTATED, planes), bits)
+        yield EncodingPlan(Reference.NOTHING, None, BlockChoice(Form.ROTATED, planes), bits)
 
 
 def _against(
@@ -149,15 +149,15 @@ def _against(
     kind: Reference,
     rule: Fit | None,
     effort: Effort,
-) -> Iterator[Plan]:
+) -> Iterator[EncodingPlan]:
     import numpy as np
 
     apart = difference(values, reference, np.empty_like(values))
     planes, bits = _planes(apart, effort.coders, effort.price_upon)
-    yield Plan(kind, rule, Choice(Form.DIFFERENCE, planes), bits)
+    yield EncodingPlan(kind, rule, BlockChoice(Form.DIFFERENCE, planes), bits)
     if dtype.family not in ("float", "complex"):  # flags and packed bits do not carry
         planes, bits = _planes(values ^ reference, effort.coders, effort.price_upon)
-        yield Plan(kind, rule, Choice(Form.XOR, planes), bits)
+        yield EncodingPlan(kind, rule, BlockChoice(Form.XOR, planes), bits)
     changed = apart[apart != 0]
     same = 1 - changed.size / values.size
     if same >= _SPARSE_FROM and changed.size:
@@ -165,7 +165,7 @@ def _against(
         places = 1.05 * -(same * log2(same) + (1 - same) * log2(1 - same))
         form = Form.GAPS if same >= _GAPS_FROM else Form.MASK
         _, each = _planes(changed, effort.coders, effort.price_upon)
-        yield Plan(kind, rule, Choice(form), places + (1 - same) * each)
+        yield EncodingPlan(kind, rule, BlockChoice(form), places + (1 - same) * each)
 
 
 def _planes(words: Array, tried: Sequence[Coder], price: float) -> tuple[Planes, float]:

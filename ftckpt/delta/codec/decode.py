@@ -16,7 +16,7 @@ from ftckpt.delta.pack.scratch import Lend, lender
 from ftckpt.errors import CorruptError, UsageError
 
 from .blocks import Form, Reference, decode_block
-from .predict import Side, predict
+from .predict import DeltaSide, predict
 from .words import GUESS, as_words, scratch, words_of
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class DeltaDecoder:
         helpers = dict(zip(rule.helpers, tensor.helpers, strict=True))
         arrays = []
         for need in rule.needs:
-            if need.kind is not None and need.side is Side.TARGET:
+            if need.kind is not None and need.side is DeltaSide.TARGET:
                 arrays.append(self._whole(helpers[need.kind], block, helps=True))
                 continue
             owner = tensor if need.kind is None else self.index.tensors[helpers[need.kind]]

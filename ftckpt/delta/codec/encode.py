@@ -17,9 +17,9 @@ from ftckpt.delta.pack.recent import Recent
 from ftckpt.digests.tensors import TensorDigest
 
 from .blocks import ALONE, BLOCK, Form, Reference, encode_block
-from .choose_encoding import EFFORTS, TINY, Effort, Plan, choose, sample_ranges, untried
-from .fit_predictor import Fit, Settings, fits
-from .predict import RULES, Need, Side, predict
+from .choose_encoding import EFFORTS, TINY, Effort, EncodingPlan, choose, sample_ranges, untried
+from .fit_predictor import Fit, FitSettings, fits
+from .predict import RULES, DeltaSide, Need, predict
 from .words import EXPECTED, as_words, scratch, word_count, words_of
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ class DeltaEncoder:
         pairs: Sequence[DeltaPair],
         target: Fill,
         base: Fill | None = None,
-        settings: Callable[[DeltaPair], Settings] = lambda pair: Settings(),
+        settings: Callable[[DeltaPair], FitSettings] = lambda pair: FitSettings(),
         effort: Effort = EFFORTS[2],
-        digests: Container[Side] = (),
+        digests: Container[DeltaSide] = (),
     ) -> None:
         self.pairs = pairs
         self._target = target
@@ -95,7 +95,7 @@ class DeltaEncoder:
         """Return how many blocks the tensor at a place in the list of pairs has."""
         return self.pairs[number].blocks
 
-    def plan(self, number: int) -> Plan:
+    def plan(self, number: int) -> EncodingPlan:
         """Choose, by a sample, how a tensor is stored.
 
         Raises:
@@ -114,7 +114,7 @@ class DeltaEncoder:
         tried: list[tuple[Fit, Sequence[Array]]] = []
         if self._may_predict(pair):
             for need in self._available(pair):
-                if need == Need(None, Side.BASE):
+                if need == Need(None, DeltaSide.BASE):
                     assert base is not None
                     held[need] = base
                 else:
@@ -125,7 +125,7 @@ class DeltaEncoder:
                     tried.append((fit, [held[need] for need in fit.rule.needs]))
         return choose(dtype, values, base, tried, self._effort)
 
-    def encode(self, number: int, block: int, plan: Plan) -> EncodedBlock:
+    def encode(self, number: int, block: int, plan: EncodingPlan) -> EncodedBlock:
         """Encode one block of a tensor.
 
         Args:
@@ -143,11 +143,11 @@ class DeltaEncoder:
         start = block * BLOCK * words.each
         count = min(BLOCK * words.each, word_count(pair.info.dtype, pair.info.numel) - start)
         read = partial(self._read, start=start, count=count)
-        values = read(Side.TARGET, pair.info.key, words.size)
+        values = read(DeltaSide.TARGET, pair.info.key, words.size)
         base = None
-        wanted = plan.reference is Reference.BASE or Side.BASE in self._digests
+        wanted = plan.reference is Reference.BASE or DeltaSide.BASE in self._digests
         if wanted and self._base is not None and pair.base is not None:
-            base = read(Side.BASE, pair.base, words.size)
+            base = read(DeltaSide.BASE, pair.base, words.size)
         kind, reference = plan.reference, base
         if plan.reference is Reference.PREDICTION:
             assert plan.fit is not None
@@ -170,12 +170,12 @@ class DeltaEncoder:
             values.nbytes,
             xxhash.xxh3_64_digest(payload),
             xxhash.xxh3_128_digest(values.data),
-            self._digest(Side.TARGET, pair, values, start),
-            None if base is None else self._digest(Side.BASE, pair, base, start),
+            self._digest(DeltaSide.TARGET, pair, values, start),
+            None if base is None else self._digest(DeltaSide.BASE, pair, base, start),
         )
 
     def tensor(
-        self, number: int, plan: Plan, first: int, digest: str, base_digest: str = ""
+        self, number: int, plan: EncodingPlan, first: int, digest: str, base_digest: str = ""
     ) -> DeltaTensor:
         """Return a tensor's entry in the index.
 
@@ -211,7 +211,7 @@ class DeltaEncoder:
         for rule in RULES.values():
             for need in rule.needs if rule.fits(pair.info.dtype) else ():
                 owner = pair if need.kind is None else self._helper(pair, need.kind)
-                if owner is not None and (need.side is Side.TARGET or self._has_base(owner)):
+                if owner is not None and (need.side is DeltaSide.TARGET or self._has_base(owner)):
                     found.add(need)
         return found
 
@@ -222,26 +222,28 @@ class DeltaEncoder:
         number = pair.helpers.get(kind)
         return None if number is None else self.pairs[number]
 
-    def _place(self, pair: DeltaPair, need: Need) -> tuple[Side, str]:
+    def _place(self, pair: DeltaPair, need: Need) -> tuple[DeltaSide, str]:
         """Return from whom, and by which key, what a rule needs is read."""
         owner = pair if need.kind is None else self._helper(pair, need.kind)
         assert owner is not None
-        if need.side is Side.TARGET:
+        if need.side is DeltaSide.TARGET:
             return need.side, owner.info.key
         assert owner.base is not None
         return need.side, owner.base
 
-    def _fill(self, side: Side) -> Fill:
-        if side is Side.TARGET:
+    def _fill(self, side: DeltaSide) -> Fill:
+        if side is DeltaSide.TARGET:
             return self._target
         assert self._base is not None
         return self._base
 
-    def _read(self, side: Side, key: str, size: int, *, start: int, count: int) -> Array:
+    def _read(self, side: DeltaSide, key: str, size: int, *, start: int, count: int) -> Array:
         fill = self._fill(side)
         return as_words(self._recent.read(fill, side, key, start * size, count * size), size)
 
-    def _digest(self, side: Side, pair: DeltaPair, words: Array, start: int) -> TensorDigest | None:
+    def _digest(
+        self, side: DeltaSide, pair: DeltaPair, words: Array, start: int
+    ) -> TensorDigest | None:
         if side not in self._digests:
             return None
         dtype, shape = pair.info.dtype, pair.info.shape

@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Kind
 
-from .predict import ADAMW, CASTS, DRIFT, MOMENTUM, SCALED, SECOND_MOMENT, Need, Rule, Side
+from .predict import (
+    ADAMW,
+    CASTS,
+    DRIFT,
+    MOMENTUM,
+    SCALED,
+    SECOND_MOMENT,
+    DeltaSide,
+    Need,
+    Predictor,
+)
 
 if TYPE_CHECKING:
     from .words import Array
 
 
-class Settings(NamedTuple):
+class FitSettings(NamedTuple):
     """What is known of the optimizer; the defaults are the guesses where nothing is.
 
     Attributes:
@@ -42,7 +52,7 @@ class Settings(NamedTuple):
 class Fit(NamedTuple):
     """A rule with its coefficients."""
 
-    rule: Rule
+    rule: Predictor
     coefficients: tuple[float, ...]
 
 
@@ -50,7 +60,7 @@ Sampled = Mapping[Need, "Array"]
 _SECOND_BETAS = (0.95, 0.98, 0.99, 0.999)  # what trainers use
 
 
-def fits(kind: Kind, values: Array, sampled: Sampled, settings: Settings) -> list[Fit]:
+def fits(kind: Kind, values: Array, sampled: Sampled, settings: FitSettings) -> list[Fit]:
     """Return the rules that may predict a tensor of some kind; not all fit its type.
 
     Args:
@@ -66,11 +76,11 @@ def fits(kind: Kind, values: Array, sampled: Sampled, settings: Settings) -> lis
         return list(_fits(kind, values, sampled, settings))
 
 
-def _fits(kind: Kind, values: Array, sampled: Sampled, settings: Settings) -> Iterator[Fit]:
+def _fits(kind: Kind, values: Array, sampled: Sampled, settings: FitSettings) -> Iterator[Fit]:
     for cast in CASTS:
         if set(cast.needs) <= sampled.keys():
             yield Fit(cast, ())
-    own = sampled.get(Need(None, Side.BASE))
+    own = sampled.get(Need(None, DeltaSide.BASE))
     if values.itemsize != 4 or own is None or not values.size:
         return
     if kind is Kind.EXP_AVG:
@@ -83,13 +93,13 @@ def _fits(kind: Kind, values: Array, sampled: Sampled, settings: Settings) -> It
         yield from _weights(values, own, sampled, settings)
 
 
-def _first_moment(settings: Settings) -> Iterator[Fit]:
+def _first_moment(settings: FitSettings) -> Iterator[Fit]:
     if (settings.distance or 1) <= 10:
         yield Fit(SCALED, (settings.beta1 ** (settings.distance or 1),))
 
 
 def _second_moment(
-    values: Array, own: Array, sampled: Sampled, settings: Settings
+    values: Array, own: Array, sampled: Sampled, settings: FitSettings
 ) -> Iterator[Fit]:
     steps = settings.distance or 1
     has_gradient = set(SECOND_MOMENT.needs) <= sampled.keys()
@@ -111,13 +121,13 @@ def _ratio(values: Array, own: Array) -> float | None:
     return float(np.median(ratios)) if ratios.size else None
 
 
-def _weights(values: Array, own: Array, sampled: Sampled, settings: Settings) -> Iterator[Fit]:
+def _weights(values: Array, own: Array, sampled: Sampled, settings: FitSettings) -> Iterator[Fit]:
     import numpy as np
 
     now, before = (array.view("<f4").astype("f8") for array in (values, own))
     held = {need: array.view("<f4").astype("f8") for need, array in sampled.items()}
-    m0, v0 = (held.get(Need(kind, Side.BASE)) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
-    m1, v1 = (held.get(Need(kind, Side.TARGET)) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
+    m0, v0 = (held.get(Need(kind, DeltaSide.BASE)) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
+    m1, v1 = (held.get(Need(kind, DeltaSide.TARGET)) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
     b0, b1 = (held.get(need) for need in MOMENTUM.needs[1:])
     if b0 is not None and b1 is not None:
         yield from _momentum(now, before, b0, b1, settings)
@@ -141,7 +151,9 @@ def _weights(values: Array, own: Array, sampled: Sampled, settings: Settings) ->
             yield Fit(DRIFT, (*found, eps))
 
 
-def _momentum(now: Array, before: Array, b0: Array, b1: Array, settings: Settings) -> Iterator[Fit]:
+def _momentum(
+    now: Array, before: Array, b0: Array, b1: Array, settings: FitSettings
+) -> Iterator[Fit]:
     """Yield fits of SGD: by the learning rate, plain and Nesterov's, and by both buffers."""
     if settings.lr is not None and settings.distance in (None, 1):
         yield Fit(MOMENTUM, (1.0, -settings.lr, 0.0))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _CHUNK = 256 << 10  # elements at once: fewer calls are worth more than the nearest cache
 
 
-class Side(IntEnum):
+class DeltaSide(IntEnum):
     """Which of the two checkpoints."""
 
     BASE = 0
@@ -50,10 +50,10 @@ class Need(NamedTuple):
     """
 
     kind: Kind | None
-    side: Side
+    side: DeltaSide
 
 
-class Rule(NamedTuple):
+class Predictor(NamedTuple):
     """One way to predict.
 
     Attributes:
@@ -72,7 +72,7 @@ class Rule(NamedTuple):
     compute: Callable[[Sequence[Array], Sequence[float], Array], None]
     fits: Callable[[DType], bool]
 
-    def __reduce__(self) -> tuple[Callable[[str], Rule], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str], Predictor], tuple[str]]:
         """Pickle it by its name: what it computes is code."""
         return rule_named, (self.name,)
 
@@ -83,11 +83,11 @@ class Rule(NamedTuple):
 
     def of_base(self, kind: Kind | None) -> bool:
         """Say whether it needs the base's tensor of a kind (None: the tensor's own)."""
-        return Need(kind, Side.BASE) in self.needs
+        return Need(kind, DeltaSide.BASE) in self.needs
 
 
 def predict(
-    rule: Rule,
+    rule: Predictor,
     arrays: Sequence[Array],
     coefficients: Sequence[float],
     out: Array,
@@ -213,29 +213,33 @@ def _is_float32(dtype: DType) -> bool:
     return dtype.name == "float32"
 
 
-_OWN, _M0, _V0 = (Need(kind, Side.BASE) for kind in (None, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
-_M1, _V1 = (Need(kind, Side.TARGET) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
-_MASTER = Need(Kind.MASTER, Side.TARGET)
+_OWN, _M0, _V0 = (Need(kind, DeltaSide.BASE) for kind in (None, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
+_M1, _V1 = (Need(kind, DeltaSide.TARGET) for kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ))
+_MASTER = Need(Kind.MASTER, DeltaSide.TARGET)
 # A momentum buffer has no kind of its own; `pairing` knows it by its name.
-_B0, _B1 = (Need(Kind.OTHER, side) for side in (Side.BASE, Side.TARGET))
+_B0, _B1 = (Need(Kind.OTHER, side) for side in (DeltaSide.BASE, DeltaSide.TARGET))
 
-SCALED = Rule("scaled", 0, (_OWN,), 1, _scaled, _is_float32)
-SECOND_MOMENT = Rule("second-moment", 1, (_OWN, _M0, _M1), 3, _second_moment, _is_float32)
-ADAMW = Rule("adamw", 2, (_OWN, _M1, _V1), 4, _adamw, _is_float32)
-DRIFT = Rule("drift", 2, (_OWN, _M0, _V0, _M1, _V1), 3, _drift, _is_float32)
-MOMENTUM = Rule("momentum", 2, (_OWN, _B0, _B1), 3, _momentum, _is_float32)
+SCALED = Predictor("scaled", 0, (_OWN,), 1, _scaled, _is_float32)
+SECOND_MOMENT = Predictor("second-moment", 1, (_OWN, _M0, _M1), 3, _second_moment, _is_float32)
+ADAMW = Predictor("adamw", 2, (_OWN, _M1, _V1), 4, _adamw, _is_float32)
+DRIFT = Predictor("drift", 2, (_OWN, _M0, _V0, _M1, _V1), 3, _drift, _is_float32)
+MOMENTUM = Predictor("momentum", 2, (_OWN, _B0, _B1), 3, _momentum, _is_float32)
 CASTS = (
-    Rule("cast-bfloat16", 3, (_MASTER,), 0, _cast_bfloat16, lambda dtype: dtype.name == "bfloat16"),
-    Rule("cast-float16", 3, (_MASTER,), 0, _cast_float16, lambda dtype: dtype.name == "float16"),
-    Rule("cast-float32", 3, (_MASTER,), 0, _cast_float32, _is_float32),
+    Predictor(
+        "cast-bfloat16", 3, (_MASTER,), 0, _cast_bfloat16, lambda dtype: dtype.name == "bfloat16"
+    ),
+    Predictor(
+        "cast-float16", 3, (_MASTER,), 0, _cast_float16, lambda dtype: dtype.name == "float16"
+    ),
+    Predictor("cast-float32", 3, (_MASTER,), 0, _cast_float32, _is_float32),
 )
 
 
-def rule_named(name: str) -> Rule:
+def rule_named(name: str) -> Predictor:
     """Return the rule that the index spells so."""
     return RULES[name]
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Predictor] = {
     rule.name: rule for rule in (SCALED, SECOND_MOMENT, ADAMW, DRIFT, MOMENTUM, *CASTS)
 }

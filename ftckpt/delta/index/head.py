@@ -8,7 +8,7 @@ from typing import Any
 from ftckpt.delta.index import HEAD, MAGIC, MAX_BYTES, NAME, VERSION, BaseName
 from ftckpt.storage.store import Store
 
-from .parse import Parser
+from .parse import IndexParser
 
 _FIRST = 4 << 10  # bytes; the base stands before what is long
 _MEMBER = "base"
@@ -28,7 +28,7 @@ def read_base(store: Store, path: str) -> BaseName | None:
         CorruptError: it is damaged (`bad-delta`).
         UnsupportedError: it is of a version that this one does not know.
     """
-    parser = Parser(NAME)
+    parser = IndexParser(NAME)
     place = f"{path}/{NAME}" if path else NAME
     entry = store.stat(place)
     with store.open(place) as reader:

@@ -16,7 +16,7 @@ from ftckpt.checkpoint import Kind, Topology
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.delta.codec.blocks import BLOCK
 from ftckpt.delta.codec.fit_predictor import Fit
-from ftckpt.delta.codec.predict import RULES, Rule
+from ftckpt.delta.codec.predict import RULES, Predictor
 from ftckpt.delta.index import (
     HEAD,
     MAGIC,
@@ -63,10 +63,10 @@ def parse_index(data: bytes, file: str = NAME) -> DeltaIndex:
         UnsupportedError: whole, but of a version, rule or form that this version does not know.
         UnsafeError: a name in it leads out of the checkpoint.
     """
-    return Parser(file).index(data)
+    return IndexParser(file).index(data)
 
 
-class Parser:
+class IndexParser:
     """Reads one index.
 
     Args:
@@ -227,7 +227,9 @@ class Parser:
             self.bad(f"{rule.name} takes {rule.coefficients} coefficients")
         return Fit(rule, tuple(numbers))
 
-    def _check_fit(self, tensor: DeltaTensor, rule: Rule, tensors: Sequence[DeltaTensor]) -> None:
+    def _check_fit(
+        self, tensor: DeltaTensor, rule: Predictor, tensors: Sequence[DeltaTensor]
+    ) -> None:
         """Check that a prediction has what it needs, and needs nothing that needs it."""
         if not rule.fits(tensor.dtype) or len(tensor.helpers) != len(rule.helpers):
             self.bad(f"{tensor.key} cannot be predicted by {rule.name}", tensor.key)

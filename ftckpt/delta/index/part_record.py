@@ -12,28 +12,28 @@ from ftckpt.delta.codec.blocks import Form, Reference
 from ftckpt.delta.index import ROW, StoredBlock, pack_row
 
 if TYPE_CHECKING:
-    from ftckpt.delta.codec.choose_encoding import Plan
+    from ftckpt.delta.codec.choose_encoding import EncodingPlan
     from ftckpt.digests.tensors import TensorDigest
 
 
-class Sums(NamedTuple):
+class ElementSums(NamedTuple):
     """The tensor digest of some elements, as it can be merged: `TensorDigest.add` takes it."""
 
     elements: int = 0
     s1: int = 0
     s2: int = 0
 
-    def plus(self, other: Sums) -> Sums:
+    def plus(self, other: ElementSums) -> ElementSums:
         """Return the sums of both."""
-        return Sums(self.elements + other.elements, self.s1 + other.s1, self.s2 + other.s2)
+        return ElementSums(self.elements + other.elements, self.s1 + other.s1, self.s2 + other.s2)
 
-    def and_of(self, digest: TensorDigest | None) -> Sums:
+    def and_of(self, digest: TensorDigest | None) -> ElementSums:
         """Return the sums of these elements and of what a digest was given."""
-        return self if digest is None else self.plus(Sums(digest.elements, *digest.sums))
+        return self if digest is None else self.plus(ElementSums(digest.elements, *digest.sums))
 
 
 @dataclass
-class Receipt:
+class PartRecord:
     """One data file, finished.
 
     Attributes:
@@ -46,9 +46,9 @@ class Receipt:
     plans: str
     size: int = 0
     rows: bytearray = field(default_factory=bytearray)
-    sums: dict[int, tuple[Sums, Sums]] = field(default_factory=dict)
+    sums: dict[int, tuple[ElementSums, ElementSums]] = field(default_factory=dict)
 
-    def add(self, tensor: int, stored: StoredBlock, target: Sums, base: Sums) -> None:
+    def add(self, tensor: int, stored: StoredBlock, target: ElementSums, base: ElementSums) -> None:
         """Add one block and the sums of its tensor so far."""
         self.rows += pack_row(stored)
         self.sums[tensor] = target, base
@@ -68,7 +68,7 @@ class Receipt:
         return json.dumps({"plans": self.plans, "size": self.size, "rows": rows, "sums": sums})
 
     @classmethod
-    def parse(cls, text: str, plans: str, blocks: int) -> Receipt | None:
+    def parse(cls, text: str, plans: str, blocks: int) -> PartRecord | None:
         """Return what `dump` gave; None where it is of other plans, or not understood.
 
         Args:
@@ -82,7 +82,10 @@ class Receipt:
             if said["plans"] != plans or len(rows) != blocks * ROW.size:
                 return None
             sums = {
-                int(number): (Sums(int(a), int(b), int(c)), Sums(int(d), int(e), int(f)))
+                int(number): (
+                    ElementSums(int(a), int(b), int(c)),
+                    ElementSums(int(d), int(e), int(f)),
+                )
                 for number, a, b, c, d, e, f in said["sums"]
             }
             return cls(plans, int(said["size"]), rows, sums)
@@ -90,7 +93,9 @@ class Receipt:
             return None
 
 
-def plans_digest(plans: Mapping[int, Plan] | Sequence[Plan], tensors: Iterable[int]) -> str:
+def plans_digest(
+    plans: Mapping[int, EncodingPlan] | Sequence[EncodingPlan], tensors: Iterable[int]
+) -> str:
     """Return a digest of what the index will say of some tensors' plans.
 
     Two runs may choose otherwise, by a last bit of a coefficient; a file that was encoded by one

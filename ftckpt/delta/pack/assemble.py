@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, TensorInfo, Topology
-from ftckpt.delta.codec.choose_encoding import EFFORTS, Plan
+from ftckpt.delta.codec.choose_encoding import EFFORTS, EncodingPlan
 from ftckpt.delta.codec.encode import DeltaEncoder
-from ftckpt.delta.codec.fit_predictor import Settings
-from ftckpt.delta.codec.predict import Side
+from ftckpt.delta.codec.fit_predictor import FitSettings
+from ftckpt.delta.codec.predict import DeltaSide
 from ftckpt.delta.index import (
     ROW,
     BaseName,
@@ -23,7 +23,7 @@ from ftckpt.delta.index import (
 )
 from ftckpt.delta.index.base_path import recorded_path
 from ftckpt.delta.index.objects import RecordFile
-from ftckpt.delta.index.part_record import Sums
+from ftckpt.delta.index.part_record import ElementSums
 from ftckpt.digests.tensors import TensorDigest, digest_tensor
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.places import place_of
@@ -89,7 +89,7 @@ class PackOptions:
     proof: bool = True
     restart: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
-    settings: Callable[[DeltaPair], Settings] = lambda pair: Settings()
+    settings: Callable[[DeltaPair], FitSettings] = lambda pair: FitSettings()
 
 
 class _Side(NamedTuple):
@@ -138,7 +138,7 @@ class Packing:
         pairs = self._matched(pair(self.tensors, self._upon, renamed))
         unknown = [
             side
-            for side, one in ((Side.TARGET, self._target), (Side.BASE, self._base))
+            for side, one in ((DeltaSide.TARGET, self._target), (DeltaSide.BASE, self._base))
             if one is not None and not one.packable.digests
         ]
         self.encoder = DeltaEncoder(
@@ -203,7 +203,7 @@ class Packing:
         digest: str = state.hexdigest()
         return digest
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[EncodingPlan]:
         """Choose how each tensor is stored.
 
         Raises:
@@ -212,7 +212,7 @@ class Packing:
         count, options = len(self.encoder.pairs), self._options
         self._counter.start("sampling", count, "tensors")
         tasks = [range(at, min(at + _SAMPLED, count)) for at in range(0, count, _SAMPLED)]
-        plans: dict[int, Plan] = {}
+        plans: dict[int, EncodingPlan] = {}
         for chosen in spread(
             tasks, self._chosen, jobs=options.jobs, forks=options.forks, counter=self._counter
         ):
@@ -221,15 +221,15 @@ class Packing:
 
     def _chosen(
         self, tasks: Iterator[range], counter: Counter, jobs: int
-    ) -> Iterator[dict[int, Plan]]:
-        def choose(task: range) -> dict[int, Plan]:
+    ) -> Iterator[dict[int, EncodingPlan]]:
+        def choose(task: range) -> dict[int, EncodingPlan]:
             chosen = {number: self.encoder.plan(number) for number in task}
             counter.add(len(chosen))
             return chosen
 
         return run(tasks, choose, jobs=jobs)
 
-    def estimate(self, plans: Sequence[Plan]) -> int:
+    def estimate(self, plans: Sequence[EncodingPlan]) -> int:
         """Return about how many bytes the blocks will take, by the samples."""
         pairs = self.encoder.pairs
         bits = sum(p.bits * one.info.numel for p, one in zip(plans, pairs, strict=True))
@@ -251,7 +251,7 @@ class Packing:
 
     def index(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[EncodingPlan],
         built: BuiltFiles,
         records: RecordFile,
         held: Sequence[bytes],
@@ -271,7 +271,7 @@ class Packing:
         tensors: list[DeltaTensor] = []
         for number, (one, chosen) in enumerate(zip(self.encoder.pairs, plans, strict=True)):
             digest = self._target.packable.digests.get(one.info.key) or self._digest(
-                one.info, built.sums.get(number, (Sums(), Sums()))[0]
+                one.info, built.sums.get(number, (ElementSums(), ElementSums()))[0]
             )
             theirs = "" if one.base is None else upon[one.base]
             first = built.rows.first[number]
@@ -319,7 +319,7 @@ class Packing:
         known: dict[str, str] = {}
         for number, one in enumerate(self.encoder.pairs):
             if one.base is not None:
-                sums = built.sums.get(number, (Sums(), Sums()))[1]
+                sums = built.sums.get(number, (ElementSums(), ElementSums()))[1]
                 known[one.base] = self._digest(self._upon[one.base], sums)
         rest = [info for key, info in self._upon.items() if key not in known]
         options, checkpoint = self._options, self._base.packable.checkpoint
@@ -340,7 +340,7 @@ class Packing:
         return self._known
 
     @staticmethod
-    def _digest(info: TensorInfo, sums: Sums) -> str:
+    def _digest(info: TensorInfo, sums: ElementSums) -> str:
         digest = TensorDigest(info.dtype, info.shape)
         digest.add(*sums)
         assert digest.complete, info.key

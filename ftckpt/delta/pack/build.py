@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from ftckpt.delta.codec.choose_encoding import Plan
+from ftckpt.delta.codec.choose_encoding import EncodingPlan
 from ftckpt.delta.codec.encode import DeltaEncoder, Rows
 from ftckpt.delta.index import DataFile
-from ftckpt.delta.index.part_record import Receipt, Sums, plans_digest
+from ftckpt.delta.index.part_record import ElementSums, PartRecord, plans_digest
 from ftckpt.digests.blocks import block_count
 from ftckpt.errors import RefusedError
 from ftckpt.extents import BLOCK
@@ -47,22 +47,22 @@ class BuiltFiles:
     rows: Rows
     files: list[DataFile] = field(default_factory=list)
     digests: list[FileDigest] = field(default_factory=list)
-    sums: dict[int, tuple[Sums, Sums]] = field(default_factory=dict)
+    sums: dict[int, tuple[ElementSums, ElementSums]] = field(default_factory=dict)
     taken_over: int = 0
 
-    def add(self, part: PackedFile, receipt: Receipt) -> None:
+    def add(self, part: PackedFile, receipt: PartRecord) -> None:
         """Take the rows and the sums of one file."""
         for (tensor, block), stored in zip(part.blocks, receipt.blocks, strict=True):
             self.rows.put(tensor, block, stored)
         for tensor, (target, base) in receipt.sums.items():
-            ours, theirs = self.sums.get(tensor, (Sums(), Sums()))
+            ours, theirs = self.sums.get(tensor, (ElementSums(), ElementSums()))
             self.sums[tensor] = ours.plus(target), theirs.plus(base)
 
 
 class _Encoded(NamedTuple):
     part: PackedFile
     upload: Upload | None
-    receipt: Receipt
+    receipt: PartRecord
     blocks: Sequence[BlockMade]
     found: bool
 
@@ -78,7 +78,7 @@ class _Made(NamedTuple):
     """
 
     number: int
-    receipt: Receipt
+    receipt: PartRecord
     digests: bytes
     found: bool
 
@@ -86,7 +86,7 @@ class _Made(NamedTuple):
 def build_files(
     parts: Sequence[PackedFile],
     encoder: DeltaEncoder,
-    plans: Sequence[Plan],
+    plans: Sequence[EncodingPlan],
     staging: Staging,
     *,
     jobs: int = 1,
@@ -134,7 +134,7 @@ def _files(
     jobs: int,
     *,
     encoder: DeltaEncoder,
-    plans: Sequence[Plan],
+    plans: Sequence[EncodingPlan],
     staging: Staging,
 ) -> Iterator[_Made]:
     """Yield the file of each part; several threads make them."""
@@ -156,11 +156,11 @@ def _files(
                 hint="--restart builds it anew",
                 file=part.path,
             )
-        receipt = Receipt(fingerprint)
+        receipt = PartRecord(fingerprint)
         writer = _Writer(part.path, staged.upload)
         for tensor, block in part.blocks:
             made = encoder.encode(tensor, block, plans[tensor])
-            target, base = receipt.sums.get(tensor, (Sums(), Sums()))
+            target, base = receipt.sums.get(tensor, (ElementSums(), ElementSums()))
             stored = made.at(part.number, writer.append(made.payload))
             receipt.add(tensor, stored, target.and_of(made.target), base.and_of(made.base))
             counter.add(made.nbytes)
@@ -240,10 +240,10 @@ class _Writer:
 
 def _taken_over(
     part: PackedFile, staged: StagedFile, staging: Staging, plans: str
-) -> Receipt | None:
+) -> PartRecord | None:
     """Return the receipt of a file that an earlier run has made, if all of it is still there."""
     notes = [made.note for made in staged.earlier.values() if made.note]
-    receipt = Receipt.parse(notes[-1], plans, len(part)) if notes else None
+    receipt = PartRecord.parse(notes[-1], plans, len(part)) if notes else None
     if receipt is None or receipt.size > part.nbytes:
         return None
     numbers = range(max(1, block_count(receipt.size)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ftckpt.delta.codec.decode import Fill
-    from ftckpt.delta.codec.predict import Side
+    from ftckpt.delta.codec.predict import DeltaSide
 
 _MOST = 8  # blocks: one is encoded from up to seven
 
@@ -22,9 +22,9 @@ class Recent(threading.local):
     """The last few blocks that a thread has read, of both checkpoints."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[tuple[Side, str, int, int], mmap.mmap] = OrderedDict()
+        self._held: OrderedDict[tuple[DeltaSide, str, int, int], mmap.mmap] = OrderedDict()
 
-    def read(self, fill: Fill, side: Side, key: str, offset: int, nbytes: int) -> memoryview:
+    def read(self, fill: Fill, side: DeltaSide, key: str, offset: int, nbytes: int) -> memoryview:
         """Return bytes of a tensor; nobody writes to them, and seven reads later they are others.
 
         Args:

@@ -36,7 +36,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PackedShare:
     """A part of what was packed.
 
     Attributes:
@@ -50,7 +50,7 @@ class Share:
     ratio: float | None
 
     @classmethod
-    def of(cls, bytes_in: int, bytes_out: int) -> Share:
+    def of(cls, bytes_in: int, bytes_out: int) -> PackedShare:
         """Return a share with its ratio."""
         return cls(bytes_in, bytes_out, bytes_in / bytes_out if bytes_out else None)
 
@@ -88,8 +88,8 @@ class PackReport:
     bytes_in: int = 0
     bytes_out: int = 0
     ratio: float | None = None
-    components: Mapping[str, Share] = field(default_factory=dict)
-    methods: Mapping[Method, Share] = field(default_factory=dict)
+    components: Mapping[str, PackedShare] = field(default_factory=dict)
+    methods: Mapping[Method, PackedShare] = field(default_factory=dict)
     index_bytes: int = 0
     content: str = ""
     taken_over: int = 0
@@ -110,7 +110,7 @@ def method_of(tensor: DeltaTensor, block: StoredBlock) -> Method:
     return forms.get(block.form, Method.SPARSE)
 
 
-def shares(index: DeltaIndex) -> tuple[dict[str, Share], dict[Method, Share]]:
+def shares(index: DeltaIndex) -> tuple[dict[str, PackedShare], dict[Method, PackedShare]]:
     """Return what a delta holds by component and kind, and by method; tied copies once."""
     components: dict[str, list[int]] = {}
     methods: dict[Method, list[int]] = {}
@@ -129,6 +129,6 @@ def shares(index: DeltaIndex) -> tuple[dict[str, Share], dict[Method, Share]]:
                 count[1] += block.length
     in_order = {method: methods[method] for method in Method if method in methods}
     return (
-        {name: Share.of(*count) for name, count in components.items()},
-        {method: Share.of(*count) for method, count in in_order.items()},
+        {name: PackedShare.of(*count) for name, count in components.items()},
+        {method: PackedShare.of(*count) for method, count in in_order.items()},
     )

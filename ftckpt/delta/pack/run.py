@@ -31,7 +31,7 @@ from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
 
 from .assemble import Packable, Packing, PackOptions
 from .build import build_files
-from .report import PackReport, Share, shares
+from .report import PackedShare, PackReport, shares
 
 
 def pack(
@@ -142,7 +142,7 @@ def pack(
         bytes_out = sum(file.size for file in manifest.files)
         components, methods = shares(index)
         if records.entries:
-            components["objects"] = Share.of(records.bytes_in, records.nbytes)
+            components["objects"] = PackedShare.of(records.bytes_in, records.nbytes)
         return PackReport(
             destination,
             where,

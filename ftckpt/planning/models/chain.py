@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .arithmetic import Real, choose, exp, expm1, exposed, larger, log1p, smaller
-from .inputs import Tier
+from .inputs import CopyTier
 
 # A chance below which a job never gets past; its powers, one a tier, can still be divided by.
 _LEAST = 1e-60
@@ -86,7 +86,7 @@ class _Block:
 
 
 def cycle(
-    tiers: Sequence[Tier],
+    tiers: Sequence[CopyTier],
     shares: Sequence[float],
     interval: Real,
     counts: Sequence[Real],
@@ -122,7 +122,7 @@ def cycle(
 
 
 def _recovery(
-    tiers: Sequence[Tier], shares: Sequence[float], rate: Real, detect: Real
+    tiers: Sequence[CopyTier], shares: Sequence[float], rate: Real, detect: Real
 ) -> tuple[Times, list[Real]]:
     """Return the mean time from a failure to running again, and from which tier that happens."""
     spent: list[Times] = []

@@ -26,7 +26,7 @@ _BATCH = "batch, learning rate, steps"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ElasticOption:
     """One way to go on.
 
     Attributes:
@@ -61,7 +61,7 @@ class Option:
 
 def options(
     from_gpus: int, to_gpus: int, batch: int, lr: float, accumulation: int = 1
-) -> tuple[Option, ...]:
+) -> tuple[ElasticOption, ...]:
     """Return the ways to go on with another number of GPUs.
 
     Args:
@@ -107,13 +107,13 @@ def options(
     ways.append(("accumulate-nearest", *nearest, "no more memory", _TIME))
     full = _full_passes(batch, to_gpus * per_gpu, accumulation)
     ways.append(("accumulate-full", per_gpu, full, _MEMORY, _TIME))
-    found: dict[tuple[int, int], Option] = {}
+    found: dict[tuple[int, int], ElasticOption] = {}
     for name, each, count, keeps, changes in ways:
         if not each or (each, count) in found:  # more GPUs than samples leave some with none
             continue
         total = each * count * to_gpus
         kept, changed = _told(batch, total, keeps, changes)
-        found[each, count] = Option(
+        found[each, count] = ElasticOption(
             name=name,
             per_gpu=each,
             accumulation=count,

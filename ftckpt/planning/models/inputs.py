@@ -44,7 +44,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class CopyTier:
     """One place that keeps copies: memory of a peer, local disk, shared storage.
 
     Attributes:
@@ -79,7 +79,7 @@ class Pattern:
             fewer than tiers.
     """
 
-    tiers: tuple[Tier, ...]
+    tiers: tuple[CopyTier, ...]
     interval: Real
     counts: tuple[Real, ...]
 
@@ -111,7 +111,7 @@ class Preemption:
         require("the reliability of notice", self.reliability, at_least=0, at_most=1, unit="")
 
 
-def shares(tiers: Sequence[Tier]) -> tuple[float, ...]:
+def shares(tiers: Sequence[CopyTier]) -> tuple[float, ...]:
     """Return for each tier the share of failures that it cures and no tier before it does.
 
     Args:

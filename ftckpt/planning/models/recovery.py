@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .arithmetic import Real, exp, expm1, require
 
 
-class Recovery(NamedTuple):
+class RecoveryShares(NamedTuple):
     """Shares of wall time; they add up to 1.
 
     Attributes:
@@ -21,7 +21,7 @@ class Recovery(NamedTuple):
     restart: Real
 
 
-def divide(mtbf: Real, restart: Real, detect: Real, *, safe: bool = False) -> Recovery:
+def divide(mtbf: Real, restart: Real, detect: Real, *, safe: bool = False) -> RecoveryShares:
     """Divide wall time between failures into running and recovering, for exponential failures.
 
     After each failure come D seconds in which nothing fails, then R seconds that a failure may
@@ -43,9 +43,9 @@ def divide(mtbf: Real, restart: Real, detect: Real, *, safe: bool = False) -> Re
     rate = 1 / mtbf
     if safe:
         whole = 1 + (detect + restart) * rate
-        return Recovery(1 / whole, detect * rate / whole, restart * rate / whole)
+        return RecoveryShares(1 / whole, detect * rate / whole, restart * rate / whole)
     whole = 1 + detect * rate
-    return Recovery(
+    return RecoveryShares(
         running=exp(-restart * rate) / whole,
         detection=detect * rate / whole,
         restart=-expm1(-restart * rate) / whole,

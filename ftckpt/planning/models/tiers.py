@@ -18,7 +18,7 @@ from itertools import combinations, pairwise
 
 from . import chain
 from .arithmetic import Real, larger, require
-from .inputs import Pattern, Tier, shares
+from .inputs import CopyTier, Pattern, shares
 from .outcome import Outcome
 from .search import peak
 
@@ -41,7 +41,7 @@ class FirstOrder:
     overhead: float
 
 
-def first_order(tiers: Sequence[Tier], mtbf: float) -> FirstOrder:
+def first_order(tiers: Sequence[CopyTier], mtbf: float) -> FirstOrder:
     """Return Young's interval for each tier with its own rate, and the summed overhead.
 
     Good to 0.2 percentage points of goodput at an overhead of 7 %; the truth lies between 1 - H and
@@ -101,7 +101,7 @@ def outcome(pattern: Pattern, mtbf: Real, *, detect: Real = 0.0) -> Outcome:
     )
 
 
-def select(tiers: Sequence[Tier], mtbf: float) -> tuple[Tier, ...]:
+def select(tiers: Sequence[CopyTier], mtbf: float) -> tuple[CopyTier, ...]:
     """Return the tiers worth saving to: the subset with the least first-order loss.
 
     A tier that is left out passes its failures on to the next. The loss of a subset is the sum of
@@ -109,7 +109,7 @@ def select(tiers: Sequence[Tier], mtbf: float) -> tuple[Tier, ...]:
     it never do. Arguments and errors as for `first_order`.
     """
 
-    def loss(kept: Sequence[Tier]) -> float:
+    def loss(kept: Sequence[CopyTier]) -> float:
         restarts = zip(kept, shares(kept), strict=True)
         return first_order(kept, mtbf).overhead + sum(t.restart * p / mtbf for t, p in restarts)
 
@@ -123,7 +123,7 @@ def select(tiers: Sequence[Tier], mtbf: float) -> tuple[Tier, ...]:
     return min(subsets, key=loss)
 
 
-def optimum(tiers: Sequence[Tier], mtbf: float, *, detect: float = 0.0) -> Pattern:
+def optimum(tiers: Sequence[CopyTier], mtbf: float, *, detect: float = 0.0) -> Pattern:
     """Return the pattern with the largest exact goodput, of the tiers worth saving to.
 
     Begins at the first-order gaps and improves one after the other, with real numbers of saves in
@@ -169,7 +169,7 @@ def _best_gap(goodput: Callable[[Sequence[Real]], Real], gaps: list[float], plac
 
 
 def _best_counts(
-    kept: tuple[Tier, ...], counts: tuple[int, ...], interval: float, mtbf: float, detect: float
+    kept: tuple[CopyTier, ...], counts: tuple[int, ...], interval: float, mtbf: float, detect: float
 ) -> Pattern:
     """Return the best pattern that no change of one count by one improves."""
 

@@ -10,7 +10,7 @@ from ftckpt.progress import Counter
 
 from .jobs import Jobs
 from .laws import Law
-from .ledger import Ledger
+from .ledger import TimeLedger
 from .steady import ROWS
 from .timeline import Timeline
 
@@ -27,7 +27,7 @@ def run(
     work: float,
     rng: np.random.Generator,
     counter: Counter,
-) -> Ledger:
+) -> TimeLedger:
     """Let every run begin afresh and go on until so much work is done; return where time went.
 
     `jobs` must keep places. Runs that are done go on until the last one is, and are not looked at.
@@ -42,7 +42,7 @@ def run(
     rest = work - (bulks - 1) * timeline.work  # after the last save that is needed
     alone, behind = timeline.first.time_of(rest), timeline.cycle[0].time_of(rest)
     jobs.need = np.zeros(runs)  # there is nothing to restart from yet
-    final, waits = Ledger(runs), np.ones(runs, dtype=bool)
+    final, waits = TimeLedger(runs), np.ones(runs, dtype=bool)
     draw = law.sampler(rng, runs)
     for _ in range(0, MOST_FAILURES, ROWS):
         gaps, causes = draw(ROWS), jobs.causes(rng, ROWS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .clock import Clock
-from .ledger import Ledger
+from .ledger import TimeLedger
 from .timeline import Timeline
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Jobs:
         import numpy as np
 
         self.clock = Clock(timeline)
-        self.ledger = Ledger(runs)
+        self.ledger = TimeLedger(runs)
         self.place = np.zeros(runs, dtype=np.int64)
         self.need: Floats = np.full(runs, recovery.restarts[0])
         self._tier = np.zeros(runs, dtype=np.int64)

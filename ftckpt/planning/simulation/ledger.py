@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ACCOUNTS = ("useful", "save", "lost", "detection", "restart", "waiting")
 
 
-class Ledger:
+class TimeLedger:
     """Seconds by account, one number a run.
 
     `wall` is counted by what the failure clock says and the accounts by what the job did, so that
@@ -40,7 +40,7 @@ class Ledger:
             getattr(self, account)[:] = 0.0
         self.segments = 0
 
-    def copy(self, other: Ledger, which: npt.NDArray[np.bool_]) -> None:
+    def copy(self, other: TimeLedger, which: npt.NDArray[np.bool_]) -> None:
         """Take over the accounts and the wall time of some runs."""
         for account in (*ACCOUNTS, "wall"):
             getattr(self, account)[which] = getattr(other, account)[which]

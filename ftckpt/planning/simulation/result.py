@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ftckpt.planning.models.arithmetic import require
 from ftckpt.planning.models.outcome import Outcome
 
-from .ledger import Ledger
+from .ledger import TimeLedger
 
 _MOST_ERRORS = 4.0  # standard errors; by chance one run in 16,000 is further off
 
@@ -123,7 +123,7 @@ def agreement(closed: float, simulated: Simulated) -> Agreement:
     )
 
 
-def summarised(ledger: Ledger, interval: float, law: str, failures: int) -> Simulated:
+def summarised(ledger: TimeLedger, interval: float, law: str, failures: int) -> Simulated:
     """Return what the ledger of long runs says.
 
     The mean is useful time over wall time of all runs, so that no run counts for more than its
@@ -160,7 +160,7 @@ def summarised(ledger: Ledger, interval: float, law: str, failures: int) -> Simu
     )
 
 
-def completed(ledger: Ledger) -> Completion:
+def completed(ledger: TimeLedger) -> Completion:
     """Return what the ledger of finished jobs says."""
     import numpy as np
 

@@ -10,7 +10,7 @@ from ftckpt.planning.models.inputs import Costs, Pattern
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class TimelinePhase:
     """A stretch of time in which one thing happens.
 
     Attributes:
@@ -33,7 +33,7 @@ class Bulk:
         level: number of the highest tier that the save goes to, from 0.
     """
 
-    phases: tuple[Phase, ...]
+    phases: tuple[TimelinePhase, ...]
     level: int = 0
 
     @property
@@ -104,7 +104,7 @@ def of_pattern(pattern: Pattern) -> Timeline:
         while level < len(counts) and number % math.prod(counts[: level + 1]) == 0:
             level += 1
         save = math.fsum(tier.cost for tier in pattern.tiers[: level + 1])
-        bulks.append(Bulk((Phase("work", work, 1.0), Phase("save", save)), level))
+        bulks.append(Bulk((TimelinePhase("work", work, 1.0), TimelinePhase("save", save)), level))
     return Timeline(work=work, first=bulks[0], cycle=tuple(bulks), delay=0.0)
 
 
@@ -116,14 +116,14 @@ def _bulk(interval: float, save: float, flush: float, slowdown: float) -> Bulk:
         speed = 1 - slowdown if flush > 0 else 1.0
         until_done = left / speed if speed > 0 else math.inf
         if 0 < flush < until_done:
-            phases.append(Phase("work", flush, speed))
+            phases.append(TimelinePhase("work", flush, speed))
             left -= flush * speed
             flush = 0.0
         else:
-            phases.append(Phase("work", until_done, speed))
+            phases.append(TimelinePhase("work", until_done, speed))
             left = 0.0
             flush = max(0.0, flush - until_done)
     if flush > 0:
-        phases.append(Phase("wait", flush))
-    phases.append(Phase("save", save))
+        phases.append(TimelinePhase("wait", flush))
+    phases.append(TimelinePhase("save", save))
     return Bulk(tuple(phases))

@@ -43,7 +43,7 @@ _FEW = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class ReplayCause:
     """One component that explains why a restart differs.
 
     Attributes:
@@ -75,7 +75,7 @@ class Cause:
         return self.reason.startswith("not restored")
 
 
-def causes(comparison: Comparison, reference: Log) -> tuple[Cause, ...]:
+def causes(comparison: Comparison, reference: Log) -> tuple[ReplayCause, ...]:
     """Return what explains the first difference of a restart, the most telling first.
 
     Args:
@@ -101,7 +101,9 @@ def causes(comparison: Comparison, reference: Log) -> tuple[Cause, ...]:
     return (data, *found) if "batch of step" in data.reason else (*found, data)
 
 
-def _position(here: Sequence[Difference], found: Sequence[Cause], reference: Log) -> Cause | None:
+def _position(
+    here: Sequence[Difference], found: Sequence[ReplayCause], reference: Log
+) -> ReplayCause | None:
     """Return the position in the data as a cause beside random streams that differ.
 
     The batch shows it where it is another step's, or where the uninterrupted run drew nothing for
@@ -130,7 +132,7 @@ def _was_drawn_from(stream: str, difference: Difference, reference: Log) -> bool
 
 def _restored(
     state: Sequence[Difference], here: Sequence[Difference], reference: Log, *, loading: bool
-) -> Iterator[Cause]:
+) -> Iterator[ReplayCause]:
     """Yield one cause a component that differs as the step begins."""
     seen: dict[str, list[tuple[Difference, ItemDifference]]] = {}
     for difference in state:
@@ -157,7 +159,7 @@ def _restored(
             reason = _found_elsewhere(difference, reference) or difference.detail
         else:
             reason = f"{difference.detail}; the step before changed it otherwise"
-        yield Cause(name, difference.step, difference.event, ranks, reason)
+        yield ReplayCause(name, difference.step, difference.event, ranks, reason)
 
 
 def _random(component: str, words: str) -> tuple[str, str]:
@@ -196,7 +198,7 @@ def _digest(value: object) -> object:
 
 def _whole_checkpoint(
     comparison: Comparison, reference: Log, state: Sequence[Difference]
-) -> Cause | None:
+) -> ReplayCause | None:
     """Return the cause where the checkpoint holds another step than it should, all or in part."""
     heavy = [d for d in state if BY_KEY[d.event].heavy and d.event not in ("ema", "grad_start")]
     steps = {d.event: _same_state(d, reference) for d in heavy}
@@ -213,10 +215,10 @@ def _whole_checkpoint(
     if right or len(other) > 1:
         parts = [f"{BY_KEY[e].title} of step {s - 1}" for e, s in steps.items() if s is not None]
         parts += [f"{BY_KEY[e].title} of step {first - 1}" for e in right]
-        return Cause("checkpoint", first, state[0].event, ranks, f"torn: {', '.join(parts)}")
+        return ReplayCause("checkpoint", first, state[0].event, ranks, f"torn: {', '.join(parts)}")
     held = other.pop()
     reason = f"stale: it holds the state after step {held - 1} instead of {first - 1}"
-    return Cause("checkpoint", first, state[0].event, ranks, reason, held)
+    return ReplayCause("checkpoint", first, state[0].event, ranks, reason, held)
 
 
 def _held_by_numbers(
@@ -224,7 +226,7 @@ def _held_by_numbers(
     reference: Log,
     state: Sequence[Difference],
     heavy: Sequence[Difference],
-) -> Cause | None:
+) -> ReplayCause | None:
     """Return a stale checkpoint's cause where only numbers and random streams show its step.
 
     Those that are of another step must be of the same one, earlier, of which no tensor was read.
@@ -250,30 +252,30 @@ def _held_by_numbers(
         f"stale: it holds the state after step {held - 1} instead of {first - 1}, by its "
         f"{' and '.join(light)}"
     )
-    return Cause("checkpoint", first, state[0].event, ranks, reason, held, seen=False)
+    return ReplayCause("checkpoint", first, state[0].event, ranks, reason, held, seen=False)
 
 
-def _computed(here: Sequence[Difference], reference: Log) -> Cause:
+def _computed(here: Sequence[Difference], reference: Log) -> ReplayCause:
     """Return the cause where the state is equal and something that follows from it is not."""
     first = here[0]
     ranks = tuple(sorted({d.rank for d in here if d.event == first.event}))
     if first.event in ("batch", "input"):
         again = _same_state(first, reference)
         shown = "" if again is None else f": the batch of step {again}"
-        return Cause("data", first.step, first.event, ranks, f"another batch{shown}")
+        return ReplayCause("data", first.step, first.event, ranks, f"another batch{shown}")
     if first.event in RANDOM:
         item = first.items[0]
         name, reason = _random(component_of(first.event, item.name), item.words)
         reason = reason.replace("not restored: ", "moved between batch and forward pass: ")
-        return Cause(name, first.step, first.event, ranks, reason)
+        return ReplayCause(name, first.step, first.event, ranks, reason)
     if first.event == "told":
         component = component_of(first.event, first.items[0].name)
-        return Cause(component, first.step, first.event, ranks, f"differs: {first.words}")
+        return ReplayCause(component, first.step, first.event, ranks, f"differs: {first.words}")
     if first.event == "grad":
         local = any(d.event == "grad_local" for d in here)
         recorded = any("grad_local" in r.events for r in reference.steps[first.rank].values())
         if recorded and not local:
             reason = "local gradients are equal, reduced ones are not"
-            return Cause("collective", first.step, first.event, ranks, reason)
+            return ReplayCause("collective", first.step, first.event, ranks, reason)
     reason = f"state, batch and random streams are equal, {first.words} differs"
-    return Cause("computation", first.step, first.event, ranks, reason)
+    return ReplayCause("computation", first.step, first.event, ranks, reason)

@@ -21,7 +21,7 @@ from ftckpt.replay.record.counters import miscounted
 from ftckpt.replay.record.events import BY_KEY, RANDOM, STATE, component_of
 from ftckpt.replay.record.log import Log
 
-from .attribution import TITLES, Cause, causes
+from .attribution import TITLES, ReplayCause, causes
 from .elements import Closeup
 from .logs import Comparison, compare
 
@@ -65,7 +65,7 @@ class Judgement:
     sentence: str
     first: int
     last: int
-    causes: tuple[Cause, ...]
+    causes: tuple[ReplayCause, ...]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -105,7 +105,10 @@ def judge(
              *_passing_notes(across))  # fmt: skip
 
     def said(
-        verdict: Verdict, sentence: str, found: tuple[Cause, ...] = (), more: Sequence[str] = ()
+        verdict: Verdict,
+        sentence: str,
+        found: tuple[ReplayCause, ...] = (),
+        more: Sequence[str] = (),
     ) -> Judgement:
         said = (*notes, *more)
         return Judgement(
@@ -141,13 +144,15 @@ def judge(
     )
 
 
-def _miscounts(u: Log, restarts: Sequence[Log], last: int, *, ends: bool) -> tuple[Cause, ...]:
+def _miscounts(
+    u: Log, restarts: Sequence[Log], last: int, *, ends: bool
+) -> tuple[ReplayCause, ...]:
     """Return the step counter as a cause, where every restart shows it wrong alike."""
     shown = [miscounted(u, restart, last if ends else None) for restart in restarts]
     first = shown[0]
     if first is None or any(other != first for other in shown):
         return ()
-    return (Cause("step", first[0], "counter", restarts[0].ranks, first[1]),)
+    return (ReplayCause("step", first[0], "counter", restarts[0].ranks, first[1]),)
 
 
 def _passing_notes(across: Comparison) -> Iterator[str]:
@@ -167,7 +172,7 @@ def _passing_notes(across: Comparison) -> Iterator[str]:
         yield f"{title}: differs as step {step} begins and never matters: it is written over unused"
 
 
-def _state_sentence(across: Comparison, found: Sequence[Cause], siblings: bool) -> str:
+def _state_sentence(across: Comparison, found: Sequence[ReplayCause], siblings: bool) -> str:
     cause = found[0]
     start = "restart is deterministic but not exact" if siblings else "restart is not exact"
     when = f" {BY_KEY[cause.event].phase.value}" if BY_KEY[cause.event].compared else ""
@@ -179,7 +184,7 @@ def _state_sentence(across: Comparison, found: Sequence[Cause], siblings: bool) 
     )
 
 
-def _joined(cause: Cause) -> str:
+def _joined(cause: ReplayCause) -> str:
     return cause.reason if cause.missing else f"({cause.reason})"
 
 

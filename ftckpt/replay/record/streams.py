@@ -33,7 +33,7 @@ _MIDDLE = 397
 _TORCH = struct.Struct("<QiiQ")
 
 
-class Stream(NamedTuple):
+class RngStream(NamedTuple):
     """The state of one generator.
 
     Attributes:
@@ -60,8 +60,8 @@ class Stream(NamedTuple):
         return out
 
 
-def read_stream(record: Mapping[str, Any]) -> Stream:
-    """Return what `Stream.record` wrote.
+def read_stream(record: Mapping[str, Any]) -> RngStream:
+    """Return what `RngStream.record` wrote.
 
     Raises:
         CorruptError: it is not of that form.
@@ -71,55 +71,55 @@ def read_stream(record: Mapping[str, Any]) -> Stream:
         position, seed = record.get("position"), record.get("seed")
         ok = isinstance(record["digest"], str) and len(words) in (0, 4 * WORDS)
         if ok and all(n is None or type(n) is int for n in (position, seed)):
-            return Stream(record["digest"], words, position, seed)
+            return RngStream(record["digest"], words, position, seed)
     except (KeyError, TypeError, binascii.Error):
         pass
     raise CorruptError("the state of a random stream in the log is damaged")
 
 
-def python_stream(state: tuple[int, tuple[int, ...], float | None]) -> Stream:
+def python_stream(state: tuple[int, tuple[int, ...], float | None]) -> RngStream:
     """Return `random.getstate()` as a stream."""
     _, values, cached = state
     words = struct.pack(f"<{WORDS}I", *values[:WORDS])
     return _twister(words, values[WORDS], repr(cached))
 
 
-def numpy_stream(state: tuple[Any, ...]) -> Stream:
+def numpy_stream(state: tuple[Any, ...]) -> RngStream:
     """Return `numpy.random.get_state()` as a stream."""
     name, keys, position, has_cached, cached = state
     if name != "MT19937":
-        return Stream(_hash(repr(state).encode()))
+        return RngStream(_hash(repr(state).encode()))
     return _twister(keys.astype("<u4").tobytes(), int(position), f"{has_cached} {cached!r}")
 
 
-def torch_stream(state: bytes) -> Stream:
+def torch_stream(state: bytes) -> RngStream:
     """Return the bytes of `torch.get_rng_state()` as a stream."""
     if len(state) != 5056:
-        return Stream(_hash(state))
+        return RngStream(_hash(state))
     seed, left, _, following = _TORCH.unpack_from(state)
     # Each word stands in eight bytes. One word left means that the block is made anew first.
     words = b"".join(state[place : place + 4] for place in range(24, 24 + 8 * WORDS, 8))
     position = WORDS if left == 1 else following
-    return Stream(_hash(state), words, position, seed)
+    return RngStream(_hash(state), words, position, seed)
 
 
-def device_stream(state: bytes) -> Stream:
+def device_stream(state: bytes) -> RngStream:
     """Return the bytes of `torch.cuda.get_rng_state()` as a stream."""
     if len(state) != 16:
-        return Stream(_hash(state))
+        return RngStream(_hash(state))
     seed, offset = struct.unpack("<Qq", state)
-    return Stream(_hash(state), b"", offset, seed)
+    return RngStream(_hash(state), b"", offset, seed)
 
 
-def _twister(words: bytes, position: int, rest: str) -> Stream:
-    return Stream(_hash(words, f"{position} {rest}".encode()), words, position)
+def _twister(words: bytes, position: int, rest: str) -> RngStream:
+    return RngStream(_hash(words, f"{position} {rest}".encode()), words, position)
 
 
 def _hash(*parts: bytes) -> str:
     return blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
-def distance(first: Stream, second: Stream) -> int | None:
+def distance(first: RngStream, second: RngStream) -> int | None:
     """Return by how many words `second` is ahead of `first`; negative where it is behind.
 
     Offsets are counted for a device's generator. None where the two are not of one sequence, or
@@ -163,7 +163,7 @@ def _renew(words: Words) -> None:
     words[-1:] = words[_MIDDLE - 1 : _MIDDLE] ^ mixed(words[-1:], words[:1])
 
 
-def difference_in_words(first: Stream, second: Stream) -> str:
+def difference_in_words(first: RngStream, second: RngStream) -> str:
     """Say in words how `second` (the restart's) lies to `first` (the uninterrupted run's)."""
     if first.seed is not None and second.seed is not None and first.seed != second.seed:
         return f"seeded with {second.seed} instead of {first.seed}"

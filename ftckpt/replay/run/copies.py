@@ -40,7 +40,7 @@ Fingerprint = Mapping[str, tuple[int, int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class CopyReport:
+class RunCopy:
     """How a run got its own copy of the checkpoint, and what it cost.
 
     Attributes:
@@ -88,7 +88,7 @@ def require_room(source: Path, folder: Path) -> None:
         raise translate(error, str(source), "copy") from error
 
 
-def copy_checkpoint(source: Path, target: Path, run: str) -> CopyReport:
+def copy_checkpoint(source: Path, target: Path, run: str) -> RunCopy:
     """Copy a checkpoint, a file or a directory, to `target`, which does not exist.
 
     Times are kept, since trainers look for the newest file. Everything is made writable.
@@ -129,7 +129,7 @@ def copy_checkpoint(source: Path, target: Path, run: str) -> CopyReport:
     method: Literal["reflink", "copy", "mixed"] = (
         "copy" if not cloned else "mixed" if written else "reflink"
     )
-    return CopyReport(run, method, files, nbytes, written, round(time.monotonic() - begin, 3))
+    return RunCopy(run, method, files, nbytes, written, round(time.monotonic() - begin, 3))
 
 
 def fingerprint(source: Path) -> Fingerprint:

@@ -20,8 +20,8 @@ from ftckpt.replay.record.log import Log, read_log
 from ftckpt.replay.settings import Settings
 from ftckpt.storage.local.atomic import write_over
 
-from .copies import CopyReport, changed, copy_checkpoint, fingerprint, remove_copy
-from .one_run import End, Outcome, run
+from .copies import RunCopy, changed, copy_checkpoint, fingerprint, remove_copy
+from .one_run import End, RunOutcome, run
 
 if TYPE_CHECKING:
     from .question import Trial
@@ -72,9 +72,9 @@ class Runs:
     def __init__(self, trial: Trial, say: Callable[[str], None]) -> None:
         self.trial = trial
         self.say = say
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, RunOutcome] = {}
         self.logs: dict[str, Log] = {}
-        self.copies: list[CopyReport] = []
+        self.copies: list[RunCopy] = []
         self.read_only = bool(trial.checkpoint) and can_make_read_only(trial.checkpoint)
 
     def interrupt(self) -> Saved:
@@ -182,7 +182,7 @@ class Runs:
 
     def _run(
         self, folder: str, command: Sequence[str], settings: Settings, name: str, at: int
-    ) -> Outcome:
+    ) -> RunOutcome:
         """Run a command in its folder, unless that was done before."""
         place = self.folder(folder)
         kept = place / "outcome.json"
@@ -206,7 +206,7 @@ class Runs:
 
     def _in_folder(
         self, place: Path, command: Sequence[str], settings: Settings, state: Path, at: int
-    ) -> Outcome:
+    ) -> RunOutcome:
         trial = self.trial
         named = trial.checkpoint or any("{checkpoint}" in word for word in trial.command)
         cwd = Path.cwd() if named else state
@@ -294,10 +294,10 @@ def _numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name} {number}"
 
 
-def _quoted(outcome: Outcome) -> str:
+def _quoted(outcome: RunOutcome) -> str:
     return f"; it last printed: {outcome.last_words}" if outcome.last_words else ""
 
 
-def _read_outcome(file: Path) -> Outcome:
+def _read_outcome(file: Path) -> RunOutcome:
     body = json.loads(file.read_text())
-    return Outcome(**(body | {"end": End(body["end"])}))
+    return RunOutcome(**(body | {"end": End(body["end"])}))

@@ -45,7 +45,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How one run went.
 
     Attributes:
@@ -89,7 +89,7 @@ def run(
     output: Path,
     timeout: float,
     read_only: str = "",
-) -> Outcome:
+) -> RunOutcome:
     """Run a command to the end that `settings` asks for, and leave no process of it behind.
 
     Args:
@@ -141,7 +141,7 @@ def run(
                 end()
                 raise
     code = begun[0].returncode if how in (End.FINISHED, End.CRASHED) else None
-    return Outcome(how, code, time.monotonic() - begin, stopped_at, _last_line(output))
+    return RunOutcome(how, code, time.monotonic() - begin, stopped_at, _last_line(output))
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> tuple[End, int | None]:

@@ -29,9 +29,9 @@ from ftckpt.storage.local.atomic import write_over
 from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.oserror import translate
 
-from .copies import CopyReport, fingerprint, remove_copy, require_room
+from .copies import RunCopy, fingerprint, remove_copy, require_room
 from .folders import COPY, FailedRunError, Runs, Saved
-from .one_run import Outcome, require_program
+from .one_run import RunOutcome, require_program
 from .question import Trial
 
 _LOCK = "trial.lock"
@@ -52,9 +52,9 @@ class Tried:
 
     judgement: Judgement
     at: int
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, RunOutcome]
     logs: Mapping[str, Log]
-    copies: tuple[CopyReport, ...] = ()
+    copies: tuple[RunCopy, ...] = ()
     read_only: bool = False
 
 

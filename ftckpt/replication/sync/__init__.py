@@ -26,14 +26,14 @@ from ftckpt.retention.apply.check import surveyed
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.entries import EntryClass
-from ftckpt.retention.scan.entry import Reading, ScannedEntry
+from ftckpt.retention.scan.entry import ScannedEntry, ScanOptions
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.local.atomic import make_directories
 from ftckpt.storage.local.oserror import translate
 
 from .lock import leased, locked
-from .missing import Tier, chosen, dropped_from, name_in, opened
+from .missing import DestinationTier, chosen, dropped_from, name_in, opened
 
 # One checkpoint fails of these, and the next may be shipped all the same.
 _OF_ONE = (
@@ -68,7 +68,7 @@ class SyncState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class SyncItem:
     """One checkpoint of the source.
 
     Attributes:
@@ -103,10 +103,10 @@ class SyncReport:
 
     source: str
     destination: str
-    items: tuple[Item, ...]
+    items: tuple[SyncItem, ...]
     seconds: float
 
-    def of(self, *states: SyncState) -> tuple[Item, ...]:
+    def of(self, *states: SyncState) -> tuple[SyncItem, ...]:
         """Return the items of some states."""
         return tuple(item for item in self.items if item.state in states)
 
@@ -140,10 +140,10 @@ class SyncOptions:
 def sync(
     root: Root,
     tier: Root,
-    how: Reading,
+    how: ScanOptions,
     options: SyncOptions,
     *,
-    told: Callable[[Item], None] = lambda _: None,
+    told: Callable[[SyncItem], None] = lambda _: None,
     remark: Callable[[str], None] = lambda _: None,
     counter: Counter = NULL,
 ) -> SyncReport:
@@ -183,15 +183,15 @@ class _Sync:
         self,
         root: Root,
         tier: Root,
-        how: Reading,
+        how: ScanOptions,
         options: SyncOptions,
-        told: Callable[[Item], None],
+        told: Callable[[SyncItem], None],
         counter: Counter,
     ) -> None:
         self.root, self.options = root, options
-        self.tier = Tier(root, tier, options.replication, options.stores, counter)
+        self.tier = DestinationTier(root, tier, options.replication, options.stores, counter)
         self.told, self.counter = told, counter
-        self.items: dict[str, Item] = {}
+        self.items: dict[str, SyncItem] = {}
         self.members: dict[str, ScannedEntry] = {}
         for found in read_entries(root, how, counter=counter):
             name = name_in(root, found)
@@ -212,13 +212,15 @@ class _Sync:
             check()
             self._tell(self._ship(name, why))
 
-    def _tell(self, item: Item) -> None:
+    def _tell(self, item: SyncItem) -> None:
         self.items[item.name] = item
         self.told(item)
 
-    def _item(self, name: str, state: SyncState, why: str, code: ExitCode = ExitCode.OK) -> Item:
+    def _item(
+        self, name: str, state: SyncState, why: str, code: ExitCode = ExitCode.OK
+    ) -> SyncItem:
         found = self.members[name].entry
-        return Item(name, found.step, state, why, code)
+        return SyncItem(name, found.step, state, why, code)
 
     def _in_question(self, found: ScannedEntry) -> bool:
         """Say whether a damaged one would be chosen were it whole."""
@@ -238,7 +240,7 @@ class _Sync:
         }
         return chosen(good, self.options.policy)
 
-    def _ship(self, name: str, why: str) -> Item:
+    def _ship(self, name: str, why: str) -> SyncItem:
         found = surveyed(self.members[name])
         if found is None:
             return self._item(name, SyncState.GONE, "it was removed meanwhile")

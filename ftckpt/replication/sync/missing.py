@@ -94,7 +94,7 @@ def opened(root: Root, found: ScannedEntry) -> Checkpoint:
     return open_child(root, found.child)[0]
 
 
-class Tier:
+class DestinationTier:
     """A tier, beside the root that it should hold checkpoints of.
 
     Args:

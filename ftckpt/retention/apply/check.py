@@ -24,7 +24,7 @@ from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.protections import newest_first, reckon
 from ftckpt.retention.scan.check_cache import Passed
 from ftckpt.retention.scan.contents import list_entry, sum_up
-from ftckpt.retention.scan.entries import EntryClass, Looked
+from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage.store import Entry, EntryKind
 from ftckpt.verification import check_structure
@@ -57,8 +57,8 @@ def checked(found: ScannedEntry, now: float, passed: Passed | None) -> ScannedEn
         and contents is not None
         and contents.fingerprint == passed.fingerprint
     ):
-        return listed.now(checked=True, step=passed.step, looked=Looked.UNCHANGED)
-    return _opened(listed.now(looked=Looked.STRUCTURE), now)
+        return listed.now(checked=True, step=passed.step, looked=ScanDepth.UNCHANGED)
+    return _opened(listed.now(looked=ScanDepth.STRUCTURE), now)
 
 
 def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
@@ -90,7 +90,7 @@ def step_by_content(found: ScannedEntry) -> ScannedEntry:
         step = open_child(found.root, found.child)[0].step
     except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
         return found  # if it is kept it is checked, and that finds out
-    known = found.now(looked=Looked.HEADERS)
+    known = found.now(looked=ScanDepth.HEADERS)
     return known if step is None else known.now(step=step)
 
 

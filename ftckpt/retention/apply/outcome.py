@@ -12,7 +12,7 @@ from ftckpt.retention.trash import Trashed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(ABC):
+class ApplyOutcome(ABC):
     """What was done, and what was not.
 
     Attributes:
@@ -42,7 +42,7 @@ class Outcome(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purged(Outcome):
+class Purged(ApplyOutcome):
     """What was reclaimed of the trash.
 
     Attributes:
@@ -62,7 +62,7 @@ class Purged(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Applied(Outcome):
+class Applied(ApplyOutcome):
     """What was dropped of a root.
 
     Attributes:
@@ -96,7 +96,7 @@ class Applied(Outcome):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Undeleted(Outcome):
+class Undeleted(ApplyOutcome):
     """What was had back from the trash.
 
     Attributes:

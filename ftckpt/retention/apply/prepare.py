@@ -20,14 +20,14 @@ from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
-from ftckpt.retention.policy.plan import Decision, Plan
+from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import newest_first, reckon
 from ftckpt.retention.records import log
 from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.contents import count_names
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
-from ftckpt.retention.scan.entry import Bases, Reading, Run, ScannedEntry, recorded_bases
+from ftckpt.retention.scan.entry import Bases, Run, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import upload_notes
 from ftckpt.storage.store import join
@@ -50,7 +50,7 @@ class Prepared:
         roots: of each run, by group.
     """
 
-    plan: Plan
+    plan: RetentionPlan
     found: Mapping[str, ScannedEntry]
     roots: Mapping[str, Root]
 
@@ -63,7 +63,7 @@ def prepare(
     *,
     bases: Bases = recorded_bases,
     sizes: bool = False,
-    known: Plan | None = None,
+    known: RetentionPlan | None = None,
     most_files: int | None = None,
     runs: Sequence[Run] | None = None,
     counter: Counter = NULL,
@@ -75,7 +75,7 @@ def prepare(
         formats: in asking order.
         policy: what to keep.
         now: seconds since the epoch.
-        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
+        bases: returns what a checkpoint depends on (see `ScanOptions`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
         sizes: list the files of everything; of what goes and of what is checked they always are.
         known: an earlier plan: what it checked and has not changed since is not opened again.
@@ -88,7 +88,7 @@ def prepare(
         NotFoundError: no format knows any entry.
         UnavailableError, DeniedError: something could not be read; nothing is planned then.
     """
-    how = Reading(formats, now, policy.metric, bases)
+    how = ScanOptions(formats, now, policy.metric, bases)
     if runs is None:
         roots = open_runs(place, formats)
         runs = [Run(root, read_entries(root, how, counter=counter)) for root in roots]
@@ -157,13 +157,13 @@ class _Work:
             if f.left
         ]
 
-    def recall(self, plan: Plan) -> None:
+    def recall(self, plan: RetentionPlan) -> None:
         """Take over what an earlier plan has checked."""
         for entry in (d.entry for d in plan.decisions):
             if entry.checked and entry.contents is not None:
                 self.passed[entry.name] = Passed(entry.contents.fingerprint, entry.step)
 
-    def decide(self, policy: Policy) -> Plan:
+    def decide(self, policy: Policy) -> RetentionPlan:
         """Decide by what is known now."""
         return decide(
             [f.entry for f in self.found.values()],
@@ -174,7 +174,7 @@ class _Work:
             notes=self.notes,
         )
 
-    def settle(self) -> Plan:
+    def settle(self) -> RetentionPlan:
         """Decide, check what would be kept, and decide again, until all that is kept was checked.
 
         A choice does not depend on what it did not choose, so this ends where it would end had

@@ -14,7 +14,7 @@ from ftckpt.retention.locks.hold import SKEW, hold, require_clock
 from ftckpt.retention.policy import DAY
 from ftckpt.retention.policy.plan import Reason
 from ftckpt.retention.records import log, pins
-from ftckpt.retention.scan.entry import Bases, Reading, recorded_bases
+from ftckpt.retention.scan.entry import Bases, ScanOptions, recorded_bases
 from ftckpt.retention.scan.leftovers import leftovers, remove_leftovers
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import abort_own
@@ -50,7 +50,7 @@ def purge(
         actor: who, for the log.
         now: returns seconds since the epoch.
         trash_ttl: seconds.
-        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
+        bases: returns what a checkpoint depends on (see `ScanOptions`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
@@ -64,7 +64,7 @@ def purge(
     filled = [root for root in roots if open_trash(root).listed() or leftovers(root, now())]
     with hold(filled, actor, now()) as trashes:
         require_clock(filled, now())
-        how = Reading(formats, now(), bases=bases)
+        how = ScanOptions(formats, now(), bases=bases)
         return purge_held(
             roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
         )
@@ -73,7 +73,7 @@ def purge(
 def purge_held(
     roots: Sequence[Root],
     trashes: Mapping[str, Trash],
-    how: Reading,
+    how: ScanOptions,
     *,
     actor: str,
     trash_ttl: float,
@@ -138,7 +138,7 @@ def require_all(errors: Mapping[str, FtckptError]) -> None:
 
 
 def _held(
-    roots: Sequence[Root], over: Sequence[Trashed], how: Reading, counter: Counter
+    roots: Sequence[Root], over: Sequence[Trashed], how: ScanOptions, counter: Counter
 ) -> dict[str, Reason]:
     """Return what stays although its time is up, by its path."""
     found = [f for root in roots for f in read_entries(root, how, counter=counter)]

@@ -18,8 +18,8 @@ from ftckpt.errors import NotFoundError
 from ftckpt.own_files import FOLDER
 from ftckpt.retention.scan.classify import classify
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
-from ftckpt.retention.scan.entry import Reading, ScannedEntry
-from ftckpt.retention.scan.evidence import Evidence
+from ftckpt.retention.scan.entry import ScannedEntry, ScanOptions
+from ftckpt.retention.scan.evidence import EntryHolds
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.store import Entry, EntryKind, Store, join
@@ -41,7 +41,7 @@ class Watch:
         UnavailableError, DeniedError: it could not be listed.
     """
 
-    def __init__(self, root: Root, how: Reading, unfinished: Container[str]) -> None:
+    def __init__(self, root: Root, how: ScanOptions, unfinished: Container[str]) -> None:
         self._root = root
         self._how = how
         self._candidates = {c.path: c for c in root.candidates}
@@ -76,7 +76,7 @@ class Watch:
         # What is not shown here stands all the same: a pointer to it means no other.
         pointers = [p for p in near.pointers if p.target or _last(p.says) not in names]
         near = replace(near, store=store, pointers=tuple(pointers))
-        return Evidence.of(near, now, name).added_to(found).entry, self._news()
+        return EntryHolds.of(near, now, name).added_to(found).entry, self._news()
 
     def forget(self, found: ScannedEntry) -> None:
         """Take an entry for gone: what has its name from now on is another one."""

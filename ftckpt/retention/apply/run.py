@@ -14,10 +14,10 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.retention.document import plan_id
 from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import hold, require_clock
-from ftckpt.retention.policy.plan import Decision, Plan
+from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.records import log, pins, tags
 from ftckpt.retention.scan.entries import EntryClass
-from ftckpt.retention.scan.entry import Bases, Reading, ScannedEntry, recorded_bases
+from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.leftovers import leftovers
 from ftckpt.retention.scan.staleness import is_leaving, is_same, still_right
 from ftckpt.retention.trash import Trash, Trashed
@@ -30,7 +30,7 @@ from .recheck import Watch
 
 
 def apply(
-    plan: Plan,
+    plan: RetentionPlan,
     place: Place,
     formats: Sequence[Format],
     *,
@@ -58,7 +58,7 @@ def apply(
         purge_now: reclaim at once what would go into the trash.
         trash_ttl: first reclaim what has lain in the trash this many seconds (see
             `purging.purge`); None leaves the trash alone.
-        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
+        bases: returns what a checkpoint depends on (see `ScanOptions`); by default what its format
             records. `no_bases` lets the bases of kept deltas go.
         counter: is told of the work.
 
@@ -85,7 +85,7 @@ def apply(
         logged = [root for root in roots if root.base in groups]
         before = {root.base: _intent(root, plan, current.going, actor) for root in logged}
         untold = [r for r in logged if not _tell(r, log.APPLYING, now(), identity, before[r.base])]
-        how = Reading(formats, now(), plan.policy.metric, bases)
+        how = ScanOptions(formats, now(), plan.policy.metric, bases)
         purged = None
         if trash_ttl is not None:
             purged = purge_held(
@@ -122,10 +122,10 @@ class _Dropping:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RetentionPlan,
         found: Mapping[str, ScannedEntry],
         trashes: Mapping[str, Trash],
-        how: Reading,
+        how: ScanOptions,
         actor: str,
         now: Callable[[], float],
         *,
@@ -261,7 +261,9 @@ class _Dropping:
         return found
 
 
-def _intent(root: Root, plan: Plan, going: Sequence[Decision], actor: str) -> Mapping[str, object]:
+def _intent(
+    root: Root, plan: RetentionPlan, going: Sequence[Decision], actor: str
+) -> Mapping[str, object]:
     """Return, for the log, what is about to go and why, and why the rest stays."""
     drop = {d.entry.name: [str(r) for r in d.reasons] for d in going if d.entry.group == root.base}
     if not drop:

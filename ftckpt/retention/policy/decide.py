@@ -13,7 +13,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 
 from . import rules
 from .floors import broken_floors
-from .plan import BrokenFloor, Decision, Plan, Reason
+from .plan import BrokenFloor, Decision, Reason, RetentionPlan
 from .protections import EntryGroup, protect, reckon
 
 # Flags that keep, for the one who gave none.
@@ -32,7 +32,7 @@ def decide(
     url: str = "",
     last_run: Mapping[str, float] = MappingProxyType({}),
     notes: Sequence[str] = (),
-) -> Plan:
+) -> RetentionPlan:
     """Return what is to be kept and dropped of these entries, with every reason.
 
     Deterministic: the order of `entries` does not matter. Deciding again on what is kept keeps it
@@ -48,7 +48,7 @@ def decide(
         notes: for the plan.
 
     Returns:
-        The plan; broken floors are in it, and `Plan.require` raises the first.
+        The plan; broken floors are in it, and `RetentionPlan.require` raises the first.
 
     Raises:
         ValueError: two entries have one name.
@@ -74,7 +74,7 @@ def decide(
     broken = list(broken_floors(policy, runs, dropped, last_run))
     if not policy.rules:
         broken.insert(0, _NO_RULE)
-    return Plan(
+    return RetentionPlan(
         url=url,
         now=now,
         policy=policy,

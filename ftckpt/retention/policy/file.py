@@ -33,7 +33,7 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class PolicyTier:
     """One tier of a policy file.
 
     Attributes:
@@ -47,7 +47,7 @@ class Tier:
     policy: Policy
 
 
-def parse_policy_file(data: bytes, file: str) -> tuple[Tier, ...]:
+def parse_policy_file(data: bytes, file: str) -> tuple[PolicyTier, ...]:
     """Return the tiers of a policy file.
 
     Args:
@@ -72,7 +72,9 @@ def parse_policy_file(data: bytes, file: str) -> tuple[Tier, ...]:
     return tiers
 
 
-def tier_of(tiers: tuple[Tier, ...], url: str, file: str, name: str | None = None) -> Tier:
+def tier_of(
+    tiers: tuple[PolicyTier, ...], url: str, file: str, name: str | None = None
+) -> PolicyTier:
     """Return the one tier that is named, or else that `url` belongs to.
 
     Raises:
@@ -92,7 +94,7 @@ def tier_of(tiers: tuple[Tier, ...], url: str, file: str, name: str | None = Non
     raise UsageError(what, hint="name one: --tier " + ", ".join(t.name for t in tiers))
 
 
-def _tier(row: object, file: str) -> Tier:
+def _tier(row: object, file: str) -> PolicyTier:
     if not isinstance(row, dict):
         raise UsageError(f"{file}: tier is written as [[tier]]")
     values = dict(row)
@@ -101,7 +103,7 @@ def _tier(row: object, file: str) -> Tier:
         raise UsageError(f"a tier of {file} has no name")
     roots = _texts(values.pop("roots", []), f"roots of tier {name} in {file}")
     try:
-        return Tier(name, roots, _policy(values, f"of tier {name} in {file}"))
+        return PolicyTier(name, roots, _policy(values, f"of tier {name} in {file}"))
     except UsageError as error:
         where = f" (tier {name} in {file})" if file not in error.message else ""
         raise UsageError(f"{error.message}{where}", hint=error.hint) from None

@@ -57,7 +57,7 @@ class BrokenFloor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RetentionPlan:
     """What is to be done with a root, and what was known when that was decided.
 
     Attributes:

@@ -22,20 +22,20 @@ from ftckpt.storage.listed import ListedStore
 from ftckpt.storage.store import Entry, EntryKind
 
 from .contents import list_entry, sum_up
-from .entries import Contents, EntryClass, Looked, RootEntry
-from .entry import Reading, ScannedEntry
+from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
+from .entry import ScannedEntry, ScanOptions
 
 # Names that give a checkpoint a part to play; a trainer loads them by these names.
 _NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
 
 
-def classify(root: Root, candidate: Candidate, how: Reading) -> ScannedEntry:
+def classify(root: Root, candidate: Candidate, how: ScanOptions) -> ScannedEntry:
     """Return what a candidate is.
 
     Args:
         root: of its run.
         candidate: its name.
-        how: see `Reading`.
+        how: see `ScanOptions`.
 
     Raises:
         NotFoundError: it is gone.
@@ -44,7 +44,7 @@ def classify(root: Root, candidate: Candidate, how: Reading) -> ScannedEntry:
     return _Candidate(root, candidate, how).classify()
 
 
-def judged_by(found: ScannedEntry, how: Reading) -> ScannedEntry:
+def judged_by(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
     """Return an entry with what a policy asks of a committed one: its metric and its bases.
 
     Raises:
@@ -61,7 +61,7 @@ def judged_by(found: ScannedEntry, how: Reading) -> ScannedEntry:
         return found.now(entry_class=EntryClass.CORRUPT, why=error.message)
 
 
-def _bases(root: Root, child: Child, how: Reading) -> tuple[str, ...]:
+def _bases(root: Root, child: Child, how: ScanOptions) -> tuple[str, ...]:
     """Return what it depends on; a bit that flipped on the way is right the second time."""
     try:
         return tuple(how.bases(root, child))
@@ -72,14 +72,14 @@ def _bases(root: Root, child: Child, how: Reading) -> tuple[str, ...]:
 class _Candidate:
     """One candidate, being told what it is."""
 
-    def __init__(self, root: Root, candidate: Candidate, how: Reading) -> None:
+    def __init__(self, root: Root, candidate: Candidate, how: ScanOptions) -> None:
         self.root = root
         self.candidate = candidate
         self.place = candidate.entry
         self.how = how
         self.files: list[Entry] | None = None
-        self.contents: Contents | None = None
-        self.looked = Looked.NAMES
+        self.contents: EntryContents | None = None
+        self.looked = ScanDepth.NAMES
 
     def classify(self) -> ScannedEntry:
         """Return the entry (see `classify`)."""
@@ -127,7 +127,7 @@ class _Candidate:
         step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
         why = child.parts[0].recognition.reason
         if step is None:
-            self.looked = Looked.HEADERS
+            self.looked = ScanDepth.HEADERS
             try:
                 step = open_child(self.root, child)[0].step
             except (CorruptError, UnsafeError) as error:
@@ -151,7 +151,7 @@ class _Candidate:
             return self._found(EntryClass.CORRUPT, why, child)
         try:
             # That a listing does not show a marker is not proof: opening asks for it.
-            self.looked = Looked.HEADERS
+            self.looked = ScanDepth.HEADERS
             open_child(self.root, child)
         except (CorruptError, UnsafeError) as error:
             return self._found(EntryClass.CORRUPT, error.message, child)

@@ -11,7 +11,7 @@ from ftckpt.errors import NotFoundError
 from ftckpt.own_files import SUFFIX
 from ftckpt.storage.store import Entry, EntryKind, Store
 
-from .entries import Contents, SharedFile
+from .entries import EntryContents, SharedFile
 
 
 def list_entry(store: Store, entry: Entry) -> list[Entry]:
@@ -43,7 +43,7 @@ def count_names(store: Store, entry: Entry) -> int:
         return 0
 
 
-def sum_up(files: Sequence[Entry]) -> Contents:
+def sum_up(files: Sequence[Entry]) -> EntryContents:
     """Return what a plan remembers of files; a file of several names counts once.
 
     A link counts nothing: what it leads to stays where it is.
@@ -61,7 +61,7 @@ def sum_up(files: Sequence[Entry]) -> Contents:
             here[inode] += 1
             held[inode] = file.size, links
     shared = tuple(SharedFile(inode, *held[inode], here[inode]) for inode in sorted(held))
-    return Contents(
+    return EntryContents(
         files=len(files),
         nbytes=unshared + sum(file.size for file in shared),
         unshared=unshared,

@@ -32,7 +32,7 @@ class EntryClass(StrEnum):
     FOREIGN = "FOREIGN"
 
 
-class Looked(StrEnum):
+class ScanDepth(StrEnum):
     """How far an entry was looked into.
 
     NAMES: the names, sizes and times of its files.
@@ -64,7 +64,7 @@ class SharedFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class EntryContents:
     """The files of an entry, summed up.
 
     Attributes:
@@ -151,8 +151,8 @@ class RootEntry:
     format: str = ""
     why: str = ""
     commit: CommitState | None = None
-    looked: Looked = Looked.NAMES
-    contents: Contents | None = None
+    looked: ScanDepth = ScanDepth.NAMES
+    contents: EntryContents | None = None
     checked: bool = False
     verified: bool = False
     named: bool = False

@@ -21,7 +21,7 @@ class BuildsUpon(Protocol):
     """A format whose checkpoints can need others to be read (`ftckpt.formats.delta`)."""
 
     def built_upon(self, root: Root, child: Child) -> Sequence[str]:
-        """Return the places of what a checkpoint of a root is built on (see `Reading.bases`)."""
+        """Return the places of what a checkpoint is built on (see `ScanOptions.bases`)."""
 
 
 def recorded_bases(root: Root, child: Child) -> Sequence[str]:
@@ -83,7 +83,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScanOptions:
     """How a root is read.
 
     Attributes:

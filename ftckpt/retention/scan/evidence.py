@@ -17,7 +17,7 @@ from .entry import ScannedEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EntryHolds:
     """What holds the entries of one root, each by the entry's name there.
 
     Attributes:
@@ -33,7 +33,7 @@ class Evidence:
     tags: Mapping[str, Sequence[str]]
 
     @classmethod
-    def of(cls, root: Root, now: float, entry: str | None = None) -> Evidence:
+    def of(cls, root: Root, now: float, entry: str | None = None) -> EntryHolds:
         """Read what holds the entries of a root; its pointers are as they were when it was read.
 
         Args:

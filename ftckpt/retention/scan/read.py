@@ -26,19 +26,19 @@ from ftckpt.storage.store import Entry, join
 from .classify import classify
 from .contents import sum_up
 from .entries import EntryClass, RootEntry
-from .entry import Reading, ScannedEntry
-from .evidence import Evidence
+from .entry import ScannedEntry, ScanOptions
+from .evidence import EntryHolds
 from .leftovers import WHY as LEFT
 
 
-def read_entries(root: Root, how: Reading, *, counter: Counter = NULL) -> list[ScannedEntry]:
+def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> list[ScannedEntry]:
     """Return everything that lies in one root, with what holds it there.
 
     Raises:
         UnavailableError, DeniedError: something could not be listed; nothing is concluded then.
         UnsafeError: the root's `.ftckpt` is a link.
     """
-    evidence = Evidence.of(root, how.now)
+    evidence = EntryHolds.of(root, how.now)
     counter.start("reading", len(root.candidates), "entries")
 
     def one(candidate: Candidate) -> ScannedEntry | None:
@@ -69,7 +69,7 @@ def _foreign(root: Root) -> Iterator[ScannedEntry]:
             yield ScannedEntry(entry, root, place)
 
 
-def _alone(root: Root, how: Reading, evidence: Evidence) -> Iterator[ScannedEntry]:
+def _alone(root: Root, how: ScanOptions, evidence: EntryHolds) -> Iterator[ScannedEntry]:
     """Manifests of files that are gone, in an object store: a seal that was killed left them.
 
     What such a manifest described is dropped and reclaimed, or was removed by hand; the manifest

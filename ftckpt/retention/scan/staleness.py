@@ -14,7 +14,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import surveyed
 from ftckpt.retention.apply.prepare import Prepared, prepare
 from ftckpt.retention.policy.floors import broken_floors
-from ftckpt.retention.policy.plan import Decision, Plan
+from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import reckon
 from ftckpt.retention.records import log
 
@@ -37,7 +37,7 @@ class Current(NamedTuple):
 
 
 def still_right(
-    plan: Plan,
+    plan: RetentionPlan,
     place: Place,
     formats: Sequence[Format],
     now: float,
@@ -120,7 +120,7 @@ def is_leaving(decision: Decision, entry: RootEntry) -> bool:
     return then is not None and now is not None and now.files < then.files
 
 
-def _require_floors(plan: Plan, going: Sequence[Decision], fresh: Prepared) -> None:
+def _require_floors(plan: RetentionPlan, going: Sequence[Decision], fresh: Prepared) -> None:
     groups: dict[str, list[RootEntry]] = defaultdict(list)
     for found in fresh.found.values():
         groups[found.entry.group].append(found.entry)

@@ -1,7 +1,7 @@
 """Elements on their way from a file into a shard, clipped and cut without looking at boxes again.
 
-What a piece holds of a shard is one regular pattern on both sides: a `Move`. It is found once, and
-any run of the shard's elements is a few moves of the same kind, by arithmetic alone.
+What a piece holds of a shard is one regular pattern on both sides: an `ElementMove`. It is found
+once, and any run of the shard's elements is a few moves of the same kind, by arithmetic alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ftckpt.checkpoint.dtypes import DType
 from .geometry import StoredBox
 
 
-class Move(NamedTuple):
+class ElementMove(NamedTuple):
     """Elements that lie at a regular place in a file, and where they go in a shard.
 
     Axes of one element are left out, and those that both sides hold as one with the next.
@@ -51,7 +51,7 @@ class Move(NamedTuple):
             axes == 1 and self.steps[0] == 1 and self.strides[0] == self.dtype.itemsize
         )
 
-    def within(self, start: int, stop: int) -> list[Move]:
+    def within(self, start: int, stop: int) -> list[ElementMove]:
         """Return the elements that go to `start` or later and before `stop`, in order."""
         if start <= self.start and self.stop <= stop:
             return [self]
@@ -63,7 +63,7 @@ class Move(NamedTuple):
         met, end = max(0, (first - row) // step + 1), min(self.sizes[0], -(-last // step))
         whole = max(met, -(-first // step))
         cut = max(whole, min(end, (last - row) // step + 1))
-        found: list[Move] = []
+        found: list[ElementMove] = []
         for number in range(met, min(whole, end)):
             found += self.part(number, number + 1).within(start, stop)
         if whole < cut:
@@ -72,7 +72,7 @@ class Move(NamedTuple):
             found += self.part(number, number + 1).within(start, stop)
         return found
 
-    def part(self, first: int, last: int, axis: int = 0) -> Move:
+    def part(self, first: int, last: int, axis: int = 0) -> ElementMove:
         """Return the elements `first` to `last` along an axis."""
         held, offset, span, start, stop, sizes, strides, steps, dtype = self
         step, stride, fewer = steps[axis], strides[axis], sizes[axis] - (last - first)
@@ -81,11 +81,11 @@ class Move(NamedTuple):
         head, tail = slice(axis), slice(axis + 1, None)
         if last - first > 1:
             sizes = (*sizes[head], last - first, *sizes[tail])
-            return Move(held, offset, span, start, stop, sizes, strides, steps, dtype)
+            return ElementMove(held, offset, span, start, stop, sizes, strides, steps, dtype)
         sizes, strides, steps = ((*kept[head], *kept[tail]) for kept in (sizes, strides, steps))
-        return Move(held, offset, span, start, stop, sizes, strides, steps, dtype)
+        return ElementMove(held, offset, span, start, stop, sizes, strides, steps, dtype)
 
-    def cut(self, most: int, gap: int) -> list[Move]:
+    def cut(self, most: int, gap: int) -> list[ElementMove]:
         """Cut what spans more than `most` bytes, or has rows more than `gap` bytes apart."""
         if not self.sizes or (self.span <= most and self.is_run):
             return [self]
@@ -97,7 +97,7 @@ class Move(NamedTuple):
             rows = max(1, min(most // stride, count // 2))
         else:
             return [self]
-        cut: list[Move] = []
+        cut: list[ElementMove] = []
         for row in range(0, count, rows):
             cut += self.part(row, min(row + rows, count), axis).cut(most, gap)
         return cut
@@ -105,7 +105,7 @@ class Move(NamedTuple):
 
 def meeting(
     held: StoredBox, box: Box, start: int, steps: Sequence[int], dtype: DType
-) -> Move | None:
+) -> ElementMove | None:
     """Return how the elements of a box of a tensor move that one place holds; None without any.
 
     Args:
@@ -140,10 +140,12 @@ def meeting(
             strides.append(stride)
             kept.append(step)
     stop = start + reach
-    return Move(held, offset, span, start, stop, tuple(sizes), tuple(strides), tuple(kept), dtype)
+    return ElementMove(
+        held, offset, span, start, stop, tuple(sizes), tuple(strides), tuple(kept), dtype
+    )
 
 
-class Reading(NamedTuple):
+class PlannedRead(NamedTuple):
     """Bytes that are read at once, and what is taken from them.
 
     Attributes:
@@ -156,12 +158,12 @@ class Reading(NamedTuple):
     held: StoredBox
     offset: int
     nbytes: int
-    moves: Sequence[Move]
+    moves: Sequence[ElementMove]
 
 
 def readings(
-    moves: Iterable[Move], start: int, stop: int, *, most: int, gap: int
-) -> Iterator[Reading]:
+    moves: Iterable[ElementMove], start: int, stop: int, *, most: int, gap: int
+) -> Iterator[PlannedRead]:
     """Yield what to read for elements `start` to `stop` of a shard.
 
     Args:
@@ -174,7 +176,7 @@ def readings(
     for move in moves:
         if stop <= move.start or move.stop <= start:
             continue
-        joined: list[Move] = []
+        joined: list[ElementMove] = []
         begin = end = 0
         for part in move.within(start, stop):
             for one in part.cut(most, gap):
@@ -184,7 +186,7 @@ def readings(
                     end = last
                     continue
                 if joined:
-                    yield Reading(move.held, begin, end - begin, joined)
+                    yield PlannedRead(move.held, begin, end - begin, joined)
                 joined, begin, end = [one], one.offset, last
         if joined:
-            yield Reading(move.held, begin, end - begin, joined)
+            yield PlannedRead(move.held, begin, end - begin, joined)

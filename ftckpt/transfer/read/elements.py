@@ -22,7 +22,7 @@ from ftckpt.transfer.casting import cast
 from ftckpt.transfer.content import Fill, Shard
 from ftckpt.workers.buffers import buffer
 
-from .copies_plan import Move, Reading, meeting, readings
+from .copies_plan import ElementMove, PlannedRead, meeting, readings
 from .geometry import StoredBox, boxes_of_range, is_run, whole_rows
 from .source_bytes import Places, ReadObserver, SourceBytes
 
@@ -50,7 +50,7 @@ class Region(NamedTuple):
     shard: Shard
     start: int
     stop: int
-    moves: Sequence[Move]
+    moves: Sequence[ElementMove]
     full: bool
 
 
@@ -193,7 +193,7 @@ class Gatherer:
         """Return elements in another type; see `casting.cast`."""
         return cast(items, source, target)
 
-    def readings(self, region: Region, start: int, stop: int) -> Iterator[Reading]:
+    def readings(self, region: Region, start: int, stop: int) -> Iterator[PlannedRead]:
         """Yield what to read for elements `start` to `stop` of a region, a bounded span each."""
         return readings(region.moves, start, stop, most=self._span, gap=self.bytes.gap)
 
@@ -227,7 +227,7 @@ class Gatherer:
         found = self._thread.region = Region(shard, begin, stop, moves, full)
         return found
 
-    def _moves(self, shard: Shard, start: int, stop: int) -> Iterator[Move]:
+    def _moves(self, shard: Shard, start: int, stop: int) -> Iterator[ElementMove]:
         """Yield what fills elements `start` to `stop` of a shard."""
         fills: Iterable[Fill] = shard.fills
         if stop - start < shard.numel:
@@ -239,7 +239,9 @@ class Gatherer:
             lead = len(steps) - len(source.sizes)
             yield from self._of_source(key, source, at, steps[lead:] if lead else steps)
 
-    def _of_source(self, key: str, box: Box, start: int, steps: Sequence[int]) -> Iterator[Move]:
+    def _of_source(
+        self, key: str, box: Box, start: int, steps: Sequence[int]
+    ) -> Iterator[ElementMove]:
         """Yield what fills a box of a source tensor that begins at an element of a shard."""
         info = self.bytes.checkpoint.tensors[key]
         found = 0

@@ -57,7 +57,7 @@ class Sink(Protocol):
         """Keep the bytes at `offset`; `view` is used again afterwards."""
 
 
-class Ledger:
+class CrcLedger:
     """The CRC-32s of one file's covered ranges, put together from what blocks report.
 
     Args:
@@ -123,7 +123,9 @@ class BlockMaker:
 
     def __init__(self, file: OutputFile, gatherer: Gatherer, counter: Counter = NULL) -> None:
         self.file = file
-        self.ledger = Ledger(r for s in file.segments if isinstance(s, Checksums) for r in s.ranges)
+        self.ledger = CrcLedger(
+            r for s in file.segments if isinstance(s, Checksums) for r in s.ranges
+        )
         self._gatherer = gatherer
         self._counter = counter
 
@@ -203,7 +205,7 @@ class RunningSums:
         crc32: sums bytes up.
     """
 
-    def __init__(self, ledger: Ledger, crc32: Checksum) -> None:
+    def __init__(self, ledger: CrcLedger, crc32: Checksum) -> None:
         self._ledger = ledger
         self._crc32 = crc32
         self._done: list[Sum] = []

@@ -25,7 +25,7 @@ from .blocks import BlockMade, BlockMaker
 from .peek_output import depth_of
 
 
-class Share(NamedTuple):
+class BlockShare(NamedTuple):
     """Blocks of one file that one process makes."""
 
     file: OutputFile
@@ -81,7 +81,7 @@ def make_shares(
         FtckptError: the source could not be read or the place not written; what was made stays.
     """
     # Writes to one file wait for each other in the kernel.
-    shares: Iterable[Share] = in_turn(map(_shares, layout.files), copies)
+    shares: Iterable[BlockShare] = in_turn(map(_shares, layout.files), copies)
     if depths:
         shares = sorted(shares, key=partial(_depth, depths))
     stream = partial(_made, gatherer=gatherer, staging=staging)
@@ -121,17 +121,17 @@ def make_block(
     return made, 0
 
 
-def _shares(file: OutputFile) -> Iterator[Share]:
+def _shares(file: OutputFile) -> Iterator[BlockShare]:
     """Yield a share for each block; all in one where some depend on what is in the others."""
     numbers = range(block_count(file.size))
     if _is_whole(file):
-        yield Share(file, numbers)
+        yield BlockShare(file, numbers)
     else:
         for number in numbers:
-            yield Share(file, (number,))
+            yield BlockShare(file, (number,))
 
 
-def _depth(depths: Mapping[str, int], share: Share) -> float:
+def _depth(depths: Mapping[str, int], share: BlockShare) -> float:
     first, last = share.numbers[0], share.numbers[-1]
     return depth_of(share.file, depths, first * BLOCK, (last + 1) * BLOCK)
 
@@ -141,9 +141,14 @@ def _is_whole(file: OutputFile) -> bool:
 
 
 def _made(
-    shares: Iterator[Share], counter: Counter, jobs: int, *, gatherer: Gatherer, staging: Staging
+    shares: Iterator[BlockShare],
+    counter: Counter,
+    jobs: int,
+    *,
+    gatherer: Gatherer,
+    staging: Staging,
 ) -> Iterator[MadeShare]:
-    def make(share: Share) -> MadeShare:
+    def make(share: BlockShare) -> MadeShare:
         file, blocks, taken_over = share.file, [], 0
         maker = BlockMaker(file, gatherer, counter)
         staged = staging.open(file)

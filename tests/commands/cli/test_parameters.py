@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.core import TyperArgument, TyperOption
 
-from ftckpt.commands.cli.parameters import Argument, Option, lighten
+from ftckpt.commands.cli.parameters import Argument, VerbOption, lighten
 from ftckpt.commands.cli.verbs import VERBS, load
 
 COMMAND = load("pins")
@@ -47,7 +47,7 @@ def test_all_kinds_of_parameters_become_what_typer_makes_of_them() -> None:
     count = 0
     for name, parameter in parameters():
         theirs = TyperOption if isinstance(parameter, TyperOption) else TyperArgument
-        ours = Option if theirs is TyperOption else Argument
+        ours = VerbOption if theirs is TyperOption else Argument
         assert type(parameter) is ours
         several = parameter.multiple or parameter.nargs == -1
         words: list[Any] = [(w, "x") if several else w for w in WORDS]
@@ -72,4 +72,4 @@ def test_what_is_none_of_these_stays_as_it_is() -> None:
 def test_help_is_an_option_of_ours(verb: str) -> None:
     command = load(verb)
     with typer.Context(command) as ctx:
-        assert type(command.get_help_option(ctx)) is Option
+        assert type(command.get_help_option(ctx)) is VerbOption

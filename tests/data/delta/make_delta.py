@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from ftckpt.delta import NAME, Settings
+from ftckpt.delta import NAME, FitSettings
 from tests.delta.packing import State, pack, trained
 
 HERE = Path(__file__).parent
@@ -40,7 +40,10 @@ def states() -> list[State]:
 def main() -> None:
     base, target = states()
     packed = pack(
-        target, base, settings=Settings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1), objects={"lr": b"1e-3"}
+        target,
+        base,
+        settings=FitSettings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1),
+        objects={"lr": b"1e-3"},
     )
     for folder, delta in ((HERE / "base", pack(base)), (HERE, packed)):
         folder.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.delta import DeltaEncoder, pair
 from ftckpt.delta.codec.blocks import Form, Reference
-from ftckpt.delta.codec.choose_encoding import EFFORTS, TINY, Plan, choose, sample_ranges
+from ftckpt.delta.codec.choose_encoding import EFFORTS, TINY, EncodingPlan, choose, sample_ranges
 from tests.delta.packing import State
 
 FLOAT = DTYPES["float32"]
@@ -22,7 +22,7 @@ def normal(seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal(30000).astype("f4").view("u4")
 
 
-def chosen(values: Any, base: Any = None, effort: int = 2) -> Plan:
+def chosen(values: Any, base: Any = None, effort: int = 2) -> EncodingPlan:
     return choose(FLOAT, values, base, [], EFFORTS[effort])
 
 

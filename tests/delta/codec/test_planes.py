@@ -12,7 +12,7 @@ import pytest
 from ftckpt.checkpoint import Kind
 from ftckpt.delta import Form, Reference
 from ftckpt.delta.codec import blocks, words
-from ftckpt.delta.codec.blocks import Choice, decode_block, encode_block
+from ftckpt.delta.codec.blocks import BlockChoice, decode_block, encode_block
 from ftckpt.delta.codec.planes import CHUNK, JOINED, Planes
 from ftckpt.delta.codec.predict import SCALED, predict
 from ftckpt.delta.codec.words import WORDS, scratch
@@ -37,9 +37,9 @@ def test_rotated_words_are_cut_and_never_made(
 ) -> None:
     values = numbers(CHUNK + 3000, size)
     turned = words.rotate(values, np.empty_like(values))
-    expected = bytes(encode_block(turned, None, Choice(Form.PLANES, Planes(joined))).payload)
+    expected = bytes(encode_block(turned, None, BlockChoice(Form.PLANES, Planes(joined))).payload)
     monkeypatch.setattr(words, "rotate", None)
-    form, payload = encode_block(values, None, Choice(Form.ROTATED, Planes(joined)))
+    form, payload = encode_block(values, None, BlockChoice(Form.ROTATED, Planes(joined)))
     assert (form, bytes(payload)) == (Form.ROTATED, expected)
     out = np.empty_like(values)
     decode_block(form, memoryview(bytes(payload)), None, out)
@@ -52,7 +52,7 @@ def test_planes_of_zeros_are_left_out_wherever_they_are(size: int, joined: int) 
     for kept in [*product((0, 1), repeat=size)][:: 1 if size < 8 else 11]:
         mask = int.from_bytes(bytes(255 * each for each in kept), "little")
         values = numbers(count, size) & np.array(mask, f"<u{size}")
-        form, payload = encode_block(values, None, Choice(Form.PLANES, Planes(joined)))
+        form, payload = encode_block(values, None, BlockChoice(Form.PLANES, Planes(joined)))
         out = np.full_like(values, 7)
         decode_block(form, memoryview(bytes(payload)), None, out)
         assert np.array_equal(out, values)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
-from ftckpt.delta import BLOCK, DataFile, DeltaIndex, DeltaTensor, Settings, content_digest
+from ftckpt.delta import BLOCK, DataFile, DeltaIndex, DeltaTensor, FitSettings, content_digest
 from ftckpt.delta.index import HEAD, MAGIC, ROW
 from ftckpt.delta.index import rows as index_rows
 from ftckpt.delta.index.parse import parse_index
@@ -24,7 +24,7 @@ from ftckpt.workers.memory import set_budget
 from tests.delta.packing import Packed, pack, trained
 
 GOLDEN = Path(__file__).parents[2] / "data" / "delta"
-SETTINGS = Settings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1)
+SETTINGS = FitSettings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1)
 
 
 def small() -> Packed:

@@ -14,7 +14,7 @@ from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.delta.codec.blocks import BLOCK, Form, Reference
 from ftckpt.delta.index import StoredBlock
-from ftckpt.delta.index.part_record import Receipt, Sums
+from ftckpt.delta.index.part_record import ElementSums, PartRecord
 from ftckpt.delta.pack.pair import pair
 from ftckpt.delta.pack.partition import divide
 
@@ -49,13 +49,13 @@ STORED = StoredBlock(0, 5, 9, Reference.BASE, Form.DIFFERENCE, b"12345678", byte
 
 
 def test_a_receipt_says_what_it_was_told() -> None:
-    receipt = Receipt("plans", 77)
-    receipt.add(3, STORED, Sums(1, 2, 3), Sums(4, 1 << 63, 6))
-    read = Receipt.parse(receipt.dump(), "plans", 1)
+    receipt = PartRecord("plans", 77)
+    receipt.add(3, STORED, ElementSums(1, 2, 3), ElementSums(4, 1 << 63, 6))
+    read = PartRecord.parse(receipt.dump(), "plans", 1)
     assert read == receipt
     assert list(read.blocks) == [STORED]
-    assert Receipt.parse(receipt.dump(), "others", 1) is None
-    assert Receipt.parse(receipt.dump(), "plans", 2) is None
+    assert PartRecord.parse(receipt.dump(), "others", 1) is None
+    assert PartRecord.parse(receipt.dump(), "plans", 2) is None
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_receipt_says_what_it_was_told() -> None:
     [{"rows": "!"}, {"rows": 3}, {"size": "x"}, {"sums": [[1]]}, {"sums": 5}, {"plans": None}],
 )
 def test_a_receipt_that_is_not_understood_counts_for_nothing(change: dict[str, Any]) -> None:
-    receipt = Receipt("plans", 77)
-    receipt.add(3, STORED, Sums(), Sums())
+    receipt = PartRecord("plans", 77)
+    receipt.add(3, STORED, ElementSums(), ElementSums())
     said = json.loads(receipt.dump()) | change
-    assert Receipt.parse(json.dumps(said), "plans", 1) is None
-    assert Receipt.parse("[" + receipt.dump(), "plans", 1) is None
+    assert PartRecord.parse(json.dumps(said), "plans", 1) is None
+    assert PartRecord.parse("[" + receipt.dump(), "plans", 1) is None

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from ftckpt.delta.codec.predict import Side
+from ftckpt.delta.codec.predict import DeltaSide
 from ftckpt.delta.pack.recent import Recent
 
 
@@ -18,15 +18,15 @@ def test_what_is_read_again_soon_is_read_once() -> None:
         view[:] = bytes([len(key) + offset]) * len(view)
 
     recent = Recent()
-    first = recent.read(fill, Side.BASE, "a", 0, 5)
+    first = recent.read(fill, DeltaSide.BASE, "a", 0, 5)
     for key in "bcdefgh":
-        recent.read(fill, Side.BASE, key, 1, 9)
-    assert recent.read(fill, Side.BASE, "a", 0, 5) == first == b"\1" * 5
+        recent.read(fill, DeltaSide.BASE, key, 1, 9)
+    assert recent.read(fill, DeltaSide.BASE, "a", 0, 5) == first == b"\1" * 5
     assert len(asked) == 8
     # The other side, another place and another length are others.
-    assert recent.read(fill, Side.TARGET, "a", 0, 5) == b"\1" * 5
-    assert recent.read(fill, Side.BASE, "a", 3, 5) == b"\4" * 5
-    assert recent.read(fill, Side.BASE, "a", 0, 4) == b"\1" * 4
+    assert recent.read(fill, DeltaSide.TARGET, "a", 0, 5) == b"\1" * 5
+    assert recent.read(fill, DeltaSide.BASE, "a", 3, 5) == b"\4" * 5
+    assert recent.read(fill, DeltaSide.BASE, "a", 0, 4) == b"\1" * 4
     assert len(asked) == 11
 
 
@@ -40,7 +40,7 @@ def test_seven_reads_leave_the_first_alone_whatever_their_sizes() -> None:
     recent = Recent()
     for _ in range(300):
         keys = [str(n) for n in rng.integers(0, 20, 7)]
-        views = [recent.read(fill, Side.BASE, key, 0, len(data[key])) for key in keys]
+        views = [recent.read(fill, DeltaSide.BASE, key, 0, len(data[key])) for key in keys]
         assert [bytes(view) for view in views] == [data[key] for key in keys]
 
 
@@ -55,11 +55,11 @@ def test_a_read_that_fails_leaves_nothing_to_be_taken_for_it() -> None:
     recent = Recent()
     for _ in range(2):
         try:
-            recent.read(broken, Side.BASE, "a", 0, 2)
+            recent.read(broken, DeltaSide.BASE, "a", 0, 2)
         except OSError:
             continue
         raise AssertionError
-    assert bytes(recent.read(fill, Side.BASE, "a", 0, 2)) == b"yy"
+    assert bytes(recent.read(fill, DeltaSide.BASE, "a", 0, 2)) == b"yy"
 
 
 def test_threads_have_their_own() -> None:
@@ -69,7 +69,7 @@ def test_threads_have_their_own() -> None:
         read.append(threading.get_ident())
 
     for _ in range(2):
-        thread = threading.Thread(target=recent.read, args=(fill, Side.BASE, "a", 0, 2))
+        thread = threading.Thread(target=recent.read, args=(fill, DeltaSide.BASE, "a", 0, 2))
         thread.start()
         thread.join()
     assert len(read) == 2

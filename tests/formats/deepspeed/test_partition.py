@@ -16,7 +16,7 @@ from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.formats.deepspeed.geometry import ParameterPart, ranges
-from ftckpt.formats.deepspeed.slices import Cut, place
+from ftckpt.formats.deepspeed.slices import SliceCut, place
 from ftckpt.formats.deepspeed.zero.partition import FlatGroup, SlicedGroup, partition_size
 
 shapes_ = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6).map(
@@ -94,7 +94,7 @@ def test_slices_of_stage_3(shapes: Any, ranks: int, borders: list[int]) -> None:
 
 
 @st.composite
-def sliced(draw: st.DrawFn) -> tuple[Any, Cut, list[Any]]:
+def sliced(draw: st.DrawFn) -> tuple[Any, SliceCut, list[Any]]:
     """A whole array, how it is cut, and each rank's part, made by numpy."""
     ranks = draw(st.integers(2, 4))
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -112,11 +112,13 @@ def sliced(draw: st.DrawFn) -> tuple[Any, Cut, list[Any]]:
         for rank, width in enumerate(block):
             parts[rank].append(np.take(whole, range(at, at + width), axis))
             at += width
-    return whole, Cut(axis, widths), [np.concatenate(part, axis) for part in parts]
+    return whole, SliceCut(axis, widths), [np.concatenate(part, axis) for part in parts]
 
 
 @given(sliced())
-def test_slices_are_put_together_and_ranges_of_them_too(case: tuple[Any, Cut, list[Any]]) -> None:
+def test_slices_are_put_together_and_ranges_of_them_too(
+    case: tuple[Any, SliceCut, list[Any]],
+) -> None:
     whole, cut, parts = case
     shape, slabs = place("p", cut, [part.shape for part in parts])
     assert shape == whole.shape
@@ -150,21 +152,21 @@ def window(box: Any) -> tuple[slice, ...]:
 @pytest.mark.parametrize(
     ("cut", "shapes"),
     [
-        (Cut(), [(2, 3), (3, 3)]),
-        (Cut(1), [(2,), (2,)]),
-        (Cut(0), [(2, 3), (2, 4)]),
-        (Cut(0, blocks=(1, 1)), [(3, 2), (3, 2)]),
-        (Cut(0, ((1, 1), (1, 2))), [(2, 2), (2, 2)]),
-        (Cut(0, ((1, 1, 1),)), [(1, 2), (1, 2)]),
+        (SliceCut(), [(2, 3), (3, 3)]),
+        (SliceCut(1), [(2,), (2,)]),
+        (SliceCut(0), [(2, 3), (2, 4)]),
+        (SliceCut(0, blocks=(1, 1)), [(3, 2), (3, 2)]),
+        (SliceCut(0, ((1, 1), (1, 2))), [(2, 2), (2, 2)]),
+        (SliceCut(0, ((1, 1, 1),)), [(1, 2), (1, 2)]),
     ],
 )
-def test_parts_that_do_not_fit_are_corrupt(cut: Cut, shapes: list[tuple[int, ...]]) -> None:
+def test_parts_that_do_not_fit_are_corrupt(cut: SliceCut, shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(CorruptError, match="p ") as caught:
         place("p", cut, shapes)
     assert caught.value.kind == "shape-mismatch"
 
 
 def test_gate_and_up_are_divided_apart() -> None:
-    shape, slabs = place("p", Cut(0, blocks=(1, 1)), [(4, 3), (4, 3)])
+    shape, slabs = place("p", SliceCut(0, blocks=(1, 1)), [(4, 3), (4, 3)])
     assert shape == (8, 3)
     assert [[s.box.offsets[0] for s in mine] for mine in slabs] == [[0, 4], [2, 6]]

@@ -18,7 +18,7 @@ from ftckpt.comparison.tensors import Reading
 from ftckpt.delta import NAME
 from ftckpt.delta.index import MAX_BYTES, ROW, pack_row
 from ftckpt.discovery.resolve import open_target
-from ftckpt.discovery.select import Rules
+from ftckpt.discovery.select import SelectionRules
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -543,7 +543,7 @@ class TestHostile:
 def test_latest_walks_over_a_corrupt_chain(run: Path) -> None:
     file = run / "step-2" / "00000.blocks"
     flip(file, file.stat().st_size // 2)
-    chosen = api.latest(str(run), CONTENT, Rules())
+    chosen = api.latest(str(run), CONTENT, SelectionRules())
     assert chosen.path == str(run / "step-1")
 
 

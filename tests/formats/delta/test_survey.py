@@ -13,7 +13,7 @@ from ftckpt.delta.pack.report import Method
 from ftckpt.errors import ExitCode
 from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
 from ftckpt.formats.delta.rates import measure
-from ftckpt.formats.delta.survey import Identity, survey
+from ftckpt.formats.delta.survey import BaseIdentity, survey
 from tests.builders.checkpoints import open_checkpoint
 from tests.commands.golden import RUN
 from tests.delta.on_disk import pack_upon, run_of, save_full, state_at, training
@@ -106,7 +106,7 @@ def test_where_a_chain_breaks(tmp_path: Path) -> None:
     run_of(tmp_path, 3)
     shutil.rmtree(tmp_path / "step-0")
     found = survey(delta_at(tmp_path / "step-2"))
-    assert [link.identity for link in found.links] == [Identity.ITSELF, Identity.CONTENT]
+    assert [link.identity for link in found.links] == [BaseIdentity.ITSELF, BaseIdentity.CONTENT]
     assert found.broken is not None
     assert (found.broken.kind, found.broken.code) == ("missing-base", ExitCode.NOT_FOUND)
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from ftckpt.errors import UnsafeError
 from ftckpt.formats.huggingface.index import (
     MAX_INDEX,
-    Index,
+    ShardIndex,
     check_index,
     check_index_size,
     check_shard_count,
     check_total_size,
     parse_index,
 )
-from ftckpt.formats.huggingface.names import Shard, shard_name
+from ftckpt.formats.huggingface.names import ShardFile, shard_name
 
 ONE, TWO, THREE = (f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))
 HELD = {ONE: {"a", "b"}, TWO: {"c"}, THREE: {"d"}}
@@ -26,7 +26,7 @@ MAP = {"a": ONE, "b": ONE, "c": TWO, "d": THREE}
 def kinds(
     weight_map: dict[str, str], held: dict[str, set[str]], present: set[str] | None = None
 ) -> list[tuple[str, str | None, str | None]]:
-    index = Index("i.json", weight_map, None)
+    index = ShardIndex("i.json", weight_map, None)
     there = set(held) if present is None else present
     return [(f.kind, f.file, f.tensor) for f in check_index(index, held, there)]
 
@@ -63,13 +63,13 @@ def test_no_finding_means_that_map_and_shards_are_equal(
 
 
 def test_shard_names_say_number_and_total() -> None:
-    assert shard_name("model.fp16-00002-of-00013.bin") == Shard("model.fp16", 2, 13, ".bin")
-    assert shard_name("model-100000-of-100001.safetensors") == Shard(
+    assert shard_name("model.fp16-00002-of-00013.bin") == ShardFile("model.fp16", 2, 13, ".bin")
+    assert shard_name("model-100000-of-100001.safetensors") == ShardFile(
         "model", 100000, 100001, ".safetensors"
     )
     assert shard_name("model-1-of-2.safetensors") is None
     assert shard_name("model.safetensors") is None
-    assert Shard("m", 1, 3, ".bin").sibling(2) == "m-00002-of-00003.bin"
+    assert ShardFile("m", 1, 3, ".bin").sibling(2) == "m-00002-of-00003.bin"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint.dtypes import BY_SAFETENSORS
 from ftckpt.errors import CorruptError, FtckptError, TruncatedError, UnsafeError
 from ftckpt.formats.safetensors.header import Header, header_length, parse_header
-from ftckpt.formats.state.strict_json import Limits, parse
+from ftckpt.formats.state.strict_json import JsonLimits, parse
 
 CODES = sorted(BY_SAFETENSORS)
 # Prints the most bytes that Python holds at once while the header on standard input is refused.
@@ -235,7 +235,7 @@ def test_abuse_is_refused_before_it_is_built(unit: bytes, count: int, reason: st
     assert int(done.stdout) < 5 * len(raw)
 
 
-LIMITS = Limits(depth=3, objects=4, keys=5, items=6, naturals=False)
+LIMITS = JsonLimits(depth=3, objects=4, keys=5, items=6, naturals=False)
 
 
 def read(text: str) -> Any:

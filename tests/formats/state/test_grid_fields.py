@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftckpt.comparison import Follows, StateDifference, Status
+from ftckpt.comparison import DiffStatus, Follows, StateDifference
 from ftckpt.comparison.state import about, mark_layout
 from ftckpt.formats.state.grid_fields import follows
 
@@ -13,7 +13,7 @@ def differing(
     name: str, rank: int | None = None, a: str | None = "2", b: str | None = "4"
 ) -> StateDifference:
     key, title = about(name)
-    return StateDifference(name, key, title, rank, Status.DIFFERENT, a, b)
+    return StateDifference(name, key, title, rank, DiffStatus.DIFFERENT, a, b)
 
 
 RNG = "rng_state.0.random_rng_state"

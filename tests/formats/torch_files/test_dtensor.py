@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Box
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.formats.torch_files.dtensor import How, Local, Placement, choose_rule, local_of
+from ftckpt.formats.torch_files.dtensor import How, LocalShard, Placement, choose_rule, local_of
 
 SHARD, STRIDED, REPLICATE, PARTIAL = How.SHARD, How.STRIDED, How.REPLICATE, How.PARTIAL
 
@@ -28,7 +28,7 @@ def of_torch(placement: Placement) -> Any:
     return Replicate() if placement.how is REPLICATE else Partial()
 
 
-def elements(local: Local) -> list[tuple[int, ...]]:
+def elements(local: LocalShard) -> list[tuple[int, ...]]:
     """Global index of every element of the local tensor, in the local tensor's C order."""
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     for box, start in local.patches:
@@ -144,7 +144,7 @@ def test_the_order_of_a_two_dimensional_mesh() -> None:
 
 def test_an_empty_shard_begins_where_its_dimension_ends() -> None:
     local = local_of((3, 16), (4,), (Placement(SHARD, 0),), (3,))
-    assert local == Local((0, 16), (local.patches[0],))
+    assert local == LocalShard((0, 16), (local.patches[0],))
     assert local.patches[0].box == Box((3, 0), (0, 16))
 
 

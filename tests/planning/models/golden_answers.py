@@ -23,7 +23,7 @@ from ftckpt.planning.models import (
     storage,
     tiers,
 )
-from ftckpt.planning.models.inputs import Pattern, Tier
+from ftckpt.planning.models.inputs import CopyTier, Pattern
 from ftckpt.planning.rates import DAY, HOUR
 
 Answer = Callable[[dict[str, Any]], Any]
@@ -122,10 +122,10 @@ def _slowed(i: dict[str, Any]) -> Any:
     ).useful  # fmt: skip
 
 
-def _two_tiers(i: dict[str, Any]) -> tuple[Tier, Tier]:
+def _two_tiers(i: dict[str, Any]) -> tuple[CopyTier, CopyTier]:
     return (
-        Tier("near", i["C1_s"], i.get("R1_s", 0), i["p1"]),
-        Tier("far", i["C2_s"], i.get("R2_s", 0), 1),
+        CopyTier("near", i["C1_s"], i.get("R1_s", 0), i["p1"]),
+        CopyTier("far", i["C2_s"], i.get("R2_s", 0), 1),
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.models import asynchronous, classic, exact, silent, spot, tiers
-from ftckpt.planning.models.inputs import Pattern, Tier
+from ftckpt.planning.models.inputs import CopyTier, Pattern
 from ftckpt.planning.models.outcome import Outcome
 
 ANY = st.one_of(
@@ -35,7 +35,7 @@ MODELS: dict[str, Callable[[float, float, float, float, float], object]] = {
     "silent": lambda t, c, m, r, d: silent.outcome(t, c, c, d, m, restart=r),
     "spot": lambda t, c, m, r, d: spot.outcome(t, c, m, d, flush=r, restart=r),
     "tiers": lambda t, c, m, r, d: tiers.outcome(
-        Pattern((Tier("near", c, d, 0.9), Tier("far", c, r, 1)), t, (3,)), m, detect=d
+        Pattern((CopyTier("near", c, d, 0.9), CopyTier("far", c, r, 1)), t, (3,)), m, detect=d
     ),
     "exact optimum": lambda t, c, m, r, d: exact.optimum(c, m),
     "asynchronous optimum": lambda t, c, m, r, d: asynchronous.optimum(c, m, flush=r),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import FtckptError, UsageError
 from ftckpt.planning.models import asynchronous, exact, spot, tiers
-from ftckpt.planning.models.inputs import Costs, Pattern, Preemption, Tier
+from ftckpt.planning.models.inputs import CopyTier, Costs, Pattern, Preemption
 from ftckpt.planning.models.outcome import Outcome
 from ftckpt.planning.simulation import (
     Exponential,
@@ -30,15 +30,15 @@ from ftckpt.planning.simulation import (
     simulate_tiers,
 )
 from ftckpt.planning.simulation.jobs import Jobs, Recovery
-from ftckpt.planning.simulation.ledger import ACCOUNTS, Ledger
+from ftckpt.planning.simulation.ledger import ACCOUNTS, TimeLedger
 from ftckpt.planning.simulation.timeline import of_costs, of_pattern
 from tests.planning.models.plain_loop import Account, background, blocking, tiered
 
-TIERS = (Tier("ram", 0.5, 50, 0.78), Tier("disk", 5, 300, 0.9), Tier("far", 60, 900, 1))
+TIERS = (CopyTier("ram", 0.5, 50, 0.78), CopyTier("disk", 5, 300, 0.9), CopyTier("far", 60, 900, 1))
 PATTERN = Pattern(TIERS, 112.0, (8, 4))
 
 
-def same(ledger: Ledger, account: Account) -> None:
+def same(ledger: TimeLedger, account: Account) -> None:
     for name in ACCOUNTS:
         expected = pytest.approx(getattr(account, name), rel=1e-9, abs=1e-9 * account.wall)
         assert float(getattr(ledger, name)[0]) == expected, name
@@ -179,9 +179,17 @@ def test_background_flushes_agree(interval: float, mtbf: float, costs: Costs, si
 @pytest.mark.parametrize(
     ("pattern", "mtbf", "detect"),
     [
-        (Pattern((Tier("far", 120, 300, 1),), 1350.0, ()), 7593.75, 60),
-        (Pattern((Tier("near", 4, 10, 0.9), Tier("far", 90, 120, 1)), 313.0, (14,)), 10800.0, 0),
-        (Pattern((Tier("near", 1, 5, 0.78), Tier("far", 60, 300, 1)), 163.0, (15,)), 10800.0, 60),
+        (Pattern((CopyTier("far", 120, 300, 1),), 1350.0, ()), 7593.75, 60),
+        (
+            Pattern((CopyTier("near", 4, 10, 0.9), CopyTier("far", 90, 120, 1)), 313.0, (14,)),
+            10800.0,
+            0,
+        ),
+        (
+            Pattern((CopyTier("near", 1, 5, 0.78), CopyTier("far", 60, 300, 1)), 163.0, (15,)),
+            10800.0,
+            60,
+        ),
         (PATTERN, 1800.0, 60),
     ],
 )
@@ -335,7 +343,7 @@ def test_the_counter_reaches_its_total() -> None:
 
 
 def test_a_second_that_is_not_accounted_for_is_noticed() -> None:
-    ledger = Ledger(2)
+    ledger = TimeLedger(2)
     ledger.wall += 100.0
     ledger.useful += [100.0, 99.999]
     with pytest.raises(FtckptError, match=r"cannot account for 0\.001 s"):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.models import exact, tiers
-from ftckpt.planning.models.inputs import Pattern, Tier, shares
+from ftckpt.planning.models.inputs import CopyTier, Pattern, shares
 
-NEAR, FAR = Tier("near", 4, 10, 0.9), Tier("far", 90, 120, 1)
+NEAR, FAR = CopyTier("near", 4, 10, 0.9), CopyTier("far", 90, 120, 1)
 
 
 def chain_goodput(pattern: Pattern, mtbf: float, detect: float) -> float:
@@ -71,7 +71,7 @@ def test_elimination_is_the_solution_of_all_equations(
     covers = np.cumsum([part[2] / weight for part in parts])
     covers[-1] = 1
     chosen = tuple(
-        Tier(f"tier {n}", cost, restart, float(min(1, cover)))
+        CopyTier(f"tier {n}", cost, restart, float(min(1, cover)))
         for n, ((cost, restart, _, _), cover) in enumerate(zip(parts, covers, strict=True))
     )
     pattern = Pattern(chosen, interval, tuple(part[3] for part in parts[:-1]))
@@ -85,10 +85,11 @@ def test_one_tier_is_the_model_with_one_tier(
 ) -> None:
     plain = exact.outcome(interval, save, 7200.0, restart=restart, detect=detect)
     alone = tiers.outcome(
-        Pattern((Tier("far", save, restart, 1),), interval, ()), 7200.0, detect=detect
+        Pattern((CopyTier("far", save, restart, 1),), interval, ()), 7200.0, detect=detect
     )
     unused = tiers.outcome(
-        Pattern((Tier("near", 0, 50, 1e-30), Tier("far", save, restart, 1)), interval, (1,)),
+        Pattern((CopyTier("near", 0, 50, 1e-30), CopyTier("far", save, restart, 1)), interval,
+                (1,)),
         7200.0, detect=detect,
     )  # fmt: skip
     for share in ("useful", "save", "detection", "restart"):
@@ -103,9 +104,9 @@ def test_goodput_lies_between_the_two_first_order_estimates() -> None:
         ((1, 5, 0.78), (60, 300)),
         ((0.5, 5, 0.9), (300, 0)),
     ):
-        pair = (Tier("near", *near), Tier("far", *far, 1))
+        pair = (CopyTier("near", *near), CopyTier("far", *far, 1))
         overhead = tiers.first_order(pair, 10800).overhead
-        free = tuple(Tier(t.name, t.cost, 0, t.covers) for t in pair)
+        free = tuple(CopyTier(t.name, t.cost, 0, t.covers) for t in pair)
         best = tiers.outcome(tiers.optimum(free, 10800), 10800).useful
         assert 1 - overhead < best < 1 / (1 + overhead)
 
@@ -122,7 +123,11 @@ def test_a_near_tier_pays() -> None:
 
 
 def test_no_neighbour_of_the_optimum_is_better() -> None:
-    three = (Tier("ram", 0.5, 5, 0.78), Tier("disk", 5, 30, 0.9), Tier("far", 60, 300, 1))
+    three = (
+        CopyTier("ram", 0.5, 5, 0.78),
+        CopyTier("disk", 5, 30, 0.9),
+        CopyTier("far", 60, 300, 1),
+    )
     best = tiers.optimum(three, 10800.0, detect=60)
     assert best.tiers == three
     goodput = tiers.outcome(best, 10800.0, detect=60).useful
@@ -137,19 +142,22 @@ def test_no_neighbour_of_the_optimum_is_better() -> None:
 
 
 def test_a_tier_that_costs_more_than_it_saves_is_left_out() -> None:
-    useless = Tier("disk", 80, 100, 0.905)
+    useless = CopyTier("disk", 80, 100, 0.905)
     assert tiers.select((NEAR, useless, FAR), 10800.0) == (NEAR, FAR)
     assert tiers.optimum((NEAR, useless, FAR), 10800.0).tiers == (NEAR, FAR)
 
 
 def test_nothing_stands_behind_a_tier_that_cures_everything() -> None:
-    sure = Tier("far", 90, 120, 1)
-    assert tiers.select((NEAR, sure, Tier("tape", 900, 9000, 1)), 10800.0) == (NEAR, sure)
-    assert tiers.optimum((NEAR, sure, Tier("tape", 900, 9000, 1)), 10800.0).tiers == (NEAR, sure)
+    sure = CopyTier("far", 90, 120, 1)
+    assert tiers.select((NEAR, sure, CopyTier("tape", 900, 9000, 1)), 10800.0) == (NEAR, sure)
+    assert tiers.optimum((NEAR, sure, CopyTier("tape", 900, 9000, 1)), 10800.0).tiers == (
+        NEAR,
+        sure,
+    )
 
 
 def test_a_tier_that_cures_nothing_more_is_left_out() -> None:
-    same = Tier("disk", 5, 30, 0.9)
+    same = CopyTier("disk", 5, 30, 0.9)
     assert tiers.optimum((NEAR, same, FAR), 10800.0).tiers == (NEAR, FAR)
 
 
@@ -161,7 +169,7 @@ def test_a_tier_that_cures_nothing_more_is_left_out() -> None:
 def test_the_optimum_is_at_least_as_good_as_first_order(
     near: float, far: float, covers: float, mtbf: float, restart: float
 ) -> None:
-    pair = (Tier("near", near, restart / 10, covers), Tier("far", far, restart, 1))
+    pair = (CopyTier("near", near, restart / 10, covers), CopyTier("far", far, restart, 1))
     best = tiers.optimum(pair, mtbf)
     goodput = float(tiers.outcome(best, mtbf).useful)
     alone = exact.outcome(exact.optimum(far, mtbf), far, mtbf, restart=restart)
@@ -190,10 +198,10 @@ def test_very_many_saves_cost_nothing_to_compute() -> None:
         ((), "no tier to save to"),
         ((NEAR,), "no tier cures every failure"),
         ((FAR, NEAR), "no tier cures every failure"),
-        ((Tier("a", 1, 1, 0.9), Tier("b", 1, 1, 0.5), FAR), "less than the tier before it"),
-        ((NEAR, Tier("far", 0, 1, 1)), "save cost of tier far must be above 0"),
+        ((CopyTier("a", 1, 1, 0.9), CopyTier("b", 1, 1, 0.5), FAR), "less than the tier before it"),
+        ((NEAR, CopyTier("far", 0, 1, 1)), "save cost of tier far must be above 0"),
     ],
 )
-def test_tiers_that_make_no_sense(chosen: tuple[Tier, ...], words: str) -> None:
+def test_tiers_that_make_no_sense(chosen: tuple[CopyTier, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         tiers.optimum(chosen, 10800.0)

@@ -16,17 +16,17 @@ from ftckpt.retention.policy import DeleteLimit, Metric, Policy, flag
 from ftckpt.retention.policy.decide import decide
 from ftckpt.retention.policy.file import parse_policy_file, tier_of
 from ftckpt.retention.policy.metrics import metric_of
-from ftckpt.retention.policy.plan import Plan
-from ftckpt.retention.scan.entries import Contents, EntryClass, RootEntry, SharedFile
+from ftckpt.retention.policy.plan import RetentionPlan
+from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry, SharedFile
 from tests.builders.small_format import read, write
 from tests.retention.history import History, any_policy
 
 
-def some_plan(seed: int) -> Plan:
+def some_plan(seed: int) -> RetentionPlan:
     choose = Random(seed)
     run = History(choose)
     run.advance(20)
-    contents = Contents(2, 30, 10, (SharedFile("1:2", 20, 3, 1),), run.now, "ab" * 16)
+    contents = EntryContents(2, 30, 10, (SharedFile("1:2", 20, 3, 1),), run.now, "ab" * 16)
     entries = [
         replace(e, contents=contents if choose.random() < 0.5 else None) for e in run.entries
     ]

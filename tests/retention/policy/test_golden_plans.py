@@ -13,14 +13,14 @@ import pytest
 
 from ftckpt.retention.document import rows
 from ftckpt.retention.policy.decide import decide
-from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.policy.plan import RetentionPlan
 from tests.retention.scenarios import NOW, scenario
 
 CASES = sorted((Path(__file__).parents[2] / "data/golden/retention").glob("*.txt"))
 MARK = "---\n"
 
 
-def shown(plan: Plan) -> str:
+def shown(plan: RetentionPlan) -> str:
     lines = [f"{row.verdict} {row.name} | {row.reason}" for row in rows(plan)]
     lines += [f"order {' '.join(plan.order)}"] if plan.order else []
     lines += [f"frees {plan.frees}"] if plan.frees else []

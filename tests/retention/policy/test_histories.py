@@ -12,7 +12,7 @@ import pytest
 from ftckpt.errors import RefusedError
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
-from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from tests.retention import oracle
 from tests.retention.history import START, History, any_policy, asked_by, one_more_rule, thing_of
@@ -54,7 +54,7 @@ def live_through(choose: Random) -> None:
 
 
 def check_plan(
-    plan: Plan,
+    plan: RetentionPlan,
     entries: Sequence[RootEntry],
     policy: Policy,
     now: float,
@@ -80,7 +80,7 @@ def check_plan(
     assert {d.entry.name for d in more.drop} <= dropped, "one more rule lets go of more"
 
 
-def check_survivors(plan: Plan, policy: Policy, now: float) -> None:
+def check_survivors(plan: RetentionPlan, policy: Policy, now: float) -> None:
     """What must never be lost, said once more by what a user would miss."""
     kept = {d.entry.name for d in plan.keep}
     everything = [d.entry for d in plan.decisions]
@@ -104,7 +104,7 @@ def check_survivors(plan: Plan, policy: Policy, now: float) -> None:
         assert {e.name for e in (newest, best) if e is not None} <= kept
 
 
-def check_order(plan: Plan) -> None:
+def check_order(plan: RetentionPlan) -> None:
     """No base goes before what is built on it."""
     place = {name: i for i, name in enumerate(plan.order)}
     bases = {d.entry.name: d.entry.bases for d in plan.drop}

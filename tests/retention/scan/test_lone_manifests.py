@@ -15,7 +15,7 @@ from ftckpt.manifest import seal as sealing
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.retention import EntryClass, Policy, apply, prepare, purge
-from ftckpt.retention.policy.plan import Plan
+from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
@@ -204,7 +204,7 @@ def test_a_seal_killed_after_its_put_while_gc_reclaims(
     assert plan_at(store, later).order == ()
 
 
-def plan_at(store: TimedStore, now: float) -> Plan:
+def plan_at(store: TimedStore, now: float) -> RetentionPlan:
     return prepare(place_of(store), FORMATS, Policy(keep_last=2), now).plan
 
 

@@ -29,7 +29,7 @@ from ftckpt.retention.locks import leases
 from ftckpt.retention.policy import Metric, Policy
 from ftckpt.retention.records import pins, tags
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
-from ftckpt.retention.scan.entry import Reading
+from ftckpt.retention.scan.entry import ScanOptions
 from ftckpt.status.survey import survey
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.local.store import LocalStore
@@ -258,7 +258,9 @@ def test_what_status_has_read_is_not_listed_again(
     wanted = plan_of(tmp_path, policy, bases=bases, sizes=True)
     assert kept(wanted) == {"step-1", "step-3", "step-4", "step-5", "step-7", "step-8"}
     place, small = opening.locate(str(tmp_path), StoreOptions()), JudgedFormat()
-    runs = [survey(root, Reading([small], NOW)).run for root in opening.open_runs(place, [small])]
+    runs = [
+        survey(root, ScanOptions([small], NOW)).run for root in opening.open_runs(place, [small])
+    ]
     listed: list[str] = []
     scan = LocalStore._scan
 

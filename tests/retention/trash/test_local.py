@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import ExistsError, ExitCode, NoResourceError, RefusedError, UnsafeError
 from ftckpt.own_files import SUFFIX
-from ftckpt.retention import Plan, Policy, apply, trashed
+from ftckpt.retention import Policy, RetentionPlan, apply, trashed
 from ftckpt.retention.apply.prepare import prepare
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.trash import BESIDE, Trashed, parse_trash_name, trash_name
@@ -493,7 +493,7 @@ def test_a_root_that_the_user_named_by_a_link_is_the_root(root: Path) -> None:
     link = root.parent / "run"
     link.symlink_to(root)
     place = place_of(link)
-    plan: Plan = prepare(place, FORMATS, KEEP_2, NOW).plan
+    plan: RetentionPlan = prepare(place, FORMATS, KEEP_2, NOW).plan
     assert apply(plan, place, FORMATS, actor="me", now=lambda: NOW).code is ExitCode.OK
     assert names_in(root) == {"step-3", "step-4"}
 

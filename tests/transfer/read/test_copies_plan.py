@@ -12,7 +12,7 @@ from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import dense_strides
-from ftckpt.transfer.read.copies_plan import Move, meeting, readings
+from ftckpt.transfer.read.copies_plan import ElementMove, meeting, readings
 from ftckpt.transfer.read.geometry import StoredBox
 from tests.builders.raw_checkpoint import cut
 
@@ -20,7 +20,7 @@ _DTYPE = DTYPES["float32"]
 _SIZE = _DTYPE.itemsize
 
 
-def _places(move: Move) -> dict[int, int]:
+def _places(move: ElementMove) -> dict[int, int]:
     """Return the byte offset of every element of a move, by its index in the shard."""
     found = {}
     for index in product(*map(range, move.sizes)):
@@ -125,7 +125,7 @@ def test_parts_of_rows_are_read_with_the_rows_between_them() -> None:
     assert (reading.offset, reading.nbytes, len(reading.moves)) == (8, 64, 3)
 
 
-def _require_true(move: Move) -> None:
+def _require_true(move: ElementMove) -> None:
     places = _places(move)
     assert (min(places), max(places) + 1) == (move.start, move.stop)
     assert max(places.values()) + _SIZE - move.offset == move.span

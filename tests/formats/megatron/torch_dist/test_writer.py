@@ -17,7 +17,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.megatron.torch_dist.spelling import Spelling
+from ftckpt.formats.megatron.torch_dist.spelling import JobNames
 from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.transfer.content import Content
@@ -428,7 +428,7 @@ LOCAL = ["decoder.layers.0.input_layernorm.weight", "decoder.layers.0.pre_mlp_la
 
 def test_local_norms_are_called_as_transformer_engine_has_them() -> None:
     for said in ({"transformer_impl": "local"}, {}):
-        spelling = Spelling(LOCAL, Arguments(said))
+        spelling = JobNames(LOCAL, Arguments(said))
         assert [spelling.stored(name) for name in LOCAL[:2]] == [
             "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
             "decoder.layers.0.mlp.linear_fc1.layer_norm_bias",
@@ -440,13 +440,13 @@ def test_norms_of_their_own_keep_their_names() -> None:
     fused = ["decoder.layers.0.self_attention.linear_qkv.layer_norm_weight", LOCAL[1]]
     for names, said in ((latent, {"transformer_impl": "local"}), (fused, {}),
                         (fused, {"transformer_impl": "transformer_engine"})):  # fmt: skip
-        spelling = Spelling(names, Arguments(said))
+        spelling = JobNames(names, Arguments(said))
         assert spelling.stored(LOCAL[1]) == LOCAL[1]
 
 
 def test_an_implementation_that_nothing_shows_is_asked_for() -> None:
     with pytest.raises(UnsupportedError, match="transformer_impl"):
-        Spelling([LOCAL[1]], Arguments({}))
+        JobNames([LOCAL[1]], Arguments({}))
 
 
 @pytest.mark.parametrize(
@@ -456,5 +456,5 @@ def test_an_implementation_that_nothing_shows_is_asked_for() -> None:
 )  # fmt: skip
 def test_what_is_stored_in_another_shape_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        Spelling([name], Arguments({})).stored(name)
+        JobNames([name], Arguments({})).stored(name)
     assert caught.value.tensor == name
