@@ -15,9 +15,8 @@ from ftckpt.checkpoint import Scalar, StepRole, Topology
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.steps import is_counter, role_of
 from ftckpt.errors import FtckptError, IncompleteError
-from ftckpt.formats.pickles.field_names import field_names
 from ftckpt.formats.pickles.unpickle import Inert
-from ftckpt.formats.pickles.walk import leaves
+from ftckpt.formats.pickles.walk import field_names, leaves
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.storage.source import Source

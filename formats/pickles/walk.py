@@ -7,9 +7,15 @@ from typing import Any
 
 from ftckpt.errors import UnsafeError
 
+from .inert import Inert
+
 # A hundred thousand tensors with three states each are real; a list that holds itself is not.
 MAX_LEAVES = 1_000_000
 MAX_DEPTH = 64
+
+# Deep enough for `loops.fit_loop.epoch_loop.batch_progress.total.ready`, bounded for the rest.
+_NAME_DEPTH = 8
+MOST_NAMES = 4096
 
 Path = tuple[str | int, ...]
 
@@ -102,3 +108,39 @@ def at(tree: Any, path: Path) -> Any:
         if tree is KeyError:
             raise KeyError(step)
     return tree
+
+
+def field_names(value: Any) -> Iterator[str]:
+    """Yield dotted names of the members of dicts, lists and records, breadth first.
+
+    At most `MOST_NAMES` names, `_NAME_DEPTH` levels; a list of more than 64 entries counts as
+    one value.
+    """
+    level: list[tuple[str, Any]] = [("", value)]
+    given = 0
+    for _ in range(_NAME_DEPTH):
+        below: list[tuple[str, Any]] = []
+        for prefix, container in level:
+            for name, member in _named_members(container):
+                if given == MOST_NAMES:
+                    return
+                given += 1
+                path = f"{prefix}.{name}" if prefix else name
+                yield path
+                below.append((path, member))
+        level = below
+
+
+def _named_members(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Inert):
+        value = value.state
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+            value = value[1]
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if isinstance(name, (str, int)):
+                yield str(step_of(name)), member
+    elif type(value) in (list, tuple) and len(value) <= 64:
+        for index, member in enumerate(value):
+            if isinstance(member, (dict, list, Inert)):
+                yield str(index), member

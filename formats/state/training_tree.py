@@ -15,9 +15,8 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.dcp.stored_names import WRAPPED, WRAPPERS, StoredName, place
-from ftckpt.formats.pickles.field_names import field_names
 from ftckpt.formats.pickles.unpickle import Inert
-from ftckpt.formats.pickles.walk import Path, leaves, step_of
+from ftckpt.formats.pickles.walk import Path, field_names, leaves, step_of
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.ranks.lone_shards import part_in
 from ftckpt.formats.ranks.specs import DATA, data_key, spec_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding
-from ftckpt.formats.pickles.field_names import field_names
+from ftckpt.formats.pickles.walk import field_names
 from ftckpt.formats.state.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL, Counter

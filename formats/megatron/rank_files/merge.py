@@ -19,8 +19,7 @@ from ftckpt.formats.megatron.optimizer.per_rank import (
     Unmapped,
     plain_states,
 )
-from ftckpt.formats.pickles.field_names import field_names
-from ftckpt.formats.pickles.walk import leaves
+from ftckpt.formats.pickles.walk import field_names, leaves
 from ftckpt.formats.ranks.contents import Contents
 from ftckpt.formats.ranks.names import RankFile, Role
 from ftckpt.formats.ranks.tensors import PieceBoxes, RankEntry, TensorIdentity
