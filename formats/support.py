@@ -1,4 +1,4 @@
-"""What is read, written and resharded, layout by layout: one table for help, pages and tests.
+"""The table of what is read, written and resharded: for help, pages and tests.
 
 `python -m ftckpt.formats.support FILE …` puts it between its markers in pages. It imports no
 format, so that help can name what is written; a test holds it to readers, writers and samples.

@@ -1,4 +1,4 @@
-"""What a check found: one record a defect, with a kind that is an interface."""
+"""Findings: one record a defect, with a kind that is an interface."""
 
 from __future__ import annotations
 

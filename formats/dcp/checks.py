@@ -1,4 +1,4 @@
-"""What only DCP can get wrong: keys without places, files that do not tile, items of another shape.
+"""Check a DCP checkpoint: keys without places, gaps between files, items of a wrong shape.
 
 Every checkpoint that torch writes tiles its files: the items of a file follow each other from the
 first byte to the last. So the listing and the metadata alone show truncation, swapped files and

@@ -1,4 +1,4 @@
-"""What a `.metadata` pickle is made of, as inert records: stand-ins for torch's classes.
+"""Inert stand-ins for the torch classes in a `.metadata` pickle.
 
 Written by torch 1.12 to 2.13; the module paths moved twice. The stand-ins are slotted and take
 their state apart at once: a checkpoint of 100,000 tensors holds a million of these objects, and the

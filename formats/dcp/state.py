@@ -1,4 +1,4 @@
-"""What stands inside the objects of a DCP checkpoint that hold a whole dict.
+"""Read state inside DCP objects that hold a whole dict.
 
 torch flattens what it saves down to single values since 2.4. Before, a dict without a tensor was
 one object; Megatron-Core still keeps its common state (arguments, iteration, scheduler) as one, in

@@ -1,4 +1,4 @@
-"""What a stored name of a DCP checkpoint is: which component, which kind, which parameter.
+"""Classify a stored name of a DCP checkpoint: component, kind, parameter.
 
 torch flattens the saved state_dict to dotted names and keeps the path of keys in `planner_data`.
 The path decides; a dot never does, because keys may hold dots (Hugging Face's own `model.`).

@@ -1,4 +1,4 @@
-"""The logical tensors of a DCP checkpoint: what each stored name means, and its pieces."""
+"""Map the stored names of a DCP checkpoint to logical tensors and their pieces."""
 
 from __future__ import annotations
 

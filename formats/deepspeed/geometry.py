@@ -1,4 +1,4 @@
-"""Where each parameter of a DeepSpeed checkpoint lies: which ranks hold it, and what of it.
+"""Compute which DeepSpeed ranks hold each parameter, and which part of it.
 
 The ranks of a job form a grid: pipeline stages, tensor slices, data-parallel partitions. A
 parameter belongs to one stage (to several where it is tied), to one rank of each tensor slice

@@ -1,4 +1,4 @@
-"""How a checkpoint of DeepSpeed's ZeRO and pipelines is opened (see `deepspeed`)."""
+"""Open a checkpoint of DeepSpeed's ZeRO and pipelines (see `deepspeed`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How DeepSpeed cuts parameters over tensor-parallel ranks, read from where the checkpoint says it.
+"""Read how DeepSpeed cuts parameters over tensor-parallel ranks from the checkpoint itself.
 
 `universal_checkpoint_info` lists patterns of names by what happens to them; a parameter that none
 matches is cut along axis 0 (that is the file's own rule, not a guess). Without it the names of

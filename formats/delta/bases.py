@@ -1,4 +1,4 @@
-"""What the checkpoints of a root are built on, for deciding which of them may go."""
+"""Find the bases of a root's checkpoints, so that gc keeps what deltas need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delta, opened: an ordinary checkpoint whose tensors are decoded when they are read.
+"""Open a delta as an ordinary checkpoint that decodes tensors when they are read.
 
 A tensor's one piece is packed: its extent is the rows of its blocks in the index, and its payload
 is a file of `DecodedSource`. The base is opened when bytes are asked for, or when the delta is

@@ -1,4 +1,4 @@
-"""What the format is called, and the names of its data files."""
+"""The name of the delta format and of its data files."""
 
 from __future__ import annotations
 

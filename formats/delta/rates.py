@@ -1,4 +1,4 @@
-"""How fast a delta's blocks are encoded and decoded on this machine, and read from its storage.
+"""Measure how fast this machine encodes and decodes a delta's blocks and reads its storage.
 
 Measured on a sample of the delta itself: rates differ with the content and with the chain.
 """

@@ -1,4 +1,4 @@
-"""How a delta is opened (see `delta`)."""
+"""Open a delta (see `delta`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a delta holds of any checkpoint beside its tensors: the state, and the rest of its files."""
+"""Store the state besides tensors, and the rest of the original files, in a delta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chain of deltas is made of, and what it costs to restore the last of them."""
+"""Describe a chain of deltas and the cost of restoring its last checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its model: the family, the heads, and what no translation can keep.
+"""Read a model's family and heads from its checkpoint; refuse what no translation can keep.
 
 A Hugging Face folder says it in `config.json`, a checkpoint of Megatron in its pickled arguments,
 which other formats carry along as an object.

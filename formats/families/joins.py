@@ -1,4 +1,4 @@
-"""How rows of a joined tensor are made of the rows of its parts: geometry without names.
+"""Map rows of a joined tensor to rows of its parts: geometry without names.
 
     whole     one part, as it is
     stacked   equal parts, one after the other (gate, up)

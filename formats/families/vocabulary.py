@@ -1,4 +1,4 @@
-"""Which parameters have a vocabulary's rows, and how many of the rows are no padding."""
+"""Find parameters with a vocabulary's rows, and count the rows without padding."""
 
 from __future__ import annotations
 

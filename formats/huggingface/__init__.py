@@ -1,1 +1,1 @@
-"""What lies in a Hugging Face folder beside the weights."""
+"""Files of a Hugging Face folder besides the weights, and the index of shards."""

@@ -1,4 +1,4 @@
-"""What lies in a Hugging Face folder beside the weights, and goes with them to another folder."""
+"""Carry the files besides the weights from one Hugging Face folder to another."""
 
 from __future__ import annotations
 

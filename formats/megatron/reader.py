@@ -1,4 +1,4 @@
-"""How a legacy checkpoint of Megatron-LM is opened (see `megatron`)."""
+"""Open a legacy checkpoint of Megatron-LM (see `megatron`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tree may hold besides plain data when it is written as a pickle: names, calls, references.
+"""Nodes of a tree that is written as a pickle: names, calls, references.
 
 A writer builds its trees of these; `formats.pickling` writes them.
 """

@@ -1,4 +1,4 @@
-"""How one file a rank is to be named and filled: as the source does, or as verl does."""
+"""Choose how rank files are named and filled: as the source does, or as verl does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How plain tensors of rank files are divided over other ranks, and what is said beside them."""
+"""Divide plain tensors of rank files over other ranks, and update what the files record."""
 
 from __future__ import annotations
 

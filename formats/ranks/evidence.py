@@ -1,4 +1,4 @@
-"""What one rank's file records of its own job: world size, groups, its rank, its step.
+"""Read what a rank's file records of its job: world size, groups, rank, step.
 
 Trainers that save by hand write such numbers beside the tensors, at the top of the file or in a
 plain dict of settings, under many spellings. They are evidence: a set of files that holds fewer

@@ -1,4 +1,4 @@
-"""Which files make one set of ranks, and whether the set is whole by what is known of its size.
+"""Group rank files into sets, and check whether a set is complete.
 
 The number of ranks is what the names say (`_of_8`), a record beside the files, what the files
 themselves record, or the meshes of their tensors. Where none of these says it, the highest number

@@ -1,4 +1,4 @@
-"""How the file of one rank is named, and what its name says.
+"""Parse the name of a rank's file.
 
 - verl and its relatives: `model_world_size_8_rank_3.pt`, and `optim_`, `extra_state_` likewise.
 - by hand: `shard_00003.pt`, `shard_00003_of_00008.pt`, `shard_3_of_8.pt`, `rank_3.pt`,

@@ -1,4 +1,4 @@
-"""Where each tensor stands in the files of a rank."""
+"""Locate each tensor in the files of a rank."""
 
 from __future__ import annotations
 

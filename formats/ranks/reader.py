@@ -1,4 +1,4 @@
-"""How a checkpoint of one file a rank is opened (see `ranks`)."""
+"""Open a checkpoint of one file a rank (see `ranks`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a plain tensor of a rank's file is cut, where the trainer wrote it down beside the tensor.
+"""Read how a plain tensor of a rank's file is cut from the record beside it.
 
 Trainers that save by hand put a shard and its place together:
 

@@ -1,4 +1,4 @@
-"""How each plain tensor of a set of rank files is cut: by what stands beside it, a record, a rule.
+"""Decide how each plain tensor of rank files is cut: by its spec, a record, or a rule.
 
 Asked in this order: what the entry or its file says, `metadata.json`, the user's table of rules.
 What an optimizer keeps of a parameter is cut as the parameter is, where all ranks hold shards of

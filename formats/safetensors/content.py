@@ -1,4 +1,4 @@
-"""A content's tensors as safetensors files hold them: each once, under its stored name."""
+"""Prepare tensors for safetensors files: each once, under its stored name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tensor is called in a file, and what a header adds where the name does not say it all.
+"""Name tensors in a safetensors file, and record in the header what a name lacks.
 
 Weights have their own names. The optimizer's tensors are `<kind>.<name>`, so are masters and
 moments of other components. What is left, stands as JSON in the header's `__metadata__` under

@@ -1,4 +1,4 @@
-"""Which files of a folder hold weights that belong together, by names and by the indexes.
+"""Group files of a folder into sets of weights, by names and indexes.
 
 A variant is part of the stem: `model.fp16-00001-of-00002` has the index
 `model.safetensors.index.fp16.json`.

@@ -1,4 +1,4 @@
-"""A whole training state in one flat mapping: `model.X`, `master.X`, `exp_avg.X`, `exp_avg_sq.X`.
+"""Read a whole training state in one flat mapping: `model.X`, `master.X`, `exp_avg.X`.
 
 Trainers that save by hand put it into one safetensors file. Words alone decide nothing, because a
 model may have a module `model`, as Hugging Face's have: the sections count only where each first

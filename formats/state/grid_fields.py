@@ -1,4 +1,4 @@
-"""Which fields of non-tensor state follow the grid of ranks, by the names that trainers give them.
+"""Recognise fields of non-tensor state that follow the grid of ranks, by their names.
 
 A checkpoint that was resharded says another number of ranks, and the ranks that are no more have no
 random streams; nothing of that is a change of the training.

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its optimizer's settings, for predicting one step from another.
+"""Read an optimizer's settings from a checkpoint, to predict one step from another.
 
 Every trainer keeps them as torch does, in `param_groups`; by number with the names of the group's
 parameters, or flattened under the name of each parameter. What is not understood says nothing:

@@ -1,4 +1,4 @@
-"""Which parameter an optimizer's integer id means, where that can be proven.
+"""Prove which parameter an optimizer's integer id means.
 
 `torch.optim.Optimizer.state_dict` numbers parameters in the order of its groups and forgets their
 names (torch 2.6 added `param_names`, where the caller gave names). A state_dict of the model lists

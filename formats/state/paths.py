@@ -1,4 +1,4 @@
-"""Where each tensor stands in one nested training state: the keys that lead to it.
+"""Find the path of keys that leads to each tensor in a nested training state.
 
 A state that one file or one distributed checkpoint holds is nested by a path of keys. A source that
 recorded its paths keeps them. Every other gets the paths that torch's own

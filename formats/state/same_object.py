@@ -1,4 +1,4 @@
-"""Is an object the same in two checkpoints, whatever their formats?
+"""Compare an object between two checkpoints of any formats.
 
 Both are taken apart into their leaves, and those are pickled again in one canonical way, with the
 bytes of the tensors that lie inside them. Leaves that the first checkpoint lists as tensors are

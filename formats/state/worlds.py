@@ -1,4 +1,4 @@
-"""A world of ranks: how many shall load what is written, and what they cannot share anew."""
+"""A world of ranks: how many are to load a result, and what they cannot share."""
 
 from __future__ import annotations
 

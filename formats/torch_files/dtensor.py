@@ -1,4 +1,4 @@
-"""Where one rank's shard lies in the global tensor, from the placements that torch pickled with it.
+"""Locate one rank's shard in the global tensor by the placements in the pickle.
 
 Pure geometry: no file is read here. A DTensor is a mesh, one placement a mesh dimension and a
 local tensor; a ShardedTensor lists its boxes itself (`formats.sharded`).

@@ -1,4 +1,4 @@
-"""What a zip says twice: local headers and data descriptors against the directory.
+"""Check local headers and data descriptors of a zip against its directory.
 
 Scanners read local headers and torch reads the directory, so a difference hides content from one
 of them. It is looked for when a checkpoint is verified, because it costs small reads all over the

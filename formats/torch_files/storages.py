@@ -1,4 +1,4 @@
-"""How a pickle of torch names its storages: by persistent id, or as a stream inside the pickle.
+"""Resolve storages that a torch pickle names by persistent id, or holds as a stream.
 
 Source: `torch/serialization.py` (`persistent_id`) and `torch/storage.py` (`__reduce__`).
 """

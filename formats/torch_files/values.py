@@ -1,4 +1,4 @@
-"""What a `torch.save` pickle is made of, as inert records: storages, tensors, subclasses.
+"""Inert records of what a `torch.save` pickle holds: storages, tensors, subclasses.
 
 Sources: `torch/storage.py` (storage classes), `torch/serialization.py` (persistent ids).
 """

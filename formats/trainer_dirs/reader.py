@@ -1,4 +1,4 @@
-"""How a directory of several parts is opened, each by its own format (see `bundle`)."""
+"""Open a directory of several parts, each by its own format (see `bundle`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many copies of this process may decode a checkpoint at once."""
+"""Decide how many copies of this process decode a checkpoint at once."""
 
 from __future__ import annotations
 

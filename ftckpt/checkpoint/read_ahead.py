@@ -1,4 +1,4 @@
-"""What of a checkpoint is read ahead of use, where its files lie behind a latency.
+"""Read parts of a checkpoint ahead of use where requests have a latency.
 
 `ftckpt.storage.prefetch` says why and reads it; here is which bytes, and in which order.
 """

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a tensor: main pieces, and the replicas that repeat them.
+"""Separate main pieces of a tensor from the replicas that repeat them.
 
 A reader takes the elements of a tensor from the main pieces. A rank of a trainer loads what its own
 files hold, replica or not.

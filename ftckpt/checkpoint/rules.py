@@ -1,4 +1,4 @@
-"""Which rule cuts which tensor: tables of name patterns, built in or given by the user.
+"""Choose the rule that cuts a tensor: tables of name patterns, built in or from a file.
 
 A table is a TOML file; the first rule whose pattern matches a whole name decides.
 

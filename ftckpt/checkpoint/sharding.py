@@ -1,4 +1,4 @@
-"""Which part of a tensor each of several ranks owns: the geometry, and nothing about names.
+"""Compute which part of a tensor each rank owns: geometry without names.
 
 A tensor is cut along one axis into equal parts, or not at all. Where an axis packs several
 sub-blocks (gate and up of a gated MLP; z, x, B, C, dt of a state-space layer), each sub-block is

@@ -1,4 +1,4 @@
-"""Which step a checkpoint is of, read from the counters that its content holds.
+"""Find a checkpoint's step from the counters in its content.
 
 A name (`step-1000`) is a hint and a modification time is not even that: copies reset it. Counters
 in the content are evidence. Three clocks are told apart, and only equal clocks are compared: the

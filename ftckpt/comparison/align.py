@@ -1,4 +1,4 @@
-"""Which tensors of two checkpoints are the same one, and which elements of it are compared."""
+"""Pair the tensors of two checkpoints, and choose the elements to compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far apart two runs of elements are: counts, sums and extremes that can be added up.
+"""Measure how far two runs of elements differ, in sums and extremes that add up.
 
 Sums and extremes are of the elements that are finite on both sides; the others are counted.
 """

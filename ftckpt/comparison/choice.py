@@ -1,4 +1,4 @@
-"""Which part of two checkpoints is compared."""
+"""Choose the part of two checkpoints to compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bits of an element mean: its value in wide arithmetic, and its place among its like.
+"""Decode an element's bits: its value in wide arithmetic, and its rank among all values.
 
 Values are float64, in which every element of up to four bytes is exact; elements of eight bytes
 become long doubles, so that no square overflows and no integer is rounded where the processor has

@@ -1,4 +1,4 @@
-"""Which tensors are recorded as equal, and by what.
+"""Find tensors that both sides record as equal, and the record that says so.
 
 What is recorded is what was written, and not what the disk holds now: it saves reading only where
 the user says so, and contradicts what was read where that is damaged.

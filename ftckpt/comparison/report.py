@@ -1,4 +1,4 @@
-"""What a comparison found: by tensor, by component, by layer, and of the other state."""
+"""The result of a comparison: by tensor, component and layer, and for other state."""
 
 from __future__ import annotations
 

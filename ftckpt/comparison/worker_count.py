@@ -1,4 +1,4 @@
-"""How many threads or processes may compare at once in the memory that is allowed."""
+"""Decide how many threads or processes compare within the memory limit."""
 
 from __future__ import annotations
 

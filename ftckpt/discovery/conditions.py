@@ -1,4 +1,4 @@
-"""What a checkpoint must hold, and at which world size it must load, to be restarted from."""
+"""Check that a checkpoint has the parts and the world size that a restart needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a root in an object store was dropped and is not reclaimed yet.
+"""Find dropped checkpoints of an object-store root that are not reclaimed yet.
 
 Nothing can be renamed there, so a tombstone below `.ftckpt/trash/` says that an entry was dropped,
 and its data stay where they are until they are reclaimed. It holds as long as nothing of the entry

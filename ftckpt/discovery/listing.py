@@ -1,4 +1,4 @@
-"""What recognition looks at: one level of names of a directory, or one file."""
+"""The listing that formats recognise: one level of a directory, or one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint of a root to restart from: the newest that passes, and why not a newer one.
+"""Choose the newest checkpoint of a root that passes, and say why newer ones do not.
 
 Newest means the step in the content. A name is only used to decide which headers to read first in
 a large root, and where the content says nothing. Older checkpoints are taken over damaged and

@@ -1,4 +1,4 @@
-"""Which checkpoint of several tiers to restart from: the newest step that passes in any of them.
+"""Choose the newest step that passes in any of several tiers.
 
 A tier that could not be read may hold the newest step of all. So nothing is taken while one is
 away, unless the caller allows it; what the other tiers hold is told either way. Of one step the

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from its headers and metadata; no tensor byte is read."""
+"""Summarise a checkpoint from headers and metadata; no tensor byte is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resume from a checkpoint would miss: one table, matched against names alone.
+"""Predict what a resume would miss: one table, matched against names.
 
 Nothing is decoded and no tensor is read: the names that a checkpoint gives its non-tensor state
 (`Checkpoint.fields`) and its tensors are compared with the names that the common trainers use. So

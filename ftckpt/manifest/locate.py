@@ -1,4 +1,4 @@
-"""Where the manifest of a checkpoint lies, and reading it there."""
+"""Find and read the manifest of a checkpoint."""
 
 from __future__ import annotations
 

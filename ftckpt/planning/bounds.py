@@ -1,4 +1,4 @@
-"""What must hold for a plan to be possible, and what was asked of it."""
+"""Check the limits that a plan must hold to."""
 
 from __future__ import annotations
 

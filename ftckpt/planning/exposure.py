@@ -1,4 +1,4 @@
-"""How long a logged job could fail, and how often it did.
+"""Compute from a log how long a job could fail, and how often it did.
 
 From a failure until it is noticed and repaired nothing else can fail, so that this time says
 nothing about the failure rate. Counted as exposure it makes failures look rarer: by a sixth with a

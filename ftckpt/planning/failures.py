@@ -1,4 +1,4 @@
-"""How often a job fails, from all that is known, with the error bars of what was counted.
+"""Combine what is known of failures into rates with error bars.
 
 Of failures that were counted, the confidence limits are carried on to everything that follows from
 them; a rate that was given as such is taken to be known.

@@ -1,4 +1,4 @@
-"""How sure a rate is that was counted: exact confidence limits of a Poisson mean."""
+"""Exact confidence limits of a Poisson mean: how sure a counted rate is."""
 
 from __future__ import annotations
 

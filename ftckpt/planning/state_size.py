@@ -1,4 +1,4 @@
-"""How many bytes of training state a parameter has, by precision and optimizer.
+"""Compute the bytes of training state of a parameter, by precision and optimizer.
 
 What a trainer saves for a restart: the weights, the fp32 master where the weights are narrower, and
 the optimizer's moments. Gradients are not saved.

@@ -1,4 +1,4 @@
-"""A plan put to the test: the same job, simulated event by event."""
+"""Check a plan by simulating the same job event by event."""
 
 from __future__ import annotations
 

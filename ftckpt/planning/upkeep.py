@@ -1,4 +1,4 @@
-"""What a plan takes of storage and money. Prices are inputs, in whatever currency they are in."""
+"""Compute a plan's storage and money. Prices are inputs in any currency."""
 
 from __future__ import annotations
 

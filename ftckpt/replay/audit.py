@@ -1,4 +1,4 @@
-"""What can be said of a restart without running it: presence, ranks, counters, a stale neighbour.
+"""Judge a restart without running it: presence, ranks, counters, a stale neighbour.
 
 Presence is the resume check's (`ftckpt.inspection.resume`), which matches names against one table,
 and where no name shows a component, the content's (`state_content`). The rest compares what the

@@ -1,4 +1,4 @@
-"""What a recorded process is told, through its environment."""
+"""Settings that a recorded process gets through its environment."""
 
 from __future__ import annotations
 

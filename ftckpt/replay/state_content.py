@@ -1,4 +1,4 @@
-"""Which components of a training state the content shows, whatever the names are.
+"""Recognise components of a training state by content, whatever their names.
 
 A name is the trainer's choice: `py`, `sch`, `rng.rank_0`. What lies there is not: Python's
 generator is a version, 625 numbers and a cached deviate; torch's is 5,056 bytes; a schedule keeps

@@ -1,4 +1,4 @@
-"""Which files make up a replica of a checkpoint, and in which order they are carried."""
+"""List the files of a replica, in the order in which they are copied."""
 
 from __future__ import annotations
 

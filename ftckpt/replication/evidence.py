@@ -1,4 +1,4 @@
-"""What the bytes of a block are held to while they are carried: a manifest, or CRC-32s.
+"""Check the bytes of a block against a manifest or CRC-32s while they are copied.
 
 Either is asked about what has just been read, so that nothing is read for it. A CRC-32 covers a
 record, and a record may lie in several blocks: then it is compared when the file is complete.

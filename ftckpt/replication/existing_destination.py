@@ -1,4 +1,4 @@
-"""What stands at a destination already: the same checkpoint is an answer, all else is kept."""
+"""Inspect what a destination holds already; keep everything but the same checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How replicas are made."""
+"""Options of making replicas."""
 
 from __future__ import annotations
 

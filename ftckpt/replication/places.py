@@ -1,4 +1,4 @@
-"""Where a replica stands: its name in a directory, and the staging place that builds it."""
+"""Place a replica: its name in a directory, and the staging place that builds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bytes of two replicas are right, and are they replicas of one checkpoint at all?"""
+"""Decide which bytes of two replicas are right, and whether they replicate one checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a root is doing: what was saved, when, how fast, and what somebody should look at.
+"""Survey a run's checkpoint health: saves, times, cadence, alerts.
 
 `survey` reads a root by its listings, `health` is what follows from that, `alerts` what of it is
 worth waking somebody for, and `prometheus` the same for a monitor.

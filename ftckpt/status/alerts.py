@@ -1,4 +1,4 @@
-"""What of a run's state somebody should look at, and why."""
+"""Decide which parts of a run's state need a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a root has been saved to, by listing alone: when, how large, how long a save took to write.
+"""Measure a root's saves by listing alone: times, sizes, write durations.
 
 Modification times are all that a listing tells. They are evidence only as long as nobody copied the
 checkpoints without them; where they cannot be what a trainer left, nothing is concluded.

@@ -1,4 +1,4 @@
-"""Which saves of one tier a second one holds too."""
+"""Find which saves of one tier a second tier holds too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a survey: how old the newest save is, how regular and how slow saves are."""
+"""Judge a survey: age of the newest save, regularity, write durations."""
 
 from __future__ import annotations
 

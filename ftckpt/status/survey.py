@@ -1,4 +1,4 @@
-"""What lies in one run of a root, each entry with its bytes and times; nothing is opened for it."""
+"""List one run of a root with bytes and times; open nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to reach a store: the settings that object stores need."""
+"""Settings for reaching object stores."""
 
 from __future__ import annotations
 

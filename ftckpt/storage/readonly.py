@@ -1,4 +1,4 @@
-"""What stores share that are only looked at: they refuse every write."""
+"""Refuse every write: the base of stores that are only read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be written, before it is said in which files: logical tensors and other state.
+"""The content of a transfer before it has files: logical tensors and other state.
 
 `Content.of` is a checkpoint as it is. `convert` and `reshard` derive others from it: fewer
 tensors, other names, other types, tensors joined or cut (a fused QKV and its three parts). A tensor

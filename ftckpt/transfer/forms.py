@@ -1,4 +1,4 @@
-"""Which tensors a result holds, and what each should be: names, shapes, types, tiling."""
+"""The form of each tensor in a result: name, shape, type, tiling."""
 
 from __future__ import annotations
 

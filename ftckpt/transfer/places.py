@@ -1,4 +1,4 @@
-"""Where a transfer reads and writes: apart from each other, and names that are files there."""
+"""Check that a transfer's source and destination are apart, and that names work as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the content checks share: their answer, how they report, how they pick a sample."""
+"""Share the parts of content checks: the answer, the reports, the sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is everything there, once, and of one save? Names, sizes, headers, counters; no tensor bytes."""
+"""Check that everything is present, once, and of one save; reads no tensor bytes."""
 
 from __future__ import annotations
 

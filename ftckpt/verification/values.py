@@ -1,4 +1,4 @@
-"""Do the numbers make sense? NaN, infinity, impossible moments, copies that differ.
+"""Check the numbers: NaN, infinity, impossible moments, replicas that differ.
 
 NaN or infinity is damage in a parameter, a master or a moment, and a note in a buffer, which is
 often a mask. Files hardly ever say which tensor of a model is a buffer: the optimizer's state and

@@ -1,1 +1,1 @@
-"""How work is carried out: threads, processes, and the bounds of both."""
+"""Run work in threads or processes within their limits."""

@@ -1,4 +1,4 @@
-"""What a copy of this process does (`ftckpt.workers.processes` makes it and hears from it)."""
+"""Work that a copy of this process does (`ftckpt.workers.processes` makes the copies)."""
 
 from __future__ import annotations
 

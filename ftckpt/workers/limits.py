@@ -1,4 +1,4 @@
-"""How much of the machine a run may take: processors, memory, bytes a second."""
+"""Limits of a run: processors, memory, bytes a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's files hold beside weights, masters and moments: state, by name.
+"""Name the state in DeepSpeed's files besides weights, masters and moments.
 
 A tensor in it (a random state) is kept as `extra:rank<R>`, anything else as an object, one for each
 key at the top. What only says how the files are cut is not state and is left out.

@@ -1,4 +1,4 @@
-"""Counters of a source as an example has them: a fused Adam counts steps in plain numbers."""
+"""Store step counters as an example does: a fused Adam counts steps in plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that ZeRO does not cut, dealt out to the files of another grid of ranks.
+"""Distribute state that ZeRO does not cut to the files of another grid of ranks.
 
 Every file repeats some of it: the scheduler, the configuration, the loss scale, the client's own
 keys. A rank that the source has too gets what that rank saved. A rank that is new gets what the

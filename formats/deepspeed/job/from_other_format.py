@@ -1,4 +1,4 @@
-"""A checkpoint of another format as a DeepSpeed job would have it: one rank, one model's file.
+"""Read a checkpoint of another format as a DeepSpeed job of one rank and one model file.
 
 Parameters are those that an optimizer keeps state of; others are frozen. Where the source has no
 masters (training in single precision keeps none) the weights become masters, widened, which changes

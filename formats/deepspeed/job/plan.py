@@ -1,4 +1,4 @@
-"""How a job's files are laid out: which rank has which groups of parameters, in which order.
+"""Plan a DeepSpeed job's files: which rank has which parameter groups, in which order.
 
 Taken from the job that wrote the source, for other partitions or another stage of it; or from an
 example, as it stands: a checkpoint that the target job saved itself.

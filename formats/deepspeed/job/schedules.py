@@ -1,4 +1,4 @@
-"""What a scheduler keeps of each parameter group, by number, for a job that groups otherwise.
+"""Map a scheduler's state of each parameter group to a job that groups otherwise.
 
 torch's schedulers have lists of one value a group (`base_lrs`), which no name ties to a group. In
 another order each group would be given another's learning rate, without an error.

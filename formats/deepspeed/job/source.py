@@ -1,4 +1,4 @@
-"""What a writer takes from a DeepSpeed checkpoint beside its tensors: order, options, numbers."""
+"""Read what a writer needs of a DeepSpeed source besides tensors: order, options, numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state around the weights of a source of another format, as DeepSpeed's files would hold it.
+"""Build DeepSpeed's state around the weights from a source of another format.
 
 A source that was made of a DeepSpeed checkpoint has it under the names that its reader gives
 (`optimizer.loss_scaler`, `rank_1.seed`), and gets it back in the same places. Everything else is

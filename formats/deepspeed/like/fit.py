@@ -1,4 +1,4 @@
-"""The tensors of a source as an example has them: its names, shapes and types, the source's values.
+"""Fit the tensors of a source to an example: its names, shapes and types, the source's values.
 
 Nothing is made up: what the example has and the source lacks is refused by name, and what the
 source has and the example has no place for is listed. Values change in two ways alone, both

@@ -1,4 +1,4 @@
-"""What a DeepSpeed writer lays out where an example says how: of a source of any format."""
+"""Lay out a source of any format as an example of a DeepSpeed job is laid out."""
 
 from __future__ import annotations
 

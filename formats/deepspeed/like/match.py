@@ -1,4 +1,4 @@
-"""Whether a tensor of a source can be what an example has in its place: its type, and its ties."""
+"""Decide whether a source tensor can take an example's place, by type and ties."""
 
 from __future__ import annotations
 

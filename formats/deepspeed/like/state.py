@@ -1,4 +1,4 @@
-"""The state around the weights in the form of an example: the source's values in its places.
+"""Put the source's values into the places of the state in an example.
 
 What belongs to the job and not to its progress stays the example's: the configuration, the version,
 how parameters are cut, a loss scale that does not move. So do settings that the source does not

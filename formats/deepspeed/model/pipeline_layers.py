@@ -1,4 +1,4 @@
-"""What the layers of a pipeline keep beside their weights (a module's extra state), laid out.
+"""Lay out a pipeline layer's state besides weights (a module's extra state).
 
 Each slice of a layer has a file of its own. Laid out anew by the job that saved it, a file keeps
 what it had. As an example, it gets what the source has under the same name; the example's own value

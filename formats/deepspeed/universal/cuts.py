@@ -1,4 +1,4 @@
-"""What a universal checkpoint says of how a job is to cut a parameter over its tensor slices.
+"""Read how a job is to cut a parameter over tensor slices from a universal checkpoint.
 
 The rules are the source's own (`universal_checkpoint_info`, Megatron-DeepSpeed's names) and the
 user's. Where there are none DeepSpeed cuts along the first axis, and so says its converter.

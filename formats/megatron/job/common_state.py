@@ -1,4 +1,4 @@
-"""What a source carries of a Megatron job beside its tensors: the state that all ranks share.
+"""Read a Megatron job's state that all ranks share from a source.
 
 Arguments, iteration, schedule and the groups of the optimizer. torch_dist has them as its common
 state; files of ranks repeat them; other formats carry one or the other along, whole or taken apart

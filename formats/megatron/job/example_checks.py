@@ -1,4 +1,4 @@
-"""What an example must show of its optimizer, and share with the source, or it is refused.
+"""Check that an example shows its optimizer and fits the source; refuse it otherwise.
 
 What is wrong here would load without an error: a count of steps that begins anew, moments of
 another type, a tensor of the example among the source's.

@@ -1,4 +1,4 @@
-"""What a source's optimizer keeps of parameters, taken one by one for files of ranks.
+"""Read optimizer state of parameters one by one, for the files of the ranks.
 
 A step is every parameter's own, or one for all: a number in the optimizer's object, a tensor in it,
 or a tensor that the source lists.

@@ -1,4 +1,4 @@
-"""State in a legacy Megatron checkpoint that is not part of the model: whose it is in a new layout.
+"""Assign a legacy Megatron checkpoint's state outside the model to ranks of a new layout.
 
 What all ranks have alike (the iteration, the schedule) goes to every rank. Random streams belong to
 the tensor, pipeline and expert rank that drew from them. Where the layout of these ranks changes no

@@ -1,4 +1,4 @@
-"""What groups of data-parallel ranks recorded of their optimizers, carried along by another format.
+"""Carry the optimizer records of groups of data-parallel ranks through another format.
 
 torch_dist in buckets (`dp_reshardable`) and in flat shards keeps the settings of an optimizer once
 a group of ranks, beside the state. That state is read as tensors of parameters, so that of what the

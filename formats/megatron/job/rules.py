@@ -1,4 +1,4 @@
-"""Which of Megatron's built-in split rules hold for a job: by its arguments and its shapes."""
+"""Choose Megatron's built-in split rules for a job by its arguments and shapes."""
 
 from __future__ import annotations
 

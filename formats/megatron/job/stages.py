@@ -1,4 +1,4 @@
-"""Which layers lie on which pipeline stage: from a stage's own numbers to those of the model.
+"""Map layer numbers of a pipeline stage to layer numbers of the model.
 
 A file numbers its layers from 0. With interleaving a stage holds several chunks (`model0`,
 `model1`, …), and the layers run chunk by chunk over all stages: chunk 0 of every stage, then

@@ -1,4 +1,4 @@
-"""A whole GPT model under Megatron-Core's names, as the writers of Megatron's formats need it.
+"""Give a whole GPT model Megatron-Core's names, as Megatron's writers need it.
 
 Whatever format holds it: files of ranks and torch_dist alike need the arguments of a job, with
 which Megatron builds the model before it loads it. They are those that the source carries along, or

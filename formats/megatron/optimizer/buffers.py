@@ -1,4 +1,4 @@
-"""Where a parameter lies in the flat buffers of Megatron's distributed optimizer.
+"""Locate a parameter in the flat buffers of Megatron's distributed optimizer.
 
 Megatron lays the parameters of one model chunk on one tensor-parallel rank into a flat buffer for
 each element type, last registered first, cuts the buffer into buckets, and pads each bucket so

@@ -1,4 +1,4 @@
-"""What one rank of a legacy Megatron checkpoint is to hold of the model, in its order."""
+"""List what one rank of a legacy Megatron checkpoint holds of the model, in its order."""
 
 from __future__ import annotations
 

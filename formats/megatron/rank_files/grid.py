@@ -1,4 +1,4 @@
-"""Which directories a legacy Megatron checkpoint has, and whose each is.
+"""Map the directories of a legacy Megatron checkpoint to ranks of its grid.
 
     mp_rank_TT[_PPP][_EEE]/model_optim_rng.pt      tensor, pipeline and expert rank
 

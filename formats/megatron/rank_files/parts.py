@@ -1,4 +1,4 @@
-"""What one rank of a legacy Megatron checkpoint holds of each tensor of the whole model."""
+"""Compute the part of each whole tensor that one legacy Megatron rank holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a writer reads of the ranks of a legacy Megatron source: trees, parameters and their names.
+"""Read the ranks of a legacy Megatron source for a writer: trees, parameters, names.
 
 The files of one tensor rank show all that is the same on the others: the order of parameters,
 the groups of the optimizer, the state that belongs to no rank.

@@ -1,4 +1,4 @@
-"""What one rank's file calls its tensors, and what they are called in the whole model.
+"""Map tensor names in one rank's file to names in the whole model.
 
 Layers are numbered within a pipeline stage and experts within an expert-parallel rank; the whole
 model's names carry the numbers of the model. All else keeps its name. A name of before

@@ -1,4 +1,4 @@
-"""Which rank of which stage holds which parameters in its buckets: an order, laid out and tried.
+"""Find which rank of a stage holds which parameters in its buckets.
 
 A group of data-parallel ranks holds the optimizer state of one pipeline stage as one tensor rank
 (or, for experts, one expert and tensor rank) has it. How many layers a stage has is not taken from

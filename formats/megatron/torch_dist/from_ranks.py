@@ -1,4 +1,4 @@
-"""A legacy Megatron source as a writer of torch_dist sees it: one state in place of one a rank.
+"""Merge the ranks of a legacy Megatron source into one state for torch_dist's writer.
 
 What every rank's file repeats (arguments, iteration, scheduler, groups of the optimizer) becomes
 the common state, once. Random states become objects by stage and tensor rank, and what modules keep

@@ -1,4 +1,4 @@
-"""A whole model as a writer of torch_dist sees it: weights, and an optimizer that came with them.
+"""Give a whole model and its optimizer the form that torch_dist's writer needs.
 
 Megatron up to core 0.18 loads no store that lacks an object for what a module keeps beside its
 weights (`_extra_state`), mostly nothing. Which modules ask for one depends on the implementation;

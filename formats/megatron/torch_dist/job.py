@@ -1,4 +1,4 @@
-"""What a writer of torch_dist needs of a job: tensors by their names on disk, and other state.
+"""Describe a job for torch_dist's writer: tensors by stored name, and other state.
 
 The common state is a dict that every rank shares: arguments, iteration, scheduler, groups of the
 optimizer. Its optimizer is written so that any number of ranks can load it: a distributed one as

@@ -1,4 +1,4 @@
-"""How Megatron's torch_dist spells tensors, and which logical tensors a stored one stands for.
+"""Map the names that torch_dist stores to logical tensors.
 
 On disk the layers of one kind, and the experts, are stacked: `decoder.layers.mlp.linear_fc1.weight`
 has a leading axis of layers, `decoder.layers.mlp.experts.experts.linear_fc1.weight` axes of layers

@@ -1,4 +1,4 @@
-"""Which rank of a Megatron job writes which part of which tensor, into its own file of a store.
+"""Decide which Megatron rank writes which part of a tensor into its own file.
 
 A part of a tensor is on every data-parallel rank, and any of them may write it; with
 `--ckpt-fully-parallel-save`, Megatron's default, they share the work. A store reads the same,

@@ -1,4 +1,4 @@
-"""What of the state of single ranks is kept for a job of another layout, and what a job is told.
+"""Keep the state of single ranks for a job of another layout, as far as it can be used.
 
 Random states are by stage and tensor rank. Megatron asks for them where the arguments in a
 checkpoint have the tensor ranks and stages of the run, and does not start where they are missing;

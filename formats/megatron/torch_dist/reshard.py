@@ -1,4 +1,4 @@
-"""A torch_dist source as a writer of the same format sees it: what is copied, what must change.
+"""Reshard torch_dist to torch_dist: decide what is copied and what must change.
 
 Optimizer state in buckets, or in flat shards, is read as tensors of parameters and written as
 those. What each group of data-parallel ranks recorded of its optimizer (parameter groups, the loss

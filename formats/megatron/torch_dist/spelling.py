@@ -1,4 +1,4 @@
-"""What torch_dist calls a tensor that a legacy checkpoint of Megatron-Core has.
+"""Translate legacy tensor names of Megatron-Core to torch_dist's.
 
 On disk the names are Transformer Engine's, whatever implementation trained, so that either loads:
 

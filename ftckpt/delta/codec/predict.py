@@ -1,4 +1,4 @@
-"""What a tensor is expected to be, from the base and from tensors that are decoded before it.
+"""Predict a tensor from the base and from tensors decoded before it.
 
 A prediction is a reference like any other: what it misses is stored, so that a wrong guess costs
 room and never a bit. Every rule is a fixed order of float32 operations, each rounded to nearest,

@@ -1,4 +1,4 @@
-"""A tensor's elements as unsigned words, and the bijections that gather what is predictable.
+"""Turn elements into unsigned words, so that what is predictable lies together.
 
 Everything here works on bits, never on values, so every type is lossless: NaN payloads, -0.0 and
 padding bits come back as they were. All words are little-endian.

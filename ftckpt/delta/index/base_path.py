@@ -1,4 +1,4 @@
-"""Where the base of a delta was, as the delta records it: relative where both lie under one root.
+"""Record a delta's base: by a relative path if both lie under one root.
 
 A root is moved or mirrored as a whole, so what lies in it is named from the delta; what lies
 elsewhere stays where it is, and is named by its whole path or URL.

@@ -1,4 +1,4 @@
-"""What a delta depends on, from the first bytes of its index: a root may hold many deltas."""
+"""Read a delta's base from the first bytes of its index, because a root may hold many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a finished data file, for the index and for a later run that takes it over."""
+"""Record a finished data file, for the index and for a later run that reuses it."""
 
 from __future__ import annotations
 

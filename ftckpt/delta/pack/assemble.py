@@ -1,4 +1,4 @@
-"""What is packed against what, and how the index says it."""
+"""Pair a target with its base, and build the index of the delta."""
 
 from __future__ import annotations
 

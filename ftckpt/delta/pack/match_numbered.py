@@ -1,4 +1,4 @@
-"""Which weights a numbered moment moves, where the two checkpoints show it.
+"""Match numbered moments to weights by how the two checkpoints changed.
 
 torch's optimizers number their parameters and forget the names, and a file of weights beside them
 may have lost the order (safetensors sorts by name). Shapes alone say little: all layers are alike.

@@ -1,4 +1,4 @@
-"""Which tensor of the base each tensor of the target is stored against, and what may predict it."""
+"""Pair each tensor of the target with its base, and with tensors that predict it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocks go into which data file, known before a byte is encoded and on every machine alike.
+"""Divide blocks over data files before encoding, the same way on every machine.
 
 The tensors of one parameter lie together, block by block, those that predict others first: who
 encodes or reads them in this order has what the next one needs still at hand. A data file is made

@@ -1,4 +1,4 @@
-"""What one thread has read a short while ago, kept for the tensors that it predicts.
+"""Keep what one thread has just read, for the tensors that it predicts.
 
 The tensors of a parameter are encoded block by block, one after the other, and up to five blocks
 are read for one: a moment for itself, for the other moment and for the master.

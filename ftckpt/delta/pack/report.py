@@ -1,4 +1,4 @@
-"""What packing has made of a checkpoint, counted: by component and kind, and by method."""
+"""Count what packing made of a checkpoint: by component, kind and method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads, or processes, may pack at once in the memory that is allowed."""
+"""Decide how many threads or processes pack within the memory limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tier and spot models and the simulation are asked about: the input, and nothing else.
+"""Inputs of the tier and spot models and of the simulation.
 
 The simulation shares these records with the closed forms, and no code.
 """

@@ -1,4 +1,4 @@
-"""What a saving interval leads to: where the wall time goes."""
+"""The outcome of a saving interval: where the wall time goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of wall time a job runs at all, and how much it spends on getting back."""
+"""Compute the share of wall time that a job runs, and the share that recovery takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is written and kept, how fast, and what it costs. Prices are inputs, never built in."""
+"""Compute what is written and kept, how fast, and its cost. Prices are inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a job runs until the next failure: laws to draw from.
+"""Laws of the time until the next failure, to draw from.
 
 Times count while the job runs, saves or restarts; the whole platform is as new after each failure.
 """

@@ -1,4 +1,4 @@
-"""Where every second of every run went."""
+"""Account for every second of every simulated run."""
 
 from __future__ import annotations
 

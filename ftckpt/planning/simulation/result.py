@@ -1,4 +1,4 @@
-"""What simulated runs say, and whether a closed form says the same."""
+"""Summarise simulated runs, and compare them with the closed form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job does when nothing fails, found by walking through it event by event."""
+"""Walk through a job without failures, event by event."""
 
 from __future__ import annotations
 

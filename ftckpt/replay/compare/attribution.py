@@ -1,4 +1,4 @@
-"""Which component of the training state a difference shows.
+"""Attribute a difference to a component of the training state.
 
 Only the first step that differs is looked at, and of it what stands first in causal order. State
 that differs as the step begins is a cause of its own, component by component: each of them was not

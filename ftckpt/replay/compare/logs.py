@@ -1,4 +1,4 @@
-"""Where two logs of one training part ways: step by step, event by event, rank by rank."""
+"""Compare two logs of a training: step by step, event by event, rank by rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of a training step, in causal order, and which component an event shows.
+"""The events of a training step in causal order, and the component that each shows.
 
 The order is the order of causes: state as the step begins, then the batch, the forward pass, the
 gradients. So the first event that differs is where two runs parted ways, and what follows it is

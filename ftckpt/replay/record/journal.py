@@ -1,4 +1,4 @@
-"""What one process writes: its log, its markers, the values of tensors that were asked for."""
+"""Write the log, the markers and the requested tensor values of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training holds, and its state as the items of a record.
+"""Find the parts of a training, and turn their state into items of a record.
 
 It holds the modules that it calls, and the optimizers, schedules, scalers and averaged models that
 it makes.

@@ -1,4 +1,4 @@
-"""A run's own copy of a checkpoint: what the training may write is never the original.
+"""Give each run its own copy of a checkpoint, so that training never writes the original.
 
 Each file is cloned (FICLONE: Btrfs, XFS, OCFS2 and others share its blocks until one side writes),
 or copied where the filesystem cannot clone. Hard links are never made: `open(file, "wb")` writes

@@ -1,4 +1,4 @@
-"""What a trial of a restart is asked: the commands, the place, how far and how often."""
+"""The inputs of a trial: commands, place, number of steps, frequency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole trial of a restart: the uninterrupted run, its repetition, the restarts, the verdict.
+"""Run a whole trial: the uninterrupted run, its repetition, the restarts, the verdict.
 
 Without a checkpoint the trial makes one as a failure would leave it: the command runs until it has
 saved, is killed, and is started again from what lies there. Each run has a place of its own, which

@@ -1,4 +1,4 @@
-"""What a tier lacks: which checkpoints rules choose, and whether the tier holds these very ones.
+"""Find what a tier lacks: the checkpoints that rules choose and the tier does not hold.
 
 What the tier holds is never believed by its name: the copy must be finished and of the sizes that
 its manifest lists, and be of the very bytes of the source. The latter is known from the source's

@@ -1,4 +1,4 @@
-"""What carrying out, purging and undeleting came to."""
+"""The outcome of dropping, purging and undeleting."""
 
 from __future__ import annotations
 

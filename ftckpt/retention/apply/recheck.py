@@ -1,4 +1,4 @@
-"""A root while entries go from it one by one: what has come there, and who claims the next one.
+"""Reread a root while entries are dropped: new entries, and claims on the next one.
 
 A root can have ten thousand names, and each may be the next that goes. So before each its names are
 listed, and nothing is asked about those that were there but for links and pointers, which can come

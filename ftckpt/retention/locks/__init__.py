@@ -1,1 +1,1 @@
-"""Who may change a root: locks, leases, and holding several roots at once."""
+"""Lock roots while they are changed: locks, leases, and several roots at once."""

@@ -1,4 +1,4 @@
-"""Who may change a local root: the one gc that holds it locked.
+"""Lock a local root for the one gc that changes it.
 
 The locks are the system's own and end with the process, so a killed gc leaves nothing to break.
 """

@@ -1,4 +1,4 @@
-"""Who may change a root in an object store: the one gc whose lease stands there.
+"""Hold a lease on a root in an object store for the one gc that changes it.
 
     .ftckpt/lock/7.json      who holds it, for how long, and a token that nobody else has
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's metric is: in its name, in `metrics.json` or in `trainer_state.json`.
+"""Read a checkpoint's metric: its name, `metrics.json` or `trainer_state.json`.
 
 Sources: Lightning's `ModelCheckpoint` puts metrics into names (`epoch=3-val_loss=0.25.ckpt`);
 transformers' `Trainer` keeps `log_history`, a list of records each with its `step`, in

@@ -1,4 +1,4 @@
-"""What no rule can let go of: evidence, what is in use, and what cannot be judged."""
+"""Protect what no rule may drop: evidence, what is in use, what cannot be judged."""
 
 from __future__ import annotations
 

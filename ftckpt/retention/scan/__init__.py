@@ -1,1 +1,1 @@
-"""What a root holds, entry by entry, as a retention plan needs it."""
+"""Scan a root entry by entry for a retention plan."""

@@ -1,4 +1,4 @@
-"""Which checkpoints have passed their structure check before, so that cron checks each once.
+"""Remember checkpoints that passed the structure check, so that cron checks each once.
 
 `.ftckpt/passed.json` holds, for each entry that passed, the fingerprint that its files had then. As
 long as no file has another size or time, the check would say the same; a listing is made, headers

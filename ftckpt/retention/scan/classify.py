@@ -1,4 +1,4 @@
-"""What one name of a root is, told by names and times alone as far as they go."""
+"""Classify one name of a root, as far as names and times tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a root holds, as retention sees it: one record a name, with all the evidence about it.
+"""Read a root as records, one a name, with all the evidence about it.
 
 The policy decides by these records alone; nothing is read or asked while it does.
 """

@@ -1,4 +1,4 @@
-"""Who holds which entry of a root: pointers, pins, leases and tags."""
+"""Find who protects an entry of a root: pointers, pins, leases and tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file commits a checkpoint: without it, its format does not take the rest for finished.
+"""The files that commit a checkpoint; without one its format ignores the rest.
 
 Found by asking the format about a listing that lacks one name, so that no list of names has to be
 kept beside its own. A marker is a small file, and among those that were written last.

@@ -1,4 +1,4 @@
-"""Whether a plan is still right: the root is read again, and what has changed since is said."""
+"""Check whether a plan still holds: read the root again and report changes."""
 
 from __future__ import annotations
 

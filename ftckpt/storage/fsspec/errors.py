@@ -1,4 +1,4 @@
-"""What the filesystems of fsspec raise, by the decision that a caller can take."""
+"""Map errors of fsspec's filesystems to the errors that callers handle."""
 
 from __future__ import annotations
 

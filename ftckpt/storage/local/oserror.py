@@ -1,4 +1,4 @@
-"""The operating system's errors by the decision that a caller can take."""
+"""Map the operating system's errors to the errors that callers handle."""
 
 from __future__ import annotations
 

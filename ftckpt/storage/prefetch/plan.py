@@ -1,4 +1,4 @@
-"""Which bytes are best read at once, where every request has a latency: windows around extents.
+"""Plan which byte ranges to read together where every request has a latency.
 
 Extents are named in the order in which they will be asked for. They are taken a stage at a time,
 and what lies together in a file, of one stage, is one window: a window is used up soon after it was

@@ -1,4 +1,4 @@
-"""What an S3 service's refusal means: retry, or which of our errors.
+"""Map an S3 service's refusals: retry, or one of our errors.
 
 Sources: the error code tables of the S3 API reference, and what Ceph, Swift, MinIO and rclone
 answer in the same situations.

@@ -1,4 +1,4 @@
-"""What a plain listing of S3 does not show, and what is paid for: versions, unfinished uploads."""
+"""List what a plain S3 listing hides and the bill shows: versions, unfinished uploads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where one S3 object lies."""
+"""Bucket and key of one S3 object."""
 
 from __future__ import annotations
 

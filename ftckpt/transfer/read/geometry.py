@@ -1,4 +1,4 @@
-"""Where elements lie: runs of C order as boxes, and boxes as strided bytes of a file."""
+"""Turn runs of elements in C order into boxes, and boxes into strided bytes of a file."""
 
 from __future__ import annotations
 

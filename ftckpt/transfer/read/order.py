@@ -1,4 +1,4 @@
-"""What a transfer reads of its source, in about the order in which it does."""
+"""List what a transfer reads of its source, in roughly the order of reading."""
 
 from __future__ import annotations
 

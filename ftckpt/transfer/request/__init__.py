@@ -1,1 +1,1 @@
-"""What is asked of a transfer: which part, which names, which types, which layout."""
+"""The request of a transfer: part, names, types, layout."""

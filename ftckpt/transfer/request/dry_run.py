@@ -1,4 +1,4 @@
-"""What a transfer would do, as a list that can be read: every copy, and what it costs."""
+"""List what a transfer would do: every copy, and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameter a tensor belongs to: what renames a parameter renames its optimizer state too.
+"""Find the parameter that a tensor belongs to; renaming one renames its optimizer state.
 
 Weights, masters and moments carry the parameter's name itself. Other optimizer state carries it
 and a word more (`layers.0.weight.step`).

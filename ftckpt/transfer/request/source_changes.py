@@ -1,4 +1,4 @@
-"""Has a source changed while it was read? Then nothing that was found in it is known to be so."""
+"""Detect that a source changed while it was read; then no result holds."""
 
 from __future__ import annotations
 

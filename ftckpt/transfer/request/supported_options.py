@@ -1,4 +1,4 @@
-"""What is asked of a layout, held to what its writer grants: nothing is ignored without a word."""
+"""Refuse options that the writer of a layout does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a result is built before it is visible, and the one act that makes it so."""
+"""Build a result where nobody sees it, and make it visible in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A destination on this machine: built in a hidden directory beside it, shown by one rename.
+"""Build a local result in a hidden directory beside it, and rename it once at the end.
 
     .NAME.ftckpt-staging/journal.jsonl     which transfer this is, and which blocks are made; locked
     .NAME.ftckpt-staging/state/            the files of the result

@@ -1,4 +1,4 @@
-"""Who may build in a local staging directory: the one run that holds its journal locked.
+"""Lock a local staging directory for the one run that holds its journal.
 
 The lock is the system's own and ends with the process, so a killed run leaves nothing to break.
 """

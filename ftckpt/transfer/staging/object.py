@@ -1,4 +1,4 @@
-"""A destination that is one object: it cannot be seen half, so it is its own staging place.
+"""Stage a result that is one object: it cannot be seen half-written.
 
     DIR/NAME.ftckpt.json      the manifest, created first: of two runs with other bytes one goes on
     DIR/NAME                  seen when its upload is finished, whose parts the service has summed

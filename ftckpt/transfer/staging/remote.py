@@ -1,4 +1,4 @@
-"""A destination in an object store: built under its own keys, and no checkpoint until the end.
+"""Build a result in an object store under its own keys; it is a checkpoint only at the end.
 
     DST/.ftckpt/transfer.json        which transfer is under way; readers answer "incomplete" (5)
     DST/.ftckpt/transfer/<hash>      one small object a finished file: its block digests

@@ -1,4 +1,4 @@
-"""A destination that is one object: built and proven under a key of its own, shown as its copy.
+"""Build and prove a one-object result under a key of its own, then copy it into place.
 
     DIR/.NAME.ftckpt-staging/   the object, as a prefix of one file is built (`remote_staging`)
     DIR/NAME.ftckpt.json        the manifest, created first: of two with other bytes one goes on

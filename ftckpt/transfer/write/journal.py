@@ -1,4 +1,4 @@
-"""What an earlier run of the same transfer has made: one line a block, so that a kill costs little.
+"""Record finished blocks, one line each, so that a killed run can go on.
 
 A line is written after the block's bytes. It may survive them (a power cut), so the bytes are
 hashed again before a line is believed.

@@ -1,4 +1,4 @@
-"""Where a source's tensors already lie in a result that is being made.
+"""Find where a source's tensors lie in a result that is being written.
 
 A tensor of a delta may be decoded from others of it, which lie elsewhere in the files that are
 written: decoded a second and a third time they would cost more than all the rest. What was written
