@@ -109,7 +109,7 @@ def command(
         str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
     ] = "",
 ) -> Result:
-    """Write a checkpoint in another format: whole, or the part that is asked for.
+    """Write a checkpoint in another format: whole, or one part of it.
 
     State that the target has no place for is named, and refused unless `--drop` names it. The
     result is read back and compared with the source before DST becomes visible.

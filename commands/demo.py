@@ -30,7 +30,7 @@ CODES = {
 def command(
     ctx: typer.Context,
     directory: Annotated[
-        str, typer.Argument(metavar="[DIR]", help="Made; must not exist, or be empty.")
+        str, typer.Argument(metavar="[DIR]", help="Directory to make; must not exist, or be empty.")
     ] = "ftckpt-demo",
 ) -> Result:
     """Make a small real checkpoint, damage it, and walk through the incident.

@@ -30,7 +30,7 @@ def command(
         str, typer.Option(metavar="NAME", help="Who wants it kept; by default the login name.")
     ] = "",
 ) -> Result:
-    """Keep a checkpoint until it is unpinned, whatever the rules of gc say.
+    """Keep a checkpoint until it is unpinned, against all retention rules.
 
     Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
     built on is kept with it.

@@ -55,11 +55,11 @@ def command(
     to: Annotated[
         str,
         typer.Option(
-            "--to", metavar="DST", help="Write the mended one there; DIR/ keeps its name."
+            "--to", metavar="DST", help="Write the repaired checkpoint there; DIR/ keeps its name."
         ),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what is damaged; fetch and write nothing.")
+        bool, typer.Option("--dry-run", help="List the damage; fetch and write nothing.")
     ] = False,
 ) -> Result:
     """Mend a damaged checkpoint with the blocks of a replica.

@@ -60,10 +60,10 @@ def command(
         int | None, typer.Option(metavar="N", min=1, help="The N newest, by step and by time.")
     ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="What carries the tag. Repeatable.")
+        list[str] | None, typer.Option(metavar="TAG", help="Checkpoints with the tag. Repeatable.")
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Ship also what gc of DST has dropped since.")
+        bool, typer.Option("--again", help="Ship again what gc at DST has dropped.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be shipped; write nothing.")

@@ -1,4 +1,4 @@
-"""`ftckpt tag`: put words on a checkpoint that `gc --keep-tag` asks for."""
+"""`ftckpt tag`: put tags on a checkpoint, for `gc --keep-tag`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(
     step: StepArgument,
     words: Annotated[list[str], typer.Argument(metavar="TAG...", help="The words.")],
 ) -> Result:
-    """Put tags on a checkpoint, for gc --keep-tag to ask for.
+    """Tag a checkpoint, for example to keep it with gc --keep-tag.
 
     A pin keeps a checkpoint whatever the policy says. A tag keeps it where a policy asks for it, so
     that one tier can keep its milestones and another need not.

@@ -29,7 +29,7 @@ def command(
         bool, typer.Option("--everybody", help="Take away the pins of all owners.")
     ] = False,
 ) -> Result:
-    """Take the pin of a checkpoint away; the rules of gc say then whether it stays.
+    """Unpin a checkpoint, so that retention rules apply to it again.
 
     The checkpoint need not be there any more.
     """

@@ -1,4 +1,4 @@
-"""`ftckpt untag`: take tags off a checkpoint."""
+"""`ftckpt untag`: remove tags from a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(
     step: StepArgument,
     words: Annotated[list[str], typer.Argument(metavar="TAG...", help="The words.")],
 ) -> Result:
-    """Take tags off a checkpoint; the rules of gc say then whether it stays.
+    """Remove tags from a checkpoint, so that retention rules apply to it again.
 
     The checkpoint need not be there any more.
     """

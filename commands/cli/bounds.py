@@ -9,9 +9,7 @@ import typer
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
 
-MemoryOption = Annotated[
-    str, typer.Option("--max-memory", metavar="SIZE", help="Memory that may be used.")
-]
+MemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Memory limit.")]
 JobsOption = Annotated[
     int, typer.Option("--jobs", "-j", metavar="N", min=0, help="Workers; 0: one a processor.")
 ]

@@ -40,7 +40,7 @@ class ChoiceOptions:
         str,
         typer.Option(
             metavar="PARTS",
-            help="Walk back over those that do not show these parts of the training state: "
+            help="Skip checkpoints without these parts of the training state: "
             "model,optimizer,scheduler,rng,dataloader,step,scaler.",
         ),
     ] = ""
@@ -53,7 +53,7 @@ class ChoiceOptions:
     reuse: Annotated[
         str,
         typer.Option(
-            metavar="T", help="Let a content check of the last T count if no file has changed."
+            metavar="T", help="Accept a content check of the last T if no file has changed."
         ),
     ] = ""
     receipts: Annotated[

@@ -22,11 +22,11 @@ class ReplicaOptions:
 
     TITLE: ClassVar[str] = "How it is done"
 
-    no_proof: Annotated[
-        bool, typer.Option("--no-proof", help="Do not read back what was written.")
-    ] = False
+    no_proof: Annotated[bool, typer.Option("--no-proof", help="Skip reading back the result.")] = (
+        False
+    )
     restart: Annotated[
-        bool, typer.Option("--restart", help="Forget what another run to DST has left.")
+        bool, typer.Option("--restart", help="Discard what another run to DST left.")
     ] = False
     jobs: Annotated[
         int,

@@ -36,7 +36,7 @@ DestinationArgument = Annotated[
 RulesOption = Annotated[
     str,
     typer.Option(
-        metavar="FILE.toml", help="How tensors are divided over ranks: a table, or llama, …"
+        metavar="FILE.toml", help="Table of how tensors divide over ranks, or a name: llama, …"
     ),
 ]
 
@@ -76,7 +76,7 @@ class PartOptions:
     ] = None
     rules: RulesOption = ""
     true_vocab_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
+        int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary without padding.")
     ] = None
 
 
@@ -104,11 +104,13 @@ class LayoutOptions:
         int | None, typer.Option(metavar="N", min=1, max=3, help="DeepSpeed's ZeRO stage.")
     ] = None
     max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest file, where the format lets us choose.")
+        str, typer.Option(metavar="SIZE", help="Largest file, if the format allows a choice.")
     ] = ""
     like: Annotated[
         str,
-        typer.Option(metavar="EXAMPLE", help="Lay out as this one, which the target job saved."),
+        typer.Option(
+            metavar="EXAMPLE", help="Use the layout of this checkpoint of the target job."
+        ),
     ] = ""
 
     def wishes(self, invocation: Invocation, part: PartOptions) -> Wishes:
@@ -146,14 +148,14 @@ class RunOptions:
     TITLE: ClassVar[str] = "How it is done"
 
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every copy and what it costs; write nothing.")
+        bool, typer.Option("--dry-run", help="Print every copy and its cost; write nothing.")
     ] = False
     no_proof: Annotated[
         bool,
-        typer.Option("--no-proof", help="Check neither the source nor, read back, the result."),
+        typer.Option("--no-proof", help="Skip the checks of the source and of the result."),
     ] = False
     restart: Annotated[
-        bool, typer.Option("--restart", help="Forget what another transfer to DST has left.")
+        bool, typer.Option("--restart", help="Discard what another transfer to DST left.")
     ] = False
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:N; auto measures and chooses.")

@@ -32,29 +32,29 @@ VERBS: dict[str, str] = {
     "promote": "Point a root at a checkpoint, after verifying it",
     "restart": "Print a checkpoint that a job of N ranks loads: find, check, reshard if needed",
     "reshard": "Write a checkpoint for another number of ranks, optimizer included",
-    "convert": "Write a checkpoint in another format: whole, or the part that is asked for",
+    "convert": "Write a checkpoint in another format: whole, or one part of it",
     "copy": "Copy a checkpoint between tiers: verified on the way, resumable, visible at the end",
     "sync": "Ship the checkpoints of a root to another tier, the oldest missing one first",
     "repair": "Mend a damaged checkpoint with the blocks of a replica",
     "diff": "Show what changed between two checkpoints, of any formats and topologies",
     "gc": "Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out",
-    "gc undelete": "Have back what gc has dropped: without a name, list the trash",
-    "gc purge": "Free what gc has dropped long enough ago, for good",
-    "pin": "Keep a checkpoint until it is unpinned, whatever the rules of gc say",
-    "unpin": "Take the pin of a checkpoint away; the rules of gc say then whether it stays",
+    "gc undelete": "Restore checkpoints from the trash (without a name: list it)",
+    "gc purge": "Free the space of what has been in the trash long enough",
+    "pin": "Keep a checkpoint until it is unpinned, against all retention rules",
+    "unpin": "Unpin a checkpoint, so that retention rules apply to it again",
     "pins": "List the pins and tags of a root",
-    "tag": "Put tags on a checkpoint, for gc --keep-tag to ask for",
-    "untag": "Take tags off a checkpoint; the rules of gc say then whether it stays",
-    "delta pack": "Write a checkpoint as what it adds to another one, or compressed whole",
-    "delta unpack": "Write what was packed as a full checkpoint, every tensor proven by its digest",
+    "tag": "Tag a checkpoint, for example to keep it with gc --keep-tag",
+    "untag": "Remove tags from a checkpoint, so that retention rules apply to it again",
+    "delta pack": "Write a checkpoint as its difference from another one, or compressed whole",
+    "delta unpack": "Write a delta as a full checkpoint, every tensor proven by its digest",
     "delta info": "Show what a delta holds, what it depends on, and what a restore costs",
     "delta rebase": "Rewrite a delta against another base, or none; every bit stays",
     "plan": "Say how often to save, what it costs, and what to improve first",
     "plan sweep": "Plan over a range of cluster sizes, save times or failure rates",
-    "plan elastic": "Say what batch, accumulation and learning rate become on fewer or more GPUs",
+    "plan elastic": "Compute batch, accumulation and learning rate for fewer or more GPUs",
     "plan compress": "Say whether compressing a checkpoint makes the save shorter",
     "plan risk": "Say how likely a run is to fail, and how long it takes without checkpoints",
-    "status": "Say how a root is doing: newest saves, age, cadence, bytes, and what needs a look",
+    "status": "Show a run's checkpoint health: newest saves, age, cadence, size, alerts",
     "replay run": "Run a training and its restart, and say whether they are the same",
     "replay compare": "Compare the logs of runs, and name the first event that differs",
     "replay audit": "Say what a restart from a checkpoint would lack, without running it",
@@ -63,7 +63,7 @@ VERBS: dict[str, str] = {
     "help": "Explain exit codes, the environment, or a verb",
 }
 
-# What they have done so far is taken up by the next run of the same command.
+# The next run of the same command continues what a killed run of these has done.
 RESUMABLE = frozenset(
     {"restart", "reshard", "convert", "copy", "sync", "repair"}
     | {"delta pack", "delta unpack", "delta rebase"}
@@ -96,7 +96,7 @@ def _storage(
     ] = False,
     anonymous: Annotated[bool, typer.Option("--anonymous", help="Send no credentials.")] = False,
     retry_seconds: Annotated[
-        float, typer.Option(metavar="S", min=0, help="How long one request is tried again.")
+        float, typer.Option(metavar="S", min=0, help="Retry one request for this long.")
     ] = StoreOptions().retry_seconds,
 ) -> None:
     """Options of every verb that opens a place."""

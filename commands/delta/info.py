@@ -52,7 +52,7 @@ def command(
         bool, typer.Option("--advise", help="Measure rates, and say when deltas pay.")
     ] = False,
     storage_rate: Annotated[
-        str, typer.Option(metavar="RATE", help="What the storage takes in: 2GB/s.")
+        str, typer.Option(metavar="RATE", help="Write rate of the storage: 2GB/s.")
     ] = "",
     jobs: JobsOption = 0,
     max_memory: MemoryOption = "1GiB",

@@ -1,4 +1,4 @@
-"""`ftckpt delta pack`: a checkpoint as what it adds to another one."""
+"""`ftckpt delta pack`: a checkpoint as its difference from another one."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def command(
         list[str],
         typer.Argument(
             metavar="[BASE] TARGET OUT",
-            help="Three places: TARGET as what it adds to BASE. Two: TARGET whole, compressed.",
+            help="Three places: store TARGET against BASE. Two: compress TARGET whole.",
         ),
     ],
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for the parameters of BASE.")
     ] = "",
 ) -> Result:
-    """Write a checkpoint as what it adds to another one, or compressed whole.
+    """Write a checkpoint as its difference from another one, or compressed whole.
 
     Nothing is lost. BASE and TARGET may be of any formats and topologies, and deltas themselves.
     OUT reads like any checkpoint, as long as its base is there. It is read back and compared with

@@ -48,16 +48,16 @@ class PackingOptions:
     level: Annotated[int, typer.Option(metavar="N", min=1, max=3, help="1 fast, 2, 3 small.")] = 2
     no_proof: Annotated[
         bool,
-        typer.Option("--no-proof", help="Check neither the sources nor, read back, the result."),
+        typer.Option("--no-proof", help="Skip the checks of the sources and of the result."),
     ] = False
     restart: Annotated[
-        bool, typer.Option("--restart", help="Forget what another run to OUT has left.")
+        bool, typer.Option("--restart", help="Discard what another run to OUT left.")
     ] = False
     jobs: JobsOption = 0
     limit_rate: RateOption = ""
     max_memory: MemoryOption = "1GiB"
     storage_rate: Annotated[
-        str, typer.Option(metavar="RATE", help="What the storage takes in, for the advice: 2GB/s.")
+        str, typer.Option(metavar="RATE", help="Write rate of the storage, for the advice: 2GB/s.")
     ] = ""
 
 

@@ -40,8 +40,10 @@ def command(
     out: Annotated[
         str, typer.Argument(metavar="OUT", help="Where the result goes; it must not exist yet.")
     ],
-    onto: Annotated[str, typer.Option(metavar="BASE", help="What the result depends on.")] = "",
-    full: Annotated[bool, typer.Option("--full", help="Let it depend on nothing.")] = False,
+    onto: Annotated[str, typer.Option(metavar="BASE", help="New base of the result.")] = "",
+    full: Annotated[
+        bool, typer.Option("--full", help="Make the result independent of any base.")
+    ] = False,
     base: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),

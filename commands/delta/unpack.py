@@ -1,4 +1,4 @@
-"""`ftckpt delta unpack`: what was packed, as a checkpoint that needs no base."""
+"""`ftckpt delta unpack`: a delta as a checkpoint that needs no base."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def command(
         OneOf(WRITTEN),
     ] = "",
 ) -> Result:
-    """Write what was packed as a full checkpoint, every tensor proven by its digest.
+    """Write a delta as a full checkpoint, every tensor proven by its digest.
 
     The files come back as they were, byte for byte. With --to, or with options for another job, the
     state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a

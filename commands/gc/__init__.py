@@ -1,4 +1,4 @@
-"""`ftckpt gc`: what of a root may go, and why; with --apply, let it go."""
+"""`ftckpt gc`: apply retention rules to a root: a plan, and with --apply the drops."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def command(
     plan: Annotated[
         str,
         typer.Argument(
-            metavar="PLAN", help="What --json has printed: show it, or --apply exactly it."
+            metavar="PLAN", help="A plan that --json printed: show it, or --apply exactly it."
         ),
     ] = "",
     apply: Annotated[
         bool, typer.Option("--apply", help="Carry the plan out; without it nothing changes.")
     ] = False,
     trash_ttl: Annotated[
-        str, typer.Option(metavar="T", help="How long what is dropped can be had back.")
+        str, typer.Option(metavar="T", help="How long dropped checkpoints can be restored.")
     ] = "24h",
     purge_now: Annotated[
         bool, typer.Option("--purge-now", help="Free the space at once; this cannot be undone.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Mean --purge-now, or a --trash-ttl of less than a day.")
+        bool, typer.Option("--yes", help="Confirm --purge-now, or a --trash-ttl under one day.")
     ] = False,
 ) -> Result:
     """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.

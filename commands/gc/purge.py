@@ -1,4 +1,4 @@
-"""`ftckpt gc purge`: reclaim what has lain in the trash for long enough."""
+"""`ftckpt gc purge`: free the space of what has been in the trash long enough."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(
         bool, typer.Option("--yes", help="Mean a --trash-ttl of less than a day.")
     ] = False,
 ) -> Result:
-    """Free what gc has dropped long enough ago, for good.
+    """Free the space of what has been in the trash long enough.
 
     gc --apply does this first by itself. What a kept delta is built on by now, and what somebody
     has pinned or points to, stays; only what was dropped is removed, file by file.

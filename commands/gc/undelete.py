@@ -1,4 +1,4 @@
-"""`ftckpt gc undelete`: have back what gc has dropped."""
+"""`ftckpt gc undelete`: restore checkpoints from the trash."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def command(
         bool, typer.Option("--all", help="All of it; of several of one name the last.")
     ] = False,
 ) -> Result:
-    """Have back what gc has dropped: without a name, list the trash.
+    """Restore checkpoints from the trash (without a name: list it).
 
     Nothing that stands in its place now is replaced. The next gc by the same rules drops it again,
     so pin what is to stay.

@@ -66,10 +66,10 @@ CODES = {
 def command(
     ctx: typer.Context,
     model: Annotated[
-        IntervalRule, typer.Option(help="Whose interval is taken, and whose goodput is predicted.")
+        IntervalRule, typer.Option(help="The formula of the interval and of the predicted goodput.")
     ] = IntervalRule.EXACT,
     interval: Annotated[
-        str, typer.Option(metavar="T", help="Work between two saves, instead of the best: 20m.")
+        str, typer.Option(metavar="T", help="Use this interval between saves, not the best: 20m.")
     ] = "",
     from_: Annotated[
         str,
@@ -92,7 +92,7 @@ def command(
     failures_per_run: Annotated[
         int, typer.Option(metavar="N", min=1, help="Failures in each of them.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the simulation.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulation.")] = 0,
     plot: Annotated[
         str,
         typer.Option(metavar="FILE", help="Picture: .png, .svg, .html; - draws in the terminal."),

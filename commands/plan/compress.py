@@ -30,15 +30,15 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "an option without its unit, or
 
 def command(
     ctx: typer.Context,
-    size: Annotated[str, typer.Option(metavar="SIZE", help="Of the checkpoint: 5.7TB.")],
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the checkpoint: 5.7TB.")],
     ratio: Annotated[
         str, typer.Option(metavar="X", help="Size before over size after compression: 1.5.")
     ],
     codec_bw: Annotated[
-        str, typer.Option(metavar="RATE", help="What the codec takes in, of all ranks together.")
+        str, typer.Option(metavar="RATE", help="Input rate of the codec, all ranks together.")
     ],
     storage_bw: Annotated[
-        str, typer.Option(metavar="RATE", help="What the storage takes in: 80GB/s.")
+        str, typer.Option(metavar="RATE", help="Write rate of the storage: 80GB/s.")
     ],
 ) -> Result:
     """Say whether compressing a checkpoint makes the save shorter.

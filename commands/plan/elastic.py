@@ -29,7 +29,7 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "a number is none, or the batch
 def command(
     ctx: typer.Context,
     from_gpus: Annotated[str, typer.Option(metavar="N", help="Data-parallel GPUs so far.")],
-    to_gpus: Annotated[str, typer.Option(metavar="N", help="And from now on.")],
+    to_gpus: Annotated[str, typer.Option(metavar="N", help="Data-parallel GPUs from now on.")],
     batch: Annotated[str, typer.Option(metavar="N", help="Global batch so far, in samples.")],
     lr: Annotated[str, typer.Option(metavar="X", help="Learning rate so far: 1e-3.")],
     accumulation: Annotated[
@@ -39,7 +39,7 @@ def command(
         str, typer.Option(metavar="T", help="Time to stop, reshard and go on: 6m.")
     ] = "",
 ) -> Result:
-    """Say what batch, accumulation and learning rate become on fewer or more GPUs.
+    """Compute batch, accumulation and learning rate for fewer or more GPUs.
 
     No way keeps everything. The learning rate follows the batch linearly (SGD) or with its square
     root (Adam and its kin); which holds for a model is for an experiment to say.

@@ -19,7 +19,7 @@ class FailureOptions:
     ] = ""
     gpu_mtbf: Annotated[str, typer.Option(metavar="RATE", help="Failures of one GPU.")] = ""
     gpus_per_node: Annotated[
-        int, typer.Option(metavar="N", min=1, help="For rates of nodes and for hosts.")
+        int, typer.Option(metavar="N", min=1, help="GPUs per node, for rates of nodes and hosts.")
     ] = 8
     hosts: Annotated[
         str, typer.Option(metavar="N", help="Hosts; by default GPUs / GPUs per node.")
@@ -32,9 +32,12 @@ class FailureOptions:
     psus: Annotated[
         str, typer.Option(metavar="N", help="Power supplies; by default one a host.")
     ] = ""
-    psu_mtbf: Annotated[str, typer.Option(metavar="RATE", help="Failures of one.")] = ""
+    psu_mtbf: Annotated[str, typer.Option(metavar="RATE", help="Failures of one power supply.")] = (
+        ""
+    )
     hbm_mtbf: Annotated[
-        str, typer.Option(metavar="RATE", help="Failures of one GPU's memory, beside --gpu-mtbf.")
+        str,
+        typer.Option(metavar="RATE", help="Failures of one GPU's memory, on top of --gpu-mtbf."),
     ] = ""
     component: Annotated[
         list[str] | None,
@@ -47,7 +50,7 @@ class FailureOptions:
         str, typer.Option(metavar="T", help="Time between failures of the whole job.")
     ] = ""
     failures: Annotated[
-        str, typer.Option(metavar="N/T", help="Failures that were counted: 419/54d.")
+        str, typer.Option(metavar="N/T", help="Counted failures in a time: 419/54d.")
     ] = ""
     preset: Annotated[str, typer.Option(metavar="NAME", help="A published run: see --presets.")] = (
         ""
@@ -80,10 +83,10 @@ class CostOptions:
         str, typer.Option(metavar="N", help="Ranks that write at once; by default the GPUs.")
     ] = ""
     write_bw: Annotated[
-        str, typer.Option(metavar="RATE", help="What one rank can write: 5GB/s, 400Gb/s.")
+        str, typer.Option(metavar="RATE", help="Write rate of one rank: 5GB/s, 400Gb/s.")
     ] = ""
     storage_bw: Annotated[
-        str, typer.Option(metavar="RATE", help="What the storage takes in all: 80GB/s.")
+        str, typer.Option(metavar="RATE", help="Write rate of the storage, all ranks: 80GB/s.")
     ] = ""
     snapshot_bw: Annotated[
         str,
@@ -107,10 +110,10 @@ class CostOptions:
         ),
     ] = None
     detect: Annotated[
-        str, typer.Option(metavar="T", help="From a failure until it is noticed and replaced.")
+        str, typer.Option(metavar="T", help="Time from a failure until a replacement is there.")
     ] = ""
     restart: Annotated[
-        str, typer.Option(metavar="T", help="From there until training goes on: start and load.")
+        str, typer.Option(metavar="T", help="Time to start and load, until training goes on.")
     ] = ""
     notice: Annotated[
         str, typer.Option(metavar="T", help="Spot: warning before a preemption: 120s.")
@@ -119,7 +122,7 @@ class CostOptions:
         str, typer.Option(metavar="T", help="Spot: time between preemptions of the job.")
     ] = ""
     notice_reliability: Annotated[
-        str, typer.Option(metavar="X", help="Spot: how many preemptions are announced.")
+        str, typer.Option(metavar="X", help="Spot: share of preemptions that are announced.")
     ] = "100%"
     silent_mtbf: Annotated[
         str, typer.Option(metavar="T", help="Time between silent errors of the job.")

@@ -28,11 +28,11 @@ def command(
     gpus: Annotated[str, typer.Option(metavar="N", help="GPUs of the job: 16384 or 16k.")],
     afr: Annotated[
         str,
-        typer.Option(metavar="RATE", help="Failures of one: 9% a year, 50000h, 2300FIT."),
+        typer.Option(metavar="RATE", help="Failures of one GPU: 9% a year, 50000h, 2300FIT."),
     ],
     days: Annotated[float, typer.Option(metavar="N", help="Days of work in the run.")],
     restart: Annotated[
-        str, typer.Option(metavar="T", help="From a failure until training goes on: 10m.")
+        str, typer.Option(metavar="T", help="Time from a failure until training goes on: 10m.")
     ] = "0s",
 ) -> Result:
     """Say how likely a run is to fail, and how long it takes without checkpoints.

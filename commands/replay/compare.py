@@ -46,13 +46,13 @@ CODES = {
 def command(
     ctx: typer.Context,
     log_a: Annotated[str, typer.Argument(metavar="LOG_A", help="Directory, JSON lines, or text.")],
-    log_b: Annotated[str, typer.Argument(metavar="LOG_B", help="The same of another run.")],
+    log_b: Annotated[str, typer.Argument(metavar="LOG_B", help="The log of another run.")],
     reference: Annotated[
         str,
         typer.Option(metavar="LOG", help="The uninterrupted run; A and B are restarts of it."),
     ] = "",
     pattern: Annotated[
-        str, typer.Option(metavar="REGEX", help="How a line of text shows step and numbers.")
+        str, typer.Option(metavar="REGEX", help="Pattern for the step and the numbers in a line.")
     ] = "",
     first: Annotated[
         int, typer.Option("--from", metavar="STEP", min=0, help="First step to compare.")

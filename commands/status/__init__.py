@@ -1,4 +1,4 @@
-"""`ftckpt status`: how a root is doing, for a person and for a monitor."""
+"""`ftckpt status`: a run's checkpoint health, for a person and for a monitor."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def command(
         str, typer.Option(metavar="FILE", help="Draw saves over time: .png, .svg or .html.")
     ] = "",
 ) -> Result:
-    """Say how a root is doing: newest saves, age, cadence, bytes, and what needs a look.
+    """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
 
     Everything is told by listings: what is finished by its names, when by modification times. No
     checkpoint is opened, so a damaged one shows only where its commit marker is gone: `ftckpt

@@ -83,9 +83,9 @@ def _interval(run: Health) -> str:
     if rhythm.median_s is None:
         said.append(f"not known: {rhythm.reason}")
     else:
-        said.append(f"{brief_duration(round(rhythm.median_s))} in the middle")
+        said.append(f"median {brief_duration(round(rhythm.median_s))}")
     if rhythm.last_s is not None and rhythm.jitter_s is not None:
-        said.append(f"the last {brief_duration(round(rhythm.last_s))}")
+        said.append(f"last {brief_duration(round(rhythm.last_s))}")
         said.append(f"jitter {brief_duration(round(rhythm.jitter_s, 1))}")
     if rhythm.every_steps is not None:
         said.append(f"{rhythm.every_steps:g} step{'' if rhythm.every_steps == 1 else 's'}")
@@ -98,9 +98,9 @@ def _writing(run: Health) -> str:
     writing = run.writing
     if writing.last_s is None or writing.now_s is None:
         return "not known: a save is one file, or has no times"
-    said = f"{brief_duration(writing.last_s)} the last, {brief_duration(writing.now_s)} these days"
+    said = f"last {brief_duration(writing.last_s)}; recent median {brief_duration(writing.now_s)}"
     if writing.before_s is not None:
-        said += f", {brief_duration(writing.before_s)} before"
+        said += f"; earlier {brief_duration(writing.before_s)}"
     held = [h.save for h in run.survey.of(EntryClass.COMMITTED)]
     took = [save.write_s for save in held if save is not None and save.write_s is not None]
     return f"{said}  {_line(took[-_NEWEST:])}".rstrip()
