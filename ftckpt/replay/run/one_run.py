@@ -66,7 +66,7 @@ class RunOutcome:
 def environment(settings: Settings, own: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a recorded run: the user's, pinned, with the recorder in it."""
     kept = {name: value for name, value in own.items() if not name.startswith(PREFIX)}
-    path = [str(Path(__file__).parent / "inject"), own.get("PYTHONPATH", "")]
+    path = [str(Path(__file__).parents[1] / "inject"), own.get("PYTHONPATH", "")]
     kept["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     return PINNED | kept | settings.environment()
 
