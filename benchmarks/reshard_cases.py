@@ -23,7 +23,7 @@ from reshard_peers import (
     Peer,
 )
 
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Case:
     make: Callable[[Path, int, str], Path]
     words: Sequence[str]
     to: str
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: LayoutRequest = field(default_factory=LayoutRequest)
     peers: Sequence[Peer] = ()
     maker: str = ""
 
@@ -53,7 +53,7 @@ def _megatron(tp: int, to: int, sizes: Sizes = SMALL, of: str = "") -> Case:
     return Case(
         f"Megatron with optimizer{of}, TP {tp} to {to}",
         lambda place, nbytes, _: save_megatron(place, nbytes, tp=tp, sizes=sizes),
-        (*RESHARD, "--tp", str(to)), "megatron", Wishes(tp=to),
+        (*RESHARD, "--tp", str(to)), "megatron", LayoutRequest(tp=to),
     )  # fmt: skip
 
 
@@ -85,11 +85,11 @@ CASES = {
     "hf-shards": Case(
         "Hugging Face shards of another size",
         _hugging_face, (*RESHARD, "--max-shard-size", "500MB"), "safetensors",
-        Wishes(max_shard_size=500_000_000), [PRETRAINED],
+        LayoutRequest(max_shard_size=500_000_000), [PRETRAINED],
     ),
     "zero2-dp4-dp2": Case(
         "DeepSpeed ZeRO-2, dp 4 to 2",
-        _zero2, (*RESHARD, "--dp", "2"), "deepspeed", Wishes(dp=2), maker="deepspeed",
+        _zero2, (*RESHARD, "--dp", "2"), "deepspeed", LayoutRequest(dp=2), maker="deepspeed",
     ),
     "zero2-safetensors": Case(
         "DeepSpeed ZeRO-2 with optimizer to safetensors",

@@ -24,7 +24,7 @@ from ftckpt.replication.options import ReplicationOptions
 from ftckpt.replication.repair import RepairReport, settle
 from ftckpt.replication.repair import repair as _repair
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.example import lay_out
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 
@@ -43,7 +43,7 @@ from .storage import StoreOptions, open_store
 from .verification import VerifyOptions, VerifyReport
 
 _STORES = StoreOptions()
-_WISHES = Wishes()
+_WISHES = LayoutRequest()
 _OPTIONS = TransferOptions()
 _REPLICATION = ReplicationOptions()
 _READING = Reading()
@@ -142,7 +142,7 @@ def convert(
     destination: str,
     to: str = "",
     *,
-    wishes: Wishes = _WISHES,
+    wishes: LayoutRequest = _WISHES,
     derive: Callable[[Content], Content] = lambda content: content,
     options: TransferOptions = _OPTIONS,
     stores: StoreOptions = _STORES,

@@ -95,10 +95,10 @@ def test_copy_and_repair(root: Path, tmp_path: Path) -> None:
 
 
 def test_convert_and_reshard(root: Path, tmp_path: Path) -> None:
-    from ftckpt.transfer.layout import Wishes
+    from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.request.narrowing import Only, only
 
-    whole = ftckpt.convert(f"{root}/step-7", f"{tmp_path}/four", wishes=Wishes(dp=4))
+    whole = ftckpt.convert(f"{root}/step-7", f"{tmp_path}/four", wishes=LayoutRequest(dp=4))
     assert (whole.format, whole.files) == ("dcp", 5)
     assert whole.proof is not None
     weights = ftckpt.convert(

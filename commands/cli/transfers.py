@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
     from ftckpt.discovery.recognise import Format
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import Wishes, Writer
+    from ftckpt.transfer.layout import LayoutRequest, Writer
     from ftckpt.transfer.prove.elements import Prover, SameObjects
     from ftckpt.verification import VerifyReport
 
@@ -113,21 +113,21 @@ class LayoutOptions:
         ),
     ] = ""
 
-    def wishes(self, invocation: Invocation, part: PartOptions) -> Wishes:
+    def wishes(self, invocation: Invocation, part: PartOptions) -> LayoutRequest:
         """Return what is asked of the layout; an example is opened.
 
         Raises:
             UsageError: a size is none, the table of rules cannot be read, or the example is a root.
             FtckptError: the example cannot be opened.
         """
-        from ftckpt.transfer.layout import Wishes
+        from ftckpt.transfer.layout import LayoutRequest
         from ftckpt.workers.limits import parse_bytes
 
         rules = read_rules(part.rules)
         example = open_other(invocation, self.like, rules=rules) if self.like else None
         if example is not None:
             invocation.report(like=example.source.url)
-        return Wishes(
+        return LayoutRequest(
             tp=self.tp,
             pp=self.pp,
             vp=self.vp,
@@ -236,7 +236,7 @@ def carry_out(
     checkpoint: Checkpoint,
     content: Content,
     name: str,
-    wishes: Wishes,
+    wishes: LayoutRequest,
     destination: str,
     run: RunOptions,
     means: Means | None = None,

@@ -72,7 +72,7 @@ def command(
     from ftckpt.formats.state.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import Wishes
+    from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.prove.digests import DigestProof
 
     invocation = invoked(ctx)
@@ -88,7 +88,7 @@ def command(
         )
     index = checkpoint.index
     run = invocation.options(RunOptions)
-    original = not to and wishes == Wishes() and has_original(checkpoint)
+    original = not to and wishes == LayoutRequest() and has_original(checkpoint)
     invocation.report(original=original)
     if original:
         writer = OriginalWriter(checkpoint)

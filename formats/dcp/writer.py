@@ -28,8 +28,8 @@ from ftckpt.formats.state.paths import (
 )
 from ftckpt.formats.state.worlds import world_notes, world_of
 from ftckpt.formats.torch_files.write_tree import save, save_shard
-from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Layout, Literal, OutputFile, Segment, Stored, Wishes
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Segment, Stored
 
 from .names import MARKER
 from .rank_files import RankFiles
@@ -41,9 +41,9 @@ class DcpWriter:
 
     name = "dcp"
     single = False
-    grants = ("dp",)
+    supported_options = ("dp",)
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content` for `wishes.dp` ranks; the source's world size where it is None.
 
         Raises:
@@ -121,7 +121,7 @@ class _State:
             self.tensors[name] = TensorItems(wanted.dtype, wanted.shape, chunks)
             self.paths[name] = path
 
-    def _boxes(self, wanted: Wanted) -> Iterator[tuple[int, Box]]:
+    def _boxes(self, wanted: TargetTensor) -> Iterator[tuple[int, Box]]:
         if self._world == 1 or not is_divided(wanted):
             yield self.files.lightest(), Box.whole(wanted.shape)
             return

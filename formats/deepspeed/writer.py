@@ -29,9 +29,9 @@ from ftckpt.formats.deepspeed.model.write import ModelFiles
 from ftckpt.formats.deepspeed.zero.flats import RankFlatGroup, RankFlats
 from ftckpt.formats.deepspeed.zero.optimizer_tree import OptimizerTree
 from ftckpt.formats.state.worlds import world_notes
-from ftckpt.formats.torch_files.write_tree import Carried, save
+from ftckpt.formats.torch_files.write_tree import CopiedTree, save
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, OutputFile, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile
 
 from .checkpoint import DeepSpeedCheckpoint
 from .job import LIKE, Group, wished
@@ -43,9 +43,9 @@ class DeepSpeedWriter:
 
     name = "deepspeed"
     single = False
-    grants = ("tp", "pp", "dp", "zero_stage", "rules", "true_vocab_size")
+    supported_options = ("tp", "pp", "dp", "zero_stage", "rules", "true_vocab_size")
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content` for `wishes.dp` partitions of stage `wishes.zero_stage`.
 
         Raises:
@@ -120,7 +120,9 @@ class OfItself:
     Fits `Given`.
     """
 
-    def __init__(self, content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wishes) -> None:
+    def __init__(
+        self, content: Content, checkpoint: DeepSpeedCheckpoint, wishes: LayoutRequest
+    ) -> None:
         """Take the source apart.
 
         Raises:
@@ -197,7 +199,7 @@ class _Writing:
                 name = f"{self._job.prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states"
                 place = PartitionRank(mp, dp)
                 share = dealer.deal(place, grid.rank(mp, dp), first=place == (0, 0))
-                tree = Carried(self._trees.build(share, groups, dp), share.storages)
+                tree = CopiedTree(self._trees.build(share, groups, dp), share.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
         dealer.settle()
 

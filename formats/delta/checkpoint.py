@@ -104,34 +104,34 @@ class DeltaCheckpoint(ChainLink):
         """Return the tensor digests, all of which the index has."""
         return {tensor.key: tensor.digest for tensor in self.index.tensors}
 
-    def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
+    def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield the payload of every block, the rows of every tensor, and every object."""
         for tensor in self.index.tensors:
             for block in self.index.blocks_of(tensor):
                 file = self.index.files[block.file].name if block.length else NAME
                 yield Extent(file, block.offset, block.length), tensor.key, None
-        yield from super().holdings()
+        yield from super().extents_by_owner()
 
     def require_bytes(self) -> None:
         """Open all that the tensors are decoded from."""
         chain(self)
 
-    def below(self) -> Sequence[Checkpoint]:
+    def bases(self) -> Sequence[Checkpoint]:
         """Return all that the tensors are decoded from."""
         return chain(self)[1:]
 
-    def decoders(self) -> int:
+    def decode_slots(self) -> int:
         """Return how many tensors may be decoded at a time."""
         return self.decoder.at_once
 
-    def helpers(self) -> Mapping[str, Sequence[str]]:
+    def decode_after(self) -> Mapping[str, Sequence[str]]:
         """Return the keys of the tensors that predict a tensor, by its key."""
         keys = list(self.tensors)  # of the index's tensors, in its order
         tensors = zip(keys, self.index.tensors, strict=True)
         return {key: [keys[n] for n in t.helpers] for key, t in tensors if t.helpers}
 
     @contextmanager
-    def retrieving(self, look: Look) -> Iterator[None]:
+    def decode_cache(self, look: Look) -> Iterator[None]:
         """Let blocks that predict others be taken from where they were put before."""
         self.decoder.look(look)
         try:

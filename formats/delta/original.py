@@ -12,7 +12,7 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.catalog import formats
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Literal, Stored, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, Stored
 from ftckpt.workers.memory import demand
 
 from .checkpoint import DeltaCheckpoint
@@ -36,7 +36,7 @@ class OriginalWriter:
         CorruptError, UnsafeError: what it says of them cannot be trusted.
     """
 
-    grants = ()  # the files are what they were
+    supported_options = ()  # the files are what they were
 
     def __init__(self, delta: DeltaCheckpoint) -> None:
         self.delta = delta
@@ -44,7 +44,7 @@ class OriginalWriter:
         self.name = delta.source_format
         self.single = self.original.single
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out the files.
 
         Raises:

@@ -16,7 +16,7 @@ from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.state.transposing import transposed
-from ftckpt.transfer.content import Content, Copy, Wanted
+from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .joins import Heads, part_rows, runs
@@ -122,9 +122,9 @@ class Translator:
             UsageError: a shape that does not fit the heads, fewer rows than the true vocabulary.
         """
         parameters = parameter_names(content.tensors.values())
-        turned: dict[str, Wanted] = {}
+        turned: dict[str, TargetTensor] = {}
         made: dict[str, list[str]] = {}
-        results: list[Wanted] = []
+        results: list[TargetTensor] = []
         left_out: list[str] = []
         for key, wanted in content.tensors.items():
             if _is_foreign(wanted):
@@ -145,7 +145,7 @@ class Translator:
         content = _renamed(content, results, made, left_out)
         return transposed(content, turned)
 
-    def _parts(self, wanted: Wanted, entry: TableEntry) -> Iterator[Wanted]:
+    def _parts(self, wanted: TargetTensor, entry: TableEntry) -> Iterator[TargetTensor]:
         """Yield the parts of one tensor of Megatron's, still under its name."""
         count = len(entry.hf)
         if _is_scalar(wanted):
@@ -164,7 +164,7 @@ class Translator:
             ]
             yield wanted._replace(shape=(size, *wanted.shape[1:]), copies=tuple(copies))
 
-    def _sizes(self, whole: Wanted, entry: TableEntry) -> list[int]:
+    def _sizes(self, whole: TargetTensor, entry: TableEntry) -> list[int]:
         sizes = part_rows(entry.join, len(entry.hf), whole.shape[0], self._heads)
         if sizes is None:
             raise UsageError(
@@ -186,11 +186,11 @@ class Translator:
         """
         content = transposed(content, self._to_turn(content))
         parameters = parameter_names(content.tensors.values())
-        wholes: dict[tuple[str, str, str], dict[int, Wanted]] = {}
+        wholes: dict[tuple[str, str, str], dict[int, TargetTensor]] = {}
         places: dict[tuple[str, str, str], TableMatch] = {}
         made: dict[str, list[str]] = {}
         left_out: list[str] = []
-        others: list[Wanted] = []
+        others: list[TargetTensor] = []
         for key, wanted in content.tensors.items():
             if _is_foreign(wanted):
                 others.append(wanted)
@@ -211,7 +211,7 @@ class Translator:
             left_out.append(f"{counted(counters, 'counter')} of parts, equal to their first part's")
         return _renamed(content, [*results, *others], made, left_out)
 
-    def _to_turn(self, content: Content) -> dict[str, Wanted]:
+    def _to_turn(self, content: Content) -> dict[str, TargetTensor]:
         parameters = parameter_names(content.tensors.values())
         turned = {}
         for key, wanted in content.tensors.items():
@@ -225,7 +225,9 @@ class Translator:
         spelled = found.entry.megatron
         return next(spelled[key] for key in self._spellings if key in spelled).fill(found.numbers)
 
-    def _joined(self, name: str, parts: Mapping[int, Wanted], place: TableMatch) -> Wanted:
+    def _joined(
+        self, name: str, parts: Mapping[int, TargetTensor], place: TableMatch
+    ) -> TargetTensor:
         """Return a tensor of Megatron's, made of all its parts."""
         entry = place.entry
         some = next(iter(parts.values()))
@@ -263,12 +265,12 @@ class Translator:
         return whole
 
 
-def _is_foreign(wanted: Wanted) -> bool:
+def _is_foreign(wanted: TargetTensor) -> bool:
     """Whether a tensor belongs to no parameter (RNG states): it is kept as it is."""
     return wanted.component.startswith("extra:")
 
 
-def _is_scalar(wanted: Wanted) -> bool:
+def _is_scalar(wanted: TargetTensor) -> bool:
     """Whether a tensor counts something of its parameter and is not shaped like it."""
     return wanted.shape in ((), (1,)) and wanted.kind == "other"
 
@@ -277,7 +279,7 @@ def _rows(shape: Sequence[int], begin: int, rows: int) -> Box:
     return Box((begin, *(0 for _ in shape[1:])), (rows, *shape[1:]))
 
 
-def _first_rows(wanted: Wanted, rows: int) -> Wanted:
+def _first_rows(wanted: TargetTensor, rows: int) -> TargetTensor:
     if rows > wanted.shape[0]:
         raise UsageError(
             f"{wanted.key} has {wanted.shape[0]} rows, fewer than a vocabulary of {rows}"
@@ -288,12 +290,12 @@ def _first_rows(wanted: Wanted, rows: int) -> Wanted:
 
 def _renamed(
     content: Content,
-    results: Sequence[Wanted],
+    results: Sequence[TargetTensor],
     made: Mapping[str, Sequence[str]],
     left_out: Sequence[str],
 ) -> Content:
     """Return the content of `results`, with ties kept and what was left out said."""
-    tensors: dict[str, Wanted] = {}
+    tensors: dict[str, TargetTensor] = {}
     for wanted in results:
         if wanted.key in tensors:
             raise UnsupportedError(

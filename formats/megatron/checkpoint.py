@@ -46,7 +46,7 @@ class MegatronCheckpoint(RanksCheckpoint):
     layout: MegatronLayout
 
     @property
-    def keepers(self) -> int:
+    def saving_ranks(self) -> int:
         """Ranks that save a state of their own: the first data-parallel one of each model part."""
         return len(self.layout.grid.directories())
 

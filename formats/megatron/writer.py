@@ -48,9 +48,9 @@ from ftckpt.formats.megatron.rank_files.write_whole import lay_out
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.walk import at as value_at
 from ftckpt.formats.torch_files.stream import TorchStream
-from ftckpt.formats.torch_files.write_tree import Carried
-from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Layout, OutputFile, Stored, Wishes
+from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile, Stored
 from ftckpt.workers.memory import no_gc
 
 from .checkpoint import MegatronCheckpoint
@@ -63,7 +63,7 @@ class MegatronWriter:
 
     name = "megatron"
     single = False
-    grants = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
+    supported_options = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
 
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
         """Return the sizes of an example (`ftckpt.transfer.request.example.FollowsExample`)."""
@@ -72,7 +72,7 @@ class MegatronWriter:
         sizes = {"tp": grid.tp, "pp": grid.pp, "vp": example.layout.chunks, "ep": grid.ep}
         return sizes if grid.dp is None else sizes | {"dp": grid.dp}
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content` for the ranks that are wished for; the source's where nothing is said.
 
         With an example, as that is laid out.
@@ -94,7 +94,9 @@ class MegatronWriter:
 class _Writing:
     """One layout on its way."""
 
-    def __init__(self, content: Content, checkpoint: MegatronCheckpoint, wishes: Wishes) -> None:
+    def __init__(
+        self, content: Content, checkpoint: MegatronCheckpoint, wishes: LayoutRequest
+    ) -> None:
         source = checkpoint.layout
         self._checkpoint = checkpoint
         self._ranks = FirstRanks(checkpoint)
@@ -144,7 +146,7 @@ class _Writing:
         rules = rules_of(self._ranks.layout.args, held)
         return given.before(rules) if given else rules
 
-    def _padding_notes(self, vocabulary: Callable[[Wanted], bool]) -> Iterator[Finding]:
+    def _padding_notes(self, vocabulary: Callable[[TargetTensor], bool]) -> Iterator[Finding]:
         """Say where Megatron may ask for other rows of padding than are kept."""
         args, before = self._ranks.layout.args, self._ranks.layout.grid.tp
         after = self._target.grid.tp
@@ -281,5 +283,5 @@ def _like(model: Any) -> dict[str, Any]:
     return Ordered() if isinstance(model, Ordered) else {}
 
 
-def _state_at(stream: TorchStream, key: str, item: RankFileItem) -> Carried:
-    return Carried(value_at(stream.tree, (key, *item.path)), stream.storages)
+def _state_at(stream: TorchStream, key: str, item: RankFileItem) -> CopiedTree:
+    return CopiedTree(value_at(stream.tree, (key, *item.path)), stream.storages)

@@ -12,8 +12,8 @@ from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.pickles.walk import Path
 from ftckpt.formats.pickles.walk import at as inner_at
-from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import LayoutRequest
 
 from .checkpoint import RanksCheckpoint
 from .names import Role, rank_file
@@ -30,7 +30,7 @@ def splits_of(content: Content) -> Mapping[str, RankSplit]:
     return checkpoint.splits if type(checkpoint) is RanksCheckpoint else {}
 
 
-def split_of(content: Content, wanted: Wanted) -> RankSplit | None:
+def split_of(content: Content, wanted: TargetTensor) -> RankSplit | None:
     """Return how a tensor that is to be written was cut in the source."""
     splits = splits_of(content)
     key = wanted.copies[0].key if len(wanted.copies) == 1 else wanted.key
@@ -38,7 +38,7 @@ def split_of(content: Content, wanted: Wanted) -> RankSplit | None:
     return split if split is not None and split.shape == wanted.shape else None
 
 
-def wish_for_ranks(content: Content, wishes: Wishes) -> Wishes:
+def wish_for_ranks(content: Content, wishes: LayoutRequest) -> LayoutRequest:
     """Return wishes of which `dp` is the number of ranks.
 
     Raises:

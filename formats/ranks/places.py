@@ -9,7 +9,7 @@ from ftckpt.checkpoint import TensorInfo
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.state.nested import IsList
 from ftckpt.formats.state.paths import tensor_paths
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .checkpoint import RanksCheckpoint
 from .names import Role, rank_file
@@ -45,7 +45,7 @@ class RankPlaces:
         self.unplaced: list[str] = []
         self._checkpoint = content.checkpoint
         self._trees: dict[str, tuple[Any, dict[str, Path]]] = {}
-        others: list[Wanted] = []
+        others: list[TargetTensor] = []
         for key, wanted in content.tensors.items():
             place = self._own(wanted)
             if place is None:
@@ -76,7 +76,7 @@ class RankPlaces:
 
         return says
 
-    def _own(self, wanted: Wanted) -> RankPlace | None:
+    def _own(self, wanted: TargetTensor) -> RankPlace | None:
         """Return where the source has a tensor, if it is a source of this format."""
         if type(self._checkpoint) is not RanksCheckpoint or len(wanted.copies) != 1:
             return None
@@ -102,7 +102,7 @@ def _file_of(info: TensorInfo) -> str:
     return info.pieces[0].extent.file
 
 
-def _named(wanted: Wanted, path: Path, *, whole: bool) -> RankPlace | None:
+def _named(wanted: TargetTensor, path: Path, *, whole: bool) -> RankPlace | None:
     """Return the place of a tensor by its path in a nested state."""
     match = _OF_RANK.fullmatch(wanted.component)
     if match:

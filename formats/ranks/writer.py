@@ -24,9 +24,9 @@ from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.paths import LEAVES, is_divided, owner_of, with_aliases
 from ftckpt.formats.state.worlds import world_notes, world_of
 from ftckpt.formats.torch_files.write_dtensor import RankMesh
-from ftckpt.formats.torch_files.write_tree import Carried, Tensor, save
-from ftckpt.transfer.content import Content, Shard, ShardBox, Wanted
-from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
+from ftckpt.transfer.content import Content, Shard, ShardBox, TargetTensor
+from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Stored
 
 from .checkpoint import RanksCheckpoint
 from .dialect import Dialect, dialects_of
@@ -49,9 +49,9 @@ class RanksWriter:
 
     name = "ranks"
     single = False
-    grants = ("tp", "dp")
+    supported_options = ("tp", "dp")
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content` for `wishes.dp` ranks, or `wishes.tp` where tensors are plain.
 
         The source's world size where neither is asked for.
@@ -99,7 +99,7 @@ def _folders(content: Content) -> Iterator[tuple[Dialect, Content, Mapping[str, 
     others = [component for component in dialects if component != "model"]
     for component, dialect in dialects.items():
         mine: dict[str, str] = {}
-        tensors: list[Wanted] = []
+        tensors: list[TargetTensor] = []
         for key, wanted in content.tensors.items():
             if wanted.component == component and component != "model":
                 moment = wanted.kind in LEAVES or wanted.kind is Kind.OTHER
@@ -215,10 +215,10 @@ class _Folder:
                 continue
             for rank in range(self._world):
                 for at, value in specs.of(key, path, rank):
-                    self._put(rank, role, at, Carried(value, {}))
+                    self._put(rank, role, at, CopiedTree(value, {}))
         for rank in range(self._world):
             for role, at, value in specs.for_all(rank):
-                self._put(rank, role, at, Carried(value, {}))
+                self._put(rank, role, at, CopiedTree(value, {}))
 
     def outputs(self) -> Iterator[OutputFile]:
         """Yield the files, rank by rank."""

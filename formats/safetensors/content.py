@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ftckpt.formats.state.paths import with_aliases
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import OutputFile
 
 from .layout import lay_out_file
@@ -20,12 +20,12 @@ class StoredOnce:
             nothing is stored are not there.
     """
 
-    components: Mapping[str, Mapping[str, Wanted]]
+    components: Mapping[str, Mapping[str, TargetTensor]]
 
     def __init__(self, content: Content) -> None:
         self._content = content = with_aliases(content)
         owners = _owners(content)
-        found: dict[str, dict[str, Wanted]] = {"model": {}}
+        found: dict[str, dict[str, TargetTensor]] = {"model": {}}
         for key, wanted in content.tensors.items():
             if key not in owners:
                 found.setdefault(wanted.component, {})[stored_name(wanted)] = wanted

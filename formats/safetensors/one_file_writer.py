@@ -10,7 +10,7 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import finding
 from ftckpt.formats.huggingface.beside import beside_weights
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 
 from .content import StoredOnce
 from .names import SUFFIX
@@ -23,9 +23,9 @@ class SafetensorsFileWriter:
 
     name = "safetensors"
     single = True
-    grants = ("max_shard_size",)
+    supported_options = ("max_shard_size",)
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out the weights; all other state is `unplaced`.
 
         Raises:

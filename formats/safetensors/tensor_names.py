@@ -28,7 +28,7 @@ from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from .header import Header, HeaderTensor
 
 if TYPE_CHECKING:
-    from ftckpt.transfer.content import Wanted
+    from ftckpt.transfer.content import TargetTensor
 
 REMARKS = "ftckpt"
 _KINDS = {kind.value: kind for kind in Kind}
@@ -59,7 +59,7 @@ class Remarks(NamedTuple):
     aliases: Sequence[Alias] = ()
 
 
-def stored_name(wanted: Wanted) -> str:
+def stored_name(wanted: TargetTensor) -> str:
     """Return the name of a tensor in the header."""
     if wanted.component == "optimizer" or wanted.kind in _STATES:
         return f"{wanted.kind}.{wanted.name}"
@@ -67,7 +67,7 @@ def stored_name(wanted: Wanted) -> str:
 
 
 def metadata(
-    component: str, tensors: Mapping[str, Wanted], aliases: Sequence[Alias]
+    component: str, tensors: Mapping[str, TargetTensor], aliases: Sequence[Alias]
 ) -> dict[str, str]:
     """Return the metadata of a file's header.
 

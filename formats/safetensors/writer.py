@@ -20,8 +20,8 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import listed
 from ftckpt.formats.huggingface.beside import beside_weights
 from ftckpt.formats.state.write_records import lay_out_objects
-from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
 
 from .content import StoredOnce
 from .names import COMPONENTS, OPTIMIZER, SUFFIX
@@ -38,9 +38,9 @@ class SafetensorsWriter:
 
     name = "safetensors"
     single = False
-    grants = ("max_shard_size",)
+    supported_options = ("max_shard_size",)
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content`; reads the first bytes of non-tensor state, to know what it is.
 
         Raises:
@@ -115,7 +115,7 @@ def _lay_out_set(
     return files, [OutputFile(f"{stem}{SUFFIX}.index.json", [Literal(text.encode())])]
 
 
-def _shards(tensors: Mapping[str, Wanted], limit: int) -> Iterator[Sequence[str]]:
+def _shards(tensors: Mapping[str, TargetTensor], limit: int) -> Iterator[Sequence[str]]:
     """Deal out names to files of at most `limit` bytes, in order."""
     held: list[str] = []
     size = 0

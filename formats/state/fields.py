@@ -21,7 +21,7 @@ from ftckpt.formats.pickles.unpickle import load
 from ftckpt.formats.pickles.walk import Path, dotted, leaves
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 from ftckpt.transfer.content import Content
 
 from .objects import StateObjects
@@ -79,7 +79,7 @@ def _inside(value: Any) -> Any:
     return None
 
 
-def _field(checkpoint: Checkpoint, name: str, part: Carried) -> Field:
+def _field(checkpoint: Checkpoint, name: str, part: CopiedTree) -> Field:
     name = name.removeprefix("0.")  # Megatron keeps its common state in a list of one
     digest = _digest(checkpoint, part)
     shown = _shown(part.value, digest)
@@ -115,7 +115,7 @@ def _generator(value: Sequence[Any]) -> str:
     return ""
 
 
-def _digest(checkpoint: Checkpoint, part: Carried) -> bytes:
+def _digest(checkpoint: Checkpoint, part: CopiedTree) -> bytes:
     value = part.value
     if type(value) is float:  # by its bits: NaN, -0.0
         return b"float" + struct.pack("<d", value)

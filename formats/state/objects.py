@@ -20,7 +20,7 @@ from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.pickles.walk import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
 from ftckpt.formats.torch_files.storages import MAGIC
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 from ftckpt.transfer.content import Content
 
 from .paths import LEAVES
@@ -43,7 +43,7 @@ class Leaf(NamedTuple):
     """A part of the non-tensor state, and where it stands in the nested state."""
 
     path: Path
-    value: Carried
+    value: CopiedTree
 
 
 class StateObjects:
@@ -126,7 +126,7 @@ class StateObjects:
             for inner, value in walk(tree, listed):
                 # What stands at the top of the state must have a name there.
                 path = (*at, *inner) or (info.name,)
-                yield Leaf(path, Carried(value, storages))
+                yield Leaf(path, CopiedTree(value, storages))
 
 
 def listed_places(

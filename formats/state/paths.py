@@ -20,7 +20,7 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.dcp.stored_names import place
 from ftckpt.formats.pickles.walk import Path
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 LEAVES = {
     Kind.EXP_AVG: "exp_avg",
@@ -141,13 +141,13 @@ def tensor_paths(
     return paths, lost
 
 
-def is_divided(wanted: Wanted) -> bool:
+def is_divided(wanted: TargetTensor) -> bool:
     """Return whether FSDP2 divides a tensor: parameters, and what an optimizer keeps of each."""
     state = wanted.component in ("model", "optimizer", "ema") and wanted.kind is not Kind.BUFFER
     return state and bool(wanted.shape) and 0 not in wanted.shape
 
 
-def _require_bare(tensors: Iterable[Wanted]) -> None:
+def _require_bare(tensors: Iterable[TargetTensor]) -> None:
     names = [wanted.name for wanted in tensors if wanted.component == "model"]
     for name, bare in unwrapped(names).items():
         if name != bare:
@@ -158,7 +158,7 @@ def _require_bare(tensors: Iterable[Wanted]) -> None:
             )
 
 
-def _nested(wanted: Wanted, parameters: Iterable[str]) -> tuple[str, ...]:
+def _nested(wanted: TargetTensor, parameters: Iterable[str]) -> tuple[str, ...]:
     component, name, kind = wanted.component, wanted.name, wanted.kind
     if component == "optimizer":
         if kind in LEAVES:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.formats.pickles.walk import Path, dotted, leaves
-from ftckpt.formats.torch_files.write_tree import Carried, pickled
+from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.storage.chunks import chunks
 from ftckpt.transfer.layout import Literal, Stored
 
@@ -54,7 +54,7 @@ def _digest(checkpoint: Checkpoint, name: str, left_out: Collection[str]) -> byt
     # Two keys of a mapping can be spelt alike (1 and "1"): both count, told apart by their types.
     spelt = ((dotted(path), [type(s).__name__ for s in path], value) for path, value in found)
     kept = sorted(spelt, key=itemgetter(0, 1))
-    return state_digest(checkpoint, [[at, Carried(value, storages)] for at, _, value in kept])
+    return state_digest(checkpoint, [[at, CopiedTree(value, storages)] for at, _, value in kept])
 
 
 def _kept(tree: Any, left_out: Collection[str]) -> Iterator[tuple[Path, Any]]:
@@ -82,7 +82,7 @@ def state_digest(checkpoint: Checkpoint, tree: Any) -> bytes:
 
     Args:
         checkpoint: that holds those tensors.
-        tree: inert data and `Carried` parts of it.
+        tree: inert data and `CopiedTree` parts of it.
 
     Raises:
         UnsupportedError: it holds what cannot be pickled again.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ftckpt.checkpoint import Box, Checkpoint, Look, Payload, Piece, Scalar, TensorInfo
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
-from ftckpt.transfer.content import Content, Copy, Wanted
+from ftckpt.transfer.content import Content, Copy, TargetTensor
 
 
 @dataclass(kw_only=True)
@@ -43,21 +43,21 @@ class TransposedView(Checkpoint):
         """Yield the counters of the checkpoint itself."""
         return self.base.scalars(limit)
 
-    def below(self) -> Sequence[Checkpoint]:
+    def bases(self) -> Sequence[Checkpoint]:
         """Return what the checkpoint's tensors are decoded from."""
-        return self.base.below()
+        return self.base.bases()
 
-    def decoders(self) -> int:
+    def decode_slots(self) -> int:
         """Return how many of the checkpoint's tensors may be decoded at a time."""
-        return self.base.decoders()
+        return self.base.decode_slots()
 
-    def helpers(self) -> Mapping[str, Sequence[str]]:
+    def decode_after(self) -> Mapping[str, Sequence[str]]:
         """Return what the checkpoint's tensors are decoded from."""
-        return self.base.helpers()
+        return self.base.decode_after()
 
-    def retrieving(self, look: Look) -> AbstractContextManager[None]:
+    def decode_cache(self, look: Look) -> AbstractContextManager[None]:
         """Let the checkpoint's tensors be taken from where they were put before."""
-        return self.base.retrieving(look)
+        return self.base.decode_cache(look)
 
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; those of a transposed one are the original's."""
@@ -103,7 +103,7 @@ def transposed(content: Content, keys: Collection[str]) -> Content:
             tensors[shown] = _turned(view, source.tensors[key])._replace(name=shown)
         return shown
 
-    def turn(wanted: Wanted) -> Wanted:
+    def turn(wanted: TargetTensor) -> TargetTensor:
         copies = (Copy(_swap(c.box), show(c.key), _swap(c.source)) for c in wanted.copies)
         return wanted._replace(shape=wanted.shape[::-1], copies=tuple(copies))
 

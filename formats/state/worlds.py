@@ -6,12 +6,12 @@ from ftckpt.errors import UsageError
 from ftckpt.findings import Finding, counted, finding
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 
 _OF_RANKS = ("rng-python", "rng-numpy", "rng-torch", "rng-cuda", "data")
 
 
-def world_of(content: Content, wishes: Wishes) -> int:
+def world_of(content: Content, wishes: LayoutRequest) -> int:
     """Return the world size of a format that divides over ranks and knows no other group.
 
     Raises:

@@ -1,8 +1,8 @@
 """Lay out what `torch.save` writes of a tree: tensors become views of storages, which are records.
 
 A tree is plain inert data whose leaves may be `Tensor` (to be written from shards or carried over)
-and `Carried` (a part of a source's tree, whose tensors keep their storages byte for byte). Tensors
-with one `Storage` share memory after loading: tied weights.
+and `CopiedTree` (a part of a source's tree, whose tensors keep their storages byte for byte).
+Tensors with one `Storage` share memory after loading: tied weights.
 
 Sources: `torch/serialization.py` (`_save`), `torch/_tensor.py` (`_reduce_ex_internal`).
 """
@@ -70,7 +70,7 @@ class Tensor:
         return cls(storage, shard.dtype, shard.shape, dense_strides(shard.shape))
 
 
-class Carried(NamedTuple):
+class CopiedTree(NamedTuple):
     """A part of a source's tree, with the storages of its stream."""
 
     value: Any
@@ -137,7 +137,7 @@ class _Writer:
         """Return what to write in place of a value of the tree."""
         if type(value) is Tensor:
             return self._tensor(value)
-        if type(value) is Carried:
+        if type(value) is CopiedTree:
             return Scoped(value.value, _Carrier(self, value.storages).replace)
         return names_of(value)
 

@@ -22,9 +22,9 @@ from ftckpt.formats.state.objects import StateObjects, numbered
 from ftckpt.formats.state.paths import owner_of, recorded_paths, tensor_paths, with_aliases
 from ftckpt.formats.state.training_tree import MODELS, OPTIMIZERS
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried, Tensor, pickled, save
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, OutputFile, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile
 
 from .reader import TorchSaveCheckpoint
 
@@ -38,9 +38,9 @@ class TorchSaveWriter:
 
     name = "torchsave"
     single = True
-    grants = ()
+    supported_options = ()
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content` as one file.
 
         Raises:
@@ -141,11 +141,11 @@ def _put_objects(content: Content, nesting: _Nesting, state: NestedState) -> lis
     return unplaced
 
 
-def _put(state: NestedState, path: Path, value: Carried) -> bool:
+def _put(state: NestedState, path: Path, value: CopiedTree) -> bool:
     """Put an object; one that is a dict may share its place with tensors."""
     if isinstance(value.value, dict) and (state.below(path) or not path):
         members = value.value.items()
-        placed = [_put(state, (*path, k), Carried(v, value.storages)) for k, v in members]
+        placed = [_put(state, (*path, k), CopiedTree(v, value.storages)) for k, v in members]
         return all(placed)
     return bool(path) and state.put(path, value)
 

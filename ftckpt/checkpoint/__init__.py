@@ -328,7 +328,7 @@ class Checkpoint(ABC):
             FtckptError: it is missing, or cannot be opened.
         """
 
-    def below(self) -> Sequence[Checkpoint]:
+    def bases(self) -> Sequence[Checkpoint]:
         """Return the other checkpoints whose bytes its tensors are decoded from, opened.
 
         Raises:
@@ -342,9 +342,9 @@ class Checkpoint(ABC):
         Raises:
             FtckptError: what they are decoded from cannot be opened.
         """
-        return all(one.source.store.traits.local for one in (self, *self.below()))
+        return all(one.source.store.traits.local for one in (self, *self.bases()))
 
-    def decoders(self) -> int:
+    def decode_slots(self) -> int:
         """Return how many of its tensors may be decoded at a time in the memory that is allowed.
 
         0 where tensors are only read: that keeps stores busy, and decoding keeps processors.
@@ -354,14 +354,14 @@ class Checkpoint(ABC):
         """
         return 0
 
-    def helpers(self) -> Mapping[str, Sequence[str]]:
+    def decode_after(self) -> Mapping[str, Sequence[str]]:
         """Return the keys of other tensors of it that a tensor is decoded from, by its key.
 
         Those of tensors that need no other are left out.
         """
         return {}
 
-    def retrieving(self, look: Look) -> AbstractContextManager[None]:
+    def decode_cache(self, look: Look) -> AbstractContextManager[None]:
         """Let tensors that others are decoded from be taken from where they were put before.
 
         Args:
@@ -369,7 +369,7 @@ class Checkpoint(ABC):
         """
         return nullcontext()
 
-    def holdings(self) -> Iterator[tuple[Extent, str, int | None]]:
+    def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield bytes of files, and the key or name and the rank of what has its content there.
 
         Of a compressed file it is all of it: a damaged byte there can be in anything.
@@ -403,7 +403,7 @@ class Checkpoint(ABC):
         return self.format
 
     @property
-    def keepers(self) -> int | None:
+    def saving_ranks(self) -> int | None:
         """Number of ranks that save a state of their own; None where that is not known.
 
         All of the job's, unless a format has ranks save for others that hold the same.

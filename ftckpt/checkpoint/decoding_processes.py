@@ -29,4 +29,4 @@ def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
     if not checkpoint.is_local():
         return 0
     room = budget() // _DECODING - held()
-    return affordable(min(jobs, checkpoint.decoders()), each, room)
+    return affordable(min(jobs, checkpoint.decode_slots()), each, room)

@@ -50,7 +50,7 @@ def reading_ahead(
     below: Sequence[Checkpoint] = ()
     if upon:
         with suppress(FtckptError):  # who reads the tensors hears of it
-            below = checkpoint.below()
+            below = checkpoint.bases()
     read = [(checkpoint.source, extents), *((base.source, extents_of(base)) for base in below)]
     with ExitStack() as stack:
         for source, places in read:
@@ -61,7 +61,7 @@ def reading_ahead(
 
 def read_again(checkpoint: Checkpoint) -> None:
     """Forget what was read ahead: a bit may have flipped on its way here."""
-    for one in (checkpoint, *checkpoint.below()):
+    for one in (checkpoint, *checkpoint.bases()):
         if one.source.lookahead.current is not None:
             one.source.lookahead.current.forget()
 
@@ -92,7 +92,7 @@ def _ahead_of(
 
 def extents_of(checkpoint: Checkpoint, names: Container[str] | None = None) -> Iterator[Extent]:
     """Yield the places of the tensors and objects of a checkpoint that have these names, or all."""
-    for extent, name, _ in checkpoint.holdings():
+    for extent, name, _ in checkpoint.extents_by_owner():
         if names is None or name in names:
             yield extent
 

@@ -131,7 +131,7 @@ def compare(
             lost += _lost(side)
         elif choice == _ALL and _wrong(side.checkpoint):
             # Both may lack what lies in a file that neither could read.
-            held_in = {extent.file for extent, *_ in side.checkpoint.holdings()}
+            held_in = {extent.file for extent, *_ in side.checkpoint.extents_by_owner()}
             lost += _lost(side, held_in)
     findings = [*lost, *findings]
     damage = DamageFinder(both, indexes, sums, reading)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box
-from ftckpt.transfer.content import Content, Shard, Wanted
+from ftckpt.transfer.content import Content, Shard, TargetTensor
 
 
 class DiffStatus(StrEnum):
@@ -36,7 +36,7 @@ class Side(NamedTuple):
 
     second: bool
     key: str
-    wanted: Wanted
+    wanted: TargetTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ComparedPair:
     tied: tuple[Side, ...] = ()
 
     @property
-    def either(self) -> Wanted:
+    def either(self) -> TargetTensor:
         """The tensor on the side that has it, the first where both do."""
         side = self.ours or self.theirs
         assert side is not None
@@ -80,7 +80,7 @@ class Vocabulary:
     is_vocabulary: Callable[[str], bool] = lambda _: False
     true_rows: int | None = None
 
-    def rows(self, ours: Wanted, theirs: Wanted) -> int | None:
+    def rows(self, ours: TargetTensor, theirs: TargetTensor) -> int | None:
         """Return how many rows of a tensor to compare; None where that is all of both."""
         rows, name = self.true_rows, ours.name
         if not ours.shape or ours.shape[1:] != theirs.shape[1:] or len(ours.shape) != len(
@@ -169,7 +169,7 @@ def _lonely(
     )
 
 
-def _comparable(ours: Wanted, theirs: Wanted) -> bool:
+def _comparable(ours: TargetTensor, theirs: TargetTensor) -> bool:
     from .elements import has_values
 
     kinds = [w.dtype for w in (ours, theirs)]

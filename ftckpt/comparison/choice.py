@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint.rules import name_pattern
 from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import NotFoundError
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .report import part_of
 
@@ -67,7 +67,7 @@ class Choice(NamedTuple):
         return frozenset(kept)
 
 
-def _names(wanted: Wanted) -> frozenset[str]:
+def _names(wanted: TargetTensor) -> frozenset[str]:
     """Return what a tensor's component may be called."""
     component = wanted.component
     return frozenset((component, component.partition(":")[0], part_of(component, wanted.kind)))

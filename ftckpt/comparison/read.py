@@ -175,7 +175,7 @@ class Readers:
 
     def _side_by_side(self, works: Iterable[Work]) -> Iterator[Sequence[_Part]]:
         """Yield all parts of all works, those together of which some help to decode the others."""
-        if not any(one.helpers() for one in self._checkpoints):
+        if not any(one.decode_after() for one in self._checkpoints):
             for work in works:
                 yield from ((part,) for part in _parts(work, _TASK))
             return

@@ -13,7 +13,7 @@ from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.errors import FtckptError
 from ftckpt.inspection.resume import spoken
 from ftckpt.inspection.training_state import TABLE
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .align import DiffStatus
 
@@ -144,7 +144,7 @@ def state_tensors(content: Content) -> dict[str, str]:
     return found
 
 
-def field_of(name: str, wanted: Wanted, data: bytes) -> Field:
+def field_of(name: str, wanted: TargetTensor, data: bytes) -> Field:
     """Return a small tensor as a field.
 
     Args:

@@ -51,7 +51,7 @@ def affordable_forks(jobs: int, sides: Sequence[Checkpoint]) -> int:
     try:
         if not all(one.is_local() for one in sides):
             return 0
-        decoded = [one for one in sides if one.decoders()]
+        decoded = [one for one in sides if one.decode_slots()]
     except FtckptError:  # what is read of it says what it is
         return 0
     each = 4 * LOCAL + SPAN

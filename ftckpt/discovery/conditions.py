@@ -69,7 +69,7 @@ def lacking(
         return ""
     reasons = []
     for item in resume_check(checkpoint):
-        reason = _shortfall(item, checkpoint.keepers) if item.key in wanted else ""
+        reason = _shortfall(item, checkpoint.saving_ranks) if item.key in wanted else ""
         if reason and item.key == "moments" and item.missing:
             note(f"note: {checkpoint.source.url}: {reason}")
         elif reason:
@@ -77,18 +77,18 @@ def lacking(
     return f"lacks what --require asks for ({'; '.join(reasons)})" if reasons else ""
 
 
-def _shortfall(item: ResumeItem, keepers: int | None) -> str:
+def _shortfall(item: ResumeItem, saving_ranks: int | None) -> str:
     """Return why one row of the resume check does not count as present; "" if it does.
 
     Args:
         item: the row.
-        keepers: how many ranks save a state of their own; None where that is not known.
+        saving_ranks: how many ranks save a state of their own; None where that is not known.
     """
     # Some trainers update 16-bit weights without masters; of some parameters alone is a loss.
     if not item.needed or (item.key == "masters" and item.presence is Presence.ABSENT):
         return ""
     # Random state of some ranks leaves the others to be seeded anew.
-    few = item.ranks is not None and keepers is not None and item.ranks < keepers
+    few = item.ranks is not None and saving_ranks is not None and item.ranks < saving_ranks
     return item.reason if few or item.presence is not Presence.PRESENT else ""
 
 

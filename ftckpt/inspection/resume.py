@@ -166,7 +166,7 @@ class _Names:
 
     def __init__(self, checkpoint: Checkpoint, tensors: Iterable[TensorInfo]) -> None:
         self.world_size = checkpoint.topology.world_size
-        self.keepers = checkpoint.keepers
+        self.saving_ranks = checkpoint.saving_ranks
         self.objects = checkpoint.objects
         extra = (spoken(tensor.key, tensor) for tensor in tensors)
         # A file beside the tensors that the format does not open may hold state all the same.
@@ -190,8 +190,8 @@ class _Names:
         if found:
             ranks = self._ranks(found) if row.per_rank else None
             reason = f"found as {found[0]}"
-            if ranks is not None and self.keepers is not None and ranks < self.keepers:
-                reason += f", but only of {ranks} of {self.keepers} ranks"
+            if ranks is not None and self.saving_ranks is not None and ranks < self.saving_ranks:
+                reason += f", but only of {ranks} of {self.saving_ranks} ranks"
             return _item(row, Presence.PRESENT, reason, found, ranks=ranks,
                          world_size=self.world_size)  # fmt: skip
         # A name that says what else it is (`rng.random.0`) is not a closed box.

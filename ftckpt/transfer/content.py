@@ -32,7 +32,7 @@ class Copy(NamedTuple):
     source: Box
 
 
-class Wanted(NamedTuple):
+class TargetTensor(NamedTuple):
     """One logical tensor that is to be written.
 
     Attributes:
@@ -76,16 +76,16 @@ class Wanted(NamedTuple):
             )
 
 
-class _Unchanged(Mapping[str, Wanted]):
+class _Unchanged(Mapping[str, TargetTensor]):
     """A checkpoint's tensors as they are; each is described when it is asked for."""
 
     def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
         self._infos = infos
 
-    def __getitem__(self, key: str) -> Wanted:
+    def __getitem__(self, key: str) -> TargetTensor:
         info = self._infos[key]
         box = Box.whole(info.shape)
-        return Wanted(
+        return TargetTensor(
             info.component, info.name, info.kind, info.shape, info.dtype, (Copy(box, key, box),)
         )
 
@@ -99,7 +99,7 @@ class _Unchanged(Mapping[str, Wanted]):
         return len(self._infos)
 
 
-class Fill(NamedTuple):
+class SourceBox(NamedTuple):
     """A box of a shard, and the box of a source tensor that fills it.
 
     The sizes are equal but for leading axes of one, which a shard may have and the source not.
@@ -122,7 +122,7 @@ class Shard:
 
     shape: tuple[int, ...]
     dtype: DType
-    fills: tuple[Fill, ...]
+    fills: tuple[SourceBox, ...]
 
     @property
     def numel(self) -> int:
@@ -175,7 +175,7 @@ class Content:
     """
 
     checkpoint: Checkpoint
-    tensors: Mapping[str, Wanted]
+    tensors: Mapping[str, TargetTensor]
     objects: Mapping[str, ObjectInfo]
     aliases: Mapping[str, str] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
@@ -199,7 +199,7 @@ class Content:
         """Bytes of all tensors, each element once."""
         return sum(wanted.nbytes for wanted in self.tensors.values())
 
-    def with_tensors(self, tensors: Iterable[Wanted]) -> Content:
+    def with_tensors(self, tensors: Iterable[TargetTensor]) -> Content:
         """Return the same with other tensors; aliases of or to what is gone are gone too."""
         kept = {wanted.key: wanted for wanted in tensors}
         aliases = {k: owner for k, owner in self.aliases.items() if k in kept and owner in kept}
@@ -208,7 +208,7 @@ class Content:
     def whole(self, key: str) -> Shard:
         """Return one tensor as one shard."""
         wanted = self.tensors[key]
-        fills = (Fill(*copy) for copy in wanted.copies if copy.box.volume)
+        fills = (SourceBox(*copy) for copy in wanted.copies if copy.box.volume)
         return Shard(wanted.shape, wanted.dtype, tuple(fills))
 
     def part(self, key: str, box: Box) -> Shard:
@@ -229,7 +229,7 @@ class Content:
         fills = [fill for part in parts for fill in self._fills(part)]
         return Shard(tuple(shape), dtype, tuple(fills))
 
-    def _fills(self, part: ShardBox) -> Iterable[Fill]:
+    def _fills(self, part: ShardBox) -> Iterable[SourceBox]:
         lead = len(part.local.sizes) - len(part.box.sizes)
         for copy in self.tensors[part.key].copies:
             shared = intersection(part.box, copy.box) if part.box.sizes else part.box
@@ -242,7 +242,7 @@ class Content:
             if copy.source != copy.box:
                 begin = _shift(copy.source.offsets, copy.box.offsets, shared.offsets)
                 source = Box(begin, shared.sizes)
-            yield Fill(local, copy.key, source)
+            yield SourceBox(local, copy.key, source)
 
 
 def _shift(base: Sequence[int], origin: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:

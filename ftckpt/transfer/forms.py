@@ -12,7 +12,7 @@ from ftckpt.checkpoint.replicas import Copies, copies_of
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Severity
 
-from .content import Content, Known, Wanted
+from .content import Content, Known, TargetTensor
 
 
 class ResultTensor(NamedTuple):
@@ -107,7 +107,7 @@ def _compare_names(content: Content, result: Checkpoint) -> None:
         raise failed(f"the result {what} ({count} names differ)", (missing + more)[0])
 
 
-def _compare_form(want: Wanted | Known, has: TensorInfo) -> None:
+def _compare_form(want: TargetTensor | Known, has: TensorInfo) -> None:
     if (has.shape, has.dtype) != (want.shape, want.dtype):
         raise failed(
             f"{has.key} is {has.dtype.name}{list(has.shape)} in the result and not "

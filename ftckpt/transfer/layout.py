@@ -140,7 +140,7 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class LayoutRequest:
     """What the user asks of a layout; None where nothing was said.
 
     Attributes:
@@ -177,14 +177,14 @@ class Writer(Protocol):
         """Whether the result is one file and not a directory; `Layout.files` then has just it."""
 
     @property
-    def grants(self) -> Collection[str]:
-        """The wishes that it has a use for, by their names in `Wishes`; others are refused."""
+    def supported_options(self) -> Collection[str]:
+        """The names of the fields of `LayoutRequest` that it can do; others are refused."""
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content`. Reads headers and small objects at most, never tensor bytes.
 
         The same content and wishes give the same bytes, on any machine: a killed run is resumed by
-        laying out again. Wishes are among `grants` (`granting`).
+        laying out again. What is asked is among `supported_options`.
 
         Raises:
             UsageError: a wish that the format or a shape cannot grant (divisibility).

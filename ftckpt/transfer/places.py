@@ -113,7 +113,7 @@ def require_apart_from_all(checkpoint: Checkpoint, destination: Store) -> None:
         FtckptError: one that it depends on is missing, or cannot be opened.
     """
     require_apart(checkpoint.source, destination)
-    for base in checkpoint.below():
+    for base in checkpoint.bases():
         require_apart(base.source, destination, "base")
 
 

@@ -169,7 +169,7 @@ def transfer(
             places = of_layout(ordered, source)
             written_so_far = Written(ordered, source, staging.peek)
             with (
-                source.retrieving(written_so_far.look),
+                source.decode_cache(written_so_far.look),
                 reading_ahead(source, places, options.limiter, jobs=options.jobs),
             ):
                 built = build(

@@ -195,7 +195,7 @@ class OwnerIndex:
 
     def _build(self) -> dict[str, list[tuple[int, int, Owner]]]:
         files: dict[str, list[tuple[int, int, Owner]]] = defaultdict(list)
-        for extent, name, rank in self._checkpoint.holdings():
+        for extent, name, rank in self._checkpoint.extents_by_owner():
             files[extent.file].append((extent.offset, extent.end, (name, rank)))
         for owners in files.values():
             owners.sort(key=lambda item: item[:2])

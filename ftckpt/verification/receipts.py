@@ -101,7 +101,7 @@ class Book:
         self.source = checkpoint.source
         self.place = _absolute(self.source)
         # What a delta's tensors are decoded from lies elsewhere, and may change alone.
-        self.bound = not checkpoint.below()
+        self.bound = not checkpoint.bases()
         parent, _, name = self.place.rpartition("/")
         self._store = open_store(folder or parent or "/", options)
         name = quote(name, safe="@=+,", errors="surrogateescape").replace(".", "%2E")

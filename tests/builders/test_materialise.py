@@ -8,7 +8,7 @@ import torch
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Extent
-from ftckpt.transfer.content import Content, Copy, ShardBox, Wanted
+from ftckpt.transfer.content import Content, Copy, ShardBox, TargetTensor
 from ftckpt.transfer.layout import (
     Checksums,
     Elements,
@@ -35,7 +35,7 @@ def test_every_segment_becomes_its_bytes(tmp_path: Path) -> None:
     values = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     torch.save({"w": values}, tmp_path / "source.pt")
     checkpoint = open_checkpoint(tmp_path / "source.pt")
-    half = Wanted("model", "w", checkpoint.tensors["w"].kind, (2, 3), DTYPES["bfloat16"],
+    half = TargetTensor("model", "w", checkpoint.tensors["w"].kind, (2, 3), DTYPES["bfloat16"],
                   (Copy(Box((0, 0), (2, 3)), "w", Box((1, 1), (2, 3))),))  # fmt: skip
     content = Content.of(checkpoint).with_tensors([half])
     shard = content.shard(

@@ -8,9 +8,9 @@ from typing import Any
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import ExitCode
-from ftckpt.formats.torch_files.write_tree import Carried, pickled
+from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes, Writer
+from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -19,9 +19,9 @@ from tests.builders.materialise import materialise
 def write(writer: Writer, source: Checkpoint | Content, to: Path, **wishes: Any) -> Checkpoint:
     """Lay out, make the files plainly, and open the result; nothing may be left unplaced."""
     content = source if isinstance(source, Content) else Content.of(source)
-    layout = writer.layout(content, Wishes(**wishes))
+    layout = writer.layout(content, LayoutRequest(**wishes))
     assert list(layout.unplaced) == []
-    assert_repeatable(writer.layout(content, Wishes(**wishes)), layout)
+    assert_repeatable(writer.layout(content, LayoutRequest(**wishes)), layout)
     materialise(layout, content.checkpoint, to)
     result = open_checkpoint(to / layout.files[0].path if writer.single else to)
     assert result.format == writer.name
@@ -57,4 +57,4 @@ def assert_sound(result: Checkpoint) -> None:
 
 def as_bytes(value: Any) -> bytes:
     """Return an object without tensors as bytes that are equal for equal state."""
-    return pickled(Carried(value, {}))[0]
+    return pickled(CopiedTree(value, {}))[0]

@@ -59,7 +59,7 @@ def state_at(checkpoint: Checkpoint) -> State:
     return state
 
 
-def pack_upon(
+def pack_delta(
     path: Path,
     target: State,
     base: Path | None = None,
@@ -128,5 +128,5 @@ def run_of(root: Path, steps: int) -> list[State]:
         if step == 0:
             save_full(root / "step-0", weights)
         else:
-            pack_upon(root / f"step-{step}", states[step], root / f"step-{step - 1}", step=step)
+            pack_delta(root / f"step-{step}", states[step], root / f"step-{step - 1}", step=step)
     return states

@@ -30,7 +30,7 @@ from ftckpt.formats.delta.objects import PLAIN_REST, original_places
 from ftckpt.formats.delta.original import OriginalWriter, format_of, same_objects_there
 from ftckpt.formats.delta.prove_original import OriginalProof
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.prove.digests import DigestProof
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
@@ -64,7 +64,7 @@ def unpack(delta: Path, out: Path, **options: Any) -> TransferReport:
     writer, content = OriginalWriter(found), Content.of(found)
     return transfer(
         content,
-        writer.layout(content, Wishes()),
+        writer.layout(content, LayoutRequest()),
         str(out),
         format_of(found),
         single=writer.single,

@@ -12,7 +12,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.support import LAYOUTS, WRITTEN, Support, put
 from ftckpt.formats.writers import FILE_WRITERS, WRITERS, format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.prove.rehearsal import rehearse
 from ftckpt.transfer.run import require_place
 from tests.builders.checkpoints import open_checkpoint
@@ -46,10 +46,10 @@ def test_what_is_written_has_a_writer_and_every_writer_is_in_it() -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_is_resharded_is_what_a_writer_grants(name: str) -> None:
-    grants = WRITERS[name]().grants
+    supported = WRITERS[name]().supported_options
     rows = [row for row in LAYOUTS if row.format == name and row.written]
     said = {axis for row in rows for axis in row.resharded}
-    assert said == {axis for axis in AXES if axis in grants}
+    assert said == {axis for axis in AXES if axis in supported}
 
 
 @pytest.mark.parametrize(("row", "sample"), SAMPLES, ids=lambda one: str(one)[:60])
@@ -63,7 +63,7 @@ def test_samples_are_read_and_what_is_written_is_written(
     if row.written:
         target, writer = format_and_writer(row.format)
         content = Content.of(checkpoint)
-        layout = writer.layout(content, Wishes())
+        layout = writer.layout(content, LayoutRequest())
         require_place(layout)
         rehearse(content, layout, target, SameObject, single=writer.single)
 

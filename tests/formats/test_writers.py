@@ -18,7 +18,7 @@ from ftckpt.formats.catalog import reads_by_rules
 from ftckpt.formats.writers import FILE_WRITERS, WRITERS
 from ftckpt.storage import open_store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes, Writer
+from ftckpt.transfer.layout import LayoutRequest, Writer
 from ftckpt.transfer.request.example import lay_out
 from ftckpt.transfer.request.narrowing import Only, only
 from ftckpt.transfer.request.supported_options import RANKS, flag, require_granted
@@ -53,14 +53,14 @@ PAIRS = [(writer, wish) for writer in EVERY for wish in ASKED]
 
 def test_the_table_is_of_all_writers_and_all_wishes() -> None:
     assert {writer.name for writer in EVERY} == set(GRANTED)
-    assert {field.name for field in fields(Wishes)} == {*ASKED, "like"}
+    assert {field.name for field in fields(LayoutRequest)} == {*ASKED, "like"}
 
 
 @pytest.mark.parametrize(
     ("writer", "wish"), PAIRS, ids=[f"{type(w).__name__}-{wish}" for w, wish in PAIRS]
 )
 def test_a_wish_that_a_writer_has_no_use_for_is_refused(writer: Writer, wish: str) -> None:
-    wishes = Wishes(**{wish: ASKED[wish]})
+    wishes = LayoutRequest(**{wish: ASKED[wish]})
     if wish in GRANTED[writer.name]:
         require_granted(writer, wishes)
         return
@@ -73,7 +73,7 @@ def test_a_wish_that_a_writer_has_no_use_for_is_refused(writer: Writer, wish: st
     require_granted(writer, wishes, used=[wish])
     if wish in RANKS:  # what is not divided is of one rank
         one: dict[str, Any] = {wish: 1}
-        require_granted(writer, Wishes(**one))
+        require_granted(writer, LayoutRequest(**one))
 
 
 def _weights(place: Path) -> Content:
@@ -96,7 +96,7 @@ SOURCES: Mapping[str, Callable[[Path], Content]] = {
 }  # fmt: skip
 
 
-class Watched(Wishes):
+class Watched(LayoutRequest):
     """Notes which of its fields are read."""
 
     read: set[str]
@@ -127,10 +127,12 @@ def test_a_layout_is_held_to_it(tmp_path: Path) -> None:
     content, place = _weights(tmp_path), open_store(str(tmp_path / "out"))
     torchsave = WRITERS["torchsave"]()
     with pytest.raises(UsageError, match="--zero-stage has no meaning"):
-        lay_out(torchsave, content, Wishes(zero_stage=2), place)
+        lay_out(torchsave, content, LayoutRequest(zero_stage=2), place)
     source: Checkpoint = content.checkpoint
     with pytest.raises(UsageError, match="--rules has no meaning"):
-        api.convert(source, str(tmp_path / "out.pt"), "torchsave", wishes=Wishes(rules=RULES))
+        api.convert(
+            source, str(tmp_path / "out.pt"), "torchsave", wishes=LayoutRequest(rules=RULES)
+        )
     assert os.listdir(tmp_path) == ["x.pt"]
 
 

@@ -20,7 +20,7 @@ from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
 from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.hf_models import Model
 from tests.builders.materialise import materialise
@@ -116,7 +116,7 @@ def test_it_loads_and_saves_the_same_again(case: str, tmp_path: Path) -> None:
     wishes: dict[str, Any] = {"vp": 1, "ep": 1, **after}
     wishes["dp"] = WORLD // (after["tp"] * after["pp"])
     wishes["true_vocab_size"] = TRUE_VOCABULARY
-    layout = MegatronWriter().layout(Content.of(opened(source)), Wishes(**wishes))
+    layout = MegatronWriter().layout(Content.of(opened(source)), LayoutRequest(**wishes))
     assert list(layout.unplaced) == []
     materialise(layout, opened(source), made)
     (made.parent / "latest_checkpointed_iteration.txt").write_text("1")
@@ -142,7 +142,7 @@ def test_it_builds_and_loads_a_model_of_hugging_face(
     )
     made = tmp_path / "made" / "iter_0000000"
     wishes: dict[str, Any] = {**sizes}
-    layout = format_and_writer(form)[1].layout(content, Wishes(**wishes))
+    layout = format_and_writer(form)[1].layout(content, LayoutRequest(**wishes))
     materialise(layout, content.checkpoint, made)
     (made.parent / "latest_checkpointed_iteration.txt").write_text("0")
     kind = "torch" if form == "megatron" else "torch_dist"
@@ -169,14 +169,14 @@ def test_an_optimizer_of_another_format_is_loaded_and_saved_again(
     source = megatron(tmp_path / "source", before, more)
     form = "megatron-dist" if way == "like" else way
     first = Content.of(open_checkpoint(source))
-    between = format_and_writer(form)[1].layout(first, Wishes())
+    between = format_and_writer(form)[1].layout(first, LayoutRequest())
     assert list(between.unplaced) == []
     materialise(between, first.checkpoint, tmp_path / "between")
     content = Content.of(open_checkpoint(tmp_path / "between"))
-    wishes = Wishes(true_vocab_size=TRUE_VOCABULARY, **sizes)
+    wishes = LayoutRequest(true_vocab_size=TRUE_VOCABULARY, **sizes)
     if way == "like":
         example = opened(megatron(tmp_path / "example", after, more))
-        wishes = Wishes(true_vocab_size=TRUE_VOCABULARY, like=example)
+        wishes = LayoutRequest(true_vocab_size=TRUE_VOCABULARY, like=example)
     layout = format_and_writer("megatron")[1].layout(content, wishes)
     assert list(layout.unplaced) == []
     made = tmp_path / "made" / "iter_0000001"

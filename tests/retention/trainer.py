@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from tests.builders.checkpoints import open_checkpoint
-from tests.delta.on_disk import pack_upon, state_at
+from tests.delta.on_disk import pack_delta, state_at
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
@@ -83,7 +83,7 @@ class Trainer:
         if upon:
             full = self.root.parent / "full"
             _save(full, self.step)
-            pack_upon(path, state_at(open_checkpoint(full)), self.root / upon, step=self.step)
+            pack_delta(path, state_at(open_checkpoint(full)), self.root / upon, step=self.step)
             shutil.rmtree(full)
         else:
             _save(path, self.step)

@@ -11,7 +11,7 @@ from ftckpt.api import convert, diff, open_checkpoint, verify
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.verification import Level, VerifyOptions
 from tests.servers.faults import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Service, upload_tree
@@ -47,7 +47,7 @@ def test_every_piece_is_no_request_of_its_own(
         return proxy.seen(GET) / FILES
 
     def reshard() -> None:
-        wishes = Wishes(dp=2)
+        wishes = LayoutRequest(dp=2)
         assert convert(ours, str(tmp_path / "two"), wishes=wishes, stores=stores).proof is not None
 
     def to_safetensors() -> None:

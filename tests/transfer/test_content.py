@@ -7,7 +7,7 @@ import pytest
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.extents import Box
-from ftckpt.transfer.content import Content, Copy, ShardBox, Wanted
+from ftckpt.transfer.content import Content, Copy, ShardBox, TargetTensor
 from tests.transfer.contents import content_of
 
 TENSORS = {
@@ -27,7 +27,7 @@ def test_the_tensors_of_a_checkpoint_are_its_own_in_its_order() -> None:
     with pytest.raises(KeyError):
         content.tensors["w2"]
     box = Box((0, 0), (4, 3))
-    assert content.tensors["w"] == Wanted(
+    assert content.tensors["w"] == TargetTensor(
         "model", "w", Kind.PARAM, (4, 3), DTYPES["bfloat16"], (Copy(box, "w", box),)
     )
 
@@ -39,7 +39,7 @@ def _joined() -> Content:
         Copy(Box((row, 0), (2, 3)), "w", Box((start, 0), (2, 3))) for row, start in ((0, 2), (3, 0))
     )
     return content.with_tensors(
-        [Wanted("model", "joined", Kind.PARAM, (5, 3), DTYPES["bfloat16"], copies)]
+        [TargetTensor("model", "joined", Kind.PARAM, (5, 3), DTYPES["bfloat16"], copies)]
     )
 
 

@@ -22,7 +22,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import WRITERS, format_and_writer
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes, Writer
+from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.transfer.prove.rehearsal import rehearse
 from ftckpt.transfer.run import TransferOptions, require_place, transfer
 from tests.builders.checkpoints import open_checkpoint
@@ -101,7 +101,7 @@ def _laid_out(source: Checkpoint, to: str) -> Layout | str:
     target, writer = format_and_writer(to)
     content = Content.of(source)
     try:
-        layout = writer.layout(content, Wishes())
+        layout = writer.layout(content, LayoutRequest())
         require_place(layout)
         rehearse(content, layout, target, SameObject, single=writer.single)
     except UnsupportedError as error:

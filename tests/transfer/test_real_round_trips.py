@@ -20,7 +20,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import WRITERS
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.renaming import parse_renames, rename
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from tests.builders.real_sets import ARCHIVES, real_set
@@ -42,7 +42,7 @@ def _write(content: Content, to: str, path: Path) -> TransferReport:
     writer = WRITERS[to]()
     return transfer(
         content,
-        writer.layout(content, Wishes()),
+        writer.layout(content, LayoutRequest()),
         str(path),
         next(f for f in FORMATS if f.name == to),
         single=writer.single,

@@ -18,7 +18,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.prove.digests import DigestProof
 from ftckpt.transfer.prove.elements import Proof, Prover, prove
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
@@ -60,7 +60,7 @@ def move(
     _, own, wishes, _ = CASES[name]
     target, writer = format_and_writer(family or own)
     content = Content.of(open_checkpoint(place))
-    layout = writer.layout(content, Wishes() if family else Wishes(**wishes))
+    layout = writer.layout(content, LayoutRequest() if family else LayoutRequest(**wishes))
     return transfer(
         content,
         replace(layout, unplaced=()),  # objects alone: what is proven here are tensors

@@ -38,7 +38,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Literal, OutputFile, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -92,7 +92,7 @@ def _move(
     **options: Any,
 ) -> TransferReport:
     content = Content.of(_open(source))
-    layout = change(SafetensorsWriter().layout(content, Wishes(max_shard_size=shard)))
+    layout = change(SafetensorsWriter().layout(content, LayoutRequest(max_shard_size=shard)))
     return transfer(
         content,
         layout,
@@ -264,7 +264,7 @@ def test_what_would_be_read_back_otherwise_is_refused_before_the_work(
     def lose(layout: Layout) -> Layout:
         content = Content.of(_open(source))
         kept = list(content.tensors.values())[:-1]
-        return SafetensorsWriter().layout(content.with_tensors(kept), Wishes())
+        return SafetensorsWriter().layout(content.with_tensors(kept), LayoutRequest())
 
     made = Added()
     with pytest.raises(UnsupportedError, match="cannot hold this as it is; read back, the result"):

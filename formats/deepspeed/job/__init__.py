@@ -22,7 +22,7 @@ from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid
 from ftckpt.formats.deepspeed.states import BASES, MASTERS
 from ftckpt.formats.deepspeed.zero.partition import Shape
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 
 Group = Mapping[str, Shape]
 
@@ -147,7 +147,7 @@ def _any(gaps: Mapping[int, tuple[tuple[int, ...], ...]]) -> bool:
     return any(any(group) for rank in gaps.values() for group in rank)
 
 
-def wished(job: DeepSpeedJob, wishes: Wishes) -> DeepSpeedJob:
+def wished(job: DeepSpeedJob, wishes: LayoutRequest) -> DeepSpeedJob:
     """Return the job that the user wants.
 
     Raises:

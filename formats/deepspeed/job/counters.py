@@ -9,7 +9,7 @@ from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .plan import STEP, JobPlan
 
@@ -64,7 +64,7 @@ def _number(content: Content, key: str, like: Any) -> Any:
     return type(like)(value)
 
 
-def _scalar(content: Content, wanted: Wanted) -> float | None:
+def _scalar(content: Content, wanted: TargetTensor) -> float | None:
     if wanted.shape != () or len(wanted.copies) != 1:
         return None
     return decode_scalar(wanted.dtype, read_tensor(content.checkpoint, wanted.copies[0].key))

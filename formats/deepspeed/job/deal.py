@@ -19,8 +19,8 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.names import DeepSpeedFile
 from ftckpt.formats.pickles.walk import Path
-from ftckpt.formats.torch_files.write_tree import Carried, pickled
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
+from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Elements, Literal, Segment, Stored
 
 from .shares import GROUPS, FileShare, FileState, PartitionRank
@@ -43,7 +43,7 @@ class OtherStateResult(Protocol):
         """What the user should know."""
 
     @property
-    def tensors(self) -> Sequence[Wanted]:
+    def tensors(self) -> Sequence[TargetTensor]:
         """Those inside, under the names that the result's ranks give them."""
 
     @property
@@ -69,7 +69,7 @@ class RestOfRole:
         self._content = content
         self.unplaced: list[str] = []
         self.notes: list[Finding] = []
-        self.tensors: list[Wanted] = []
+        self.tensors: list[TargetTensor] = []
         self.same: set[str] = set()
         self._states = {state.place: state for state in states}
         self._dealt: set[PartitionRank] = set()
@@ -184,7 +184,7 @@ class RestOfRole:
 
     def _bytes(self, state: FileState, path: Path) -> bytes:
         try:
-            text, storages = pickled(Carried(state.fields[path], state.storages))
+            text, storages = pickled(CopiedTree(state.fields[path], state.storages))
         except UnsupportedError as error:
             error.file = state.path
             raise
@@ -239,5 +239,5 @@ def stored(content: Content, rests: Sequence[OtherStateResult], *, renumbered: b
     return replace(found, objects=objects)
 
 
-def _is_own(wanted: Wanted) -> bool:
+def _is_own(wanted: TargetTensor) -> bool:
     return wanted.component.startswith(OWN)

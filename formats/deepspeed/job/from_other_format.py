@@ -22,8 +22,8 @@ from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
 from ftckpt.formats.state.paths import recorded_paths, with_aliases
-from ftckpt.formats.torch_files.write_tree import Carried, Tensor, pickled, save
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
+from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import OutputFile
 
 # The loader wants a version, and to be told of one that it knows.
@@ -104,7 +104,7 @@ class Foreign:
         The loader takes as many as the job and the file both have, and leaves the state of the
         job's further groups out without a word. A group of no settings changes none.
         """
-        value = found.value if type(found) is Carried else found
+        value = found.value if type(found) is CopiedTree else found
         if not isinstance(value, list):
             self._client[_GROUPS] = found  # by parameter, as some trainers flatten them
             value = []
@@ -116,9 +116,9 @@ class Foreign:
             self.notes.append(finding("note", what))
         more: list[dict[str, Any]] = [{"params": []} for _ in self.trained[len(value) :]]
         groups = [*value, *more]
-        return Carried(groups, found.storages) if type(found) is Carried else groups
+        return CopiedTree(groups, found.storages) if type(found) is CopiedTree else groups
 
-    def _placed(self, wanted: Wanted, content: Content) -> Wanted:
+    def _placed(self, wanted: TargetTensor, content: Content) -> TargetTensor:
         """Return a tensor as the result names it; what is not a model's is the client's state."""
         if wanted.component in ("model", "optimizer"):
             return wanted
@@ -128,7 +128,7 @@ class Foreign:
             self.unplaced.append(wanted.key)
         return wanted._replace(component="extra:rank0", kind=Kind.OTHER, name=f"{inside}.{name}")
 
-    def _widened(self, weights: Sequence[Wanted]) -> Iterator[Wanted]:
+    def _widened(self, weights: Sequence[TargetTensor]) -> Iterator[TargetTensor]:
         for wanted in weights:
             yield wanted._replace(component="optimizer", kind=Kind.MASTER, dtype=_MASTER)
         if weights:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.states import ModelState
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 # What DeepSpeed's converter makes of buffers, of frozen and of shared parameters.
 COPIES = "extra:universal"
@@ -57,7 +57,7 @@ class Models:
             content, tensors={**made, **content.tensors}, aliases={**content.aliases, **tied}
         )
 
-    def _whole(self, content: Content) -> Iterable[Wanted]:
+    def _whole(self, content: Content) -> Iterable[TargetTensor]:
         """Yield the tensors of a job's own files, which a universal checkpoint has otherwise.
 
         There a vocabulary has lost its padding, which is zeros, and there are copies of weights.
@@ -70,11 +70,11 @@ class Models:
             elif wanted.component != COPIES:
                 yield wanted
 
-    def _is_trained_weight(self, wanted: Wanted) -> bool:
+    def _is_trained_weight(self, wanted: TargetTensor) -> bool:
         weight = wanted.component == "model" and wanted.kind is Kind.PARAM
         return weight and wanted.name in self.trained
 
-    def _cast_masters(self, content: Content) -> Iterable[Wanted]:
+    def _cast_masters(self, content: Content) -> Iterable[TargetTensor]:
         for state in self.states.values():
             for name, ref in state.weights.items():
                 key = tensor_key("optimizer", Kind.MASTER, self.shared.get(name, name))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 
 SCHEDULER = "lr_scheduler"
 _OF_GROUPS = frozenset({
@@ -31,9 +31,9 @@ def regrouped(state: Any, origins: Sequence[int | None]) -> Any:
     Raises:
         UnsupportedError: the groups had different values, and nothing says which were whose.
     """
-    if isinstance(state, Carried):
+    if isinstance(state, CopiedTree):
         made = regrouped(state.value, origins)
-        return state if made is state.value else Carried(made, state.storages)
+        return state if made is state.value else CopiedTree(made, state.storages)
     if not isinstance(state, dict):
         return state
     found = {key: _member(key, value, origins) for key, value in state.items()}
@@ -42,9 +42,9 @@ def regrouped(state: Any, origins: Sequence[int | None]) -> Any:
 
 
 def _member(key: Any, value: Any, origins: Sequence[int | None]) -> Any:
-    if isinstance(value, Carried):
+    if isinstance(value, CopiedTree):
         made = _member(key, value.value, origins)
-        return value if made is value.value else Carried(made, value.storages)
+        return value if made is value.value else CopiedTree(made, value.storages)
     if not isinstance(value, list):
         return value
     if key in _OF_GROUPS:

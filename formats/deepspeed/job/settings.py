@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 
 from .source import DeepSpeedSource
 
@@ -153,7 +153,7 @@ def all_equal(groups: Sequence[Settings]) -> bool:
 
 def _values(group: Settings) -> dict[str, Any]:
     """Return settings without where they were read: that is another place for each group."""
-    return {k: v.value if type(v) is Carried else v for k, v in group.items()}
+    return {k: v.value if type(v) is CopiedTree else v for k, v in group.items()}
 
 
 def _differing(one: Settings, other: Settings) -> str:

@@ -29,8 +29,8 @@ from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
 from ftckpt.formats.state.paths import recorded_paths
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried, Tensor, pickled
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .settings import Numbered, OfParameters, Settings, bare
 from .shares import GROUPS, FileState, PartitionRank
@@ -120,7 +120,7 @@ class CarriedState:
             state.private = set(self._private)
         return state
 
-    def _placed(self, wanted: Wanted, content: Content) -> Wanted:
+    def _placed(self, wanted: TargetTensor, content: Content) -> TargetTensor:
         """Put a tensor that is not a model's into the state of its rank."""
         if wanted.component in ("model", _OPTIMIZER) or wanted.component.startswith("extra:tp"):
             return wanted
@@ -168,7 +168,7 @@ class CarriedState:
             self._names[placed[0][0]][placed[0][1]] = name
 
     def _take_groups(
-        self, name: str, trees: StateObjects, placed: Sequence[tuple[_Owner, Path, Carried]]
+        self, name: str, trees: StateObjects, placed: Sequence[tuple[_Owner, Path, CopiedTree]]
     ) -> None:
         """Take settings: a list of groups, or one setting of one group or parameter."""
         self.group_objects.append(name)
@@ -222,12 +222,12 @@ def _fits(owner: _Owner, path: Path) -> bool:
     return bool(path) and path[0] not in own
 
 
-def _is_number(path: Path, value: Carried) -> bool:
+def _is_number(path: Path, value: CopiedTree) -> bool:
     return path[:1] == (_STATE,) and len(path) == 3 and type(value.value) in (int, float)
 
 
-def _settled(value: Any, around: Carried) -> Any:
+def _settled(value: Any, around: CopiedTree) -> Any:
     """Return a setting, with the storages of the tensors in it where there are some."""
     if any(isinstance(leaf, TensorRef) for _, leaf in leaves(value)):
-        return Carried(value, around.storages)
+        return CopiedTree(value, around.storages)
     return value

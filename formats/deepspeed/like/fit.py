@@ -20,8 +20,8 @@ from ftckpt.formats.deepspeed.job.deal import OWN
 from ftckpt.formats.deepspeed.job.models import COPIES
 from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.universal.cuts import ParameterCuts
-from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import LayoutRequest
 
 from .match import require_asked, require_castable, require_tied, widens
 
@@ -39,7 +39,9 @@ class Fitting:
         notes: what the user should know.
     """
 
-    def __init__(self, content: Content, plan: JobPlan, wishes: Wishes, numbers: Numbers) -> None:
+    def __init__(
+        self, content: Content, plan: JobPlan, wishes: LayoutRequest, numbers: Numbers
+    ) -> None:
         """Fit every tensor.
 
         Args:
@@ -67,7 +69,7 @@ class Fitting:
         self.content = replace(content, tensors=tensors, aliases=tied)
         self.notes = list(self._remarks())
 
-    def _fitted(self) -> Iterator[Wanted]:
+    def _fitted(self) -> Iterator[TargetTensor]:
         """Yield what the example has.
 
         Raises:
@@ -90,7 +92,7 @@ class Fitting:
         name, _, leaf = info.name.rpartition(".")
         return info.kind is Kind.OTHER and leaf in self.numbers.get(name, ())
 
-    def _found(self, info: TensorInfo) -> Wanted | None:
+    def _found(self, info: TensorInfo) -> TargetTensor | None:
         """Return the source's values of one of the example's tensors, in its name and type."""
         name, dtype = info.name, info.dtype
         own = self._own(info)
@@ -116,13 +118,13 @@ class Fitting:
                 self._cast.append(name)
         return own._replace(component=info.component, kind=info.kind, name=name, dtype=dtype)
 
-    def _own(self, info: TensorInfo) -> Wanted | None:
+    def _own(self, info: TensorInfo) -> TargetTensor | None:
         key = f"{info.component}:{info.name}" if info.component.startswith(_SLICE) else None
         found = self._given.tensors.get(key) if key else None
         found = found or self._lookup(info.component, info.kind, info.name)
         return found or (self._of_slices(info) if info.kind is Kind.BUFFER else None)
 
-    def _lookup(self, component: str, kind: Kind, name: str) -> Wanted | None:
+    def _lookup(self, component: str, kind: Kind, name: str) -> TargetTensor | None:
         """Return what the source has under a key, or under that of a tie: its own or the job's."""
         if component.startswith(_SLICE):
             return None
@@ -133,7 +135,7 @@ class Fitting:
         owner = self._plan.models.shared.get(name)
         return tensors.get(tensor_key(component, kind, owner)) if owner is not None else None
 
-    def _of_slices(self, info: TensorInfo) -> Wanted | None:
+    def _of_slices(self, info: TensorInfo) -> TargetTensor | None:
         """Return a buffer that a rule of the user's calls the same on every tensor slice.
 
         Raises:
@@ -152,11 +154,11 @@ class Fitting:
         self._used.update(wanted.key for wanted in copies)
         return copies[0] if copies else None
 
-    def _mark(self, wanted: Wanted | None) -> None:
+    def _mark(self, wanted: TargetTensor | None) -> None:
         if wanted is not None:
             self._used.add(wanted.key)
 
-    def _shaped(self, wanted: Wanted, info: TensorInfo) -> Wanted:
+    def _shaped(self, wanted: TargetTensor, info: TensorInfo) -> TargetTensor:
         """Return a tensor in the example's shape; the padding of a vocabulary is made anew.
 
         Raises:
@@ -175,7 +177,7 @@ class Fitting:
         self._resized.append(info.name)
         return fitted
 
-    def _unseen(self) -> Iterator[Wanted]:
+    def _unseen(self) -> Iterator[TargetTensor]:
         """Yield the state of parameters that the example's optimizer has never stepped."""
         known = {
             name
@@ -203,7 +205,7 @@ class Fitting:
                 like = TensorInfo("optimizer", wanted.name, wanted.kind, shape, wanted.dtype, ())
                 yield self._shaped(wanted, like)
 
-    def _left(self, made: Mapping[str, Wanted]) -> set[str]:
+    def _left(self, made: Mapping[str, TargetTensor]) -> set[str]:
         """Return the keys of tensors that nothing of the result was made of."""
         tied = {key for key, owner in self._given.aliases.items() if owner in self._used}
         stage3 = self._plan.job.stage == 3
@@ -252,7 +254,7 @@ class Fitting:
 _NAMED = (Kind.PARAM, Kind.MASTER, Kind.BUFFER)
 
 
-def _is_other(wanted: Wanted) -> bool:
+def _is_other(wanted: TargetTensor) -> bool:
     """Say whether a tensor is not a model's: random states, averages, a client's own."""
     known = wanted.component in ("model", "optimizer", COPIES)
     return not known and not wanted.component.startswith(_SLICE)

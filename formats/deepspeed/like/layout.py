@@ -21,7 +21,7 @@ from ftckpt.formats.deepspeed.job.state_from_other_format import CarriedState
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
 from ftckpt.formats.deepspeed.names import FileRole
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 
 from .fit import Fitting
 from .state import (
@@ -47,7 +47,9 @@ class ByExample:
         rests: the same of the source.
     """
 
-    def __init__(self, content: Content, example: DeepSpeedCheckpoint, wishes: Wishes) -> None:
+    def __init__(
+        self, content: Content, example: DeepSpeedCheckpoint, wishes: LayoutRequest
+    ) -> None:
         """Fit the source into the example.
 
         Raises:

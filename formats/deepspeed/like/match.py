@@ -6,7 +6,7 @@ from ftckpt.checkpoint import Checkpoint, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.transfer.content import Wanted
+from ftckpt.transfer.content import TargetTensor
 from ftckpt.transfer.request.retyping import CASTABLE
 
 
@@ -16,7 +16,7 @@ def widens(dtype: DType, to: DType) -> bool:
     return dtype is to or (castable and dtype.bits < to.bits)
 
 
-def require_castable(wanted: Wanted, info: TensorInfo) -> None:
+def require_castable(wanted: TargetTensor, info: TensorInfo) -> None:
     """Refuse a tensor that DeepSpeed would not make of the source's.
 
     Weights are cast to the compute type; an optimizer's state is never rounded.
@@ -36,7 +36,7 @@ def require_castable(wanted: Wanted, info: TensorInfo) -> None:
         )
 
 
-def require_asked(wanted: Wanted, info: TensorInfo, source: Checkpoint) -> None:
+def require_asked(wanted: TargetTensor, info: TensorInfo, source: Checkpoint) -> None:
     """Refuse a type that the user wants and the example has not.
 
     Raises:
@@ -50,7 +50,7 @@ def require_asked(wanted: Wanted, info: TensorInfo, source: Checkpoint) -> None:
         )
 
 
-def require_tied(alias: Wanted, owner: Wanted, source: Checkpoint) -> None:
+def require_tied(alias: TargetTensor, owner: TargetTensor, source: Checkpoint) -> None:
     """Refuse to tie what the source holds apart, unless it is the same bit for bit; reads both.
 
     Raises:

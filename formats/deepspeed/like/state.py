@@ -22,7 +22,7 @@ from ftckpt.formats.deepspeed.states import BASES, INFO, MODULE, OPTIMIZER
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 from ftckpt.transfer.content import Content
 
 _CONFIGURED = ("ds_config", "ds_version")
@@ -191,7 +191,7 @@ def leave_modules(state: FileState) -> list[str]:
 
 def _record(value: Any) -> Inert | None:
     """Return arguments as the record that they are; None where they are none."""
-    found = value.value if isinstance(value, Carried) else value
+    found = value.value if isinstance(value, CopiedTree) else value
     return found if isinstance(found, Inert) and isinstance(found.state, dict) else None
 
 

@@ -20,7 +20,7 @@ from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried, Storage, Tensor
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor
 from ftckpt.transfer.content import Content
 
 from .pipeline_layers import RestOfLayers
@@ -130,7 +130,7 @@ class Modules:
                 found[piece.extent.file, piece.extent.offset].append(key)
         return found
 
-    def layer(self, file: DeepSpeedFile) -> Carried:
+    def layer(self, file: DeepSpeedFile) -> CopiedTree:
         """Return the state_dict of a layer of a pipeline.
 
         Raises:
@@ -156,7 +156,7 @@ class Modules:
                     f"{local} in {file.path} of the example is not a parameter that has a name",
                     file=file.path,
                 )
-        return Carried(made, storages)
+        return CopiedTree(made, storages)
 
     def _owner(self, key: str, tp: int) -> int:
         """Return a model-parallel rank that holds a layer's tensor, of one tensor slice."""

@@ -24,7 +24,7 @@ from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects
 from ftckpt.formats.state.paths import RecordedPaths, recorded_paths
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 
 class RestOfLayers:
@@ -44,7 +44,7 @@ class RestOfLayers:
 
     def __init__(self, content: Content, plan: JobPlan) -> None:
         self._content, self._plan = content, plan
-        self.tensors: list[Wanted] = []
+        self.tensors: list[TargetTensor] = []
         self.same: set[str] = set()
         self._taken: set[str] = set()
         self._placed: set[str] = set()
@@ -115,7 +115,7 @@ class RestOfLayers:
         self._placed.update(inside)
         return True
 
-    def _moved(self, wanted: Wanted, file: DeepSpeedFile) -> Wanted:
+    def _moved(self, wanted: TargetTensor, file: DeepSpeedFile) -> TargetTensor:
         """Return a tensor as the reader of the result calls it: by the first rank that has it."""
         before, grid = self._plan.checkpoint.grid, self._plan.job.grid
         stage = int(wanted.component.removeprefix(OWN)) // (before.tp * before.dp)

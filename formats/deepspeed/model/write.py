@@ -10,7 +10,7 @@ from ftckpt.formats.deepspeed.job.shares import Dealer, FileShare, PartitionRank
 from ftckpt.formats.deepspeed.states import MODULE
 from ftckpt.formats.deepspeed.zero.flats import RankFlats
 from ftckpt.formats.pickles.inert import Ordered
-from ftckpt.formats.torch_files.write_tree import Carried, save
+from ftckpt.formats.torch_files.write_tree import CopiedTree, save
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import OutputFile
 
@@ -54,7 +54,7 @@ class ModelFiles:
                     name = f"zero_pp_rank_{dp}_{name}"
                 place = PartitionRank(mp, dp or 0)
                 share = self._rest.deal(place, grid.rank(mp, dp), first=place == (0, 0))
-                tree = Carried(self._tree(share, place), share.storages)
+                tree = CopiedTree(self._tree(share, place), share.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
         self._rest.settle()
 

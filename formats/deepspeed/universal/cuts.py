@@ -21,8 +21,8 @@ from ftckpt.formats.deepspeed.states import ModelState
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.families.vocabulary import is_vocabulary
 from ftckpt.formats.pickles.write import Call, Global
-from ftckpt.transfer.content import Copy, Wanted
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.content import Copy, TargetTensor
+from ftckpt.transfer.layout import LayoutRequest
 
 _SUB_SHAPE = Global("deepspeed.checkpoint.universal_checkpoint", "SubparamShape")
 
@@ -35,7 +35,7 @@ class ParameterCuts:
         vocabulary: patterns of the names whose rows are a vocabulary's, as the source records them.
     """
 
-    def __init__(self, state: ModelState | None, wishes: Wishes) -> None:
+    def __init__(self, state: ModelState | None, wishes: LayoutRequest) -> None:
         """Take the rules.
 
         Args:
@@ -78,7 +78,7 @@ class ParameterCuts:
     def _is_vocabulary(self, name: str) -> bool:
         return self._rows is not None and any(re.match(text, name) for text in self.vocabulary)
 
-    def padded(self, wanted: Wanted, shape: Shape) -> Wanted | None:
+    def padded(self, wanted: TargetTensor, shape: Shape) -> TargetTensor | None:
         """Return a vocabulary's tensor with the padding of another shape; None where it is none.
 
         Args:
@@ -93,7 +93,7 @@ class ParameterCuts:
             return None
         return (_cut_off(wanted, rows) if has[0] > rows else wanted)._replace(shape=shape)
 
-    def without_padding(self, tensors: Iterable[Wanted]) -> Iterator[Wanted]:
+    def without_padding(self, tensors: Iterable[TargetTensor]) -> Iterator[TargetTensor]:
         """Yield tensors, masters and moments of a vocabulary without the rows of its padding."""
         for wanted in tensors:
             rows = self._rows
@@ -107,7 +107,7 @@ class ParameterCuts:
             yield _cut_off(wanted, rows) if padded and rows is not None else wanted
 
 
-def _cut_off(wanted: Wanted, rows: int) -> Wanted:
+def _cut_off(wanted: TargetTensor, rows: int) -> TargetTensor:
     shape = (rows, *wanted.shape[1:])
     kept = []
     for copy in wanted.copies:

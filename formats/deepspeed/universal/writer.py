@@ -36,10 +36,10 @@ from ftckpt.formats.deepspeed.model.write import ModelFiles
 from ftckpt.formats.deepspeed.names import STATE, ZERO, FileRole
 from ftckpt.formats.deepspeed.states import OPTIMIZER, ModelState
 from ftckpt.formats.deepspeed.zero.flats import RankFlats
-from ftckpt.formats.torch_files.write_tree import Carried, Tensor, save
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
 from ftckpt.storage.source import safe_name
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, OutputFile, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile
 
 from .cuts import ParameterCuts
 
@@ -51,9 +51,9 @@ class DeepSpeedUniversalWriter:
 
     name = "deepspeed-universal"
     single = False
-    grants = ("rules", "true_vocab_size")
+    supported_options = ("rules", "true_vocab_size")
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content`.
 
         Raises:
@@ -66,7 +66,9 @@ class DeepSpeedUniversalWriter:
         return _of_other(content, wishes)
 
 
-def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wishes) -> Layout:
+def _of_deepspeed(
+    content: Content, checkpoint: DeepSpeedCheckpoint, wishes: LayoutRequest
+) -> Layout:
     source = DeepSpeedSource(checkpoint)
     job = source.job
     cuts = _cuts(source.models.states[0], wishes)
@@ -89,7 +91,7 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
     empty: list[Any] = [{"params": [number]} for number in range(len(source.groups[0]))]
     base: dict[str, Any] = {GROUPS: empty, **share.base}
     tree = folders.state_tree(share.inner, base, source.version)
-    state = _state_file(Carried(tree, share.storages))
+    state = _state_file(CopiedTree(tree, share.storages))
     files = [*model.files(), *model.layer_files(), *folders.files(), state]
     rests = (around, optimizer, layers)
     notes = [*_notes(cuts, base), *(note for rest in rests for note in rest.notes)]
@@ -101,7 +103,7 @@ def _of_deepspeed(content: Content, checkpoint: DeepSpeedCheckpoint, wishes: Wis
     )
 
 
-def _of_other(content: Content, wishes: Wishes) -> Layout:
+def _of_other(content: Content, wishes: LayoutRequest) -> Layout:
     source = Foreign(content)
     cuts = _cuts(None, wishes)
     holdings = RankFlats(source.content, {})
@@ -116,7 +118,7 @@ def _of_other(content: Content, wishes: Wishes) -> Layout:
     )
 
 
-def _cuts(state: ModelState | None, wishes: Wishes) -> ParameterCuts:
+def _cuts(state: ModelState | None, wishes: LayoutRequest) -> ParameterCuts:
     cuts = ParameterCuts(state, wishes)
     if wishes.true_vocab_size is not None and not cuts.vocabulary:
         raise UsageError(

@@ -27,8 +27,8 @@ from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects, Storages
 from ftckpt.formats.state.paths import recorded_paths
 from ftckpt.formats.torch_files.values import StoredStorage
-from ftckpt.formats.torch_files.write_tree import Carried, Tensor, pickled
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .recorded_groups import GroupState
 
@@ -57,7 +57,7 @@ class JobState:
 
     Attributes:
         root: what the files of all ranks are to hold, by key; inside, everything but containers,
-            numbers and texts is `Carried`, or a `Tensor` where the source lists it.
+            numbers and texts is `CopiedTree`, or a `Tensor` where the source lists it.
         random: random streams by pipeline stage and tensor rank, where the source shows whose they
             are.
         placed: names of the objects and keys of the tensors that it was made of.
@@ -65,7 +65,7 @@ class JobState:
     """
 
     root: dict[Any, Any] = field(default_factory=dict)
-    random: dict[tuple[int, int], Carried] = field(default_factory=dict)
+    random: dict[tuple[int, int], CopiedTree] = field(default_factory=dict)
     placed: set[str] = field(default_factory=set)
     notes: list[Finding] = field(default_factory=list)
 
@@ -90,12 +90,12 @@ def job_state(content: Content) -> JobState:
     return found
 
 
-def is_random(wanted: Wanted) -> bool:
+def is_random(wanted: TargetTensor) -> bool:
     """Return whether a tensor is a random stream, which an object of the job holds."""
     return wanted.component.startswith("extra:") and _RANDOM in f"{wanted.component}.{wanted.name}"
 
 
-def is_repeated(wanted: Wanted) -> bool:
+def is_repeated(wanted: TargetTensor) -> bool:
     """Return whether a tensor is a rank's own state of an optimizer, left in the rank's object.
 
     Where the state is by parameter, this is of the last stage's copy of a tied embedding.
@@ -105,13 +105,13 @@ def is_repeated(wanted: Wanted) -> bool:
 
 
 def opened(value: Any, storages: Mapping[str, StoredStorage]) -> Any:
-    """Return a part of a source's tree as plain containers with `Carried` leaves (see `JobState`).
+    """Return a part of a tree as plain containers with `CopiedTree` leaves (see `JobState`).
 
     Args:
         value: dicts and lists become new ones.
         storages: of the tensors in it.
     """
-    if type(value) is Carried:
+    if type(value) is CopiedTree:
         return opened(*value)
     if isinstance(value, dict):
         return {key: opened(member, storages) for key, member in value.items()}
@@ -120,7 +120,7 @@ def opened(value: Any, storages: Mapping[str, StoredStorage]) -> Any:
     plain = type(value) in _PLAIN or (
         type(value) is tuple and all(type(member) in _PLAIN for member in value)
     )
-    return value if plain else Carried(value, storages)
+    return value if plain else CopiedTree(value, storages)
 
 
 # --- of torch_dist --------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def _of_store(content: Content) -> JobState:
     for name, place in job.random.items():
         value = content.checkpoint.load_object(name)
         inner = value[0] if type(value) is list and len(value) == 1 else value
-        found.random[place] = Carried(inner, Storages(content.checkpoint, infos[name]))
+        found.random[place] = CopiedTree(inner, Storages(content.checkpoint, infos[name]))
     taken = content.objects.keys() - job.objects.keys()
     reruns = {name for name in content.objects if name.startswith("rerun_state_machine_state/")}
     found.placed = {*taken, *job.random, *reruns}
@@ -202,7 +202,7 @@ def _parts(
                 yield place, opened(value, leaf.value.storages)
 
 
-def _listed_place(wanted: Wanted) -> tuple[int, Path] | None:
+def _listed_place(wanted: TargetTensor) -> tuple[int, Path] | None:
     """Return where a tensor stood that a reader lists by rank: in a loss scale, say."""
     match = _LISTED.fullmatch(f"{wanted.component}.{wanted.name}")
     if match is None or is_random(wanted) or is_repeated(wanted):

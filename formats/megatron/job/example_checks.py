@@ -17,7 +17,7 @@ from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 
 from .common_state import opened
 from .groups import Optimizers
@@ -105,7 +105,7 @@ def require_plain(value: Any, where: str) -> None:
         UnsupportedError: there is one, and the source has nothing in its place.
     """
     for path, held in leaves(value):
-        if type(held) is Carried:
+        if type(held) is CopiedTree:
             raise lacking(".".join(map(str, (where, *path))))
 
 

@@ -18,13 +18,13 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried
-from ftckpt.transfer.content import Content, Known, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.transfer.content import Content, Known, TargetTensor
 
 from .groups import torchs
 
 # A step that is the same for all parameters: a tensor, or whatever it was in the object.
-Step = Wanted | Carried | int | float | None
+Step = TargetTensor | CopiedTree | int | float | None
 _COMMON = "common_step"
 _LISTED = re.compile(r"(?:^|\.)optimizer\.(?:(\d{1,4})\.)?(?:optimizer\.)?state\.common_step$")
 # What stands for a tensor that is found by its name.
@@ -44,7 +44,7 @@ class KeptState:
     def __init__(
         self,
         content: Content,
-        trained: Mapping[str, Wanted],
+        trained: Mapping[str, TargetTensor],
         optimizers: Sequence[Mapping[Any, Any]],
     ) -> None:
         """Take what there is.
@@ -54,7 +54,7 @@ class KeptState:
             trained: what the source keeps of parameters, by its keys, under the model's own names.
             optimizers: their trees, as `opened` gives them.
         """
-        self.tensors: dict[str, Wanted] = {}
+        self.tensors: dict[str, TargetTensor] = {}
         self.known: dict[str, Known] = {}
         self.placed: set[str] = set()
         self._content = content
@@ -73,10 +73,10 @@ class KeptState:
             if wanted.kind is Kind.OTHER and key.endswith(".step") and prod(wanted.shape) == 1:
                 values.add(decode_scalar(wanted.dtype, read_tensor(checkpoint, source)))
         for step in self.steps:
-            if isinstance(step, Wanted):
+            if isinstance(step, TargetTensor):
                 data = read_tensor(checkpoint, step.copies[0].key)
                 values.add(decode_scalar(step.dtype, data))
-            elif type(step) is Carried and isinstance(step.value, TensorRef):
+            elif type(step) is CopiedTree and isinstance(step.value, TensorRef):
                 known = self._read(step.value, step)
                 values.add(decode_scalar(known.dtype, known.data))
             elif isinstance(step, (int, float)):
@@ -103,14 +103,14 @@ class KeptState:
             self.placed.update(self._kept[key][:1] if self.has(key) else ())
         elif self.has(key):
             made["step"] = self.take(key)
-        elif isinstance(step, Wanted):
+        elif isinstance(step, TargetTensor):
             self.tensors[key] = step._replace(
                 component="optimizer", kind=Kind.OTHER, name=f"{local.name}.step"
             )
             made["step"] = PLACE
         elif step is not None:
             made["step"] = step
-            if type(step) is Carried and isinstance(step.value, TensorRef):
+            if type(step) is CopiedTree and isinstance(step.value, TensorRef):
                 self.known[key] = self._read(step.value, step)
         if masters:
             self.take(state_key(local.name, "param"))
@@ -136,7 +136,7 @@ class KeptState:
         return PLACE
 
     def _shared_steps(self, optimizers: Sequence[Mapping[Any, Any]]) -> list[Step]:
-        listed: dict[int, Wanted] = {}
+        listed: dict[int, TargetTensor] = {}
         for key, wanted in self._content.tensors.items():
             match = _LISTED.search(wanted.name)
             shown = wanted.component.startswith("extra:") and prod(wanted.shape) == 1
@@ -150,7 +150,7 @@ class KeptState:
             found.append(held if held is not None else listed.get(number))
         return found
 
-    def _read(self, ref: TensorRef, held: Carried) -> Known:
+    def _read(self, ref: TensorRef, held: CopiedTree) -> Known:
         if ref.numel != 1:
             what = f"the step of the optimizer has the shape {list(ref.shape)} and is not a number"
             raise UnsupportedError(what, hint="--only model writes the weights alone")

@@ -14,7 +14,7 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
 from ftckpt.formats.pickles.inert import Inert
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 
 from .stages import Counts, Stage, planned
 
@@ -51,7 +51,7 @@ class TargetLayout(NamedTuple):
     same_ranks: bool
 
 
-def target_of(source: MegatronLayout, wishes: Wishes) -> TargetLayout:
+def target_of(source: MegatronLayout, wishes: LayoutRequest) -> TargetLayout:
     """Return the layout that `wishes` make of the source's.
 
     Raises:

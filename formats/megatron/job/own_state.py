@@ -20,8 +20,8 @@ from ftckpt.formats.megatron.rank_files.grid import WEIGHTS, Coordinate
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
 from ftckpt.formats.torch_files.stream import TorchStream
-from ftckpt.formats.torch_files.write_tree import Carried, pickled
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .layout import TargetLayout, recorded
 
@@ -43,7 +43,7 @@ class OwnState:
     def __init__(
         self, content: Content, ranks: FirstRanks, target: TargetLayout, changes: Mapping[str, Any]
     ) -> None:
-        self.tensors: list[Wanted] = []
+        self.tensors: list[TargetTensor] = []
         self.compared: set[str] = set()
         self.placed: set[str] = set()
         self.notes: list[Finding] = []
@@ -68,7 +68,7 @@ class OwnState:
         """Return the rank of the source whose state a rank of the target gets."""
         return at if self._target.same_ranks else self._first
 
-    def args(self, at: Coordinate, stream: TorchStream) -> Carried:
+    def args(self, at: Coordinate, stream: TorchStream) -> CopiedTree:
         """Return a rank's arguments, with the sizes of the new layout."""
         own = dict(self._changes)
         arguments = type(self._ranks.layout.args)(stream.tree.get("args"))
@@ -79,7 +79,7 @@ class OwnState:
         if all(arguments.get(key) == value for key, value in own.items()):
             self._compare(at, "args")
         self.placed.add(name)
-        return Carried(recorded(arguments, own), stream.storages)
+        return CopiedTree(recorded(arguments, own), stream.storages)
 
     def takes(self, at: Coordinate, key: str) -> bool:
         """Return whether a rank gets what the source's file holds under a key, and note it so.
@@ -99,12 +99,12 @@ class OwnState:
         self._compare(at, key)
         return True
 
-    def of_key(self, at: Coordinate, key: str, stream: TorchStream) -> Carried | None:
+    def of_key(self, at: Coordinate, key: str, stream: TorchStream) -> CopiedTree | None:
         """Return what a rank gets under a key of the source's file; None where that is nothing."""
         if key == _RNG and not self._keeps_streams:
             return None
         if self.takes(at, key) or key in ALWAYS:
-            return Carried(stream.tree[key], stream.storages)
+            return CopiedTree(stream.tree[key], stream.storages)
         return None
 
     def _compare(self, at: Coordinate, key: str) -> None:
@@ -185,10 +185,10 @@ class OwnState:
             for number in self._sources.values():
                 self.placed.add(self._name(number, key))
                 self.placed.update(self._tensors(number, key))
-            want = pickled(Carried(first.tree[key], first.storages))[0]
+            want = pickled(CopiedTree(first.tree[key], first.storages))[0]
             others = (self._ranks.stream(at) for at in self._ranks.coordinates())
             if key != "args" and any(
-                pickled(Carried(own.tree.get(key), own.storages))[0] != want for own in others
+                pickled(CopiedTree(own.tree.get(key), own.storages))[0] != want for own in others
             ):
                 what = f"{key} differs between ranks; all have it now as in {first.file}"
                 self.notes.append(finding("note", what, tensor=self._name(0, key)))

@@ -16,7 +16,7 @@ from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import UsageError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
 _DIVISOR = 128  # of `--make-vocab-size-divisible-by`, where it was not recorded
@@ -29,11 +29,11 @@ def padded_size(args: Arguments, true: int, tp: int) -> int:
     return -(-true // multiple) * multiple
 
 
-def vocabulary_of(content: Content, rules: Rules) -> Callable[[Wanted], bool]:
+def vocabulary_of(content: Content, rules: Rules) -> Callable[[TargetTensor], bool]:
     """Return what says of a tensor whether its first axis is the vocabulary."""
     names = parameter_names(content.tensors.values())
 
-    def is_vocabulary(wanted: Wanted) -> bool:
+    def is_vocabulary(wanted: TargetTensor) -> bool:
         name, _ = parted(wanted, names)
         rule, weight = rules.get(name), content.tensors.get(name)
         if rule is None or weight is None or not rule.vocabulary:
@@ -69,7 +69,7 @@ def padding(true: int, rows: int) -> Finding:
 
 def repadded(
     content: Content,
-    is_vocabulary: Callable[[Wanted], bool],
+    is_vocabulary: Callable[[TargetTensor], bool],
     args: Arguments,
     tp: int,
     true: int | None,
@@ -117,7 +117,7 @@ def repadded(
     return replace(content, tensors={wanted.key: wanted for wanted in tensors}), size
 
 
-def _cut(wanted: Wanted, size: int, true: int) -> Wanted:
+def _cut(wanted: TargetTensor, size: int, true: int) -> TargetTensor:
     """Return a tensor of the vocabulary with `size` rows."""
     kept = min(size, wanted.shape[0], true if wanted.kind in _MOMENTS else size)
     box = Box.whole((kept, *wanted.shape[1:]))

@@ -25,7 +25,7 @@ from ftckpt.formats.megatron.optimizer.write_plain import MASTERS
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.megatron.torch_dist.job import SHARDING, numbered
-from ftckpt.transfer.content import Content, Known, Wanted
+from ftckpt.transfer.content import Content, Known, TargetTensor
 
 from .common_state import JobState
 from .groups import Optimizers, groups_in, regrouped, torchs
@@ -58,7 +58,7 @@ class OptimizerOutput(NamedTuple):
 
     optimizers: Optimizers
     form: BufferForm | None
-    tensors: Mapping[str, Wanted]
+    tensors: Mapping[str, TargetTensor]
     known: Mapping[str, Known]
     placed: frozenset[str]
 

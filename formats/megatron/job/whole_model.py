@@ -32,7 +32,7 @@ from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.request.parameters import parted
 
 from .registration import EMBEDDING, constructed
@@ -70,7 +70,7 @@ class WholeModel:
     layout: MegatronLayout
     iteration: int
     rows: int | None
-    trained: Mapping[str, Wanted]
+    trained: Mapping[str, TargetTensor]
     unplaced: list[str]
     notes: list[Finding]
 
@@ -137,7 +137,9 @@ def whole_model(content: Content) -> WholeModel:
     )
 
 
-def trained_tensors(content: Content, owned: Mapping[str, str]) -> Iterator[tuple[str, Wanted]]:
+def trained_tensors(
+    content: Content, owned: Mapping[str, str]
+) -> Iterator[tuple[str, TargetTensor]]:
     """Yield what an optimizer keeps of tensors, under their own names, by the source's keys.
 
     Args:
@@ -223,7 +225,7 @@ def plain_arguments(carried: Arguments) -> dict[str, Any]:
     return known
 
 
-def _derived(content: Content, named: Mapping[str, Wanted]) -> dict[str, Any]:
+def _derived(content: Content, named: Mapping[str, TargetTensor]) -> dict[str, Any]:
     """Return the arguments of a model that no job of Megatron has trained."""
     if not read_config(content.checkpoint):
         raise UnsupportedError(
@@ -260,7 +262,7 @@ def _derived(content: Content, named: Mapping[str, Wanted]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dtype(named: Mapping[str, Wanted]) -> DType | None:
+def _dtype(named: Mapping[str, TargetTensor]) -> DType | None:
     """Return the type of the weights, by the embedding."""
     found = named.get(EMBEDDING) or next(iter(named.values()), None)
     return found.dtype if found is not None else None

@@ -21,8 +21,8 @@ from ftckpt.formats.megatron.rank_files.grid import Arguments, Coordinate, Megat
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried, Storage, Tensor
-from ftckpt.transfer.content import Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor
+from ftckpt.transfer.content import TargetTensor
 from ftckpt.transfer.layout import Elements, Segment, Zeros
 
 from .buffers import Buffer, Parameter, lay_out, padded
@@ -223,7 +223,7 @@ class DistributedWriter:
             if leaf == UNPADDED:
                 made[leaf] = layout.unpadded
             elif not isinstance(value, TensorRef):
-                made[leaf] = Carried(value, self._form.storages)
+                made[leaf] = CopiedTree(value, self._form.storages)
             else:
                 keys = {name: state_key(held.weight, str(leaf)) for name, held in mine.items()}
                 wanted = {n: w for n, k in keys.items() if (w := self._content.tensors.get(k))}
@@ -242,7 +242,7 @@ class DistributedWriter:
     def _flat(
         self,
         mine: Mapping[str, ModelTensor],
-        wanted: Mapping[str, Wanted],
+        wanted: Mapping[str, TargetTensor],
         starts: Mapping[str, int],
         length: int,
         at: Coordinate,
@@ -262,7 +262,7 @@ class DistributedWriter:
     def _segments(
         self,
         mine: Mapping[str, ModelTensor],
-        wanted: Mapping[str, Wanted],
+        wanted: Mapping[str, TargetTensor],
         starts: Mapping[str, int],
         nbytes: int,
         at: Coordinate,

@@ -13,7 +13,7 @@ from ftckpt.formats.megatron.job.groups import Optimizers, torchs
 from ftckpt.formats.megatron.rank_files.contents import ModelTensor, RankModel, state_key
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 
 from .per_rank import HALF
 
@@ -58,7 +58,7 @@ class PlainWriter:
             elif key == MASTERS:
                 made[key] = [self._masters(group, holdings) for group in groups]
             elif nested or key not in ("state", _GROUPS):
-                made[key] = Carried(value, found.storages)
+                made[key] = CopiedTree(value, found.storages)
         return made if nested else self._torchs(tree, number, groups, holdings, made)
 
     def _torchs(
@@ -81,16 +81,16 @@ class PlainWriter:
             elif rest is not None:
                 made[key] = rest[key]
             else:
-                made[key] = Carried(value, self._found.storages)
+                made[key] = CopiedTree(value, self._found.storages)
         return made
 
-    def _groups(self, number: int, members: Sequence[Sequence[ModelTensor]]) -> list[Carried]:
+    def _groups(self, number: int, members: Sequence[Sequence[ModelTensor]]) -> list[CopiedTree]:
         found, first, made = self._found, 0, []
         for group, held in zip(found.groups[number], members, strict=True):
             if "params" in group:
                 group = {**group, "params": list(range(first, first + len(held)))}
             first += len(held)
-            made.append(Carried(group, found.storages))
+            made.append(CopiedTree(group, found.storages))
         return made
 
     def _state(self, held: ModelTensor, holdings: RankModel) -> dict[Any, Any]:
@@ -102,7 +102,7 @@ class PlainWriter:
                 if tensor is not None:
                     made[leaf] = tensor
             else:
-                made[leaf] = Carried(value, self._found.storages)
+                made[leaf] = CopiedTree(value, self._found.storages)
         return made
 
     def _masters(self, group: Sequence[ModelTensor], holdings: RankModel) -> list[Any]:

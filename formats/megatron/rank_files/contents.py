@@ -12,7 +12,7 @@ from ftckpt.formats.megatron.job.module_order import Order, RankFileItem, items
 from ftckpt.formats.megatron.job.stages import Stage
 from ftckpt.formats.megatron.optimizer.per_rank import KINDS
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.transfer.content import Wanted
+from ftckpt.transfer.content import TargetTensor
 
 from .grid import Coordinate
 from .parts import Parts
@@ -34,7 +34,7 @@ class ModelTensor(NamedTuple):
     local: LocalTensor
     weight: str
     item: RankFileItem
-    wanted: Wanted
+    wanted: TargetTensor
 
 
 class RankModel(NamedTuple):

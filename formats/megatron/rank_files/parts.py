@@ -11,7 +11,7 @@ from ftckpt.checkpoint.rules import Rules
 from ftckpt.checkpoint.sharding import REPLICATED, Split, part_shape, slabs
 from ftckpt.errors import UsageError
 from ftckpt.formats.torch_files.write_tree import Storage, Tensor
-from ftckpt.transfer.content import Content, Shard, ShardBox, Wanted
+from ftckpt.transfer.content import Content, Shard, ShardBox, TargetTensor
 from ftckpt.transfer.layout import Elements
 
 from .grid import Coordinate, MegatronGrid
@@ -51,7 +51,7 @@ class Parts:
         # Every rank asks for every tensor, and the state of a weight is cut as the weight is.
         self._cuts: dict[tuple[str, bool, tuple[int, ...]], _Cut] = {}
 
-    def shape(self, wanted: Wanted, weight: str) -> tuple[int, ...]:
+    def shape(self, wanted: TargetTensor, weight: str) -> tuple[int, ...]:
         """Return the shape in which every rank's file has its part.
 
         Args:
@@ -64,7 +64,7 @@ class Parts:
         """
         return self._cut(wanted, weight).shape
 
-    def shard(self, wanted: Wanted, weight: str, at: Coordinate) -> Shard:
+    def shard(self, wanted: TargetTensor, weight: str, at: Coordinate) -> Shard:
         """Return a rank's part; of experts that lie in one tensor with the experts as first axis.
 
         Raises:
@@ -78,7 +78,7 @@ class Parts:
         ]
         return self.content.shard(cut.part, wanted.dtype, pieces)
 
-    def tensor(self, wanted: Wanted, weight: str, at: Coordinate) -> Tensor:
+    def tensor(self, wanted: TargetTensor, weight: str, at: Coordinate) -> Tensor:
         """Return a rank's part as a tensor of its file, with a storage of its own.
 
         Raises:
@@ -87,19 +87,19 @@ class Parts:
         storage = Storage((Elements.all(self.shard(wanted, weight, at)),))
         return self.view(wanted, weight, storage)
 
-    def view(self, wanted: Wanted, weight: str, storage: Storage, offset: int = 0) -> Tensor:
+    def view(self, wanted: TargetTensor, weight: str, storage: Storage, offset: int = 0) -> Tensor:
         """Return a rank's part as a tensor that begins at an element of a storage."""
         cut = self._cut(wanted, weight)
         return Tensor(storage, wanted.dtype, cut.shape, cut.strides, offset)
 
-    def _cut(self, wanted: Wanted, weight: str) -> _Cut:
+    def _cut(self, wanted: TargetTensor, weight: str) -> _Cut:
         place = weight, wanted.name == weight, wanted.shape
         known = self._cuts.get(place)
         if known is None:
             known = self._cuts[place] = self._new_cut(wanted, weight)
         return known
 
-    def _new_cut(self, wanted: Wanted, weight: str) -> _Cut:
+    def _new_cut(self, wanted: TargetTensor, weight: str) -> _Cut:
         whole, stacked = wanted.shape, is_stacked(weight) and len(wanted.shape) == 3
         if stacked:
             whole = (whole[0] // self._grid.ep, *whole[1:])
@@ -118,7 +118,7 @@ class Parts:
         """Return which part a rank has."""
         return self._expert_shares[at.tp, at.ep] if is_expert(weight) else at.tp
 
-    def _split(self, wanted: Wanted, weight: str, parts: int) -> Split:
+    def _split(self, wanted: TargetTensor, weight: str, parts: int) -> Split:
         """Return how a tensor is cut; numbers such as a step are the same on every rank."""
         number = wanted.name != weight and wanted.shape != self.content.tensors[weight].shape
         return REPLICATED if parts == 1 or number else self._rules.find(weight).split

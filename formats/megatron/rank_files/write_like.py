@@ -32,8 +32,8 @@ from ftckpt.formats.megatron.optimizer.write_plain import PlainWriter
 from ftckpt.formats.megatron.torch_dist.job import numbered
 from ftckpt.formats.megatron.torch_dist.spelling import own_name
 from ftckpt.formats.torch_files.write_tree import Tensor
-from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Layout, OutputFile, Wishes
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile
 
 from .contents import RankModel, holdings
 from .grid import Arguments
@@ -47,7 +47,7 @@ _COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_
 _SHOWN = 3  # names in a message
 
 
-def lay_out_like(content: Content, example: MegatronCheckpoint, wishes: Wishes) -> Layout:
+def lay_out_like(content: Content, example: MegatronCheckpoint, wishes: LayoutRequest) -> Layout:
     """Lay out a content as an example.
 
     Args:
@@ -66,12 +66,14 @@ def lay_out_like(content: Content, example: MegatronCheckpoint, wishes: Wishes) 
 class _Writing:
     """One layout on its way."""
 
-    def __init__(self, content: Content, example: MegatronCheckpoint, wishes: Wishes) -> None:
+    def __init__(
+        self, content: Content, example: MegatronCheckpoint, wishes: LayoutRequest
+    ) -> None:
         self._given = content
         self._example = example
         self._ranks = FirstRanks(example)
         self._layout = example.layout
-        self._target = target_of(example.layout, Wishes())
+        self._target = target_of(example.layout, LayoutRequest())
         args = example.layout.args
         self._unplaced: list[str] = []
         model, trained = self._named(args)
@@ -134,7 +136,7 @@ class _Writing:
 
     # --- what is written ------------------------------------------------------------------------
 
-    def _named(self, args: Arguments) -> tuple[dict[str, Wanted], dict[str, Wanted]]:
+    def _named(self, args: Arguments) -> tuple[dict[str, TargetTensor], dict[str, TargetTensor]]:
         """Return the model and what an optimizer keeps of it, by the source's keys."""
         content = self._given
         model = {key: w for key, w in content.tensors.items() if w.component == "model"}
@@ -180,7 +182,7 @@ class _Writing:
                     tensor=key,
                 )
 
-    def _optimizer(self, weights: Mapping[str, Wanted]) -> Shown | None:
+    def _optimizer(self, weights: Mapping[str, TargetTensor]) -> Shown | None:
         parameters = [
             LocalTensor(0, w.name, PLACE._replace(shape=w.shape, dtype=w.dtype), w.kind)
             for w in weights.values()

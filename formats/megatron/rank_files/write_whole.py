@@ -35,9 +35,9 @@ from ftckpt.formats.megatron.job.whole_model import VERSION, WholeModel, whole_m
 from ftckpt.formats.megatron.optimizer.write_distributed import DistributedWriter
 from ftckpt.formats.megatron.optimizer.write_plain import PlainWriter
 from ftckpt.formats.pickles.inert import Ordered
-from ftckpt.formats.torch_files.write_tree import Carried
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, OutputFile, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile
 
 from .contents import RankModel, holdings
 from .grid import Arguments, Coordinate
@@ -49,7 +49,7 @@ _STACK = "decoder.layers."
 _SCHEDULE = "opt_param_scheduler"
 
 
-def lay_out(content: Content, wishes: Wishes) -> Layout:
+def lay_out(content: Content, wishes: LayoutRequest) -> Layout:
     """Lay out the model of a content that is not a legacy checkpoint.
 
     Raises:
@@ -63,7 +63,7 @@ def lay_out(content: Content, wishes: Wishes) -> Layout:
 class _Writing:
     """One layout on its way."""
 
-    def __init__(self, content: Content, wishes: Wishes) -> None:
+    def __init__(self, content: Content, wishes: LayoutRequest) -> None:
         whole = self._whole = whole_model(content)
         self._given = content
         _require_own_names(whole)
@@ -125,7 +125,7 @@ class _Writing:
         form, found = trained.form, trained.optimizers
         self._distributed = DistributedWriter(self._parts, form, grid, args, found, certain=True)
 
-    def _streams(self) -> dict[Coordinate, Carried]:
+    def _streams(self) -> dict[Coordinate, CopiedTree]:
         """Return the random streams of every rank; nothing where any has none to go on with.
 
         Of several expert ranks the source keeps those of the first alone.

@@ -16,7 +16,7 @@ from ftckpt.errors import UsageError
 from ftckpt.formats.megatron.rank_files.grid import MegatronGrid
 from ftckpt.formats.megatron.rank_files.tensor_names import is_expert
 from ftckpt.formats.state.rule_tables import built_in
-from ftckpt.transfer.content import Wanted
+from ftckpt.transfer.content import TargetTensor
 
 _FIRST, _SECOND = ".linear_fc1.weight", ".linear_fc2.weight"
 
@@ -37,7 +37,7 @@ class TensorCuts:
     """How tensors are cut over the tensor ranks of one job."""
 
     def __init__(
-        self, weights: Mapping[str, Wanted], grid: MegatronGrid, rules: Rules | None
+        self, weights: Mapping[str, TargetTensor], grid: MegatronGrid, rules: Rules | None
     ) -> None:
         """Prepare.
 
@@ -51,12 +51,12 @@ class TensorCuts:
         self._weights = weights
         self._grid = grid
 
-    def is_vocabulary(self, wanted: Wanted) -> bool:
+    def is_vocabulary(self, wanted: TargetTensor) -> bool:
         """Return whether the first axis of a tensor is the vocabulary."""
         rule = self._rules.get(wanted.name)
         return rule is not None and rule.vocabulary and bool(wanted.shape)
 
-    def of(self, wanted: Wanted, weight: str) -> list[TensorCut]:
+    def of(self, wanted: TargetTensor, weight: str) -> list[TensorCut]:
         """Return the parts of a tensor, each once; they tile it.
 
         Args:
@@ -82,7 +82,7 @@ class TensorCuts:
             what = f"{wanted.key}: {error.message} tensor ranks"
             raise UsageError(what, tensor=wanted.key) from error
 
-    def _rule(self, wanted: Wanted, weight: str) -> Rule | None:
+    def _rule(self, wanted: TargetTensor, weight: str) -> Rule | None:
         """Return the rule of a weight and of what has its shape; other state is not cut."""
         of = self._weights.get(weight, wanted)
         cut = wanted.component in ("model", "optimizer") and of.shape == wanted.shape
@@ -100,7 +100,7 @@ def _rows(shape: tuple[int, ...], parts: int) -> list[TensorCut]:
     ]
 
 
-def _is_gated(weights: Mapping[str, Wanted]) -> bool:
+def _is_gated(weights: Mapping[str, TargetTensor]) -> bool:
     """Return whether first matrices hold a gate too: they have two rows for each column after."""
     for name, first in weights.items():
         if name.endswith(_FIRST):

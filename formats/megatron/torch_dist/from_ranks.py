@@ -28,8 +28,8 @@ from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
 from ftckpt.formats.pickles.walk import leaves
-from ftckpt.formats.torch_files.write_tree import Carried
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .job import (
     NEEDED,
@@ -105,7 +105,7 @@ class StoredTensors:
         weights = {w.name for w in content.tensors.values() if w.component == "model"}
         self._spelling = JobNames(weights, args)
         self._homogeneous = _is_homogeneous(args)
-        self.named: dict[str, Wanted] = {}
+        self.named: dict[str, TargetTensor] = {}
         self.steps: list[str] = []
         self.unplaced: list[str] = []
         for key, wanted in content.tensors.items():
@@ -115,7 +115,7 @@ class StoredTensors:
                 self.unplaced.append(key)
         self._weights = frozenset(w.name for w in self.named.values() if w.component == "model")
 
-    def _place(self, key: str, wanted: Wanted, weights: set[str], content: Content) -> None:
+    def _place(self, key: str, wanted: TargetTensor, weights: set[str], content: Content) -> None:
         name = wanted.name
         if wanted.component == "optimizer" and wanted.kind is Kind.OTHER:
             weight, _, leaf = name.rpartition(".")
@@ -132,11 +132,11 @@ class StoredTensors:
         named = wanted._replace(name=name)
         self.named[named.key] = named
 
-    def weight(self, wanted: Wanted) -> str:
+    def weight(self, wanted: TargetTensor) -> str:
         """Return the weight that a tensor is, or is state of."""
         return weight_among(self._weights, wanted.name)
 
-    def form(self, wanted: Wanted) -> StoredForm:
+    def form(self, wanted: TargetTensor) -> StoredForm:
         """Return how a tensor is stored: stacked, where all layers of the model are alike."""
         return self.form_of(self.weight(wanted))
 
@@ -161,7 +161,7 @@ class StoredTensors:
                     whole = self._spelling.stored(ranks.weight(at, chunk, local)[0])
                     name = object_of(whole, self.form_of(whole), sizes)
                     if name not in found:
-                        found[name] = Blob([Carried(value, stream.storages)])
+                        found[name] = Blob([CopiedTree(value, stream.storages)])
         return found
 
 
@@ -224,7 +224,7 @@ class _State:
             # Those of further expert ranks Megatron does not keep either.
             if f"rank_{rank}.{_RANDOM}" in self._content.objects and stored not in found:
                 stream = checkpoint.stream(at)
-                blob = Blob([Carried(stream.tree[_RANDOM], stream.storages)])
+                blob = Blob([CopiedTree(stream.tree[_RANDOM], stream.storages)])
                 found[stored] = blob, (at.pp, at.tp)
         return found
 

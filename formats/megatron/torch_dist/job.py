@@ -21,8 +21,8 @@ from ftckpt.formats.megatron.job.layout import recorded
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.torch_files.values import StoredStorage
-from ftckpt.formats.torch_files.write_tree import Carried, save
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, save
+from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import OutputFile, Segment, Stored
 
 from .names import StoredForm
@@ -68,7 +68,7 @@ class Common:
     """The common state.
 
     Attributes:
-        root: the dict; a value may be `Carried`.
+        root: the dict; a value may be `CopiedTree`.
         storages: of the tensors in values that are not.
         file: whether it is a file beside the store (up to core 0.18) or an object in it.
         stored: where the source has it, as it is.
@@ -138,7 +138,7 @@ class Common:
         """Return its bytes: the source's own where nothing has changed."""
         if self.stored is not None:
             return Blob(stored=self.stored, transforms=self.transforms)
-        tree = Carried(self.root, self.storages)
+        tree = CopiedTree(self.root, self.storages)
         return Blob(tree if self.file else [tree])
 
 
@@ -168,8 +168,8 @@ class TorchDistJob:
     content: Content
     layout: MegatronLayout
     common: Common | None
-    form_of: Callable[[Wanted], StoredForm]
-    weight_of: Callable[[Wanted], str]
+    form_of: Callable[[TargetTensor], StoredForm]
+    weight_of: Callable[[TargetTensor], str]
     as_stored: Mapping[str, str] = field(default_factory=dict)
     objects: Mapping[str, Blob] = field(default_factory=dict)
     random: Mapping[str, tuple[int, int]] = field(default_factory=dict)

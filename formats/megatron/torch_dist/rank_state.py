@@ -24,7 +24,7 @@ _RERUN, _RERUN_OBJECT = "rerun_state_machine", "rerun_state_machine_state/"
 _INTEGRITY = "integrity.json"
 
 
-class Kept:
+class RankState:
     """The decision for one job."""
 
     def __init__(self, job: TorchDistJob, target: TargetLayout) -> None:

@@ -24,8 +24,8 @@ from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.job.stages import Counts, Stage, planned
 from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
 from ftckpt.formats.state.objects import Storages
-from ftckpt.formats.torch_files.write_tree import Carried, pickled
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .buckets import is_bucket
 from .job import (
@@ -163,16 +163,16 @@ class _Tensors:
                 self._forms.setdefault(wanted.name, form_of(info.stored_name))
         self._weights = frozenset(self._forms)
 
-    def weight(self, wanted: Wanted) -> str:
+    def weight(self, wanted: TargetTensor) -> str:
         """Return the weight that a tensor is, or is state of: a state's name comes before it."""
         return weight_among(self._weights, wanted.name)
 
-    def form(self, wanted: Wanted) -> StoredForm:
+    def form(self, wanted: TargetTensor) -> StoredForm:
         """Return how a tensor is stored: as the weight is that it belongs to."""
         return self._forms.get(self.weight(wanted), StoredForm())
 
 
-def _source(content: Content, wanted: Wanted) -> TensorInfo | None:
+def _source(content: Content, wanted: TargetTensor) -> TensorInfo | None:
     copies = wanted.copies
     return content.checkpoint.tensors[copies[0].key] if copies else None
 
@@ -202,15 +202,15 @@ def _reshardable(
     return made | {SHARDING: RESHARDABLE}
 
 
-def _shared(content: Content, leaf: str, names: list[str]) -> Carried:
+def _shared(content: Content, leaf: str, names: list[str]) -> CopiedTree:
     """Return what all groups of ranks hold."""
     checkpoint = content.checkpoint
-    found: Carried | None = None
+    found: CopiedTree | None = None
     first = b""
     for name in names:
         value = checkpoint.load_object(name)
         inner = value[0] if type(value) is list and len(value) == 1 else value
-        carried = Carried(inner, Storages(checkpoint, checkpoint.objects[name]))
+        carried = CopiedTree(inner, Storages(checkpoint, checkpoint.objects[name]))
         pickle, _ = pickled(carried)
         if found is None:
             found, first = carried, pickle

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Kind
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.transfer.content import Wanted
+from ftckpt.transfer.content import TargetTensor
 
 from .names import StoredForm, halves_of, stored_place
 
@@ -67,7 +67,7 @@ class _Form(NamedTuple):
     shape: tuple[int, ...]
 
 
-def prefix_of(wanted: Wanted, master: str) -> str:
+def prefix_of(wanted: TargetTensor, master: str) -> str:
     """Return what stands before the parameter's name in a stored name.
 
     Args:
@@ -83,7 +83,7 @@ def prefix_of(wanted: Wanted, master: str) -> str:
 
 
 def stacked(
-    tensors: Mapping[str, Wanted], form_of: Callable[[Wanted], StoredForm], master: str
+    tensors: Mapping[str, TargetTensor], form_of: Callable[[TargetTensor], StoredForm], master: str
 ) -> list[StoredTensor]:
     """Return the stored tensors that hold the logical ones, in their order.
 
@@ -112,7 +112,7 @@ def stacked(
 
 
 def _parts(
-    key: str, wanted: Wanted, form: StoredForm, master: str
+    key: str, wanted: TargetTensor, form: StoredForm, master: str
 ) -> Iterator[tuple[_Form, StackedTensor]]:
     """Yield where a logical tensor goes: into one stored tensor, or its halves into two."""
     name, place = stored_place(wanted.name, form)

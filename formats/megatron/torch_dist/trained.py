@@ -24,7 +24,7 @@ from ftckpt.formats.megatron.job.trained import is_distributed, uncertain
 from ftckpt.formats.megatron.job.whole_model import WholeModel
 from ftckpt.formats.megatron.optimizer.per_rank import HALF
 from ftckpt.formats.torch_files.write_tree import Tensor
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .from_ranks import as_stored, require_one_step
 from .job import numbered
@@ -47,7 +47,7 @@ class TorchDistOptimizer(NamedTuple):
 
     root: Mapping[Any, Any]
     optimizers: Mapping[Any, Mapping[Any, Any]]
-    tensors: Sequence[Wanted]
+    tensors: Sequence[TargetTensor]
     placed: frozenset[str]
 
 
@@ -81,7 +81,9 @@ def trained_of(content: Content, whole: WholeModel) -> TorchDistOptimizer | None
     common = Tensor.of(content.whole(own[0])) if own else None
     made = {}
     for (number, one), step in zip(optimizers.items(), kept.steps, strict=True):
-        counted = Tensor.of(content.whole(step.copies[0].key)) if isinstance(step, Wanted) else step
+        counted = (
+            Tensor.of(content.whole(step.copies[0].key)) if isinstance(step, TargetTensor) else step
+        )
         counted = common if counted is None else counted
         beside = None if distributed else {} if counted is None else {"common_step": counted}
         made[number] = as_stored(one, beside, distributed=distributed)

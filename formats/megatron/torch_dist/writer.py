@@ -31,15 +31,15 @@ from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
 from ftckpt.formats.megatron.job.padding import padding, repadded
 from ftckpt.formats.megatron.job.registration import expert_of
 from ftckpt.formats.torch_files.write_tree import save_shard
-from ftckpt.transfer.content import Content, ShardBox, Wanted
-from ftckpt.transfer.layout import Layout, Literal, OutputFile, Stored, Wishes
+from ftckpt.transfer.content import Content, ShardBox, TargetTensor
+from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Stored
 
 from .cuts import TensorCut, TensorCuts
 from .from_ranks import job_of_ranks
 from .from_whole import job_of_whole
 from .job import Blob, TorchDistJob
 from .owners import Owners
-from .rank_state import Kept
+from .rank_state import RankState
 from .reader import MegatronDistCheckpoint
 from .reshard import job_of_dist
 from .stacks import StackedTensor, StoredTensor, stacked
@@ -54,9 +54,9 @@ class MegatronDistWriter:
 
     name = "megatron-dist"
     single = False
-    grants = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
+    supported_options = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
         """Lay out `content` for a job of other sizes; the source's where nothing is wished.
 
         Raises:
@@ -66,7 +66,7 @@ class MegatronDistWriter:
         """
         job = _job(content)
         target = target_of(job.layout, wishes)
-        kept = Kept(job, target)
+        kept = RankState(job, target)
         store = _Store(job, target, wishes)
         store.add_objects(kept)
         beside = store.add_common(kept)
@@ -103,7 +103,7 @@ class _Store:
         notes: on what it holds otherwise than the source.
     """
 
-    def __init__(self, job: TorchDistJob, target: TargetLayout, wishes: Wishes) -> None:
+    def __init__(self, job: TorchDistJob, target: TargetLayout, wishes: LayoutRequest) -> None:
         self.content = job.content
         weights = {w.name: w for w in job.content.tensors.values() if w.component == "model"}
         self._job = job
@@ -125,7 +125,7 @@ class _Store:
         self.tensors: dict[str, TensorItems] = {}
         self.objects: dict[str, ItemPlace] = {}
 
-    def add_objects(self, kept: Kept) -> None:
+    def add_objects(self, kept: RankState) -> None:
         """Place the byte items: those of a rank or a layer with their owners, others first."""
         names = [name for name in self._job.objects if kept.has(name)]
         for name in names:
@@ -145,7 +145,7 @@ class _Store:
         layer = f"{match[1]}{match[2]}." if match else name
         return self._owners.first(self._owners.stage_of(layer), 0)
 
-    def add_common(self, kept: Kept) -> list[OutputFile]:
+    def add_common(self, kept: RankState) -> list[OutputFile]:
         """Place the common state; return the files beside the store."""
         job = self._job
         entries = job.content.checkpoint.source.entries
@@ -197,7 +197,9 @@ class _Store:
             return self._owners.expert(stage, cut.tp, expert)
         return self._owners.dense(stage, cut.tp)
 
-    def _chunk(self, wanted: Wanted, member: StackedTensor, box: Box, rank: int) -> WrittenChunk:
+    def _chunk(
+        self, wanted: TargetTensor, member: StackedTensor, box: Box, rank: int
+    ) -> WrittenChunk:
         """Put one chunk, with leading axes of one, at the end of a rank's file."""
         ones = (1,) * len(member.place)
         sizes = (*ones, *box.sizes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.checkpoint import Box, Kind
 from ftckpt.delta.index import ROW, BaseTensor, DeltaTensor, StoredBlock, pack_row
 from ftckpt.delta.pack.pair import DeltaPair
-from ftckpt.delta.pack.recent import Recent
+from ftckpt.delta.pack.recent import RecentBlocks
 from ftckpt.digests.tensors import TensorDigest
 
 from .blocks import ALONE, BLOCK, Form, Reference, encode_block
@@ -89,7 +89,7 @@ class DeltaEncoder:
         self._settings = settings
         self._effort = effort
         self._digests = digests
-        self._recent = Recent()
+        self._recent = RecentBlocks()
 
     def blocks(self, number: int) -> int:
         """Return how many blocks the tensor at a place in the list of pairs has."""

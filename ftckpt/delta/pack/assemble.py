@@ -128,14 +128,14 @@ class Packing:
         self.gatherer = Gatherer(target.checkpoint, options.limiter)
         self._tied = tied(target.checkpoint)
         self.tensors: Sequence[TensorInfo] = list(own_tensors(target.checkpoint).values())
-        self._upon = {} if base is None else dict(own_tensors(base.checkpoint))
+        self._base_tensors = {} if base is None else dict(own_tensors(base.checkpoint))
         renamed = dict(options.renamed)
         if base is not None:  # a copy of another tensor there has no digest of its own
             for info in self.tensors:
                 key = renamed.get(info.key, info.key)
                 renamed[info.key] = tied(base.checkpoint).get(key, key)
         self._renamed = renamed
-        pairs = self._matched(pair(self.tensors, self._upon, renamed))
+        pairs = self._matched(pair(self.tensors, self._base_tensors, renamed))
         unknown = [
             side
             for side, one in ((DeltaSide.TARGET, self._target), (DeltaSide.BASE, self._base))
@@ -320,8 +320,8 @@ class Packing:
         for number, one in enumerate(self.encoder.pairs):
             if one.base is not None:
                 sums = built.sums.get(number, (ElementSums(), ElementSums()))[1]
-                known[one.base] = self._digest(self._upon[one.base], sums)
-        rest = [info for key, info in self._upon.items() if key not in known]
+                known[one.base] = self._digest(self._base_tensors[one.base], sums)
+        rest = [info for key, info in self._base_tensors.items() if key not in known]
         options, checkpoint = self._options, self._base.packable.checkpoint
         self._counter.start("digesting the rest of the base", sum(info.nbytes for info in rest))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MOST = 8  # blocks: one is encoded from up to seven
 
 
-class Recent(threading.local):
+class RecentBlocks(threading.local):
     """The last few blocks that a thread has read, of both checkpoints."""
 
     def __init__(self) -> None:

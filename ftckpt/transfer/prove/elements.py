@@ -176,7 +176,7 @@ def prove(
         ):
             stack.enter_context(reading_ahead(one, places, limiter, jobs=jobs))
         try:
-            decoded = content.checkpoint.decoders() or result.decoders()
+            decoded = content.checkpoint.decode_slots() or result.decode_slots()
             if decoded:
                 ranges = _tasks(_by_parameter(content, result))
             else:

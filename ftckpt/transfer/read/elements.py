@@ -19,7 +19,7 @@ from ftckpt.checkpoint.read_tensor import dense_strides, raw_dtype
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.transfer.casting import cast
-from ftckpt.transfer.content import Fill, Shard
+from ftckpt.transfer.content import Shard, SourceBox
 from ftckpt.workers.buffers import buffer
 
 from .copies_plan import ElementMove, PlannedRead, meeting, readings
@@ -229,7 +229,7 @@ class Gatherer:
 
     def _moves(self, shard: Shard, start: int, stop: int) -> Iterator[ElementMove]:
         """Yield what fills elements `start` to `stop` of a shard."""
-        fills: Iterable[Fill] = shard.fills
+        fills: Iterable[SourceBox] = shard.fills
         if stop - start < shard.numel:
             boxes = list(boxes_of_range(shard.shape, start, stop))
             fills = (part for fill in fills for box in boxes for part in _clipped(fill, box))
@@ -296,7 +296,7 @@ def _one_run(places: Places, sizes: Sequence[int], itemsize: int) -> StoredBox |
     return held if is_run(sizes, held.strides, itemsize) else None
 
 
-def _clipped(fill: Fill, box: Box) -> Iterator[Fill]:
+def _clipped(fill: SourceBox, box: Box) -> Iterator[SourceBox]:
     """Yield what of a fill lies in a box of the shard, if anything does."""
     part = intersection(fill.local, box)
     if part is None:
@@ -304,4 +304,4 @@ def _clipped(fill: Fill, box: Box) -> Iterator[Fill]:
     lead = len(part.sizes) - len(fill.source.sizes)
     begin = zip(fill.source.offsets, part.offsets[lead:], fill.local.offsets[lead:], strict=True)
     source = Box(tuple(s + p - f for s, p, f in begin), part.sizes[lead:])
-    yield Fill(part, fill.key, source)
+    yield SourceBox(part, fill.key, source)

@@ -18,7 +18,7 @@ from ftckpt.errors import IncompleteError, NotFoundError, UsageError, worst
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.storage.store import Store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes, Writer
+from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.transfer.places import require_apart, require_apart_from_all, require_outside
 from ftckpt.verification import Level, VerifyOptions, verify
 
@@ -30,10 +30,10 @@ _HINT = "let the job that is to load the result save one, at its first step"
 
 @runtime_checkable
 class FollowsExample(Protocol):
-    """A writer that lays content out as `Wishes.like` is laid out; others cannot use an example."""
+    """A writer that lays content out as `LayoutRequest.like` is; others cannot use an example."""
 
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
-        """Return the sizes that an example has of what `Wishes` names, by those names.
+        """Return the sizes that an example has of what `LayoutRequest` names, by those names.
 
         A wish for another size contradicts the example, and so does one that is not among them.
         """
@@ -42,7 +42,7 @@ class FollowsExample(Protocol):
 def lay_out(
     writer: Writer,
     content: Content,
-    wishes: Wishes,
+    wishes: LayoutRequest,
     destination: Store,
     *,
     used: Collection[str] = (),
@@ -101,7 +101,7 @@ def _require_something(content: Content) -> None:
     raise NotFoundError(f"{url} holds no tensor and no other state: there is nothing to write")
 
 
-def _require_usable(writer: Writer, wishes: Wishes, example: Checkpoint) -> None:
+def _require_usable(writer: Writer, wishes: LayoutRequest, example: Checkpoint) -> None:
     if not isinstance(writer, FollowsExample):
         raise UsageError(
             f"--like: {writer.name} checkpoints are not laid out by an example",

@@ -12,7 +12,7 @@ from ftckpt.checkpoint.rules import name_pattern
 from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.findings import counted, listed
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 
 class Only(StrEnum):
@@ -75,7 +75,7 @@ def drop(content: Content, patterns: Sequence[str]) -> Content:
 
 
 def _narrowed(
-    content: Content, kept: Sequence[Wanted], objects: Mapping[str, ObjectInfo]
+    content: Content, kept: Sequence[TargetTensor], objects: Mapping[str, ObjectInfo]
 ) -> Content:
     """Return the content with just these, and say in words what is gone."""
     keys = {wanted.key for wanted in kept}
@@ -89,8 +89,8 @@ def _narrowed(
     )
 
 
-def _tensors_in_words(gone: Iterable[Wanted]) -> Iterable[str]:
-    held: dict[str, list[Wanted]] = {}
+def _tensors_in_words(gone: Iterable[TargetTensor]) -> Iterable[str]:
+    held: dict[str, list[TargetTensor]] = {}
     for wanted in gone:
         held.setdefault(wanted.component, []).append(wanted)
     for component, tensors in held.items():

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from ftckpt.checkpoint import Kind
-from ftckpt.transfer.content import Wanted
+from ftckpt.transfer.content import TargetTensor
 
 
-def parameter_names(tensors: Iterable[Wanted]) -> frozenset[str]:
+def parameter_names(tensors: Iterable[TargetTensor]) -> frozenset[str]:
     """Return the names of the parameters and buffers that `tensors` are of."""
     return frozenset(wanted.name for wanted in tensors if wanted.kind is not Kind.OTHER)
 
 
-def parted(wanted: Wanted, parameters: Set[str]) -> tuple[str, str]:
+def parted(wanted: TargetTensor, parameters: Set[str]) -> tuple[str, str]:
     """Return the name of the parameter that a tensor is of, and what follows it.
 
     The longest parameter's name that the tensor's own begins with, at a dot; where there is none,

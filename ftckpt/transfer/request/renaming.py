@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint.rules import name_pattern
 from ftckpt.errors import UsageError
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 from .parameters import parameter_names, parted
 
@@ -114,7 +114,7 @@ def rename(content: Content, renames: Sequence[Rename]) -> Content:
             known[name] = _apply(name, renames, used)
         return known[name]
 
-    made: dict[str, Wanted] = {}
+    made: dict[str, TargetTensor] = {}
     was: dict[str, str] = {}
     for key, wanted in content.tensors.items():
         parameter, rest = parted(wanted, parameters)

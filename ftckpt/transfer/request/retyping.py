@@ -12,7 +12,7 @@ from collections.abc import Collection
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.transfer.content import Content, Wanted
+from ftckpt.transfer.content import Content, TargetTensor
 
 # As flags spell them.
 TARGETS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -44,7 +44,7 @@ def retype(
         raise UsageError(f"{dtype} is not a type to cast to: {', '.join(TARGETS)} are")
     target = DTYPES[TARGETS[dtype]]
 
-    def cast(wanted: Wanted) -> Wanted:
+    def cast(wanted: TargetTensor) -> TargetTensor:
         if (
             wanted.component not in components
             or wanted.kind not in kinds

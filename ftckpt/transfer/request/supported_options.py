@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import fields
 
 from ftckpt.errors import UsageError
-from ftckpt.transfer.layout import Wishes, Writer
+from ftckpt.transfer.layout import LayoutRequest, Writer
 
 RANKS = ("tp", "pp", "vp", "dp", "ep")
 _ELSEWHERE = ("like",)  # `example` asks for writers that follow one
@@ -17,7 +17,7 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def require_granted(writer: Writer, wishes: Wishes, used: Collection[str] = ()) -> None:
+def require_granted(writer: Writer, wishes: LayoutRequest, used: Collection[str] = ()) -> None:
     """Refuse a wish that a writer has no use for.
 
     One rank along an axis is not a wish: what is not divided is of one.
@@ -32,11 +32,11 @@ def require_granted(writer: Writer, wishes: Wishes, used: Collection[str] = ()) 
     """
     for name in (field.name for field in fields(wishes)):
         wish = getattr(wishes, name)
-        if wish is None or name in (*writer.grants, *used, *_ELSEWHERE):
+        if wish is None or name in (*writer.supported_options, *used, *_ELSEWHERE):
             continue
         if name in RANKS and wish == 1:
             continue
-        takes = ", ".join(map(flag, writer.grants))
+        takes = ", ".join(map(flag, writer.supported_options))
         raise UsageError(
             f"{flag(name)} has no meaning for {writer.name} checkpoints, as they are written here",
             hint=f"leave it out; they are laid out by {takes}" if takes else "leave it out",

@@ -19,7 +19,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions
 from tests.builders.checkpoints import open_checkpoint
 from tests.commands.golden import RUN, check_golden, ftckpt
-from tests.delta.on_disk import pack_upon, state_at
+from tests.delta.on_disk import pack_delta, state_at
 from tests.test_docs import validate
 
 # A column is as wide as the path of a directory that differs from run to run.
@@ -58,7 +58,7 @@ def tensors(here: Path) -> Path:
     """The same chain of the tensors alone: what info says of them does not hang on other state."""
     for base, target, step in (("run/step-1", "run/step-2", 2), ("two", "run/step-1", 1)):
         state = state_at(open_checkpoint(here / target))
-        pack_upon(here / ("two", "three")[2 - step], state, here / base, step=step)
+        pack_delta(here / ("two", "three")[2 - step], state, here / base, step=step)
     return here
 
 

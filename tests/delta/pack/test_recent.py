@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from ftckpt.delta.codec.predict import DeltaSide
-from ftckpt.delta.pack.recent import Recent
+from ftckpt.delta.pack.recent import RecentBlocks
 
 
 def test_what_is_read_again_soon_is_read_once() -> None:
@@ -17,7 +17,7 @@ def test_what_is_read_again_soon_is_read_once() -> None:
         asked.append((key, offset))
         view[:] = bytes([len(key) + offset]) * len(view)
 
-    recent = Recent()
+    recent = RecentBlocks()
     first = recent.read(fill, DeltaSide.BASE, "a", 0, 5)
     for key in "bcdefgh":
         recent.read(fill, DeltaSide.BASE, key, 1, 9)
@@ -37,7 +37,7 @@ def test_seven_reads_leave_the_first_alone_whatever_their_sizes() -> None:
     def fill(key: str, offset: int, view: memoryview) -> None:
         view[:] = data[key][offset : offset + len(view)]
 
-    recent = Recent()
+    recent = RecentBlocks()
     for _ in range(300):
         keys = [str(n) for n in rng.integers(0, 20, 7)]
         views = [recent.read(fill, DeltaSide.BASE, key, 0, len(data[key])) for key in keys]
@@ -52,7 +52,7 @@ def test_a_read_that_fails_leaves_nothing_to_be_taken_for_it() -> None:
     def fill(key: str, offset: int, view: memoryview) -> None:
         view[:] = b"yy"
 
-    recent = Recent()
+    recent = RecentBlocks()
     for _ in range(2):
         try:
             recent.read(broken, DeltaSide.BASE, "a", 0, 2)
@@ -63,7 +63,7 @@ def test_a_read_that_fails_leaves_nothing_to_be_taken_for_it() -> None:
 
 
 def test_threads_have_their_own() -> None:
-    recent, read = Recent(), []
+    recent, read = RecentBlocks(), []
 
     def fill(key: str, offset: int, view: memoryview) -> None:
         read.append(threading.get_ident())

@@ -466,14 +466,14 @@ def test_real_steps_upon_each_other_for_other_ranks(
 ) -> None:
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import Wishes
+    from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.run import TransferOptions, transfer
 
     root = real_set("dcp_fsdp2_nested", "", tmp_path_factory)
     content = Content.of(opened(root / "step-3"))
     form, writer = format_and_writer("dcp")
     transfer(
-        content, writer.layout(content, Wishes(dp=8)), str(tmp_path / "eight"), form,
+        content, writer.layout(content, LayoutRequest(dp=8)), str(tmp_path / "eight"), form,
         single=False, same_objects=SameObject, options=TransferOptions(), store_options=STORES,
     )  # fmt: skip
     assert len(list((tmp_path / "eight").glob("*.distcp"))) == 8

@@ -18,8 +18,8 @@ from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.dcp.writer import DcpWriter
 from ftckpt.formats.pickles.walk import at
-from ftckpt.transfer.content import Content, Copy, Wanted
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.content import Content, Copy, TargetTensor
+from ftckpt.transfer.layout import LayoutRequest
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.builders.jobs import run_job
 from tests.builders.real_sets import real_set
@@ -202,7 +202,7 @@ def test_masters_aliases_scalars_and_empty_tensors(tmp_path: Path) -> None:
 def test_types_are_cast_and_parts_cut_as_the_content_says(tmp_path: Path) -> None:
     values = torch.randn(6, 4)
     source = saved(tmp_path / "state.pt", {"model": {"w": values}})
-    half = Wanted("model", "v", Kind.PARAM, (3, 4), DTYPES["bfloat16"],
+    half = TargetTensor("model", "v", Kind.PARAM, (3, 4), DTYPES["bfloat16"],
                   (Copy(Box((0, 0), (3, 4)), "w", Box((2, 0), (3, 4))),))  # fmt: skip
     write(WRITER, Content.of(source).with_tensors([half]), tmp_path / "out", dp=2)
     loaded = load(tmp_path / "out", {"model": {"v": torch.zeros(3, 4, dtype=torch.bfloat16)}})
@@ -234,25 +234,25 @@ def test_another_world_is_told_what_it_must_do(tmp_path: Path) -> None:
     source = saved(tmp_path / "state.pt", state)
     write(WRITER, source, tmp_path / "two", dp=2)
     two = open_checkpoint(tmp_path / "two")
-    assert WRITER.layout(Content.of(two), Wishes(dp=2)).notes == []
-    (note,) = WRITER.layout(Content.of(two), Wishes(dp=3)).notes
+    assert WRITER.layout(Content.of(two), LayoutRequest(dp=2)).notes == []
+    (note,) = WRITER.layout(Content.of(two), LayoutRequest(dp=3)).notes
     assert "RNG of torch (CPU): kept as 2 ranks saved it, for 3" in note.message
 
 
 def test_a_world_has_ranks(tmp_path: Path) -> None:
     content = Content.of(saved(tmp_path / "state.pt", {"w": torch.ones(2)}))
     with pytest.raises(UsageError, match="a world of -1 ranks"):
-        WRITER.layout(content, Wishes(dp=-1))
+        WRITER.layout(content, LayoutRequest(dp=-1))
 
 
 def test_names_that_would_not_come_back_are_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "state.pt", {"w": torch.ones(2)})
-    wrapped = Wanted("model", "module.w", Kind.PARAM, (2,), DTYPES["float32"],
+    wrapped = TargetTensor("model", "module.w", Kind.PARAM, (2,), DTYPES["float32"],
                      (Copy(Box((0,), (2,)), "w", Box((0,), (2,))),))  # fmt: skip
     with pytest.raises(UnsupportedError, match="read back as w"):
-        WRITER.layout(Content.of(source).with_tensors([wrapped]), Wishes())
+        WRITER.layout(Content.of(source).with_tensors([wrapped]), LayoutRequest())
     second = wrapped._replace(component="extra:model", name="w")
-    layout = WRITER.layout(Content.of(source).with_tensors([second]), Wishes())
+    layout = WRITER.layout(Content.of(source).with_tensors([second]), LayoutRequest())
     assert layout.unplaced == [second.key]
 
 
@@ -265,7 +265,7 @@ def test_an_object_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     globals()["Odd"] = Odd
     Odd.__qualname__ = "Odd"
     source = saved(tmp_path / "state.pt", {"model": {"w": torch.ones(2)}, "odd": (odd,), "n": 1})
-    layout = WRITER.layout(Content.of(source), Wishes())
+    layout = WRITER.layout(Content.of(source), LayoutRequest())
     assert layout.unplaced == ["odd"]
 
 

@@ -16,7 +16,7 @@ from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes, Writer
+from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.transfer.prove.elements import prove
 from ftckpt.transfer.request.narrowing import drop
 from tests.builders.checkpoints import open_checkpoint
@@ -63,7 +63,7 @@ START = {"_extra_state": {"amax": [0.0]}, "count": 0, "nothing": None}
 
 def layout(writer: Writer, source: Checkpoint | Content, **wishes: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return writer.layout(content, Wishes(**wishes))
+    return writer.layout(content, LayoutRequest(**wishes))
 
 
 def written(

@@ -23,7 +23,7 @@ from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.prove.elements import prove
 from ftckpt.transfer.request.retyping import retype
 from ftckpt.transfer.write.journal import fingerprint
@@ -50,7 +50,7 @@ SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap")
 
 def layout(source: Checkpoint | Content, example: Checkpoint, **wishes: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return WRITER.layout(content, Wishes(like=example, **wishes))
+    return WRITER.layout(content, LayoutRequest(like=example, **wishes))
 
 
 def written(
@@ -84,7 +84,7 @@ def test_there_and_back_through_another_format(name: str, form: str, tmp_path: P
     source = opened(tag(name))
     target = tmp_path / "one.pt" if form == "torchsave" else tmp_path / "other"
     _, writer = format_and_writer(form)
-    made = writer.layout(Content.of(source), Wishes())
+    made = writer.layout(Content.of(source), LayoutRequest())
     materialise(made, source, target.parent if writer.single else target)
     if writer.single:
         (tmp_path / made.files[0].path).rename(target)
@@ -320,7 +320,7 @@ def test_a_schedulers_lists_follow_the_groups(form: str, tmp_path: Path) -> None
     source: Checkpoint = saved
     if form != "deepspeed":
         _, writer = format_and_writer(form)
-        made = writer.layout(Content.of(saved), Wishes())
+        made = writer.layout(Content.of(saved), LayoutRequest())
         materialise(made, saved, tmp_path / "other")
         source = open_checkpoint(tmp_path / "other" / (made.files[0].path if writer.single else ""))
     example = opened(scheduled(Job(TWO[::-1], 3, 2), tmp_path / "example", [7, 8], [0.0, 0.1]))

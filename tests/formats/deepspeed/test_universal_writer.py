@@ -18,7 +18,7 @@ from ftckpt.formats.deepspeed.universal.writer import DeepSpeedUniversalWriter
 from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes, Writer
+from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.transfer.prove.elements import prove
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.builders.materialise import materialise
@@ -31,7 +31,7 @@ WRITER = DeepSpeedUniversalWriter()
 
 def layout(source: Checkpoint | Content, writer: Writer = WRITER, **wishes: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return writer.layout(content, Wishes(**wishes))
+    return writer.layout(content, LayoutRequest(**wishes))
 
 
 def written(
@@ -101,7 +101,7 @@ def test_folders_are_called_as_the_loader_looks_for_them(tmp_path: Path) -> None
 def test_it_says_that_stage_3_gives_all_groups_the_settings_of_the_first(
     name: str, said: bool
 ) -> None:
-    notes = WRITER.layout(Content.of(opened(name)), Wishes()).notes
+    notes = WRITER.layout(Content.of(opened(name)), LayoutRequest()).notes
     assert any("the first parameter group" in note.message for note in notes) is said
 
 

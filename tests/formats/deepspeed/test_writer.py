@@ -19,7 +19,7 @@ from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.prove.elements import prove
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -40,7 +40,7 @@ REAL = {
 
 def layout(source: DeepSpeedCheckpoint | Content, **wishes: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return WRITER.layout(content, Wishes(**wishes))
+    return WRITER.layout(content, LayoutRequest(**wishes))
 
 
 def written(source: DeepSpeedCheckpoint, to: Path, **wishes: Any) -> DeepSpeedCheckpoint:

@@ -27,7 +27,7 @@ from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.local.store import LocalStore
 from tests.builders.checkpoints import open_checkpoint
-from tests.delta.on_disk import pack_upon, put, run_of, save_full, state_at, training
+from tests.delta.on_disk import pack_delta, put, run_of, save_full, state_at, training
 
 HOUR = 3600.0
 
@@ -50,7 +50,7 @@ def mixed_run(root: Path) -> None:
             continue
         whole = save_full(root.parent / f"{root.name}-whole" / str(step), saves[step])
         target = state_at(open_checkpoint(whole))
-        pack_upon(root / f"step-{step}", target, root / f"step-{upon}", step=step)
+        pack_delta(root / f"step-{step}", target, root / f"step-{upon}", step=step)
 
 
 def test_a_kept_delta_keeps_all_that_it_stands_upon(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_delta_that_passed_and_has_lost_its_base_is_no_survivor(
         base = (root / "step-0").rename(tmp_path / "archive" / "step-0")
         shutil.rmtree(root / "step-1")
         target = state_at(open_checkpoint(root / "step-4"))
-        pack_upon(root / "step-7", target, base, step=7, place=str(base))
+        pack_delta(root / "step-7", target, base, step=7, place=str(base))
     policy = Policy(keep_last=1)
     before = plan_of(root, policy)
     assert "step-4" in dropped(before)
@@ -137,7 +137,9 @@ def test_a_base_in_another_run_is_kept(tmp_path: Path) -> None:
     whole = save_full(tmp_path.parent / f"{tmp_path.name}-whole", saves[3])
     target = state_at(open_checkpoint(whole))
     for step in (8, 9):
-        pack_upon(tmp_path / "two" / f"step-{step}", target, tmp_path / "one" / "step-0", step=step)
+        pack_delta(
+            tmp_path / "two" / f"step-{step}", target, tmp_path / "one" / "step-0", step=step
+        )
     prepared = plan_of(tmp_path, Policy(keep_last=1))
     assert dropped(prepared) == ["one/step-1", "two/step-8"]
 
@@ -172,7 +174,7 @@ def test_only_the_first_bytes_of_an_index_are_read(tmp_path: Path) -> None:
 
 def test_a_full_delta_has_no_base(tmp_path: Path) -> None:
     whole = save_full(tmp_path / "whole", training(1)[0])
-    pack_upon(tmp_path / "step-1", state_at(open_checkpoint(whole)), step=1)
+    pack_delta(tmp_path / "step-1", state_at(open_checkpoint(whole)), step=1)
     assert read_base(LocalStore(str(tmp_path)), "step-1") is None
 
 

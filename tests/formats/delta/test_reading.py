@@ -36,7 +36,7 @@ from ftckpt.formats.delta.objects import FILES, REST
 from ftckpt.formats.delta.original import compressed, original_of_delta
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.run import TransferOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
@@ -44,7 +44,7 @@ from ftckpt.workers.memory import budget, set_budget
 from tests.builders.checkpoints import flip, open_checkpoint
 from tests.delta.on_disk import (
     index_of,
-    pack_upon,
+    pack_delta,
     put,
     run_of,
     save_full,
@@ -106,8 +106,8 @@ def test_parts_of_tensors_are_read_as_of_any_checkpoint(tmp_path: Path) -> None:
 
 def test_predicted_tensors_and_all_threads(tmp_path: Path) -> None:
     before, after = trained(size=(600, 2000))
-    pack_upon(tmp_path / "step-1", before, step=1)
-    pack_upon(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
+    pack_delta(tmp_path / "step-1", before, step=1)
+    pack_delta(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
     assert any(tensor.helpers for tensor in index_of(tmp_path / "step-2").tensors)
     last = open_checkpoint(tmp_path / "step-2")
     assert verify(last, VerifyOptions(Level.CONTENT, jobs=8)).code is ExitCode.OK
@@ -119,8 +119,8 @@ def test_where_else_helpers_may_lie_is_asked_of_the_last_link_and_for_a_while(
     tmp_path: Path,
 ) -> None:
     before, after = trained(size=(60, 20))
-    pack_upon(tmp_path / "step-1", before, step=1)
-    pack_upon(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
+    pack_delta(tmp_path / "step-1", before, step=1)
+    pack_delta(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
     asked: list[str] = []
 
     def look(key: str, offset: int, view: memoryview) -> bool:
@@ -130,13 +130,13 @@ def test_where_else_helpers_may_lie_is_asked_of_the_last_link_and_for_a_while(
     delta = delta_at(tmp_path / "step-2")
     assert delta.base is not None
     assert isinstance(delta.base, DeltaCheckpoint)
-    assert delta.base.helpers()
-    with delta.retrieving(look):
+    assert delta.base.decode_after()
+    with delta.decode_cache(look):
         assert read_tensor(delta, "w") == after.data["w"]
-    needed = {key for several in delta.helpers().values() for key in several}
+    needed = {key for several in delta.decode_after().values() for key in several}
     assert sorted(asked) == sorted(needed) == ["exp_avg:w", "exp_avg_sq:w", "master:w"]
     again = delta_at(tmp_path / "step-2")
-    with again.retrieving(look):
+    with again.decode_cache(look):
         asked.clear()
     assert read_tensor(again, "w") == after.data["w"]
     assert not asked
@@ -169,7 +169,7 @@ class TestOperations:
         assert api.diff(str(run / "step-3"), str(tmp_path / "out")).code is ExitCode.OK
 
     def test_reshard_writes_what_was_packed(self, run: Path, tmp_path: Path) -> None:
-        report = api.convert(str(run / "step-3"), str(tmp_path / "out"), wishes=Wishes(dp=4))
+        report = api.convert(str(run / "step-3"), str(tmp_path / "out"), wishes=LayoutRequest(dp=4))
         assert report.format == "dcp"
         assert len(list((tmp_path / "out").glob("*.distcp"))) == 4
         assert api.diff(str(run / "step-3"), str(tmp_path / "out")).code is ExitCode.OK
@@ -195,7 +195,7 @@ class TestOperations:
         stream = io.BytesIO()
         torch.save({"lr": 0.5}, stream)
         objects = {"scheduler": stream.getvalue(), "config": b'{"a": 1}', "raw": b"abc"}
-        packed = pack_upon(
+        packed = pack_delta(
             tmp_path / "step-1", State(), objects=objects, forms=("torch", "json", "bytes")
         )
         opened = open_checkpoint(packed)
@@ -204,7 +204,7 @@ class TestOperations:
         assert verify(opened, CONTENT).code is ExitCode.OK
 
     def test_an_unknown_form_is_refused(self, tmp_path: Path) -> None:
-        packed = pack_upon(tmp_path / "step-1", State(), objects={"a": b"1"}, forms=("xml",))
+        packed = pack_delta(tmp_path / "step-1", State(), objects={"a": b"1"}, forms=("xml",))
         with pytest.raises(UnsupportedError, match="'xml'"):
             open_checkpoint(packed)
 
@@ -272,7 +272,7 @@ class TestWrongBase:
     def test_a_delta_of_other_content(self, run: Path, tmp_path: Path) -> None:
         shutil.rmtree(run / "step-1")
         other = state_at(open_checkpoint(save_full(tmp_path / "w", training(3)[2])))
-        pack_upon(run / "step-1", other, run / "step-0", step=1)
+        pack_delta(run / "step-1", other, run / "step-0", step=1)
         with pytest.raises(CorruptError, match="its content is") as raised:
             open_checkpoint(run / "step-2").require_bytes()
         assert raised.value.kind == "wrong-base"
@@ -299,7 +299,7 @@ class TestWrongBase:
         base = save_full(tmp_path / "step-0", saves[0])
         api.seal(str(base))
         whole = save_full(tmp_path / "whole", saves[1])
-        pack_upon(tmp_path / "step-1", state_at(open_checkpoint(whole)), base, step=1)
+        pack_delta(tmp_path / "step-1", state_at(open_checkpoint(whole)), base, step=1)
         name = index_of(tmp_path / "step-1").base
         assert name is not None
         assert len(name.manifest) == 32
@@ -325,8 +325,8 @@ class TestWrongBase:
 class TestChains:
     def test_a_loop(self, tmp_path: Path) -> None:
         state = state_at(open_checkpoint(save_full(tmp_path / "w", training(1)[0])))
-        pack_upon(tmp_path / "a", state)
-        pack_upon(tmp_path / "b", state, tmp_path / "a", place="../a")
+        pack_delta(tmp_path / "a", state)
+        pack_delta(tmp_path / "b", state, tmp_path / "a", place="../a")
         shutil.rmtree(tmp_path / "a")
         shutil.copytree(tmp_path / "b", tmp_path / "a")  # names ../a, which it is itself
         with pytest.raises(CorruptError, match="depends on itself") as raised:
@@ -341,7 +341,7 @@ class TestChains:
         full = save_full(tmp_path / "full", training(1)[0])
         below = full
         for name, state in (("a", two), ("b", one), ("c", one), ("d", two)):
-            below = pack_upon(tmp_path / name, state, below)
+            below = pack_delta(tmp_path / name, state, below)
         known = formats(None, [str(tmp_path / name) for name in "dcba"])
         opened = open_target(str(tmp_path / "d"), known, StoreOptions()).open()
         assert isinstance(opened, DeltaCheckpoint)
@@ -357,10 +357,10 @@ class TestChains:
 
     def test_the_longest_that_is_allowed_is_read(self, tmp_path: Path) -> None:
         before, after = trained()
-        pack_upon(tmp_path / "step-0", before, step=0)
+        pack_delta(tmp_path / "step-0", before, step=0)
         for step in range(1, delta_chain.MOST_LINKS + 1):
             target = (before, after)[step % 2]
-            pack_upon(tmp_path / f"step-{step}", target, tmp_path / f"step-{step - 1}", step=step)
+            pack_delta(tmp_path / f"step-{step}", target, tmp_path / f"step-{step - 1}", step=step)
         last = open_checkpoint(tmp_path / f"step-{delta_chain.MOST_LINKS}")
         assert verify(last, CONTENT).code is ExitCode.OK
 
@@ -379,7 +379,7 @@ class TestElsewhere:
         store = open_store("memory://delta-base")
         put(store, run / "step-0", "step-0")
         target = state_at(open_checkpoint(run / "step-1"))
-        pack_upon(run / "step-9", target, run / "step-0", place="memory://delta-base/step-0")
+        pack_delta(run / "step-9", target, run / "step-0", place="memory://delta-base/step-0")
         shutil.rmtree(run / "step-0")
         assert verify(open_checkpoint(run / "step-9"), CONTENT).code is ExitCode.OK
 
@@ -393,7 +393,7 @@ class TestElsewhere:
     def test_a_base_on_s3_and_a_local_delta(self, run: Path, s3_url: str) -> None:
         put(open_store(s3_url), run / "step-0", "step-0")
         target = state_at(open_checkpoint(run / "step-1"))
-        pack_upon(run / "step-9", target, run / "step-0", place=f"{s3_url}/step-0")
+        pack_delta(run / "step-9", target, run / "step-0", place=f"{s3_url}/step-0")
         shutil.rmtree(run / "step-0")
         assert verify(open_checkpoint(run / "step-9"), CONTENT).code is ExitCode.OK
 
@@ -404,7 +404,7 @@ class TestElsewhere:
         endpoint = os.environ["AWS_ENDPOINT_URL"]
         put(open_store(s3_url), run / "step-0", "step-0")
         target = state_at(open_checkpoint(run / "step-1"))
-        pack_upon(run / "step-9", target, run / "step-0", place=f"{s3_url}/step-0")
+        pack_delta(run / "step-9", target, run / "step-0", place=f"{s3_url}/step-0")
         shutil.rmtree(run / "step-0")
         monkeypatch.delenv("AWS_ENDPOINT_URL")
         opened = api.open_checkpoint(str(run / "step-9"), StoreOptions(endpoint=endpoint))
@@ -443,7 +443,7 @@ class TestDamage:
             assert error.offset <= offset < error.offset + error.length
 
     def test_of_an_object(self, tmp_path: Path) -> None:
-        path = pack_upon(tmp_path / "step-1", State(), objects={"rng": b"state"})
+        path = pack_delta(tmp_path / "step-1", State(), objects={"rng": b"state"})
         flip(path / "00000.blocks", 2)
         report = verify(open_checkpoint(path), CONTENT)
         assert (report.code, kinds(report)) == (ExitCode.CORRUPT, {"bad-digest"})
@@ -509,7 +509,7 @@ class TestHostile:
     ) -> None:
         bomb = compressed(b"[" * (64 << 20))
         objects = {"ftckpt.files": bomb, "ftckpt.rest": compressed(b"")}
-        path = pack_upon(tmp_path / "step-1", State(), objects=objects, forms=(FILES, REST))
+        path = pack_delta(tmp_path / "step-1", State(), objects=objects, forms=(FILES, REST))
         set_budget(128 << 20)
         with pytest.raises(NoResourceError):
             original_of_delta(delta_at(path))
@@ -523,7 +523,7 @@ class TestHostile:
 
     def test_a_base_that_is_a_pipe_does_not_block(self, run: Path) -> None:
         target = state_at(open_checkpoint(run / "step-1"))
-        pack_upon(run / "step-9", target, run / "step-0", place="../pipe")
+        pack_delta(run / "step-9", target, run / "step-0", place="../pipe")
         os.mkfifo(run / "pipe")
         report = verify(open_checkpoint(run / "step-9"))
         assert (report.code, kinds(report)) == (ExitCode.UNSAFE, {"special-file"})
@@ -533,7 +533,7 @@ class TestHostile:
     )
     def test_places_that_name_no_checkpoint(self, run: Path, place: str) -> None:
         target = state_at(open_checkpoint(run / "step-1"))
-        pack_upon(run / "step-9", target, run / "step-0", place=place)
+        pack_delta(run / "step-9", target, run / "step-0", place=place)
         shutil.rmtree(run / "step-0")
         with pytest.raises(FtckptError) as raised:
             open_checkpoint(run / "step-9").require_bytes()
@@ -549,7 +549,7 @@ def test_latest_walks_over_a_corrupt_chain(run: Path) -> None:
 
 def test_a_full_delta_stands_alone(tmp_path: Path) -> None:
     state, _ = trained()
-    opened: Checkpoint = open_checkpoint(pack_upon(tmp_path / "alone", state, step=4))
+    opened: Checkpoint = open_checkpoint(pack_delta(tmp_path / "alone", state, step=4))
     assert opened.notes == ()
     assert opened.dialect.startswith("full, of dcp")
     assert verify(opened, CONTENT).evidence == "digests"

@@ -12,7 +12,7 @@ from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import ExitCode
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.verification import Level, VerifyOptions
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
@@ -41,7 +41,7 @@ def test_successive_saves_reshard_and_verify(
     pack(after, before, tmp_path / "step-4")
     report = api.verify(str(tmp_path / "step-4"), VerifyOptions(Level.CONTENT, jobs=2))
     assert (report.code, report.evidence) == (ExitCode.OK, "manifest")
-    api.convert(str(tmp_path / "step-4"), str(tmp_path / "two"), wishes=Wishes(dp=2))
+    api.convert(str(tmp_path / "step-4"), str(tmp_path / "two"), wishes=LayoutRequest(dp=2))
     assert api.diff(str(tmp_path / "two"), str(after)).code is ExitCode.OK
     assert keys_of(tmp_path / "two") == keys_of(after)
 

@@ -11,7 +11,7 @@ from ftckpt.formats.delta import Delta
 from ftckpt.manifest.seal import seal
 from tests.builders.checkpoints import open_checkpoint
 from tests.conformance.formats import FormatTests, Made, Truth, findings_of
-from tests.delta.on_disk import index_of, pack_upon, save_full, state_at, training
+from tests.delta.on_disk import index_of, pack_delta, save_full, state_at, training
 from tests.delta.packing import trained
 
 
@@ -33,10 +33,10 @@ class TestDelta(FormatTests):
         first = save_full(root / "step-0", saves[0])
         whole = save_full(root / "whole", saves[1])
         target = state_at(open_checkpoint(whole))
-        made = [pack_upon(root / "step-1", target, first, step=1)]
+        made = [pack_delta(root / "step-1", target, first, step=1)]
         before, after = trained()
-        alone = pack_upon(root / "step-2", before, step=2, objects={"rng": b"abc"})
-        made += [alone, pack_upon(root / "step-3", after, alone, step=3)]
+        alone = pack_delta(root / "step-2", before, step=2, objects={"rng": b"abc"})
+        made += [alone, pack_delta(root / "step-3", after, alone, step=3)]
         truths = []
         for path, state in zip(made, (target, before, after), strict=True):
             truth = {

@@ -16,7 +16,7 @@ from ftckpt.formats.delta.rates import measure
 from ftckpt.formats.delta.survey import BaseIdentity, survey
 from tests.builders.checkpoints import open_checkpoint
 from tests.commands.golden import RUN
-from tests.delta.on_disk import pack_upon, run_of, save_full, state_at, training
+from tests.delta.on_disk import pack_delta, run_of, save_full, state_at, training
 from tests.delta.packing import trained
 from tests.delta.packs import pack_places
 
@@ -58,8 +58,8 @@ def test_predicted_tensors_need_what_predicts_them(
     tmp_path: Path, counted: set[tuple[int, int, int]]
 ) -> None:
     before, after = trained(size=(1100, 1000))
-    pack_upon(tmp_path / "step-1", before, step=1)
-    pack_upon(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
+    pack_delta(tmp_path / "step-1", before, step=1)
+    pack_delta(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
     counted.clear()
     delta = delta_at(tmp_path / "step-2")
     found = survey(delta)
@@ -75,7 +75,7 @@ def test_bytes_of_a_full_base(tmp_path: Path) -> None:
     saves = training(2)
     base = save_full(tmp_path / "step-0", saves[0])
     whole = save_full(tmp_path / "whole", saves[1])
-    pack_upon(tmp_path / "step-1", state_at(open_checkpoint(whole)), base, step=1)
+    pack_delta(tmp_path / "step-1", state_at(open_checkpoint(whole)), base, step=1)
     delta = delta_at(tmp_path / "step-1")
     upon = [t for t in delta.index.tensors if any(b.reference for b in delta.index.blocks_of(t))]
     assert survey(delta).links[1].read == sum(tensor.nbytes for tensor in upon)

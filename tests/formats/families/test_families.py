@@ -21,7 +21,7 @@ from ftckpt.formats.families.tables import Family, family
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.narrowing import drop
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -109,7 +109,7 @@ def save_model(folder: Path, name: str, *, names: list[str] | None = None) -> di
 
 
 def write(content: Content, folder: Path) -> Checkpoint:
-    materialise(SafetensorsWriter().layout(content, Wishes()), content.checkpoint, folder)
+    materialise(SafetensorsWriter().layout(content, LayoutRequest()), content.checkpoint, folder)
     return open_checkpoint(folder)
 
 

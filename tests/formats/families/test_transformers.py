@@ -19,7 +19,7 @@ from ftckpt.formats.families import to_hugging_face, to_megatron
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, only
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -65,7 +65,7 @@ def make(name: str, folder: Path) -> Any:
 def convert(source: Path, folder: Path, translate: Any, **options: Any) -> None:
     before = open_checkpoint(source)
     content = translate(Content.of(before), **options)
-    materialise(SafetensorsWriter().layout(content, Wishes()), content.checkpoint, folder)
+    materialise(SafetensorsWriter().layout(content, LayoutRequest()), content.checkpoint, folder)
 
 
 def logits(model: Any, tokens: Any) -> Any:
@@ -99,11 +99,13 @@ def test_megatrons_files_give_bitwise_the_same_logits(name: str, form: str, tmp_
     model = make(name, tmp_path / "hf")
     tokens = torch.arange(20).view(2, 10)
     content = to_megatron(Content.of(open_checkpoint(tmp_path / "hf")))
-    layout = format_and_writer(form)[1].layout(content, Wishes(tp=2, pp=2))
+    layout = format_and_writer(form)[1].layout(content, LayoutRequest(tp=2, pp=2))
     materialise(layout, content.checkpoint, tmp_path / "there")
     there = only(Content.of(open_checkpoint(tmp_path / "there")), Only.MODEL)
     back = to_hugging_face(there)
-    materialise(SafetensorsWriter().layout(back, Wishes()), back.checkpoint, tmp_path / "back")
+    materialise(
+        SafetensorsWriter().layout(back, LayoutRequest()), back.checkpoint, tmp_path / "back"
+    )
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert torch.equal(logits(loaded.eval(), tokens), logits(model, tokens))
 

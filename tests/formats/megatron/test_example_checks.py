@@ -11,7 +11,7 @@ import pytest
 
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.megatron_files import opened, write
 from tests.builders.megatron_model import Job
@@ -40,7 +40,7 @@ def test_an_example_that_counts_no_steps_is_refused(
         one |= group
     torch.save(tree, file)
     with pytest.raises(UnsupportedError, match="does not show where it counts steps") as caught:
-        WRITER.layout(Content.of(open_checkpoint(source)), Wishes(like=opened(example.path)))
+        WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(like=opened(example.path)))
     assert "after a step" in caught.value.hint
 
 
@@ -73,7 +73,7 @@ def test_buffers_that_are_none_of_adams_are_refused(
     ((key, held),) = tree[0].items()
     torch.save(tree | {0: change(key, held)}, file)
     with pytest.raises(UnsupportedError, match=says):
-        WRITER.layout(Content.of(open_checkpoint(source)), Wishes(like=opened(example.path)))
+        WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(like=opened(example.path)))
 
 
 def _less(held: dict[str, Any], leaf: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_steps_that_are_no_numbers_are_refused(step: Any, tmp_path: Path) -> Non
     source = write(tmp_path / "source", DISTRIBUTED).path
     example = _with_states(example_of(tmp_path / "example", MASTERS), {"step": step})
     with pytest.raises(UnsupportedError, match="no step of"):
-        WRITER.layout(Content.of(open_checkpoint(source)), Wishes(like=opened(example)))
+        WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(like=opened(example)))
 
 
 def test_steps_are_counted_for_an_example_that_has_made_none(tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_a_source_without_a_schedule_is_refused(tmp_path: Path) -> None:
     torch.save(_less(tree, "opt_param_scheduler"), file)
     example = opened(example_of(tmp_path / "example", MASTERS).path)
     with pytest.raises(UnsupportedError, match="no opt_param_scheduler"):
-        WRITER.layout(Content.of(open_checkpoint(source)), Wishes(like=example))
+        WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(like=example))

@@ -15,7 +15,7 @@ from ftckpt import api
 from ftckpt.errors import FtckptError, IncompleteError, UnsupportedError, UsageError
 from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -55,7 +55,7 @@ def _tensors(tree: Any) -> list[Any]:
 
 
 def laid(content: Content, example: Path, to: Path, **wishes: Any) -> Layout:
-    layout = WRITER.layout(content, Wishes(like=opened(example), **wishes))
+    layout = WRITER.layout(content, LayoutRequest(like=opened(example), **wishes))
     assert list(layout.unplaced) == []
     materialise(layout, content.checkpoint, to)
     return layout
@@ -92,14 +92,14 @@ def test_the_whole_way_with_its_proof(tmp_path: Path) -> None:
     source = write(tmp_path / "source", replace(DISTRIBUTED, tp=2)).path
     api.convert(str(source), str(tmp_path / "store"), "megatron-dist")
     example = example_of(tmp_path / "example", replace(DISTRIBUTED, pp=2, bucket=900))
-    wishes = Wishes(like=opened(example.path), pp=2)
+    wishes = LayoutRequest(like=opened(example.path), pp=2)
     report = api.convert(str(tmp_path / "store"), str(tmp_path / "made"), wishes=wishes)
     assert report.proof is not None
     assert report.format == "megatron"
     plain = example_of(tmp_path / "plain", replace(MASTERS, tp=2))
     masters = write(tmp_path / "masters", MASTERS).path
     api.convert(str(masters), str(tmp_path / "between"), "megatron-dist")
-    wishes = Wishes(like=opened(plain.path))
+    wishes = LayoutRequest(like=opened(plain.path))
     again = api.convert(str(tmp_path / "between"), str(tmp_path / "steps"), wishes=wishes)
     assert again.proof is not None  # of steps that torch_dist counts once, too
     wishes = replace(wishes, tp=4)
@@ -165,11 +165,11 @@ def test_an_example_of_another_model(change: Any, says: str | None, tmp_path: Pa
     example = opened(example_of(tmp_path / "example", replace(MASTERS, **change)).path)
     content = Content.of(open_checkpoint(source))
     if says is None:  # it keeps no optimizer, so that the source's has no place
-        layout = WRITER.layout(content, Wishes(like=example))
+        layout = WRITER.layout(content, LayoutRequest(like=example))
         assert "exp_avg:output_layer.weight" in layout.unplaced
         return
     with pytest.raises(UnsupportedError, match=says):
-        WRITER.layout(content, Wishes(like=example))
+        WRITER.layout(content, LayoutRequest(like=example))
 
 
 def test_other_names_are_told_of_both_sides(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_other_names_are_told_of_both_sides(tmp_path: Path) -> None:
     )
     example = opened(example_of(tmp_path / "example", MASTERS).path)
     with pytest.raises(UnsupportedError, match="and the example lacks odd") as caught:
-        WRITER.layout(other, Wishes(like=example))
+        WRITER.layout(other, LayoutRequest(like=example))
     assert "--rename" in caught.value.hint
 
 
@@ -192,7 +192,7 @@ def test_state_that_the_source_lacks_is_named(tmp_path: Path) -> None:
         ("optimizer:*.step", "no step of"),
     ):
         with pytest.raises(UnsupportedError, match=says):
-            WRITER.layout(drop(source, [gone]), Wishes(like=example))
+            WRITER.layout(drop(source, [gone]), LayoutRequest(like=example))
 
 
 def test_a_loss_scale_comes_from_the_source_alone(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_loss_scale_comes_from_the_source_alone(tmp_path: Path) -> None:
     assert made["optimizer"]["grad_scaler"]["scale"].item() == 1024.0
     bare = Content.of(open_checkpoint(scaled(tmp_path / "bare", None)))
     with pytest.raises(UnsupportedError, match=r"no optimizer\.grad_scaler\.scale"):
-        WRITER.layout(bare, Wishes(like=opened(example)))
+        WRITER.layout(bare, LayoutRequest(like=opened(example)))
 
 
 def test_damage_to_the_example_is_found(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_damage_to_the_example_is_found(tmp_path: Path) -> None:
     data = file.read_bytes()
 
     def convert() -> None:
-        wishes = Wishes(like=opened(made.path))
+        wishes = LayoutRequest(like=opened(made.path))
         api.convert(str(source), str(tmp_path / "out"), wishes=wishes)
 
     for bad in (data[: len(data) // 2], b""):
@@ -242,7 +242,7 @@ def test_real_jobs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     store = real_set("mcore_torchdist_tp2dp2_fullyreshard_bf16", "iter_0000003", tmp_path_factory)
     real = real_set("mcore_torch_tp2dp2_distopt_bf16", "iter_0000003", tmp_path_factory)
     like, straight = tmp_path / "like", tmp_path / "straight"
-    report = api.convert(str(store), str(like), wishes=Wishes(like=opened(real)))
+    report = api.convert(str(store), str(like), wishes=LayoutRequest(like=opened(real)))
     assert report.proof is not None
     assert report.proof.tensors == 27 * 4
     api.convert(str(store), str(straight), "megatron")

@@ -19,7 +19,7 @@ from ftckpt.formats.megatron.optimizer import write_distributed as megatron_dist
 from ftckpt.formats.megatron.rank_files.grid import Coordinate
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -37,7 +37,7 @@ OF_STORES = ("dist_ckpt_optim_fully_reshardable",)
 
 def laid(content: Content, to: Path, **wishes: Any) -> Layout:
     """Write files of ranks, with nothing left out."""
-    layout = WRITER.layout(content, Wishes(**wishes))
+    layout = WRITER.layout(content, LayoutRequest(**wishes))
     assert list(layout.unplaced) == []
     materialise(layout, content.checkpoint, to)
     return layout
@@ -47,7 +47,7 @@ def between(source: Path, form: str, to: Path) -> Content:
     """Return a content in another format."""
     content = Content.of(open_checkpoint(source))
     writer = format_and_writer(form)[1]
-    layout = writer.layout(content, Wishes())
+    layout = writer.layout(content, LayoutRequest())
     assert list(layout.unplaced) == []
     materialise(layout, content.checkpoint, to)
     return Content.of(open_checkpoint(to / layout.files[0].path if writer.single else to))
@@ -67,7 +67,7 @@ def test_through_another_format_it_is_what_reshard_makes(
     content = between(source, form, tmp_path / "between")
     for number, wishes in enumerate(LAYOUTS):
         place = tmp_path / str(number)
-        direct = WRITER.layout(Content.of(open_checkpoint(source)), Wishes(**wishes))
+        direct = WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(**wishes))
         materialise(direct, open_checkpoint(source), place / "direct")
         layout = laid(content, place / "there", **wishes)
         kept = not wishes and form == "megatron-dist"
@@ -92,7 +92,7 @@ def test_a_real_store_becomes_files_that_are_proven(
     assert first.proof is not None
     # Each of 27 parameters has a master or a step, and two moments.
     assert first.proof.tensors == 27 * 4
-    wishes = Wishes(tp=1, pp=2, dp=1)
+    wishes = LayoutRequest(tp=1, pp=2, dp=1)
     api.convert(str(source), str(tmp_path / "other"), "megatron", wishes=wishes)
     api.convert(str(tmp_path / "ranks"), str(tmp_path / "twice"), wishes=wishes)
     assert_same_files(tmp_path / "other", tmp_path / "twice", places=True)
@@ -103,7 +103,7 @@ def test_arguments_that_say_too_little_are_refused(
 ) -> None:
     source = real_set("mcore0161_tp2dp2_dpreshard", "iter_0000003", tmp_path_factory)
     with pytest.raises(UnsupportedError, match="overlap_grad_reduce") as caught:
-        WRITER.layout(Content.of(open_checkpoint(source)), Wishes(dp=2))
+        WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(dp=2))
     assert "--like" in caught.value.hint
 
 
@@ -197,10 +197,10 @@ def test_what_is_not_certain_is_refused(
 ) -> None:
     content = store(tmp_path, job, **args)
     with pytest.raises(UnsupportedError, match=says) as caught:
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
     assert "--like" in caught.value.hint
     assert "--only model" in caught.value.hint
-    alone = WRITER.layout(only(content, Only.MODEL), Wishes())
+    alone = WRITER.layout(only(content, Only.MODEL), LayoutRequest())
     assert any("weights alone" in note.message for note in alone.notes)
 
 
@@ -214,7 +214,7 @@ def test_the_data_ranks_must_be_known(tmp_path: Path) -> None:
     content = store(tmp_path, job, data_parallel_size=None, world_size=None)
     content = replace(content, topology=Topology())
     with pytest.raises(UsageError, match="data-parallel ranks") as caught:
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
     assert "--dp" in caught.value.hint
     laid(content, tmp_path / "there", dp=2)
 
@@ -224,7 +224,7 @@ def test_groups_that_would_be_taken_apart_must_show_their_parameters(tmp_path: P
     content = store(tmp_path, job)
     laid(content, tmp_path / "there")
     with pytest.raises(UnsupportedError, match="in which group of parameters"):
-        WRITER.layout(content, Wishes(ep=2))
+        WRITER.layout(content, LayoutRequest(ep=2))
 
 
 def test_experts_that_lose_their_optimizer_leave_no_list_of_one(tmp_path: Path) -> None:
@@ -263,24 +263,24 @@ def test_versions_that_end_buckets_elsewhere_are_told(
     content = store(tmp_path, DISTRIBUTED)
     monkeypatch.setattr(megatron_distrib_writer, "limits", lambda group, rank: (100, 1000))
     with pytest.raises(UnsupportedError, match="where buckets") as caught:
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
     assert "--like" in caught.value.hint
     # A legacy source shows it: its own layout was found by its sizes.
     source = open_checkpoint(tmp_path / "source" / "iter_0000100")
-    assert WRITER.layout(Content.of(source), Wishes(tp=2)).files
+    assert WRITER.layout(Content.of(source), LayoutRequest(tp=2)).files
 
 
 def test_a_parameter_without_state_is_refused(tmp_path: Path) -> None:
     content = drop(store(tmp_path, MASTERS), ["exp_avg:decoder.layers.2.*"])
     with pytest.raises(UnsupportedError, match=r"has no exp_avg:decoder\.layers\.2"):
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
 
 
 def test_groups_that_are_left_out_are_missed(tmp_path: Path) -> None:
     source = write(tmp_path / "source", MASTERS).path
     content = between(source, "safetensors", tmp_path / "between")
     with pytest.raises(UnsupportedError, match="the groups of its parameters") as caught:
-        WRITER.layout(drop(content, ["rank_*.optimizer"]), Wishes())
+        WRITER.layout(drop(content, ["rank_*.optimizer"]), LayoutRequest())
     assert "--like" in caught.value.hint
 
 
@@ -311,7 +311,7 @@ def test_a_step_that_is_no_number_is_refused(tmp_path: Path) -> None:
     torch.save(common, file)
     source = Content.of(open_checkpoint(tmp_path / "store"))
     with pytest.raises(UnsupportedError, match="is not a number"):
-        WRITER.layout(source, Wishes())
+        WRITER.layout(source, LayoutRequest())
 
 
 @pytest.mark.parametrize("form", ["", "dcp", "safetensors", "torchsave"])
@@ -332,7 +332,7 @@ def test_flat_buffers_lose_no_step_that_is_one_for_all(
     content = Content.of(open_checkpoint(tmp_path / "store"))
     content = between(tmp_path / "store", form, tmp_path / "there") if form else content
     with pytest.raises(UnsupportedError, match="do not agree on use_distributed_optimizer"):
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
 
 
 @pytest.mark.parametrize("groups", [7, [3], "text", [], None])
@@ -345,7 +345,7 @@ def test_groups_of_no_form_are_refused(groups: Any, tmp_path: Path) -> None:
     common["optimizer"]["optimizer"]["param_groups"] = groups
     torch.save(common, file)
     with pytest.raises(UnsupportedError, match="the groups of its parameters"):
-        WRITER.layout(Content.of(open_checkpoint(tmp_path / "store")), Wishes())
+        WRITER.layout(Content.of(open_checkpoint(tmp_path / "store")), LayoutRequest())
 
 
 def test_what_differs_between_ranks_is_said(tmp_path: Path) -> None:

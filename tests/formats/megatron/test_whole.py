@@ -21,7 +21,7 @@ from ftckpt.formats.families.facts import arguments_of
 from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.hf_models import VOCAB, Model
@@ -44,9 +44,9 @@ SIZES: dict[str, dict[str, int]] = {
 def made(content: Content, to: Path, form: str, **wishes: Any) -> tuple[Checkpoint, Layout]:
     """Write a content; hold what is read back to what the layout says."""
     writer = format_and_writer(form)[1]
-    layout = writer.layout(content, Wishes(**wishes))
+    layout = writer.layout(content, LayoutRequest(**wishes))
     assert list(layout.unplaced) == []
-    assert_repeatable(writer.layout(content, Wishes(**wishes)), layout)
+    assert_repeatable(writer.layout(content, LayoutRequest(**wishes)), layout)
     materialise(layout, content.checkpoint, to)
     result = open_checkpoint(to)
     held = layout.content or content
@@ -246,7 +246,7 @@ def test_what_megatron_does_not_read_from_a_checkpoint_is_said(
     name: str, flags: str, tmp_path: Path
 ) -> None:
     Model(name).save(tmp_path / "hf")
-    layout = format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), Wishes())
+    layout = format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), LayoutRequest())
     said = [note.message for note in layout.notes]
     assert said[0].endswith(f"start Megatron with --use-checkpoint-args {flags}")
 
@@ -341,7 +341,7 @@ def test_names_that_the_job_does_not_have(args: Any, says: str, tmp_path: Path) 
     Model("mixtral").save(tmp_path / "hf")
     content = carried(translated(tmp_path / "hf", spellings=LOCAL), tmp_path, **args)
     with pytest.raises(UnsupportedError, match=says):
-        format_and_writer("megatron")[1].layout(content, Wishes())
+        format_and_writer("megatron")[1].layout(content, LayoutRequest())
 
 
 # --- refused --------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_a_model_that_arguments_cannot_describe(
     model.save(tmp_path / "hf")
     (tmp_path / "hf/config.json").write_text(json.dumps(model.config() | config))
     with pytest.raises(UnsupportedError, match=says):
-        format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), Wishes())
+        format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), LayoutRequest())
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_other_names_are_refused_with_the_way_out(form: str, tmp_path: Path) -> 
     Model().save(tmp_path / "hf")
     writer = format_and_writer(form)[1]
     with pytest.raises(FtckptError, match="is not a parameter of a GPT model") as refused:
-        writer.layout(Content.of(open_checkpoint(tmp_path / "hf")), Wishes())
+        writer.layout(Content.of(open_checkpoint(tmp_path / "hf")), LayoutRequest())
     assert refused.value.hint is not None
     assert "--names megatron" in refused.value.hint
 
@@ -409,14 +409,14 @@ def test_a_model_with_a_gap_is_refused(gone: str, says: str, form: str, tmp_path
     Model().save(tmp_path / "hf")
     content = to_megatron(drop(Content.of(open_checkpoint(tmp_path / "hf")), [gone]))
     with pytest.raises(UnsupportedError, match=f"lacks {re.escape(says)}"):
-        format_and_writer(form)[1].layout(content, Wishes())
+        format_and_writer(form)[1].layout(content, LayoutRequest())
 
 
 def test_spellings_that_no_implementation_has_together(tmp_path: Path) -> None:
     Model("mixtral").save(tmp_path / "hf")
     content = translated(tmp_path / "hf", spellings=("grouped", *LOCAL))
     with pytest.raises(UnsupportedError, match="grouped by matrix"):
-        format_and_writer("megatron")[1].layout(content, Wishes())
+        format_and_writer("megatron")[1].layout(content, LayoutRequest())
 
 
 def test_more_layers_than_the_arguments_count(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_more_layers_than_the_arguments_count(tmp_path: Path) -> None:
     said = model.config() | {"num_hidden_layers": 3}
     (tmp_path / "hf/config.json").write_text(json.dumps(said))
     with pytest.raises(UnsupportedError, match="has a layer 3, and its arguments count 3 layers"):
-        format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), Wishes())
+        format_and_writer("megatron")[1].layout(translated(tmp_path / "hf"), LayoutRequest())
 
 
 def test_names_without_a_model_are_refused(tmp_path: Path) -> None:
@@ -434,7 +434,7 @@ def test_names_without_a_model_are_refused(tmp_path: Path) -> None:
     torch.save({"embedding.word_embeddings.weight": torch.zeros(4, 4)}, tmp_path / "one.pt")
     content = Content.of(open_checkpoint(tmp_path / "one.pt"))
     with pytest.raises(UnsupportedError, match="does not say what Megatron is to build"):
-        format_and_writer("megatron")[1].layout(content, Wishes())
+        format_and_writer("megatron")[1].layout(content, LayoutRequest())
 
 
 def test_what_has_no_place_is_named(
@@ -443,7 +443,7 @@ def test_what_has_no_place_is_named(
     source = open_checkpoint(real_set("mcore_torchdist_tp2pp2", "iter_0000003", tmp_path_factory))
     content = Content.of(source)
     alone = content.with_tensors(w for w in content.tensors.values() if w.component == "model")
-    layout = format_and_writer("megatron")[1].layout(alone, Wishes())
+    layout = format_and_writer("megatron")[1].layout(alone, LayoutRequest())
     assert layout.unplaced[0].startswith("rng_state/")
     assert not any("_extra_state" in name for name in layout.unplaced)
 
@@ -451,6 +451,6 @@ def test_what_has_no_place_is_named(
 def test_sizes_that_do_not_divide(tmp_path: Path) -> None:
     Model().save(tmp_path / "hf")
     writer = format_and_writer("megatron")[1]
-    for wishes in (Wishes(tp=3), Wishes(pp=3), Wishes(ep=2)):
+    for wishes in (LayoutRequest(tp=3), LayoutRequest(pp=3), LayoutRequest(ep=2)):
         with pytest.raises(UsageError):
             writer.layout(translated(tmp_path / "hf"), wishes)

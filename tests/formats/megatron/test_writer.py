@@ -18,7 +18,7 @@ from ftckpt.checkpoint.rules import Rule, Rules
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, drop, only
 from ftckpt.transfer.request.retyping import retype
 from tests.builders.materialise import materialise
@@ -32,7 +32,7 @@ WRITER = MegatronWriter()
 
 
 def laid(source: Path, **wishes: Any) -> Layout:
-    return WRITER.layout(Content.of(opened(source)), Wishes(**wishes))
+    return WRITER.layout(Content.of(opened(source)), LayoutRequest(**wishes))
 
 
 def reshard(source: Path, to: Path, **wishes: Any) -> Path:
@@ -358,7 +358,7 @@ class TestStateOfRanks:
         with pytest.raises(UnsupportedError, match="kept by rank"):
             laid(source.path, dp=3)
         dropped = drop(Content.of(opened(source.path)), ["extra:*:distrib_optim.*"])
-        layout = WRITER.layout(dropped, Wishes(dp=3))
+        layout = WRITER.layout(dropped, LayoutRequest(dp=3))
         assert [name for name in layout.unplaced if "distrib_optim" not in name] == []
 
     def test_states_of_quantised_arithmetic_stay_with_their_ranks(self, tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ class TestStateOfRanks:
         assert f"extra:rank1:model.{key}" in unplaced
         assert "rank_0.model" in unplaced
         dropped = drop(Content.of(opened(source.path)), ["extra:*_extra_state", "rank_*.model"])
-        layout = WRITER.layout(dropped, Wishes(tp=1))
+        layout = WRITER.layout(dropped, LayoutRequest(tp=1))
         assert list(layout.unplaced) == []
         materialise(layout, opened(source.path), tmp_path / "c")
         model = torch.load(tmp_path / "c/mp_rank_00/model_optim_rng.pt", weights_only=False)[
@@ -398,7 +398,7 @@ class TestParts:
 
         source = write(tmp_path / "a", Job(tp=2, dp=2, optimizer="distributed"))
         content = only(Content.of(opened(source.path)), Only.MODEL)
-        layout = WRITER.layout(content, Wishes(tp=1))
+        layout = WRITER.layout(content, LayoutRequest(tp=1))
         assert list(layout.unplaced) == []
         materialise(layout, opened(source.path), tmp_path / "b")
         made = opened(tmp_path / "b")
@@ -414,7 +414,7 @@ class TestParts:
             job = Job(tp=2, optimizer=optimizer)
             source = write(tmp_path / optimizer, job)
             content = drop(Content.of(opened(source.path)), ["exp_avg*"])
-            layout = WRITER.layout(content, Wishes(tp=1))
+            layout = WRITER.layout(content, LayoutRequest(tp=1))
             assert list(layout.unplaced) == []
             materialise(layout, opened(source.path), tmp_path / optimizer / "b")
             truth = {k: v for k, v in source.truth.items() if not k.startswith("exp_avg")}
@@ -425,7 +425,7 @@ class TestParts:
         source = write(tmp_path / "a", Job(tp=2, optimizer="masters"))
         name = "decoder.layers.1.mlp.linear_fc2.weight"
         content = drop(Content.of(opened(source.path)), [f"*{name}*"])
-        layout = WRITER.layout(content, Wishes())
+        layout = WRITER.layout(content, LayoutRequest())
         assert list(layout.unplaced) == []
         materialise(layout, opened(source.path), tmp_path / "b")
         require(Made(tmp_path / "b", {k: v for k, v in source.truth.items() if name not in k}))
@@ -433,12 +433,17 @@ class TestParts:
     def test_the_optimizer_without_its_weights_has_no_place(self, tmp_path: Path) -> None:
         source = write(tmp_path / "a", Job(optimizer="masters"))
         content = only(Content.of(opened(source.path)), Only.OPTIMIZER)
-        assert "exp_avg:decoder.final_layernorm.weight" in WRITER.layout(content, Wishes()).unplaced
+        assert (
+            "exp_avg:decoder.final_layernorm.weight"
+            in WRITER.layout(content, LayoutRequest()).unplaced
+        )
 
     def test_other_types(self, tmp_path: Path) -> None:
         source = write(tmp_path / "a", Job(tp=2, optimizer="none"))
         content = retype(Content.of(opened(source.path)), "fp32")
-        materialise(WRITER.layout(content, Wishes(tp=4)), opened(source.path), tmp_path / "b")
+        materialise(
+            WRITER.layout(content, LayoutRequest(tp=4)), opened(source.path), tmp_path / "b"
+        )
         tensor = opened(tmp_path / "b").tensors["output_layer.weight"]
         assert (tensor.dtype.name, tensor.shape) == ("float32", (64, 12))
 

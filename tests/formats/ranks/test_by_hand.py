@@ -20,7 +20,7 @@ from ftckpt.formats.ranks.writer import RanksWriter
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.builders.materialise import materialise
 from tests.conformance.formats import FormatTests, Made, Truth
@@ -180,7 +180,7 @@ def test_there_and_back_is_the_same_to_the_bit(tmp_path: Path) -> None:
 def test_without_rules_the_refusal_says_which_flag(tmp_path: Path) -> None:
     source = opened(DATA / "ruled")
     with pytest.raises(UnsupportedError, match="nothing says how") as caught:
-        RanksWriter().layout(Content.of(source), Wishes(tp=4))
+        RanksWriter().layout(Content.of(source), LayoutRequest(tp=4))
     assert caught.value.kind == "unknown-rule"
     assert "--rules" in caught.value.hint
 
@@ -190,13 +190,13 @@ def test_a_name_that_no_rule_matches_is_refused(tmp_path: Path) -> None:
     source = opened(DATA / "ruled", rules)
     assert "up.weight" in source.tensors
     with pytest.raises(UnsupportedError, match="nothing says how"):
-        RanksWriter().layout(Content.of(source), Wishes(tp=4))
+        RanksWriter().layout(Content.of(source), LayoutRequest(tp=4))
 
 
 def test_two_groups_are_refused(tmp_path: Path) -> None:
     source = opened(DATA / "recorded")
     with pytest.raises(UsageError, match="one group"):
-        RanksWriter().layout(Content.of(source), Wishes(tp=2, dp=2))
+        RanksWriter().layout(Content.of(source), LayoutRequest(tp=2, dp=2))
 
 
 def test_any_result_is_sound_and_has_the_same_tensors(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_any_result_is_sound_and_has_the_same_tensors(tmp_path: Path) -> None:
 
     for layout in ("recorded", "offsets", "specs"):
         source = opened(DATA / layout)
-        plan = RanksWriter().layout(Content.of(source), Wishes(tp=4))
+        plan = RanksWriter().layout(Content.of(source), LayoutRequest(tp=4))
         assert list(plan.unplaced) == []
         materialise(plan, source, tmp_path / layout)
         result = opened(tmp_path / layout)
@@ -296,7 +296,7 @@ def test_replicas_of_one_tensor_rank_are_replicas(tmp_path: Path) -> None:
     assert list(checkpoint.check()) == []
     assert [p.replica for p in checkpoint.tensors["w"].pieces] == [0, 1, 0, 1]
     with pytest.raises(UnsupportedError, match="grid") as refused:
-        RanksWriter().layout(Content.of(checkpoint), Wishes(tp=4))
+        RanksWriter().layout(Content.of(checkpoint), LayoutRequest(tp=4))
     assert "convert SRC DST --to safetensors" in refused.value.hint
     for name, to in (("out", "safetensors"), ("out.pt", "torchsave")):
         out = tmp_path / name

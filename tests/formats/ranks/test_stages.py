@@ -15,7 +15,7 @@ from ftckpt.formats.ranks.writer import RanksWriter
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.conformance.formats import FormatTests, Made
@@ -109,7 +109,7 @@ def test_a_copy_of_a_step_has_a_directory_of_its_own(root: Path, tmp_path: Path)
 
 def test_stages_are_not_divided_anew() -> None:
     source = open_checkpoint(DATA / "stages")
-    for wishes in (Wishes(tp=4), Wishes(dp=4)):
+    for wishes in (LayoutRequest(tp=4), LayoutRequest(dp=4)):
         with pytest.raises(UnsupportedError, match="stages") as caught:
             RanksWriter().layout(Content.of(source), wishes)
         assert "which layers" in caught.value.message

@@ -17,7 +17,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.ranks.writer import RanksWriter
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.builders.jobs import run_job
 from tests.builders.megatron_files import write as write_megatron
@@ -95,7 +95,7 @@ def test_there_and_back_is_the_same_to_the_bit(tmp_path: Path) -> None:
 
 def test_state_of_ranks_that_are_gone_is_named(tmp_path: Path) -> None:
     source = open_checkpoint(job(tmp_path / "source", "hsdp"))
-    layout = WRITER.layout(Content.of(source), Wishes(dp=2))
+    layout = WRITER.layout(Content.of(source), LayoutRequest(dp=2))
     assert set(layout.unplaced) >= {"extra:rank2:rng.cpu", "extra:rank3:rng.cpu"}
     assert not any(name.startswith(("rank_0", "rank_1", "extra:rank0")) for name in layout.unplaced)
 
@@ -233,10 +233,10 @@ def test_files_that_nothing_can_divide_stay_as_they_are(tmp_path: Path) -> None:
         assert torch.equal(back["model"]["w"], parts[rank]["model"]["w"])
         assert back["lists"] == [{"t": torch.ones(1)}]
     with pytest.raises(UnsupportedError, match="nothing says how w is divided") as caught:
-        WRITER.layout(Content.of(source), Wishes(dp=1))
+        WRITER.layout(Content.of(source), LayoutRequest(dp=1))
     assert caught.value.kind == "unknown-rule"
     content = without(Content.of(source), "*:w")
-    layout = WRITER.layout(content, Wishes(dp=1))
+    layout = WRITER.layout(content, LayoutRequest(dp=1))
     assert set(layout.unplaced) == {"extra:rank1:rank1.lists.0.t", "rank_1.n"}
 
 
@@ -261,7 +261,7 @@ def test_moments_that_stages_share_are_no_state_of_one_rank(tmp_path: Path, opti
 
 def test_other_components_have_no_place(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(2)}, "ema": {"w": torch.ones(2)}}
-    layout = WRITER.layout(Content.of(saved(tmp_path / "s.pt", state)), Wishes(dp=2))
+    layout = WRITER.layout(Content.of(saved(tmp_path / "s.pt", state)), LayoutRequest(dp=2))
     assert layout.unplaced == ["ema:w"]
 
 

@@ -23,7 +23,7 @@ from ftckpt.formats.safetensors.one_file_writer import FILE, SafetensorsFileWrit
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.own_files import SUFFIX
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, only
 from ftckpt.transfer.run import TransferOptions
 from ftckpt.verification import verify
@@ -145,7 +145,7 @@ def test_a_slash_asks_for_a_folder(tmp_path: Path) -> None:
 
 def test_other_state_is_named_and_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "state.pt", training_state())
-    layout = WRITER.layout(Content.of(open_checkpoint(source)), Wishes())
+    layout = WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest())
     assert set(layout.unplaced) == {
         "ema:embed.weight",
         "exp_avg:embed.weight",
@@ -165,7 +165,7 @@ def test_what_lies_beside_weights_is_named(tmp_path: Path) -> None:
     save_file({"w": torch.ones(3)}, folder / "model.safetensors")
     for name in ("config.json", "tokenizer.json", "LICENSE"):
         (folder / name).write_text("{}")
-    layout = WRITER.layout(weights(str(folder)), Wishes())
+    layout = WRITER.layout(weights(str(folder)), LayoutRequest())
     assert [note.message for note in layout.notes] == [
         "one file has no place for LICENSE, config.json, tokenizer.json: not written"
     ]
@@ -175,7 +175,7 @@ def test_what_lies_beside_weights_is_named(tmp_path: Path) -> None:
 def test_one_file_is_not_divided(tmp_path: Path) -> None:
     content = weights(saved(tmp_path / "x.pt", {"w": torch.ones(3)}))
     with pytest.raises(UsageError, match="--max-shard-size for several") as caught:
-        WRITER.layout(content, Wishes(max_shard_size=2))
+        WRITER.layout(content, LayoutRequest(max_shard_size=2))
     assert "DST/ with a slash" in caught.value.hint
 
 
@@ -186,10 +186,10 @@ def test_more_than_a_header_takes_is_refused(
     limit: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = weights(saved(tmp_path / "x.pt", {n: torch.ones(1) for n in "abc"}))
-    assert WRITER.layout(content, Wishes()).files
+    assert WRITER.layout(content, LayoutRequest()).files
     monkeypatch.setattr(safetensors_file, limit, 2)
     with pytest.raises(UnsupportedError, match=says) as caught:
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
     assert "folder" in caught.value.hint
 
 

@@ -22,8 +22,8 @@ from ftckpt.formats.safetensors import Safetensors
 from ftckpt.formats.safetensors.one_file_writer import SafetensorsFileWriter
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.same_object import SameObject
-from ftckpt.transfer.content import Content, Copy, Wanted
-from ftckpt.transfer.layout import Layout, Wishes, Writer
+from ftckpt.transfer.content import Content, Copy, TargetTensor
+from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.transfer.prove.elements import prove
 from ftckpt.transfer.request.retyping import retype
 from ftckpt.verification import verify
@@ -35,7 +35,7 @@ WRITER = SafetensorsWriter()
 
 
 def lay_out(content: Content, **wishes: Any) -> Layout:
-    return WRITER.layout(content, Wishes(**wishes))
+    return WRITER.layout(content, LayoutRequest(**wishes))
 
 
 def converted(source: Path, folder: Path, **wishes: Any) -> tuple[Checkpoint, Checkpoint, Layout]:
@@ -248,7 +248,7 @@ def test_a_tied_weight_that_the_source_only_names_is_an_alias(
     torch.save({"embed.weight": torch.ones(2)}, tmp_path / "x.pt")
     before = open_checkpoint(tmp_path / "x.pt")
     content = replace(Content.of(before), aliases={"head.weight": "embed.weight"})
-    layout = writer.layout(content, Wishes())
+    layout = writer.layout(content, LayoutRequest())
     materialise(layout, before, tmp_path / "out")
     place = tmp_path / "out"
     after = open_checkpoint(place / layout.files[0].path if writer.single else place)
@@ -379,9 +379,9 @@ def test_any_names_kinds_and_components_come_back(
     folder = tmp_path_factory.mktemp("any")
     torch.save({"x": torch.zeros(1)}, folder / "x.pt")
     before = open_checkpoint(folder / "x.pt")
-    tensors: dict[str, Wanted] = {}
+    tensors: dict[str, TargetTensor] = {}
     for (component, name, kind), (dtype, shape) in wanted.items():
-        tensor = Wanted(component, name, kind, tuple(shape), DTYPES[dtype], ())
+        tensor = TargetTensor(component, name, kind, tuple(shape), DTYPES[dtype], ())
         if name != "__metadata__":
             tensors.setdefault(tensor.key, tensor)
     stored = {}
@@ -555,7 +555,7 @@ def test_padding_and_parts_of_tensors_are_kept(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(12.0).view(4, 3)}, tmp_path / "x.pt")
     before = open_checkpoint(tmp_path / "x.pt")
     copy = Copy(Box((1, 0), (2, 2)), "w", Box((2, 1), (2, 2)))
-    wanted = Wanted("model", "v", Kind.PARAM, (4, 2), DTYPES["bfloat16"], (copy,))
+    wanted = TargetTensor("model", "v", Kind.PARAM, (4, 2), DTYPES["bfloat16"], (copy,))
     content = Content.of(before).with_tensors([wanted])
     materialise(lay_out(content), before, tmp_path / "out")
     loaded = load_file(tmp_path / "out" / "model.safetensors")["v"]

@@ -19,7 +19,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.prove.rehearsal import rehearse
 from ftckpt.transfer.run import require_place
 from tests.builders.checkpoints import open_checkpoint
@@ -116,6 +116,6 @@ def test_whatever_it_is_formats_that_hold_any_state_hold_it(tree: Any, tmp_path:
     content = Content.of(source)
     for to in ("safetensors", "torchsave", "dcp"):
         target, writer = format_and_writer(to)
-        layout = writer.layout(content, Wishes())
+        layout = writer.layout(content, LayoutRequest())
         require_place(layout)
         rehearse(content, layout, target, SameObject, single=writer.single)

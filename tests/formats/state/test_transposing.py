@@ -18,7 +18,7 @@ from ftckpt.extents import Box
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.transposing import transposed
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.write.peek_output import Written
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -33,7 +33,7 @@ def require_transposed(source: Checkpoint, values: dict[str, Any], folder: Path)
     keys = [key for key, info in source.tensors.items() if len(info.shape) == 2]
     made = transposed(content, keys)
     assert made.checkpoint.step == source.step
-    materialise(SafetensorsWriter().layout(made, Wishes()), made.checkpoint, folder)
+    materialise(SafetensorsWriter().layout(made, LayoutRequest()), made.checkpoint, folder)
     loaded = load_file(folder / "model.safetensors")
     for name, value in values.items():
         assert loaded[name].equal(value.T if value.dim() == 2 else value), name
@@ -78,11 +78,11 @@ def test_what_others_are_decoded_upon_is_found_where_it_is_not_turned() -> None:
     looks: list[Look] = []
 
     class Needing(Imagined):
-        def helpers(self) -> Mapping[str, Sequence[str]]:
+        def decode_after(self) -> Mapping[str, Sequence[str]]:
             return {"turned": ["kept", "turned too"]}
 
         @contextmanager
-        def retrieving(self, look: Look) -> Iterator[None]:
+        def decode_cache(self, look: Look) -> Iterator[None]:
             looks.append(look)
             yield
 
@@ -92,9 +92,9 @@ def test_what_others_are_decoded_upon_is_found_where_it_is_not_turned() -> None:
     base = content.checkpoint
     source = Needing(source=base.source, tensors=base.tensors, objects={})
     made = transposed(Content.of(source), ["turned", "turned too"])
-    layout = SafetensorsWriter().layout(made, Wishes())
+    layout = SafetensorsWriter().layout(made, LayoutRequest())
     written = Written(layout, made.checkpoint, lambda *_: True)
-    with made.checkpoint.retrieving(written.look):
+    with made.checkpoint.decode_cache(written.look):
         (look,) = looks
     view = memoryview(bytearray(24))
     assert look("kept", 0, view)

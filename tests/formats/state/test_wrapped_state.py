@@ -17,7 +17,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.run import TransferOptions, transfer
 from tests.builders.checkpoints import open_checkpoint
 from tests.conformance.writers import assert_same_tensors
@@ -73,7 +73,7 @@ def test_a_distributed_checkpoint_of_it_converts(kind: str, to: str, tmp_path: P
     target, writer = format_and_writer(to)
     report = transfer(
         content,
-        writer.layout(content, Wishes()),
+        writer.layout(content, LayoutRequest()),
         str(tmp_path / "out"),
         target,
         single=writer.single,

@@ -17,9 +17,9 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.unpickle import Ordered
 from ftckpt.formats.torch_files.stream import parse_stream
-from ftckpt.formats.torch_files.write_tree import Carried, Storage, Tensor, names_of, save
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor, names_of, save
 from ftckpt.formats.torch_files.write_zip import ZipRecord, lay_out
-from ftckpt.transfer.content import Fill, Shard
+from ftckpt.transfer.content import Shard, SourceBox
 from ftckpt.transfer.layout import Checksums, Elements, Literal, OutputFile, Zeros
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import file_bytes
@@ -141,7 +141,7 @@ def test_a_source_tree_is_carried_with_its_storages(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "source.pt")
     data = (tmp_path / "source.pt").read_bytes()
     stream = parse_stream(lambda at, n: data[at : at + n], len(data), file="source.pt")
-    segments = save([Carried(stream.tree, stream.storages), 5])
+    segments = save([CopiedTree(stream.tree, stream.storages), 5])
     made = file_bytes(OutputFile("out.pt", segments), checkpoint)
     back, five = torch.load(io.BytesIO(made), weights_only=False)
     assert five == 5
@@ -161,7 +161,9 @@ def test_a_source_tree_is_carried_with_its_storages(tmp_path: Path) -> None:
 
 
 def test_shards_are_elements() -> None:
-    shard = Shard((2, 3), DTYPES["float32"], (Fill(Box.whole((2, 3)), "w", Box.whole((2, 3))),))
+    shard = Shard(
+        (2, 3), DTYPES["float32"], (SourceBox(Box.whole((2, 3)), "w", Box.whole((2, 3))),)
+    )
     segments = save(Tensor.of(shard))
     assert [s.shard for s in segments if isinstance(s, Elements)] == [shard]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.formats.torchsave.writer import FILE, TorchSaveWriter
-from ftckpt.transfer.content import Content, Wanted
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.layout import LayoutRequest
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.builders.real_sets import real_set
 from tests.conformance.writers import assert_same_tensors, assert_sound, write
@@ -169,8 +169,8 @@ def test_two_things_for_one_place_are_named(tmp_path: Path) -> None:
     source = saved(tmp_path / "s.pt", {"model": {"w": torch.ones(2)}, "step": 1})
     content = Content.of(source)
     whole = content.tensors["w"]
-    inside = Wanted("extra:step", "w", Kind.OTHER, whole.shape, whole.dtype, whole.copies)
-    layout = WRITER.layout(content.with_tensors([whole, inside]), Wishes())
+    inside = TargetTensor("extra:step", "w", Kind.OTHER, whole.shape, whole.dtype, whole.copies)
+    layout = WRITER.layout(content.with_tensors([whole, inside]), LayoutRequest())
     assert layout.unplaced == ["step"]
 
 

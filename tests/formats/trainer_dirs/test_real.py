@@ -16,7 +16,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.run import TransferOptions, transfer
 from tests.builders.checkpoints import open_checkpoint
 
@@ -61,7 +61,7 @@ def _convert(path: Path, to: str, out: Path) -> None:
     target, writer = format_and_writer(to)
     transfer(
         content,
-        writer.layout(content, Wishes()),
+        writer.layout(content, LayoutRequest()),
         str(out),
         target,
         single=writer.single,

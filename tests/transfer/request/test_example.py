@@ -21,7 +21,7 @@ from ftckpt.errors import (
 from ftckpt.formats.torchsave.writer import TorchSaveWriter
 from ftckpt.storage import open_store
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.request.example import lay_out
 from ftckpt.transfer.request.narrowing import drop
 from tests.builders.checkpoints import flip, open_checkpoint, save_dcp
@@ -30,13 +30,13 @@ from tests.builders.checkpoints import flip, open_checkpoint, save_dcp
 class Following(TorchSaveWriter):
     """Has a job of two tensor slices."""
 
-    grants: Any = ("tp", "zero_stage", "max_shard_size")
+    supported_options: Any = ("tp", "zero_stage", "max_shard_size")
 
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
         return {"tp": 2}
 
-    def layout(self, content: Content, wishes: Wishes) -> Layout:
-        return super().layout(content, Wishes())
+    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+        return super().layout(content, LayoutRequest())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def source(tmp_path: Path) -> Path:
 def laid_out(source: Path, writer: Any = None, to: str = "out.pt", **wishes: Any) -> Layout:
     like = open_checkpoint(source.parent / "example.pt")
     content, place = Content.of(open_checkpoint(source)), open_store(str(source.parent / to))
-    return lay_out(writer or Following(), content, Wishes(like=like, **wishes), place)
+    return lay_out(writer or Following(), content, LayoutRequest(like=like, **wishes), place)
 
 
 def test_a_writer_that_follows_gets_the_example(source: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_writer_that_cannot_use_an_example_says_so(source: Path) -> None:
         laid_out(source, TorchSaveWriter())
     like = open_checkpoint(source.parent / "example.pt")
     with pytest.raises(UsageError, match="not laid out by an example"):
-        api.convert(str(source), str(source.parent / "out"), wishes=Wishes(like=like))
+        api.convert(str(source), str(source.parent / "out"), wishes=LayoutRequest(like=like))
     assert not (source.parent / "out").exists()
 
 
@@ -98,7 +98,7 @@ def test_an_example_with_a_defect_is_refused(tmp_path: Path) -> None:
 
     example = save_dcp(tmp_path / "example")
     next(example.glob("*.distcp")).unlink()
-    wishes, place = Wishes(like=open_checkpoint(example)), open_store(str(tmp_path / "out"))
+    wishes, place = LayoutRequest(like=open_checkpoint(example)), open_store(str(tmp_path / "out"))
     with pytest.raises(CorruptError, match=r"the example .*example cannot be trusted") as caught:
         lay_out(Other(), Content.of(open_checkpoint(example)), wishes, place)
     assert "first step" in caught.value.hint
@@ -118,7 +118,7 @@ def test_nothing_is_written_into_the_example(source: Path) -> None:
 
 def test_an_example_that_changes_meanwhile_is_refused(source: Path) -> None:
     class Slow(Following):
-        def layout(self, content: Content, wishes: Wishes) -> Layout:
+        def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
             made = super().layout(content, wishes)
             with (source.parent / "example.pt").open("ab") as file:
                 file.write(b"more")

@@ -10,7 +10,7 @@ from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Wishes
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.retyping import retype
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
@@ -66,7 +66,7 @@ def test_ties_survive_a_cast(tmp_path: Path) -> None:
     torch.save({"embed.weight": weight, "lm_head.weight": weight}, tmp_path / "x.pt")
     before = open_checkpoint(tmp_path / "x.pt")
     content = retype(Content.of(before), "bf16")
-    materialise(SafetensorsWriter().layout(content, Wishes()), before, tmp_path / "out")
+    materialise(SafetensorsWriter().layout(content, LayoutRequest()), before, tmp_path / "out")
     after = open_checkpoint(tmp_path / "out")
     assert after.aliases == {"lm_head.weight": "embed.weight"}
     loaded = load_file(tmp_path / "out" / "model.safetensors")

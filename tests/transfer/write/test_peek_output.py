@@ -35,7 +35,7 @@ class Needing(RawCheckpoint):
 
     needs: Helpers = field(default_factory=dict)
 
-    def helpers(self) -> Helpers:
+    def decode_after(self) -> Helpers:
         return self.needs
 
 

@@ -16,7 +16,7 @@ from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.prove.elements import prove
 from ftckpt.transfer.request.narrowing import drop
 from tests.builders.checkpoints import open_checkpoint
@@ -45,7 +45,7 @@ JOBS = {
 
 def written(content: Content, form: str, to: Path, **wishes: Any) -> tuple[Checkpoint, Layout]:
     writer = format_and_writer(form)[1]
-    layout = writer.layout(content, Wishes(**wishes))
+    layout = writer.layout(content, LayoutRequest(**wishes))
     assert list(layout.unplaced) == []
     materialise(layout, content.checkpoint, to)
     return open_checkpoint(to / layout.files[0].path if writer.single else to), layout
@@ -137,7 +137,7 @@ def test_what_is_not_certain_is_refused_with_the_way_out(tmp_path: Path) -> None
         (["exp_avg:decoder.layers.1.*"], "has no exp_avg:decoder"),
     ):
         with pytest.raises(UnsupportedError, match=says) as caught:
-            WRITER.layout(drop(content, gone), Wishes())
+            WRITER.layout(drop(content, gone), LayoutRequest())
         assert "--only model" in caught.value.hint
 
 
@@ -152,7 +152,7 @@ def test_steps_that_differ_are_refused(tmp_path: Path) -> None:
     torch.save(tree, file)
     between, _ = written(Content.of(open_checkpoint(path)), "torchsave", tmp_path / "between")
     with pytest.raises(UnsupportedError, match="another number of steps"):
-        WRITER.layout(Content.of(between), Wishes())
+        WRITER.layout(Content.of(between), LayoutRequest())
 
 
 # --- what groups of ranks recorded ---------------------------------------------------------------

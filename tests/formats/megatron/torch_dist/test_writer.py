@@ -21,7 +21,7 @@ from ftckpt.formats.megatron.torch_dist.spelling import JobNames
 from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.layout import Layout, Wishes
+from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.builders.materialise import materialise
@@ -45,7 +45,7 @@ OTHER = {"tp": 4, "pp": 1, "dp": 1}
 def made(source: Checkpoint | Content, to: Path, **wishes: Any) -> tuple[Checkpoint, Layout]:
     """Write the files, and open what they are."""
     content = source if isinstance(source, Content) else Content.of(source)
-    layout = WRITER.layout(content, Wishes(**wishes))
+    layout = WRITER.layout(content, LayoutRequest(**wishes))
     materialise(layout, content.checkpoint, to)
     return open_checkpoint(to), layout
 
@@ -296,7 +296,7 @@ def test_ranks_that_recorded_different_optimizers_are_refused(tmp_path: Path) ->
     state |= {"w": torch.ones(2), "common_state/shard_0_1": [common]}
     source = open_checkpoint(torch_dist(tmp_path / "c", state))
     with pytest.raises(UnsupportedError, match="different optimizer states"):
-        WRITER.layout(Content.of(source), Wishes())
+        WRITER.layout(Content.of(source), LayoutRequest())
 
 
 def test_a_legacy_optimizer_is_taken_apart(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_steps_that_differ_are_refused(tmp_path: Path) -> None:
     torch.save(tree, file)
     content = Content.of(open_checkpoint(path))
     with pytest.raises(UnsupportedError, match="number of steps"):
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
     result, _ = made(drop(content, ["*.step"]), tmp_path / "o")
     assert common_of(result)["optimizer"]["optimizer"]["state"] == {}
 
@@ -380,12 +380,12 @@ def test_sizes_that_do_not_divide(
 ) -> None:
     source = open_checkpoint(real_set(RUNS[0], "iter_0000003", tmp_path_factory))
     with pytest.raises(UsageError, match=what):
-        WRITER.layout(Content.of(source), Wishes(**wishes))
+        WRITER.layout(Content.of(source), LayoutRequest(**wishes))
 
 
 def test_a_source_without_a_job_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="is not a parameter of a GPT model"):
-        WRITER.layout(Content.of(open_checkpoint(save_dcp(tmp_path / "c"))), Wishes())
+        WRITER.layout(Content.of(open_checkpoint(save_dcp(tmp_path / "c"))), LayoutRequest())
 
 
 def test_state_that_no_parameter_owns_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -399,14 +399,14 @@ def test_state_that_no_parameter_owns_is_named_with_the_reason(tmp_path: Path) -
     source = open_checkpoint(torch_dist(tmp_path / "c", state))
     content = Content.of(source)
     with pytest.raises(UnsupportedError, match="dp_zero_gather_scatter") as caught:
-        WRITER.layout(content, Wishes())
+        WRITER.layout(content, LayoutRequest())
     assert gathered in str(caught.value)
     assert "--dist-ckpt-optim-fully-reshardable" in caught.value.hint
     content = drop(content, [gathered])
     with pytest.raises(UnsupportedError, match=r"bucket_idx_0\.exp_avg: the optimizer's"):
-        WRITER.layout(content, Wishes())
-    assert WRITER.layout(drop(content, ["*bucket_idx_0*"]), Wishes()).files
-    assert WRITER.layout(only(content, Only.MODEL), Wishes()).files
+        WRITER.layout(content, LayoutRequest())
+    assert WRITER.layout(drop(content, ["*bucket_idx_0*"]), LayoutRequest()).files
+    assert WRITER.layout(only(content, Only.MODEL), LayoutRequest()).files
 
 
 def test_a_stack_that_lost_a_layer_has_numbers_in_its_names(tmp_path: Path) -> None:
