@@ -97,17 +97,19 @@ def _recognised(listing: Listing) -> str:
     head = listing.head(name, 4096)
     if head.startswith(LEGACY_MAGIC):
         return "begins with torch's legacy magic number"
-    if _PICKLED.fullmatch(name):
-        # A file of nothing or of zeros keeps its name: it was lost in a crash.
-        known = _PROTOCOL.match(head) or not head.strip(b"\0")
-        return "is a pickle with a name of a checkpoint" if known else ""
+    pickled = _PICKLED.fullmatch(name) is not None
     torch_suffix = name.endswith(_SUFFIXES)
+    # Before the names of pickles: torch.save writes its zip to `latest.pkl`, too.
     if head.startswith(b"PK\3\4"):
         if re.search(rb"/(constants\.pkl|code/__torch__)", head):
             return ""
         if b"/data.pkl" in head[:4096]:
             return "is a zip with data.pkl"
         return "is a zip with a suffix of torch.save" if torch_suffix else ""
+    if pickled:
+        # A file of nothing or of zeros keeps its name: it was lost in a crash.
+        known = _PROTOCOL.match(head) or not head.strip(b"\0")
+        return "is a pickle with a name of a checkpoint" if known else ""
     # A damaged file keeps its name: it is corrupt, not unknown.
     if torch_suffix and not name.endswith(".bin") and head[257:262] != b"ustar":
         return f"has a suffix of torch.save ({name[name.rindex('.') :]})"
