@@ -117,6 +117,7 @@ KINDS: dict[str, KindInfo] = {
     "differs-from-replica": KindInfo(_C, _E, _C, "Bytes differ from the replica given by --against."),
     # manifest
     "bad-manifest": KindInfo(_C, _E, _C, "The manifest is damaged or not understood."),
+    "older-manifest": KindInfo(_OK, _N, _OK, "What differs from the manifest was written after it: the step may have been saved again."),
     "unmanaged-file": KindInfo(_OK, _N, _OK, "A file beside the checkpoint that the manifest does not list."),
     "added-file": KindInfo(_C, _E, _C, "A file belongs to the checkpoint but the manifest does not list it."),
     # deltas

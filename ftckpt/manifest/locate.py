@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
@@ -14,7 +15,7 @@ from .parse import parse_manifest
 
 if TYPE_CHECKING:
     from ftckpt.storage.source import Source
-    from ftckpt.storage.store import Store
+    from ftckpt.storage.store import Entry, Store
 
 
 def beside(source: Source) -> str:
@@ -31,8 +32,11 @@ def read(store: Store, path: str) -> Manifest:
         NotFoundError: there is none.
         CorruptError, UnsupportedError, UnsafeError: see `ftckpt.manifest.parse.parse_manifest`.
     """
+    return _read(store, path, store.stat(path))
+
+
+def _read(store: Store, path: str, entry: Entry) -> Manifest:
     name = path.rpartition("/")[2] or split(store.url.rstrip("/"))[1]
-    entry = store.stat(path)
     if entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
     if entry.kind is not EntryKind.FILE:
@@ -49,12 +53,19 @@ def read(store: Store, path: str) -> Manifest:
 def find(source: Source) -> Manifest | None:
     """Return the manifest that stands beside the data of `source`, or None where none does.
 
+    In a directory its size is known by the listing, so that it takes one request.
+
     Raises:
         CorruptError, UnsupportedError, UnsafeError: see `ftckpt.manifest.parse.parse_manifest`.
     """
-    if not source.single and MANIFEST not in source.entries:
+    listed = None if source.single else source.entries.get(MANIFEST)
+    if listed is None and not source.single:
         return None
+    path = beside(source)
+    with suppress(CorruptError, NotFoundError):  # another one may have been written since
+        if listed is not None:
+            return _read(source.store, path, listed)
     try:
-        return read(source.store, beside(source))
+        return read(source.store, path)
     except NotFoundError:
         return None

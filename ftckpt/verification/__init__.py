@@ -1,7 +1,8 @@
 """Can a checkpoint be trusted, and which evidence says so?
 
 Three levels, each including the ones before:
-- `structure`: names, sizes, headers, coverage, counters. Reads no tensor bytes.
+- `structure`: names, sizes, headers, coverage, counters, and the manifest's names and sizes. Reads
+  no tensor bytes.
 - `content`: every byte that evidence covers, against a manifest or the CRC-32s in the files.
 - `values`: the numbers themselves.
 
@@ -23,14 +24,13 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import KINDS, Finding, Severity, Strictness, counted, finding, from_error
 from ftckpt.manifest import Manifest
-from ftckpt.manifest.locate import find
 from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.workers.limits import RateLimit
 
 from .evidence import ContentResult, OwnerIndex, StopChecking
 from .selfchecks import check_itself
-from .structure import check_structure
+from .structure import Seal, check_age, check_structure
 
 __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
 
@@ -59,7 +59,7 @@ class VerifyOptions:
         limiter: bounds the rate of reading.
         manifest: take this one instead of the one beside the checkpoint.
         against: a replica, compared file by file; of another layout, tensor by tensor.
-        use_manifest: whether a manifest beside the checkpoint counts as evidence.
+        use_manifest: whether a manifest beside the checkpoint counts.
     """
 
     level: Level = Level.AUTO
@@ -161,10 +161,11 @@ def verify(
     collector = _Collector(options, emit)
     content = ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
     level = Level.STRUCTURE
+    seal = Seal(checkpoint.source, options.manifest, use=options.use_manifest)
     try:
-        collector.take(check_structure(checkpoint, counter))
+        collector.take(check_structure(checkpoint, counter, seal))
         if options.level is not Level.STRUCTURE:
-            content = _check_content(checkpoint, options, collector, counter)
+            content = _check_content(checkpoint, options, collector, counter, seal)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
         if options.level is Level.VALUES:
             from .values import check_values
@@ -183,6 +184,8 @@ def verify(
             collector.take(_changed(checkpoint))
         if len(collector.findings) == before:
             raise
+    with suppress(StopChecking):
+        collector.take(check_age(checkpoint, seal, tuple(collector.findings)))
     code, message, hint = _verdict(checkpoint, options, collector.findings, content, level)
     return VerifyReport(
         level=level,
@@ -229,15 +232,16 @@ def failed(
 
 
 def _check_content(
-    checkpoint: Checkpoint, options: VerifyOptions, collector: _Collector, counter: Counter
+    checkpoint: Checkpoint,
+    options: VerifyOptions,
+    collector: _Collector,
+    counter: Counter,
+    seal: Seal,
 ) -> ContentResult:
     """Use the strongest evidence there is: a replica that was named, a manifest, CRC-32s."""
-    manifest = options.manifest
-    if manifest is None and options.use_manifest:
-        try:
-            manifest = find(checkpoint.source)
-        except FtckptError as error:
-            collector.add(from_error(error))
+    manifest = None
+    with suppress(FtckptError):  # the structure's check has reported it
+        manifest = seal.manifest()
     if options.against is not None:
         from .replica import check_against, check_tensors_against
 
@@ -327,6 +331,9 @@ def _verdict(
     if errors:
         first = min(errors, key=lambda f: 0 if f.code is code else 1)
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        older = next((f.message for f in findings if f.kind == "older-manifest"), "")
+        if older and code is ExitCode.CORRUPT:
+            return code, f"{first.message}{more}; {older}", _SAVED_AGAIN
         return code, f"{first.message}{more}", _hint(code, level)
     warned = _warned(findings)
     sentence = _praise(checkpoint, options, content, level, sound=not warned)
@@ -421,6 +428,10 @@ def _hint(code: ExitCode, level: Level) -> str:
     return hint
 
 
+_SAVED_AGAIN = (
+    "if the step was saved again, ftckpt seal --force PATH records what is there now; if not, do"
+    " not resume from it"
+)
 _HINTS = {
     ExitCode.CORRUPT: "do not resume from it; "
     "`ftckpt latest ROOT --verify content` finds the newest that is whole",

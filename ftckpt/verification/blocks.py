@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 
 from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length
 from ftckpt.digests.files import BlockFailure, hash_blocks, hash_or_fail
-from ftckpt.errors import FtckptError
+from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import BLOCK
 from ftckpt.findings import finding, listed
 from ftckpt.manifest import FileDigest, Manifest
@@ -16,7 +16,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.workers.limits import RateLimit
 
-from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
+from .evidence import ASKED_FOR, ContentResult, Emit, Owners, Report, Sample, damaged
 
 
 def check_manifest(
@@ -57,8 +57,7 @@ def check_manifest(
     """
     report = Report(source, emit)
     chosen = Sample(sample, source.name, seed)
-    uncovered = _compare_listing(source, manifest, set(members or ()), report)
-    wanted = [f for f in manifest.files if _compare_size(source, f, report)]
+    wanted, uncovered = compare_listing(source, manifest, members or (), report)
     counter.start("checking digests", None if sample else sum(f.size for f in wanted))
     read = 0
     tasks = _blocks(source, wanted, chosen, report, limiter)
@@ -120,7 +119,40 @@ def _compare_block(
     return done.length
 
 
-def _compare_listing(source: Source, manifest: Manifest, members: set[str], report: Report) -> int:
+def compare_listing(
+    source: Source, manifest: Manifest, members: Iterable[str], report: Report
+) -> tuple[list[FileDigest], int]:
+    """Compare names and sizes with `manifest`; no file is read.
+
+    Reports files that are missing, of another size, or not in it; see `check_manifest`.
+
+    Args:
+        source: the files, listed.
+        manifest: what they were when sealed.
+        members: names that the checkpoint's own index says belong to it.
+        report: is told what differs.
+
+    Returns:
+        The files of `manifest` that have bytes to check, and the bytes of the files outside it.
+
+    Raises:
+        StopChecking: as `emit` of the report does.
+        UnavailableError: the storage does not answer.
+    """
+    uncovered = _report_others(source, manifest, set(members), report)
+    absent = [f.path for f in manifest.files if f.path not in source.entries]
+    unasked = frozenset(absent[ASKED_FOR:])
+    wanted = []
+    for file in manifest.files:
+        if file.path in unasked:
+            message = f"{file.path} is missing"
+            report.fail(file.path, CorruptError(message, kind="missing-file", file=file.path))
+        elif _compare_size(source, file, report):
+            wanted.append(file)
+    return wanted, uncovered
+
+
+def _report_others(source: Source, manifest: Manifest, members: set[str], report: Report) -> int:
     """Report files that the manifest does not list; return their bytes."""
     bytes_outside = 0
     known: list[str] = []

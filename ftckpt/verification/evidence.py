@@ -19,6 +19,9 @@ Owners = Callable[[str, int, int], Sequence[Owner]]
 # This many unreadable files mean that the storage is gone, not the files.
 _GIVE_UP = 8
 
+# Up to this many files that a listing lacks are asked for one by one; a stale one shows by then.
+ASKED_FOR = 16
+
 
 class StopChecking(Exception):
     """Raised by `emit` to end a check early (`--fail-fast`); the check lets it pass."""

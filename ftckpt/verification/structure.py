@@ -1,42 +1,67 @@
-"""Check that everything is present, once, and of one save; reads no tensor bytes."""
+"""Check that everything is present, once, and of one save; reads no tensor bytes.
+
+A sealed checkpoint is compared with the names and sizes of its manifest, too.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, CommitState, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.discovery.step_names import step_in_name
-from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.errors import ExitCode, FtckptError, NoResourceError
+from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.manifest import Manifest
+from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.progress import Counter
 from ftckpt.storage import is_leftover
-from ftckpt.storage.source import followed_links
+from ftckpt.storage.source import Source, followed_links
 from ftckpt.storage.store import EntryKind
+
+from .evidence import ASKED_FOR, Report
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # Files that hold tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
 _STRAYS_NAMED = 10
 
-# Up to this many files that a listing lacks are asked for one by one; a stale one shows by then.
-_ASKED_FOR = 16
+# What a file may be called that was written anew after the manifest.
+_DIFFERS = frozenset({"truncated-file", "trailing-bytes", "added-file", "bad-digest"})
+
+_TICK = 0.5  # seconds that a wait may keep a signal from being handled
 
 
-def check_structure(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
+def check_structure(
+    checkpoint: Checkpoint, counter: Counter, seal: Seal | None = None
+) -> Iterator[Finding]:
     """Yield every defect of structure, the cheapest first.
+
+    Args:
+        checkpoint: opened.
+        counter: is told of the work.
+        seal: the manifest to hold it against; the one beside the data where None.
 
     Raises:
         UnavailableError, DeniedError: the storage does not answer.
     """
+    seal = seal or Seal(checkpoint.source)
+    seal.begin()
     lost: set[str] = set()
     for found in _check(checkpoint, counter):
         lost.add(found.kind)
         yield _weighed(checkpoint, found, lost)
+    yield from check_listing(checkpoint, seal)
 
 
 def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding:
@@ -73,7 +98,7 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
 def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Finding]:
     """Members must be there and readable."""
     absent = sorted(members - checkpoint.source.entries.keys())
-    for name in absent[:_ASKED_FOR]:
+    for name in absent[:ASKED_FOR]:
         checkpoint.source.require_absent(name)
     for name in sorted(members):
         entry = checkpoint.source.entries.get(name)
@@ -190,3 +215,117 @@ def _check_steps(checkpoint: Checkpoint) -> Iterator[Finding]:
             "step-name",
             f"the name {checkpoint.source.name} says step {said}, the content says {step}",
         )
+
+
+class Seal:
+    """The manifest that a checkpoint is held against: read once, and beside other reads.
+
+    Args:
+        source: the files, listed.
+        given: take this one instead of the one beside the data.
+        use: whether one beside the data counts.
+    """
+
+    def __init__(self, source: Source, given: Manifest | None = None, *, use: bool = True) -> None:
+        self._source = source
+        self._manifest = given
+        self._error: FtckptError | None = None
+        self._is_known = given is not None or not use
+        self._reading: Future[Manifest | None] | None = None
+
+    def begin(self) -> None:
+        """Begin to read it where a request takes a while; `manifest` waits for it."""
+        traits = self._source.store.traits
+        if not self._is_known and not traits.local and traits.parallel > 1:
+            from ftckpt.workers.threads import DaemonThreads
+
+            with suppress(NoResourceError):  # it is read when it is asked for, then
+                thread = DaemonThreads(1)
+                self._reading = thread.submit(find, self._source)
+                thread.shutdown(wait=False)
+
+    def manifest(self) -> Manifest | None:
+        """Return it; None where there is none.
+
+        Raises:
+            FtckptError: it could not be read or understood; again at each call.
+        """
+        if not self._is_known:
+            try:
+                self._manifest = self._read()
+            except FtckptError as error:
+                self._error = error
+            self._is_known = True
+        if self._error is not None:
+            raise self._error
+        return self._manifest
+
+    def _read(self) -> Manifest | None:
+        if self._reading is None:
+            return find(self._source)
+        while not self._reading.done():
+            with suppress(TimeoutError):
+                self._reading.result(_TICK)
+        return self._reading.result()
+
+
+def check_listing(checkpoint: Checkpoint, seal: Seal) -> Iterator[Finding]:
+    """Yield what the names and sizes of the files say against the manifest, if there is one.
+
+    Raises:
+        UnavailableError: the storage does not answer.
+    """
+    found: list[Finding] = []
+    try:
+        manifest = seal.manifest()
+    except FtckptError as error:
+        yield from_error(error)
+        return
+    if manifest is not None:
+        from .blocks import compare_listing
+
+        source = checkpoint.source
+        compare_listing(source, manifest, checkpoint.members(), Report(source, found.append))
+    yield from found
+
+
+def check_age(checkpoint: Checkpoint, seal: Seal, found: Iterable[Finding]) -> Iterator[Finding]:
+    """Say that what differs from the manifest was written after it.
+
+    Damage changes no time, a trainer that saves the step again does, and so does a copy: this
+    explains a verdict and is none.
+
+    Args:
+        checkpoint: that was checked.
+        seal: what it was checked against.
+        found: what is wrong with it.
+    """
+    try:
+        manifest = seal.manifest()
+    except FtckptError:  # found already
+        return
+    written = _seconds(manifest.created) if manifest is not None else None
+    if manifest is None or written is None:
+        return
+    differing = sorted({f.file for f in found if f.kind in _DIFFERS and f.file is not None})
+    entries = [checkpoint.source.entries.get(checkpoint.source.stored(n)) for n in differing]
+    newer = [
+        name
+        for name, entry in zip(differing, entries, strict=True)
+        if entry is not None and entry.mtime is not None and entry.mtime > written
+    ]
+    if newer:
+        yield finding(
+            "older-manifest",
+            f"the manifest of {manifest.created} is older than {listed(newer)}: it may describe"
+            " an earlier save",
+        )
+
+
+def _seconds(created: str) -> float | None:
+    """Return the end of the second that a manifest names; None where it names none."""
+    try:
+        moment = datetime.strptime(created, "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC).timestamp() + 1

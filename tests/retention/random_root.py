@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from ftckpt.checkpoint import CommitState, Topology
+from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.roots import Child, Root
 from ftckpt.findings import Finding, finding
-from ftckpt.manifest import Manifest, PassedCheck
+from ftckpt.manifest import PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import join
+from tests.builders.manifests import write_manifest
 from tests.builders.small_format import SmallCheckpoint, write
 from tests.retention.carrying import OneFile
 from tests.retention.oracle import Thing
@@ -32,7 +33,6 @@ _NAMES = (
 )
 _OTHER = ("old-step-{}", "warm-up-{}", "step-{}-copy")
 _ROLES = ("best", "last", "final", "release", "initial", "latest")
-_MANIFEST = "ftckpt.manifest.json"
 
 
 class JudgedFile(OneFile):
@@ -262,9 +262,7 @@ class RandomRun:
 
     def _seal(self, name: str, *, checked: bool) -> None:
         level = ("content", "crc32") if checked else ("structure", "none")
-        checks = (PassedCheck(*level, "2026-01-31T12:00:00Z"),)
-        manifest = Manifest("small", 1, Topology(), [], checks=checks)
-        (self.path / name / _MANIFEST).write_bytes(manifest.dump())
+        write_manifest(self.path / name, PassedCheck(*level, "2026-01-31T12:00:00Z"))
 
     def _age(self) -> float:
         """Mostly hours of the last days; some weeks, some dated in the future."""

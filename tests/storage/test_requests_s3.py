@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.api import convert, diff, open_checkpoint, verify
+from ftckpt.api import convert, diff, open_checkpoint, seal, verify
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
@@ -83,3 +83,19 @@ def test_a_delta_and_its_base_are_read_in_few_requests(
     assert convert(out, str(tmp_path / "plain"), to="safetensors", stores=stores).proof is not None
     assert proxy.seen(GET) <= 20
     assert proxy.seen("^GET .*/delta/") <= 20
+
+
+def test_a_manifest_costs_the_structure_one_request(
+    proxy: FaultProxy, stores: StoreOptions, s3_url: str
+) -> None:
+    def requests() -> list[str]:
+        checkpoint = open_checkpoint(f"{s3_url}/step-3", stores)
+        proxy.log.clear()
+        assert verify(checkpoint, VerifyOptions(Level.STRUCTURE)).code == 0
+        return list(proxy.log)
+
+    bare = len(requests())
+    seal(f"{s3_url}/step-3", stores=stores)
+    sealed = requests()
+    assert len(sealed) == bare + 1
+    assert proxy.seen(r"^GET .*/ftckpt\.manifest\.json") == 1

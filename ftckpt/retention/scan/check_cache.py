@@ -20,7 +20,7 @@ from .entry import ScannedEntry
 
 _NAME = "passed.json"
 _MAX_BYTES = 64 << 20
-SCHEMA = "ftckpt.passed/1"
+SCHEMA = "ftckpt.passed/2"  # what passed before the manifest was looked at is looked at again
 
 
 class Passed(NamedTuple):

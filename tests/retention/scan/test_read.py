@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ftckpt.checkpoint import Topology
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.roots import Child, Root
@@ -22,7 +21,7 @@ from ftckpt.errors import (
     UnsafeError,
 )
 from ftckpt.findings import Finding, finding
-from ftckpt.manifest import Manifest, PassedCheck
+from ftckpt.manifest import PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.prepare import Prepared, prepare, remember
 from ftckpt.retention.locks import leases
@@ -34,6 +33,7 @@ from ftckpt.status.survey import survey
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.source import Source
+from tests.builders.manifests import write_manifest
 from tests.builders.small_format import DATA, MARKER, Small, SmallCheckpoint, read, write
 
 NOW = time.time()
@@ -189,7 +189,7 @@ def test_what_has_passed_is_not_opened_again(tmp_path: Path) -> None:
         "",
         "{",
         "[]",
-        '{"schema": "ftckpt.passed/1", "passed": {"checkpoint-4": [1, 2]}}',
+        '{"schema": "ftckpt.passed/2", "passed": {"checkpoint-4": [1, 2]}}',
     ):
         (tmp_path / ".ftckpt/passed.json").write_text(text)
         assert kept(plan_of(tmp_path, policy)) == kept(changed)
@@ -355,9 +355,7 @@ def test_what_comes_later_does_not_make_a_save_younger(tmp_path: Path) -> None:
 
 
 def seal(root: Path, name: str, *checks: PassedCheck) -> None:
-    files: list[Any] = []
-    manifest = Manifest("small", 1, Topology(), files, checks=checks)
-    (root / name / "ftckpt.manifest.json").write_bytes(manifest.dump())
+    write_manifest(root / name, *checks)
 
 
 def test_the_newest_verified_stays(tmp_path: Path) -> None:
