@@ -22,6 +22,11 @@ from typing import NoReturn
 
 # After the process's own attempt (`ending.GRACE`), and before the two seconds are over.
 PATIENCE = 1.7
+# A handler that is called more often is not taken away when it is called: another C library.
+_HANDLED = 4
+# Seconds for the delivery. A process that does not run in all that time does not end by SIGKILL
+# either, and where it runs it takes some milliseconds.
+_DELIVERY = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _is_watched = False
@@ -97,21 +102,34 @@ def _watch(reading: int, parent: int, last_words: Callable[[int], None]) -> NoRe
 
 
 def _end(parent: int, number: int, reading: int) -> None:
-    """End the process: the first signal may still find a handler, the second does not."""
-    for kill in (number, number, signal.SIGKILL):
-        os.kill(parent, kill)
-        if _ended(reading, parent, 0.005 if kill == number else 0.1):
+    """End the process by the signal, or by SIGKILL where that finds a handler every time.
+
+    The first one or two may still find a handler, which is taken away by that. A signal that is
+    pending swallows the next one, and a busy machine takes its time to deliver it, so that what
+    counts is how often the handler was called: it writes the number into the pipe.
+    """
+    calls, until = 0, time.monotonic() + _DELIVERY
+    while calls < _HANDLED and time.monotonic() < until:
+        os.kill(parent, number)
+        told: list[int] = []
+        if _ended(reading, parent, 0.005, told):
             return
+        calls += told.count(number)
+    os.kill(parent, signal.SIGKILL)
 
 
-def _ended(reading: int, parent: int, seconds: float) -> bool:
-    """Wait for the end of the process, so long at most."""
+def _ended(reading: int, parent: int, seconds: float, told: list[int] | None = None) -> bool:
+    """Wait for the end of the process, so long at most; add to `told` the signals it handles."""
     until = time.monotonic() + seconds
     while os.getppid() == parent:
         left = until - time.monotonic()
         if left <= 0:
             return False
         # Copies of the process hold the pipe open, too: its end alone does not tell.
-        if select.select([reading], [], [], min(left, 0.05))[0] and not os.read(reading, 64):
-            return True
+        if select.select([reading], [], [], min(left, 0.05))[0]:
+            numbers = os.read(reading, 64)
+            if not numbers:
+                return True
+            if told is not None:
+                told += numbers
     return True

@@ -265,25 +265,34 @@ def test_signals_end_it_even_where_threads_hang(
 
 # Each keeps the interpreter for ever inside C code: no handler and no thread of Python runs.
 _IN_C = {
-    "here": "hash(endless)",
-    "in a thread": "threading.Thread(target=hash, args=(endless,)).start()\n"
+    "here": "ready()\nhash(endless)",
+    "in a thread": "ready()\n"
+    "threading.Thread(target=hash, args=(endless,)).start()\n"
     "threading.Event().wait()",
-    "after the handler": "time.sleep = lambda n: None\n"
-    "try: threading.Event().wait()\n"
+    "after the handler": "try:\n"
+    "    ready()\n"
+    "    while True: time.sleep(0.01)\n"
     "finally: hash(endless)",
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("where", _IN_C)
-def test_signals_end_it_where_c_code_keeps_the_interpreter(
-    number: signal.Signals, where: str
-) -> None:
+def computing(pid: int) -> float:
+    """Return the seconds of processor time that a process has used."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+_PROC = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc here")
+
+
+def keep_in_c(where: str) -> subprocess.Popen[str]:
+    """Start a verb that C code keeps, or will keep once its handler was called."""
     body = (
         "import threading, time\n"
         "endless = ()\n"
         "for _ in range(80): endless = (endless, endless)\n"
-        "print('ready', file=sys.stderr, flush=True)\n" + _IN_C[where]
+        "def ready(): print('ready', file=sys.stderr, flush=True)\n" + _IN_C[where]
     )
     process = subprocess.Popen(
         [sys.executable, "-c", fake_script(body), "fake", "--json"],
@@ -293,13 +302,57 @@ def test_signals_end_it_where_c_code_keeps_the_interpreter(
     )
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
-    time.sleep(0.2)
-    process.send_signal(number)
+    if where != "after the handler":
+        wait_for_c(process)
+    return process
+
+
+def wait_for_c(process: subprocess.Popen[str]) -> None:
+    """Nothing but the C code computes for so long."""
+    before = computing(process.pid)
+    while process.poll() is None and computing(process.pid) < before + 0.2:
+        time.sleep(0.02)
+
+
+def ended_by(process: subprocess.Popen[str], number: signal.Signals) -> None:
     stdout, stderr = process.communicate(timeout=60)
     # A shell sees 128 and the number, as it does where Python could end it.
     assert process.returncode == -number
     assert json.loads(stdout)["result"]["code"] == 128 + number
     assert "Traceback" not in stderr
+
+
+@_PROC
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", _IN_C)
+def test_signals_end_it_where_c_code_keeps_the_interpreter(
+    number: signal.Signals, where: str
+) -> None:
+    process = keep_in_c(where)
+    process.send_signal(number)
+    ended_by(process, number)
+
+
+@_PROC
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_busy_machine_that_delivers_late_changes_no_exit_code(number: signal.Signals) -> None:
+    """A signal that waits to be delivered swallows the next: two at once may be one."""
+    process = keep_in_c("after the handler")
+    process.send_signal(number)
+    wait_for_c(process)
+    process.send_signal(signal.SIGSTOP)  # as if it had no turn
+    while process.poll() is None and not is_pending(process.pid, number):
+        time.sleep(0.02)
+    time.sleep(0.2)  # far longer than a delivery takes
+    process.send_signal(signal.SIGCONT)
+    ended_by(process, number)
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Say whether a signal waits to be delivered to a process."""
+    with open(f"/proc/{pid}/status") as file:
+        waiting = next(line.split()[1] for line in file if line.startswith("ShdPnd:"))
+    return bool(int(waiting, 16) >> (number - 1) & 1)
 
 
 def test_what_watches_a_process_ends_with_it() -> None:
