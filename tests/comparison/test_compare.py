@@ -125,7 +125,7 @@ def test_however_both_are_divided(two: Any, jobs: int, block: int, helped: bool)
         patch.setattr(reading, "size_for", lambda _: block)
         patch.setattr(reading, "_TASK", 3 * block)
         patch.setattr(reading, "_SIDE_BY_SIDE", block)
-        patch.setattr(RawCheckpoint, "helpers", lambda _: {"one": ["other"]} if helped else {})
+        patch.setattr(RawCheckpoint, "decode_after", lambda _: {"one": ["other"]} if helped else {})
         report = diff(*checkpoints, jobs=jobs)
     changed = {
         key: int(np.count_nonzero(items != theirs[key][1])) for key, (_, items) in ours.items()

@@ -86,12 +86,12 @@ def test_copies_are_made_where_a_side_is_decoded_here(
 ) -> None:
     near, far = _at(open_store(str(tmp_path))), _at(MemoryStore("memory://far"))
     decoded, missing = _at(open_store(str(tmp_path))), _at(open_store(str(tmp_path)))
-    monkeypatch.setattr(decoded, "decoders", lambda: 3)
+    monkeypatch.setattr(decoded, "decode_slots", lambda: 3)
 
     def gone() -> int:
         raise NotFoundError("its base is nowhere")
 
-    monkeypatch.setattr(missing, "decoders", gone)
+    monkeypatch.setattr(missing, "decode_slots", gone)
     set_budget(4096 * MIB)
     assert affordable_forks(2, (near, near)) == 0
     assert affordable_forks(2, (near, decoded)) == affordable_forks(2, (decoded, near)) == 2
