@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.errors import UnsafeError
+
+from .numbers import INT, MORE, THREE, TWO
 
 if TYPE_CHECKING:
     from .runs import PickleRun
@@ -31,27 +34,31 @@ if TYPE_CHECKING:
 LIMIT = 2048
 _MOST = LIMIT + 1  # the walk counts no further
 CALLED = 32
+# What a call without arguments weighs: it makes a record, each with a hash of its own, or always
+# the same value. Told apart from sums by its identity.
+_RECORD = 32.0
 # What `limited` lets through: a torch.Size has at most 64 numbers.
 _BUILT = 256
 
 _PUT = rb"r.(?:[^\x00]..|\x00[^\x00].|\x00\x00[^\x00])"
-_INT = rb"(?:K.|M..|J....|\x8a(?:\x05.{5}|\x06.{6}))"
 _TUPLE = (
-    rb"(?:\)|" + _INT + rb"\x85" + _PUT + rb"|" + _INT + _INT + rb"\x86" + _PUT
-    + rb"|" + _INT * 3 + rb"\x87" + _PUT + rb"|\((?:" + _INT + rb"){4,8}t" + _PUT + rb")"
+    rb"(?:\)|" + INT + rb"\x85" + _PUT + rb"|" + TWO + rb"\x86" + _PUT
+    + rb"|" + THREE + rb"\x87" + _PUT + rb"|\(" + MORE + rb"t" + _PUT + rb")"
 )  # fmt: skip
 _KEY = rb"X(?:\x01\x00{3}.|\x02\x00{3}..|\x03\x00{3}...|\x04\x00{3}....|\x05\x00{3}.{5})" + _PUT
 # The arguments of one tensor as torch.save writes them, up to the call: most of a large pickle. It
 # takes only early memo slots, which the walk knows, and fills only late ones, of which it assumes
 # that each holds such a tuple.
 _TENSOR = re.compile(
-    rb"\(\(h(.)h(.)" + _KEY + rb"h(.)" + _INT + rb"t" + _PUT + rb"Q" + _INT + _TUPLE * 2
+    rb"\(\(h(.)h(.)" + _KEY + rb"h(.)" + INT + rb"t" + _PUT + rb"Q" + INT + _TUPLE * 2
     + rb"[\x88\x89]h.\)R" + _PUT + rb"t" + _PUT + rb"R",
     re.DOTALL,
 )  # fmt: skip
 _EARLY = 256
 _BLURRED = 1 << 62  # above every slot
-_TENSOR_WEIGHT = 128
+# What lies in a slot that a tensor may have filled: perhaps a text, and no tuple of which many can
+# collide. No sum of other weights is the same.
+_TENSOR_WEIGHT = 128.5
 _LIGHT = 8
 
 # Opcodes that push a value of weight 1, by the length of their argument.
@@ -64,7 +71,8 @@ _COUNTED = {
     0x96: 8,
 }  # fmt: skip
 _LINES = {ord("S"): 1, ord("V"): 1, ord("F"): 1, ord("I"): 1, ord("L"): 1, ord("c"): 2}
-_SKIPPED = {0x80: 1, 0x95: 8, 0x98: 0}
+FRAME = 0x95
+_SKIPPED = {0x80: 1, FRAME: 8, 0x98: 0}
 _EXTENSIONS = {0x82: 1, 0x83: 2, 0x84: 4}
 
 
@@ -82,11 +90,14 @@ class Checked(NamedTuple):
         end: how many bytes were checked.
         stopped: whether the last of them is STOP. Where it is not, the unpickler must not go on.
         nested: (start, end) of bytes in it that begin as a pickle, or as an archive.
+        suspects: how many keys are tuples, sets, large numbers, or what a call returns: Python
+            hashes these by sums that anybody can solve, so that different ones may collide.
     """
 
     end: int
     stopped: bool
     nested: tuple[tuple[int, int], ...]
+    suspects: int = 0
 
 
 class NoRoomError(MemoryError):
@@ -122,9 +133,17 @@ def _checked(data: bytes) -> Checked:
 
 def _walked(data: bytes, walk: _Walk) -> Checked:
     try:
-        return Checked(walk.walk(data), True, tuple(walk.nested))
+        return Checked(walk.walk(data), True, tuple(walk.nested), walk.suspects)
     except (IndexError, ValueError):  # it ends early, its stack is empty, an unknown opcode
-        return Checked(walk.at, False, tuple(walk.nested))
+        return Checked(walk.at, False, tuple(walk.nested), walk.suspects)
+
+
+def key_opcodes(data: bytes) -> list[int]:
+    """Return where a pickle hashes keys, names a persistent id or begins a frame, in order."""
+    walk = _Walk(whole=True)
+    with suppress(IndexError, ValueError):
+        walk.walk(data)
+    return walk.hashing
 
 
 # Tensors of one shape, each with a pickle of its own, have one and the same.
@@ -140,29 +159,35 @@ class _Walk:
     Attributes:
         at: where the last opcode began.
         nested: see `Checked`.
+        suspects: see `Checked`.
+        hashing: see `key_opcodes`; only where nothing is passed over (`whole`).
     """
 
-    def __init__(self, *, runs: bool = False) -> None:
+    def __init__(self, *, runs: bool = False, whole: bool = False) -> None:
         self.at = 0
         self.nested: list[tuple[int, int]] = []
+        self.suspects = 0
+        self.hashing: list[int] = []
+        self.whole = whole
         self._runs = runs
-        self._memo: dict[int, int] = {}  # only what weighs more than one value
+        self._memo: dict[int, float] = {}  # only what weighs more than one value
         # Slots that runs filled: where they begin and end, and what each of them weighs at most.
         self._begins: list[int] = []
         self._ends: list[int] = []
-        self._weights: list[int] = []
+        self._weights: list[float] = []
 
     def walk(self, data: bytes) -> int:
         """Return where the pickle ends; see `check_keys`."""
-        stack: list[int] = []
+        stack: list[float] = []
         push, pop = stack.append, stack.pop
         marks: list[int] = []
         memo = self._memo
         runs, take, begins = self._runs, self._take, self._begins
         memoised = -1  # MEMOIZE counts by itself; -1: it was not met
         numbered = False
-        least = 1  # what late memo slots weigh where tensors were passed over
-        plain, counted, tensor, end = _PLAIN, _COUNTED, _TENSOR.match, len(data)
+        least: float = 1  # what late memo slots weigh where tensors were passed over
+        plain, counted, end = _PLAIN, _COUNTED, len(data)
+        tensor = _nothing if self.whole else _TENSOR.match
         at = 0
         while True:
             self.at = at
@@ -242,28 +267,30 @@ class _Walk:
             elif op == 0x74 or op == 0x91:  # TUPLE, FROZENSET
                 mark = marks.pop()
                 if op == 0x91:
-                    _check(stack[mark:])
+                    self._check(stack[mark:])
                 stack[mark:] = [min(1 + sum(stack[mark:]), _MOST)]
                 at += 1
             elif op == 0x52 or op == 0x81:  # REDUCE, NEWOBJ
-                pop()
-                stack[-1] = CALLED
+                stack[-1] = CALLED if pop() > 1 else _RECORD
                 at += 1
             elif op == 0x73:  # SETITEM
                 pop()
-                if pop() > LIMIT:
-                    _refuse()
+                weight = pop()
+                if weight > 1:
+                    self._check([weight])
+                elif self.whole:
+                    self.hashing.append(at)
                 at += 1
             elif op == 0x75 or op == 0x64:  # SETITEMS, DICT
                 mark = marks.pop()
-                _check(stack[mark::2])
+                self._check(stack[mark::2])
                 del stack[mark:]
                 if op == 0x64:
                     push(1)
                 at += 1
             elif op == 0x90:  # ADDITEMS
                 mark = marks.pop()
-                _check(stack[mark:])
+                self._check(stack[mark:])
                 del stack[mark:]
                 at += 1
             elif op == 0x61 or op == 0x62:  # APPEND, BUILD
@@ -287,7 +314,29 @@ class _Walk:
                     kind="unsafe-pickle",
                 )
 
-    def _take(self, data: bytes, at: int, memoised: int, stack: list[int]) -> PickleRun | None:
+    def _check(self, weights: list[float]) -> None:
+        """Check the keys of one opcode."""
+        if self.whole:
+            self.hashing.append(self.at)
+        if weights and (most := max(weights)) > 1:
+            if most > LIMIT:
+                _refuse()
+            self._suspect(weights)
+
+    def _suspect(self, weights: list[float]) -> None:
+        """Count the keys of which different ones may have one hash."""
+        if weights.count(_TENSOR_WEIGHT) < len(weights):
+            self.suspects += sum(
+                weight > 1 and weight != _TENSOR_WEIGHT and weight is not _RECORD
+                for weight in weights
+            )
+
+    def _note(self, at: int) -> None:
+        """Remember an opcode that is wanted (see `key_opcodes`)."""
+        if self.whole:
+            self.hashing.append(at)
+
+    def _take(self, data: bytes, at: int, memoised: int, stack: list[float]) -> PickleRun | None:
         """Pass over a run of alike records, where one begins: push what it pushes."""
         from .runs import find_run
 
@@ -295,12 +344,14 @@ class _Walk:
         if run is None:
             return None
         first = memoised + 1
+        keys = [*map(self._weigh, run.keys)]
         if (
-            max(map(self._weigh, run.keys), default=0) > _TENSOR_WEIGHT
+            max(keys, default=0) > _TENSOR_WEIGHT
             or max(map(self._weigh, run.members), default=0) > CALLED
             or max(run.keys, default=0) >= first  # taken from the run itself
         ):
             _refuse()
+        self._suspect(keys)
         if not self._ends or self._ends[-1] < _BLURRED:  # else nothing later is numbered exactly
             self._begins.append(first)
             self._ends.append(first + run.memoised if run.exact else _BLURRED)
@@ -308,7 +359,7 @@ class _Walk:
         stack += [_TENSOR_WEIGHT, _MOST if run.paths else CALLED] * (run.pushed // 2)
         return run
 
-    def _weigh(self, index: int) -> int:
+    def _weigh(self, index: int) -> float:
         """Return what a slot of the memo weighs at most."""
         known = self._memo.get(index, 1)
         place = bisect_right(self._begins, index) - 1
@@ -324,7 +375,7 @@ class _Walk:
             raise IndexError
         return end
 
-    def _rare(self, op: int, data: bytes, stack: list[int], marks: list[int]) -> int:
+    def _rare(self, op: int, data: bytes, stack: list[float], marks: list[int]) -> int:
         """Follow one opcode that real pickles seldom hold; return where it ends."""
         at = self.at
         if op in _LINES:
@@ -334,6 +385,8 @@ class _Walk:
             stack.append(1 + (at - begin >> 4 if op in b"IL" else 0))
             return at + 1
         if op in _SKIPPED:
+            if op == FRAME:
+                self._note(at)
             return at + 1 + _SKIPPED[op]
         if op in (0x8A, 0x8B):  # LONG1, LONG4
             width = 1 if op == 0x8A else 4
@@ -359,9 +412,11 @@ class _Walk:
             stack[marks.pop() :] = [CALLED]
             return self._line(data, self._line(data, at) + 1) + 1
         elif op == 0x50:  # PERSID
+            self._note(at)
             stack.append(CALLED)
             return self._line(data, at) + 1
         elif op == 0x51:  # BINPERSID
+            self._note(at)
             stack[-1] = CALLED
         elif op == 0x92:  # NEWOBJ_EX
             del stack[-2:]
@@ -377,9 +432,8 @@ class _Walk:
         return at + 1
 
 
-def _check(weights: list[int]) -> None:
-    if weights and max(weights) > LIMIT:
-        _refuse()
+def _nothing(data: bytes, at: int) -> None:
+    """Match nothing."""
 
 
 def _refuse() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .floods import Keys
 from .inert import Ordered, inert, refuse
 from .keys import NESTED, check_key
 
@@ -42,11 +43,14 @@ def _container(kind: type) -> Callable[..., Any]:
         if len(args) > 1 or (args and not isinstance(args[0], (list, tuple, dict, set, frozenset))):
             refuse(f"builds a {kind.__name__} from what holds no items")
         if args and type(args[0]) in (list, tuple):
-            for item in args[0]:
-                if kind in (set, frozenset):
-                    check_key(item)
-                elif issubclass(kind, dict) and type(item) in (list, tuple) and item:
-                    check_key(item[0])
+            keys = []
+            if kind in (set, frozenset):
+                keys = list(args[0])
+            elif issubclass(kind, dict):
+                keys = [one[0] for one in args[0] if type(one) in (list, tuple) and one]
+            for key in keys:
+                check_key(key)
+            Keys().check(keys)
         return kind(*args)
 
     return build

@@ -20,6 +20,8 @@ import re
 from functools import cache
 from typing import NamedTuple
 
+from .numbers import INT, MORE, THREE, TWO
+
 
 class PickleRun(NamedTuple):
     """A run that was found.
@@ -45,13 +47,11 @@ class PickleRun(NamedTuple):
 
 _SLOT = re.compile(rb"<(\w)>")
 _REF = rb"(?:h.|j.{4})"
-_INT = rb"(?:K.|M..|J.{4}|\x8a\x05.{5}|\x8a\x06[^\x94]{6})"
 _LENGTHS = b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in range(1, 256))
 _INLINE = rb"\x8c(?:" + _LENGTHS + rb")\x94"
 _TEXT = rb"(?:" + _REF + rb"|" + _INLINE + rb")"
 _NUMBERS = (
-    rb"(?:" + _INT * 2 + rb"\x86|" + _INT + rb"\x85|" + _INT * 3 + rb"\x87|\((?:" + _INT
-    + rb"){4,8}+t)"
+    rb"(?:" + TWO + rb"\x86|" + INT + rb"\x85|" + THREE + rb"\x87|\(" + MORE + rb"t)"
 )  # fmt: skip
 _SIZE = _REF + rb"(?:" + _NUMBERS + rb"\x94\x85\x94R\x94)?+"  # built, or taken from the memo
 _NEW = _REF + rb"\)\x81\x94"
@@ -66,11 +66,11 @@ _ENTRY = (
     + rb"(?:" + _CHUNK + rb")*+[ea]ub"
 )  # fmt: skip
 _ITEM = (
-    _STATE + b"<f>" + _TEXT + b"<i>(?:N|" + _INT + b")<o>" + _SIZE + b"ub"
-    + _STATE + b"<r>" + _TEXT + b"<b>" + _INT + b"<n>" + _INT + b"ub"
+    _STATE + b"<f>" + _TEXT + b"<i>(?:N|" + INT + b")<o>" + _SIZE + b"ub"
+    + _STATE + b"<r>" + _TEXT + b"<b>" + INT + b"<n>" + INT + b"ub"
 )  # fmt: skip
 _MEMBERS = "dlm"
-_PART = rb"(?:" + _TEXT + rb"|" + _INT + rb")"
+_PART = rb"(?:" + _TEXT + rb"|" + INT + rb")"
 _TUPLE = (
     rb"(?:\(" + _PART + rb"{4,64}+t|" + _PART + rb"(?:\x85|" + _PART + rb"(?:\x86|" + _PART
     + rb"\x87)))\x94"
@@ -108,7 +108,7 @@ _PATHS = re.compile(b"(?:" + _TEXT + _TUPLE + b")++", re.DOTALL)
 _PLAIN_PATHS = _plain(_PATHS)
 _KEYED = re.compile(_PATH, re.DOTALL)
 _MEMOISED = re.compile(
-    rb"(?:[^hjKMJ\x8a\x8c\x94]|" + _REF + b"|" + _INT + rb"|\x8c(?:" + _LENGTHS + rb"))*+\x94",
+    rb"(?:[^hjKMJ\x8a\x8c\x94]|" + _REF + b"|" + INT + rb"|\x8c(?:" + _LENGTHS + rb"))*+\x94",
     re.DOTALL,
 )
 

@@ -44,7 +44,7 @@ def refuse_hostile(read: Read, size: int, *, file: str, base: int = 0) -> None:
         marked = _MARKED.match(data) is not None
         try:
             try:
-                end, stopped, _ = check_keys(data)
+                end, stopped, *_ = check_keys(data)
             except NoRoomError as error:
                 end, stopped = error.at, True  # what stands before it acts first
             if not stopped and end == length < min(size, _MOST):

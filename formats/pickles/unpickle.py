@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.workers.memory import bounded, no_gc
 
+from .floods import FEW, guarded
 from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
 from .keys import check_keys
 from .names import BUILTINS
@@ -86,7 +87,7 @@ class _Unpickler(pickle.Unpickler):
     ) -> None:
         super().__init__(stream, encoding="latin1", buffers=_NoBuffers())
         self._table = table
-        self._persistent = persistent
+        self._persistent = _resolver(persistent)
         self.opaque: dict[str, type[Inert]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -100,11 +101,17 @@ class _Unpickler(pickle.Unpickler):
         return cls
 
     def persistent_load(self, pid: Any) -> Any:
-        if self._persistent is None:
-            raise UnsafeError(
-                "a pickle refers to outside storage where there is none", kind="unsafe-pickle"
-            )
         return self._persistent(pid)
+
+
+def _resolver(persistent: Persistent | None) -> Persistent:
+    return _refuse_storage if persistent is None else persistent
+
+
+def _refuse_storage(_: Any) -> NoReturn:
+    raise UnsafeError(
+        "a pickle refers to outside storage where there is none", kind="unsafe-pickle"
+    )
 
 
 def load(
@@ -137,10 +144,15 @@ def load(
 
     def parse() -> tuple[Any, int, _Unpickler]:
         with bounded(GROWTH + GROWTH_PER_BYTE * size), no_gc(), _no_extensions():
-            end, stopped, nested = check_keys(data)
+            end, stopped, nested, suspects = check_keys(data)
             # Nothing runs that was not checked: the rest is made opcodes that do not exist.
-            stream = io.BytesIO(data if stopped else data[:end] + b"\xff" * (size - end))
-            unpickler = _Unpickler(stream, table, persistent)
+            rest = b"" if stopped else b"\xff" * (size - end)
+            if suspects > FEW:
+                known, resolve = guarded(data, end, _resolver(persistent))
+                unpickler = _Unpickler(io.BytesIO(known + rest), table, resolve)
+            else:
+                stream = io.BytesIO(data[:end] + rest if rest else data)
+                unpickler = _Unpickler(stream, table, persistent)
             value = unpickler.load()
             refuse_unfolding(value)
             for start, behind in nested:

@@ -35,7 +35,7 @@ GOOD: dict[str, Any] = {
 @pytest.mark.parametrize("name", GOOD)
 def test_what_real_files_use_as_keys_passes(name: str, protocol: int) -> None:
     data = pickle.dumps(GOOD[name], protocol)
-    assert check_keys(data) == (len(data), True, ())
+    assert check_keys(data)[:3] == (len(data), True, ())
     assert load(data, file="x", table=TABLE).value == GOOD[name]
 
 
@@ -49,7 +49,7 @@ def test_a_pickle_of_torch_is_walked_to_its_end(tmp_path: Any) -> None:
     torch.save(tree, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         data = archive.read("a/data.pkl")
-    assert check_keys(data) == (len(data), True, ())
+    assert check_keys(data)[:3] == (len(data), True, ())
 
 
 @pytest.mark.parametrize("name", [n for n in PICKLES if n.startswith("key-")])
@@ -135,6 +135,6 @@ def test_every_opcode_is_followed_or_refused() -> None:
             with pytest.raises(MemoryError):
                 check_keys(data)
             continue
-        end, stopped, _ = check_keys(data)
+        end, stopped, *_ = check_keys(data)
         assert end > 2 or stopped, opcode.name
-    assert check_keys(b"\x80\x04N\xff.") == (3, False, ())
+    assert check_keys(b"\x80\x04N\xff.")[:3] == (3, False, ())

