@@ -21,6 +21,7 @@ from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.formats.state.records import StoredObjects
 from ftckpt.progress import NULL, Counter
 from ftckpt.verification import check_structure
+from ftckpt.verification.structure import Seal
 
 from .chain import ChainLink, chain, is_damage, open_base, within
 from .decoding import ChainDecoder
@@ -153,7 +154,9 @@ class DeltaCheckpoint(ChainLink):
                 )
         try:
             links = chain(self)
-            for found in check_structure(links[1], NULL) if len(links) > 1 else ():
+            # Its own digests say what the base must hold; the base's manifest may be of before.
+            base = [(one, Seal(one.source, use=False)) for one in links[1:2]]
+            for found in (f for one, seal in base for f in check_structure(one, NULL, seal)):
                 if found.severity is Severity.ERROR:
                     place = within(links[1], found.file)
                     message = f"the base: {found.message}"

@@ -20,7 +20,13 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.steps import role_of, step_of
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError, NotFoundError
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.huggingface.index import (
@@ -89,7 +95,13 @@ def _open_single(source: Source) -> Checkpoint:
                 from ftckpt.formats.ranks.one_file import open_one_file
 
                 return open_one_file(source, stream, inside)
-    return open_files(source, names, parsed=parsed)
+    opened = open_files(source, names, parsed=parsed)
+    if not opened.tensors and any(one.plain for one in opened.streams.values()):
+        raise UnsupportedError(
+            f"{source.url} is a plain pickle (pickle.dump) without a tensor: nothing says that it"
+            " is a checkpoint",
+        )
+    return opened
 
 
 @dataclass(kw_only=True)

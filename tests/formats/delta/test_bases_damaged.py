@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from ftckpt import api
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
+from ftckpt.own_files import MANIFEST
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.commands.golden import ftckpt
@@ -66,6 +67,14 @@ def test_a_damaged_namesake_of_a_base_condemns_nothing(root: Path, tmp_path: Pat
     ftckpt("gc", "run", "--keep-last", "1", "--delete-corrupt", "--apply", cwd=tmp_path)
     left = {path.name for path in root.iterdir() if not path.name.startswith(".")}
     assert left == {"step-1000", "step-1010"}
+
+
+def test_a_damaged_manifest_of_a_base_condemns_no_delta(root: Path) -> None:
+    """The delta's own digests prove the base."""
+    (root / "step-1000" / MANIFEST).write_text("{}")
+    for options in (VerifyOptions(Level.STRUCTURE), CONTENT):
+        assert verify(open_checkpoint(root / "step-1010"), options).code is ExitCode.OK
+    assert verify(open_checkpoint(root / "step-1000"), CONTENT).code is ExitCode.CORRUPT
 
 
 def test_a_base_that_is_given_and_damaged_does_not_hide_the_recorded_one(

@@ -30,7 +30,6 @@ class LoadsBytes:
 
 
 PLAIN = {
-    "data": {"step": 100, "lr": 0.1, "names": ["a"]},
     "arrays": {"step": 100, "w": np.arange(12.0).reshape(3, 4)},
     "tensors": {"step": 100, "model": {"w": torch.arange(12.0), "b": torch.ones(2).bfloat16()}},
     "parameters": torch.nn.Linear(2, 2).state_dict() | {"p": torch.nn.Parameter(torch.ones(1))},
@@ -56,6 +55,17 @@ def test_a_plain_pickle_is_read(kind: str, name: str, tmp_path: Path) -> None:
         code, said = result(verb, file.parent if verb == "latest" else file)
         assert code == 0, (verb, said)
     assert result("verify", file, "--level", "content")[0] == 6  # it carries no checksum
+
+
+def test_one_without_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
+    """A vocabulary or a list of settings beside checkpoints must not be restarted from."""
+    file = tmp_path / "latest.pkl"
+    file.write_bytes(pickle.dumps({"step": 100, "lr": 0.1, "names": ["a"]}))
+    for verb in ("inspect", "verify"):
+        assert result(verb, file)[0] == 13
+    torch.save({"model": {"w": torch.ones(3)}, "step": 5}, tmp_path / "ckpt_5.pt")
+    answer = ftckpt_json("latest", str(tmp_path))
+    assert answer.get("path") != str(file)
 
 
 @pytest.mark.parametrize("name", ["latest.pkl", "ckpt_100.pt"])
