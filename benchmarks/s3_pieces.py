@@ -22,7 +22,6 @@ from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.layout import LayoutRequest
-from ftckpt.verification import Level, VerifyOptions
 
 
 def main() -> None:
@@ -78,7 +77,7 @@ def verbs(root: str, out: Path, stores: StoreOptions) -> dict[str, Callable[[], 
         "reshard --dp 2": lambda: convert(one, made, wishes=LayoutRequest(dp=2), stores=stores),
         "convert to safetensors": lambda: convert(one, made, to="safetensors", stores=stores),
         "diff": lambda: diff(one, two, stores=stores),
-        "verify --level values": lambda: verify(one, VerifyOptions(Level.VALUES), stores=stores),
+        "verify --level values": lambda: verify(one, level="values", stores=stores),
         "delta pack": pack,
     }
 

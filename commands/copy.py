@@ -9,7 +9,7 @@ import typer
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
-from ftckpt.commands.cli.target import known_step, open_checkpoint
+from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transferred import taken_over
 from ftckpt.commands.cli.transfers import SourceArgument
 from ftckpt.errors import ExitCode
@@ -72,7 +72,7 @@ def command(
     run.bound()
     checkpoint = open_checkpoint(invocation, source, newest=False)
     destination = destination_of(checkpoint.source, destination)
-    invocation.report(destination=destination, step=known_step(checkpoint))
+    invocation.report(destination=destination, step=checkpoint.known_step)
     options = run.replication(
         reads_local=checkpoint.source.store.traits.local,
         writes_local=is_local(destination, invocation.stores),
@@ -105,16 +105,12 @@ def _with_bases(
     Raises:
         FtckptError: a base is missing, wrong, or cannot be opened.
     """
-    from ftckpt.formats.delta.chain import chain
-    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.replication.places import destination_of
-    from ftckpt.transfer.places import around
+    from ftckpt.api.transferring import bases_beside
 
-    if not isinstance(checkpoint, DeltaCheckpoint):
+    found = bases_beside(checkpoint, destination)
+    if not found and checkpoint.format != "delta":
         invocation.say("no delta: it has no bases")
-        return []
-    beside = around(destination) or "./"
-    return [(base, destination_of(base.source, beside)) for base in reversed(chain(checkpoint)[1:])]
+    return found
 
 
 def _show(invocation: Invocation, report: CopyReport, bases: list[CopyReport]) -> Result:

@@ -24,7 +24,7 @@ from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.terminal import write_bytes
-from ftckpt.errors import ExitCode, MissingError, UsageError
+from ftckpt.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ftckpt.discovery.conditions import Worlds
@@ -139,6 +139,7 @@ def command(
     tier that cannot be read may hold the newest: nothing is taken then, with its code, unless
     --allow-missing-tier is given.
     """
+    from ftckpt.api.choosing import require_one_root
     from ftckpt.discovery.conditions import Worlds, all_of, lacking
     from ftckpt.discovery.followed import follow
     from ftckpt.discovery.select import SelectionRules, select
@@ -147,7 +148,7 @@ def command(
     invocation = invoked(ctx)
     choice = invocation.options(ChoiceOptions)
     root = roots[0]
-    _require_one_root(
+    require_one_root(
         roots,
         wait=wait,
         pointer=pointer,
@@ -196,22 +197,6 @@ def command(
     return Result(ExitCode.OK, f"{found.path} passes", "")
 
 
-def _require_one_root(roots: Sequence[str], **given: object) -> None:
-    """Refuse what is about one root where several tiers are given, and the other way round.
-
-    Raises:
-        UsageError: which flag.
-    """
-    several = given.pop("allow_missing_tier")
-    if len(roots) == 1 and several:
-        raise UsageError("--allow-missing-tier is for several tiers")
-    wrong = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
-    if len(roots) > 1 and wrong:
-        raise UsageError(f"{wrong[0]} is about one root", hint="name the one that it is about")
-    if given["pointer"] and (given["wait"] or given["create_root"]):
-        raise UsageError("--pointer does not go with --wait or --create-root")
-
-
 def _of_tiers(
     invocation: Invocation,
     roots: Sequence[str],
@@ -222,15 +207,10 @@ def _of_tiers(
     allow_missing: bool,
 ) -> Selection:
     """Choose of several tiers, and report what each had to give."""
-    from ftckpt.discovery.tiers import Tier, select_tiers
-    from ftckpt.errors import DeniedError, UnavailableError
+    from ftckpt.api.choosing import read_tiers
+    from ftckpt.discovery.tiers import select_tiers
 
-    tiers = []
-    for url in roots:
-        try:
-            tiers.append(Tier(url, read_root(invocation, url)))
-        except (DeniedError, MissingError, UnavailableError) as error:
-            tiers.append(Tier(url, None, error))
+    tiers = read_tiers(roots, invocation.stores)
     found = select_tiers(tiers, check, rules, note, allow_missing=allow_missing)
     invocation.report(
         tiers=[t._asdict() | {"code": int(t.code), "name": t.code.name} for t in found.tiers]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,21 +11,18 @@ from ftckpt.commands.cli.bounds import (
     MemoryOption,
     RateOption,
     bound_memory,
-    job_count,
-    rate_limit,
 )
 from ftckpt.commands.cli.choosing import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.marking import actor
 from ftckpt.commands.cli.render import finding_line, printable
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftckpt.discovery.promotion import PointerMove
-    from ftckpt.discovery.roots import Child, Root
+    from ftckpt.verification import VerifyReport
 
 EXAMPLES = (
     ("ftckpt promote /ckpt/run7/step-1000", "verify every byte, then move the root's pointers"),
@@ -72,7 +67,7 @@ def command(
         CheckLevel, typer.Option(help="Check names and sizes, every byte, or the numbers too.")
     ] = CheckLevel.CONTENT,
     backwards: Annotated[
-        bool, typer.Option("--backwards", help="Move a pointer that says a later step.")
+        bool, typer.Option("--backwards", help="PointerMove a pointer that says a later step.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be moved; read and write no more.")
@@ -87,110 +82,45 @@ def command(
     last-known-good is made. Each is written in the form that its framework reads, by one act. What
     it said before is in the root's log. gc keeps what a pointer names.
     """
-    from ftckpt.discovery.open_part import open_child
-    from ftckpt.discovery.promotion import find_in_root, held, move, moves
-    from ftckpt.replication.sync.lock import leased
+    from ftckpt.api.choosing import promote
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
     invocation.report(target=checkpoint)
-    root, child = _resolve(invocation, checkpoint)
-    name, asked = child.candidate.path, tuple(pointer or ())
-    url = root.url_of(child.candidate)
-    invocation.report(target=url, format=child.parts[0].format.name, dry_run=dry_run)
-    step = child.candidate.step
-    # Before terabytes are read: by the name, which the content has to confirm.
-    wanted = moves(root, name, step, asked, backwards=backwards)
+
+    def found(url: str, name: str) -> None:
+        invocation.report(target=url, format=name, dry_run=dry_run)
+
+    done = promote(
+        checkpoint, pointer=pointer or (), verify=verify.value, backwards=backwards,
+        dry_run=dry_run, jobs=jobs, limit_rate=limit_rate, stores=invocation.stores,
+        counter=invocation.counter, found=found,
+    )  # fmt: skip
+    invocation.close()
+    if done.reports:
+        last, evidence = done.reports[-1], [one.evidence for one in done.reports]
+        invocation.report(findings=last.findings, level=verify, evidence=evidence)
+        if last.code is not ExitCode.OK:
+            return _not_passed(invocation, done.url, last)
+    moved = () if dry_run else [one.name for one in done.moves if one.changes]
+    _report(invocation, done.moves, done.step, moved)
+    would = "would move" if dry_run else "moved"
+    for one in done.moves:
+        invocation.print(printable(f"{would} {_line(one)}" if one.changes else _line(one)))
+    changing = sum(one.changes for one in done.moves)
     if dry_run:
-        _report(invocation, wanted, step, ())
-        for one in wanted:
-            invocation.print(printable(f"would move {_line(one)}" if one.changes else _line(one)))
-        return Result(ExitCode.OK, f"{counted(sum(m.changes for m in wanted), 'pointer')} to move")
-    with leased(root, name, actor()):
-        opened = open_child(root, child)
-        failed = _verify(invocation, url, opened, verify, job_count(jobs), limit_rate)
-        if failed is not None:
-            return failed
-        step = opened[0].step if opened[0].step is not None else step
-        moved: list[str] = []
-        with held(root, actor()) as now:
-            find_in_root(now, name)
-            wanted = moves(now, name, step, asked, backwards=backwards)
-            for one in wanted:
-                if one.changes:
-                    fields = {"entry": name, "step": step, "verified": verify.value}
-                    move(now, one, actor=actor(), now=time.time(), fields=fields)
-                    moved.append(one.name)
-    _report(invocation, wanted, step, moved)
-    for one in wanted:
-        invocation.print(printable(f"moved {_line(one)}" if one.changes else _line(one)))
-    message = f"{counted(len(moved), 'pointer')} moved to {url}"
-    return Result(ExitCode.OK, message if moved else f"every pointer says {url} already")
+        return Result(ExitCode.OK, f"{counted(changing, 'pointer')} to move")
+    message = f"{counted(changing, 'pointer')} moved to {done.url}"
+    return Result(ExitCode.OK, message if moved else f"every pointer says {done.url} already")
 
 
-def _resolve(invocation: Invocation, path: str) -> tuple[Root, Child]:
-    """Return the root around a checkpoint, and the checkpoint as the root has it.
-
-    Raises:
-        UsageError: a root without a selector, or a place that lies in no root.
-        NotFoundError: no such checkpoint.
-    """
-    from ftckpt.commands.cli.target import choose
-    from ftckpt.discovery import resolve as opening
-    from ftckpt.discovery.promotion import find_in_root
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.storage.remotes import split
-
-    target = opening.open_target(path, FORMATS, invocation.stores)
-    place = target.place
-    if target.root is not None:
-        if not place.which:
-            raise UsageError(
-                f"{path} is a root, not one checkpoint",
-                hint=f"{place.url.rstrip('/')}@latest is its newest; ftckpt inspect lists them",
-            )
-        return target.root, choose(target.root, place.which)
-    local = place.store.local_path(place.entry.path)
-    whole = place.url.rstrip("/") if local is None else os.path.realpath(local)
-    parent, name = split(whole)
-    around = opening.locate(parent, invocation.stores)
-    root = opening.open_root(around, FORMATS)
-    if root.base:
-        raise UsageError(f"{path} does not lie in a root", hint="name ROOT@STEP")
-    return root, find_in_root(root, name)
-
-
-def _verify(
-    invocation: Invocation,
-    url: str,
-    opened: Sequence[object],
-    level: CheckLevel,
-    jobs: int,
-    limit_rate: str,
-) -> Result | None:
-    """Verify every part of a checkpoint; return how the verb ends where one does not pass."""
-    from ftckpt import verification
-    from ftckpt.checkpoint import Checkpoint
-
-    options = verification.VerifyOptions(
-        verification.Level(level.value), jobs=jobs, limiter=rate_limit(limit_rate)
-    )
-    evidence = []
-    for checkpoint in opened:
-        assert isinstance(checkpoint, Checkpoint)
-        report = verification.verify(checkpoint, options, counter=invocation.counter)
-        invocation.close()
-        evidence.append(report.evidence)
-        if report.code is not ExitCode.OK:
-            invocation.report(findings=report.findings, level=level, evidence=evidence)
-            for one in report.findings:
-                invocation.say(finding_line(one))
-            hint = "no pointer was moved"
-            if report.code is ExitCode.UNVERIFIED:
-                hint = "ftckpt seal records digests; --verify structure moves it without them"
-            return invocation.fail(report.code, f"{url} does not pass: {report.message}", hint)
-    invocation.report(findings=[], level=level, evidence=evidence)
-    return None
+def _not_passed(invocation: Invocation, url: str, report: VerifyReport) -> Result:
+    for one in report.findings:
+        invocation.say(finding_line(one))
+    hint = "no pointer was moved"
+    if report.code is ExitCode.UNVERIFIED:
+        hint = "ftckpt seal records digests; --verify structure moves it without them"
+    return invocation.fail(report.code, f"{url} does not pass: {report.message}", hint)
 
 
 def _report(

@@ -31,19 +31,10 @@ from ftckpt.commands.cli.transfers import (
     carry_out,
     read_rules,
 )
-from ftckpt.errors import (
-    ExitCode,
-    FtckptError,
-    NotFoundError,
-    RefusedError,
-    UnsupportedError,
-    UsageError,
-)
+from ftckpt.errors import ExitCode, NotFoundError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from ftckpt.checkpoint import Checkpoint
 
 EXAMPLES = (
     (
@@ -171,6 +162,7 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
         UsageError: the grid does not make up the world, or the scratch place is missing.
         FtckptError: the resharding failed.
     """
+    from ftckpt.api.choosing import made_before, scratch_place
     from ftckpt.discovery.conditions import grid_of, not_at_grid
     from ftckpt.transfer.content import Content
 
@@ -182,10 +174,15 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
     shown = " ".join(f"--{name} {size}" for name, size in grid.items())
     if not job.scratch:
         raise UsageError(f"{path} {reason}", hint=f"--scratch DIR: it is resharded there ({shown})")
-    destination = _destination(invocation, checkpoint, job, grid)
+    destination = scratch_place(
+        checkpoint, job.world_size, grid, repr(job.layout), job.scratch, invocation.stores
+    )
     invocation.report(grid=grid)
     invocation.say(f"{path} {reason}: resharding to {destination} ({shown})")
-    if not _is_made(invocation, destination):
+    earlier = made_before(destination, invocation.stores, invocation.counter)
+    if earlier is not None:
+        invocation.say(f"an earlier run has made {destination}: {earlier.message}")
+    else:
         layout = replace(
             job.layout,
             tp=grid.get("tp", job.layout.tp),
@@ -198,70 +195,3 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
         result = carry_out(invocation, checkpoint, content, name, wishes, destination, job.run)
         assert result.code is ExitCode.OK
     return destination
-
-
-def _destination(
-    invocation: Invocation, checkpoint: Checkpoint, job: _Job, grid: Mapping[str, int]
-) -> str:
-    """Return where the resharded checkpoint goes: one folder for each source as it is, and grid.
-
-    The name of the checkpoint stays, because some trainers read the step from it. A local folder
-    around it is made.
-
-    Raises:
-        DeniedError, NoResourceError: the folder cannot be made.
-    """
-    import xxhash
-
-    from ftckpt.storage import open_store
-    from ftckpt.storage.local.oserror import translate
-    from ftckpt.verification.receipts import fingerprint
-
-    source = checkpoint.source
-    try:
-        identity = fingerprint(source)
-    except UnsupportedError:  # a store without ETags
-        identity = repr(sorted((n, e.size, e.mtime) for n, e in source.entries.items()))
-    layout = [identity, source.url, job.world_size, sorted(grid.items()), repr(job.layout)]
-    digest = xxhash.xxh3_64_hexdigest(repr(layout).encode("utf-8", "surrogateescape"))
-    folder = f"world{job.world_size}-{digest[:8]}"
-    place = f"{job.scratch.rstrip('/') or '/'}/{folder}"
-    store = open_store(place, invocation.stores)
-    local = store.local_path()
-    if local is not None:
-        try:
-            os.makedirs(local, exist_ok=True)
-        except OSError as error:
-            raise translate(error, local, "make", place) from error
-    return f"{place}/{source.name}"
-
-
-def _is_made(invocation: Invocation, destination: str) -> bool:
-    """Return whether an earlier run made the result; it is checked before it is taken.
-
-    Raises:
-        FtckptError: it is damaged.
-    """
-    from ftckpt.discovery import resolve as opening
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.own_files import MANIFEST
-    from ftckpt.verification import Level as Depth
-    from ftckpt.verification import VerifyOptions, verify
-
-    try:
-        target = opening.open_target(destination, FORMATS, invocation.stores)
-    except FtckptError:
-        return False  # absent or unfinished: the transfer says what stands in its way
-    if target.part is None:
-        return False
-    made = target.open()
-    if MANIFEST not in made.source.entries:
-        return False
-    report = verify(made, VerifyOptions(Depth.CONTENT), counter=invocation.counter)
-    if report.code is not ExitCode.OK:
-        raise RefusedError(
-            f"{destination} was made by an earlier run and does not pass: {report.message}",
-            hint=f"remove {destination} and run the same command again",
-        )
-    invocation.say(f"an earlier run has made {destination}: {report.message}")
-    return True

@@ -17,7 +17,7 @@ from ftckpt.commands.cli.bounds import (
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import require_folder
 from ftckpt.commands.cli.render import human_bytes, human_duration
-from ftckpt.commands.cli.target import PathArgument, known_step, open_checkpoint
+from ftckpt.commands.cli.target import PathArgument, open_checkpoint
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
@@ -82,7 +82,7 @@ def command(
         level=Level(level.value), jobs=threads, limiter=limiter, use_manifest=False
     )
     report = verify(checkpoint, options, counter=invocation.counter)
-    invocation.report(step=known_step(checkpoint), findings=report.findings)
+    invocation.report(step=checkpoint.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:
         for found in report.findings:
             invocation.print(render.finding_line(found))

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, CommitState
-from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.recognise import Listing, Recognition, UnopenedPart
 from ftckpt.errors import FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, from_error
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import EntryKind
+from ftckpt.storage.store import EntryKind, Store
 
 
 class Sign(NamedTuple):
@@ -283,3 +283,10 @@ def _look(source: Source, name: str, size: int) -> None:
                 return
             data = reader.read(0, min(size, _BARE))
             load(data, file=name, table=BUILTINS, exact=len(data) == size)
+
+
+def hostile_in(store: Store, part: UnopenedPart) -> tuple[Finding, ...]:
+    """Return what is unsafe in the pickles of a checkpoint that no format can open."""
+    if part.entry.kind is EntryKind.FILE:
+        return tuple(hostile(Source.file(store, part.entry)))
+    return tuple(hostile(Source.directory(store, part.entry.path)))

@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .api import convert, copy, diff, inspect, latest, open_checkpoint, repair, seal, verify
+    from .api import (
+        convert,
+        copy,
+        diff,
+        inspect,
+        latest,
+        open_checkpoint,
+        promote,
+        repair,
+        reshard,
+        restart,
+        seal,
+        verify,
+    )
 
 __all__ = [
     "__version__",
@@ -25,14 +38,17 @@ __all__ = [
     "inspect",
     "latest",
     "open_checkpoint",
+    "promote",
     "repair",
+    "reshard",
+    "restart",
     "seal",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # The capabilities know every format; importing ftckpt alone must stay free of them.
+    # The functions know every format; importing ftckpt alone must stay free of them.
     if name in __all__:
         from . import api
 

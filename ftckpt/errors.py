@@ -224,3 +224,9 @@ class PartialError(FtckptError):
 
     exit_code = ExitCode.PARTIAL
     default_kind = "partial"
+
+
+def error_of(code: ExitCode, message: str, hint: str = "") -> FtckptError:
+    """Return the error that a verdict's exit code and sentence make."""
+    kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
+    return kinds[code](message, hint=hint)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from .errors import ExitCode, FtckptError
+from .errors import ExitCode, FtckptError, UsageError
 
 
 class Severity(StrEnum):
@@ -154,6 +154,30 @@ KINDS: dict[str, KindInfo] = {
     "note": KindInfo(_OK, _N, _OK, "Something worth knowing."),
 }
 # fmt: on
+
+
+def parse_strictness(given: Iterable[str]) -> frozenset[Strictness]:
+    """Return the classes of findings that words name; "all" and the environment's "1" name all.
+
+    Raises:
+        UsageError: the class does not exist.
+    """
+    from difflib import get_close_matches
+
+    found: set[Strictness] = set()
+    for word in (word.strip() for text in given for word in text.split(",")):
+        if word in ("all", "1", "true", "yes", "on"):  # the last four in the environment
+            found |= set(Strictness)
+        elif word in list(Strictness):
+            found.add(Strictness(word))
+        elif word not in ("", "0", "false", "no", "off"):
+            near = get_close_matches(word, list(Strictness), 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(
+                f"--strict has no class {word!r}{meant}",
+                hint=f"the classes are {', '.join(Strictness)}",
+            )
+    return frozenset(found)
 
 
 def counted(number: int, noun: str) -> str:

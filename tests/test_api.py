@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import ftckpt
-from ftckpt.comparison import Choice, Reading
-from ftckpt.errors import ExitCode, UsageError
-from ftckpt.transfer.request.renaming import parse_renames, rename
-from ftckpt.verification import Level, VerifyOptions
+from ftckpt.errors import CorruptError, ExitCode, UsageError
+from ftckpt.findings import Finding
+from ftckpt.verification.places import PlaceReport, Watcher
 from tests.builders.checkpoints import flip, save_dcp
 
 
@@ -36,7 +36,7 @@ def test_importing_is_cheap() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "[]\n"
+    assert done.stdout == "['ftckpt.version']\n"
 
 
 def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
@@ -47,10 +47,70 @@ def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
         ftckpt.open_checkpoint(str(root))
     assert ftckpt.inspect(checkpoint).tensors == 4
     assert ftckpt.verify(f"{root}/step-7").code is ExitCode.OK
-    sealed = ftckpt.seal(f"{root}/step-7", f"{tmp_path}/m.json")
+    sealed = ftckpt.seal(f"{root}/step-7", manifest=f"{tmp_path}/m.json")
     assert Path(sealed.url).exists()
-    found = ftckpt.latest(str(root), VerifyOptions(Level.CONTENT))
+    found = ftckpt.latest(str(root), verify="content")
     assert (found.code, found.path, found.step) == (ExitCode.OK, f"{root}/step-7", 7)
+
+
+def test_a_root_is_verified_by_one_call(tmp_path: Path) -> None:
+    """As `ftckpt verify ROOT` and `ROOT --all` answer."""
+    for step in (7, 8, 9):
+        save_dcp(tmp_path / f"step-{step}", step=step)
+    (tmp_path / "latest").write_text("step-9")
+    newest = ftckpt.verify(str(tmp_path))
+    assert (newest.code, newest.url, newest.step) == (ExitCode.OK, f"{tmp_path}/step-9", 9)
+    ftckpt.seal(f"{tmp_path}/step-8")
+    file = tmp_path / "step-9" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    whole = ftckpt.verify(str(tmp_path), all_=True)
+    assert [one.url for one in whole.checkpoints] == [f"{tmp_path}/step-{n}" for n in (9, 8, 7)]
+    assert [one.code for one in whole.checkpoints] == [ExitCode.CORRUPT, ExitCode.OK, ExitCode.OK]
+    assert (whole.code, whole.url) == (ExitCode.CORRUPT, str(tmp_path))
+    assert whole.message == f"1 of 3 checkpoints failed: {tmp_path}/step-9 first"
+    # The weakest word is the word.
+    assert [one.evidence for one in whole.checkpoints] == ["crc32", "manifest", "crc32"]
+    assert (whole.evidence, whole.level, whole.format) == ("crc32", "content", "dcp")
+    assert whole.bytes_read == sum(one.bytes_read for one in whole.checkpoints) > 0
+    assert whole.findings == ()
+    (tmp_path / "latest").write_text("step-10")
+    dangling = ftckpt.verify(f"{tmp_path}@8")
+    assert (dangling.code, dangling.findings) == (ExitCode.OK, ())
+    pointed = ftckpt.verify(str(tmp_path), all_=True)
+    assert [one.kind for one in pointed.findings] == ["pointer-dangling"]
+
+
+def test_a_step_of_several_checkpoints_has_the_worst_verdict(tmp_path: Path) -> None:
+    for name in ("actor", "critic"):
+        save_dcp(tmp_path / "global_step_3" / name)
+    file = tmp_path / "global_step_3" / "critic" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    report = ftckpt.verify(f"{tmp_path}@3")
+    assert [one.code for one in report.parts] == [ExitCode.OK, ExitCode.CORRUPT]
+    assert (report.code, report.message) == (ExitCode.CORRUPT, report.parts[1].message)
+
+
+def test_what_is_watched_comes_as_it_is_found(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Ears(Watcher):
+        def begin(self, url: str) -> None:
+            heard.append(url.rpartition("/")[2])
+
+        def found(self, one: Finding) -> None:
+            heard.append(one.kind)
+
+        def end(self, report: PlaceReport) -> None:
+            heard.append(report.code.name)
+
+    for step in (7, 8):
+        save_dcp(tmp_path / f"step-{step}", step=step)
+    (tmp_path / "step-8" / ".metadata").write_bytes(b"no pickle")
+    ftckpt.verify(str(tmp_path), all_=True, watcher=Ears())
+    assert heard[0] == "step-8"
+    assert heard[2] in ("CORRUPT", "UNSAFE")
+    assert heard[3] == "step-7"
+    assert heard[-1] == "OK"
 
 
 def test_diff(root: Path, tmp_path: Path) -> None:
@@ -59,14 +119,14 @@ def test_diff(root: Path, tmp_path: Path) -> None:
     assert (same.code, same.total.tensors, same.evidence) == (ExitCode.OK, 4, {"read": 4})
     file = tmp_path / "step-7" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
-    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", Reading(jobs=2))
+    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", jobs=2)
     assert (report.code, report.total.changed) == (ExitCode.CORRUPT, 1)
-    trusting = Reading(trust_recorded=True)
-    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", trusting)
+    report = ftckpt.diff(f"{root}/step-7", f"{tmp_path}/step-7", trust_recorded=True)
     assert (report.code, report.evidence) == (ExitCode.OK, {"crc32": 4})
-    model = Choice(components=["model"])
-    renamed = ftckpt.diff(f"{root}/step-7", f"{root}/step-7", choice=model, derive=lambda c: rename(
-        c, parse_renames('[[rename]]\nfrom = "layers.*"\nto = "h.*"', "here")))  # fmt: skip
+    table = tmp_path / "names.toml"
+    table.write_text('[[rename]]\nfrom = "layers.*"\nto = "h.*"')
+    step = f"{root}/step-7"
+    renamed = ftckpt.diff(step, step, component=["model"], rename=str(table))
     assert renamed.total.counts == {"missing": 4, "added": 4}
 
 
@@ -75,9 +135,10 @@ def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:
     file = tmp_path / "step-7" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
     assert ftckpt.verify(f"{tmp_path}/step-7").code is ExitCode.CORRUPT
+    with pytest.raises(CorruptError, match="not sealed"):
+        ftckpt.seal(f"{tmp_path}/step-7")
     said: list[str] = []
-    options = VerifyOptions(Level.CONTENT)
-    found = ftckpt.latest(str(tmp_path), options, wait=1, note=said.append)
+    found = ftckpt.latest(str(tmp_path), verify="content", wait=True, timeout=1, note=said.append)
     assert (found.code, found.path) == (ExitCode.CORRUPT, None)
     assert len(said) == 1
 
@@ -95,18 +156,52 @@ def test_copy_and_repair(root: Path, tmp_path: Path) -> None:
 
 
 def test_convert_and_reshard(root: Path, tmp_path: Path) -> None:
-    from ftckpt.transfer.layout import LayoutRequest
-    from ftckpt.transfer.request.narrowing import Only, only
-
-    whole = ftckpt.convert(f"{root}/step-7", f"{tmp_path}/four", wishes=LayoutRequest(dp=4))
+    planned = ftckpt.reshard(f"{root}/step-7", f"{tmp_path}/four", dp=4, dry_run=True)
+    assert len(planned.files) == 5
+    assert list(tmp_path.iterdir()) == []
+    whole = ftckpt.reshard(f"{root}/step-7", f"{tmp_path}/four", dp=4)
     assert (whole.format, whole.files) == ("dcp", 5)
     assert whole.proof is not None
     weights = ftckpt.convert(
-        ftckpt.open_checkpoint(f"{tmp_path}/four"),
-        f"{tmp_path}/weights",
-        "safetensors",
-        derive=lambda content: only(content, Only.MODEL),
+        ftckpt.open_checkpoint(f"{tmp_path}/four"), f"{tmp_path}/w", "safetensors", only="model"
     )
     assert weights.proof is not None
     assert weights.proof.objects == 0 < whole.proof.objects
-    assert ftckpt.verify(f"{tmp_path}/weights").code is ExitCode.OK
+    assert ftckpt.verify(f"{tmp_path}/w").code is ExitCode.OK
+
+
+def test_promote_and_restart(root: Path, tmp_path: Path) -> None:
+    for step in (7, 8):
+        save_dcp(tmp_path / f"step-{step}", step=step)
+    dry = ftckpt.promote(f"{tmp_path}@7", dry_run=True)
+    assert [(m.name, m.before) for m in dry.moves] == [("last-known-good", None)]
+    assert not (tmp_path / "last-known-good").exists()
+    done = ftckpt.promote(f"{tmp_path}@7")
+    assert (done.url, len(done.reports)) == (f"{tmp_path}/step-7", 1)
+    assert ftckpt.latest(str(tmp_path), pointer="last-known-good").path == done.url
+    file = tmp_path / "step-8" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    refused = ftckpt.promote(f"{tmp_path}/step-8")
+    assert (refused.moves, refused.reports[-1].code) == ((), ExitCode.CORRUPT)
+    again = ftckpt.restart(str(tmp_path), 64)
+    assert (again.path, again.grid) == (f"{tmp_path}/step-7", {})
+
+
+def test_the_session_of_the_page_is_what_a_reader_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import doctest
+
+    for step in (100, 200, 300):
+        save_dcp(tmp_path / "run7" / f"step-{step}", step=step)
+    for folder in ("run7-64", "tier2"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parent.parent / "docs" / "python.md"
+    blocks = re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    parsed = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.name, str(page), 0)
+    result = runner.run(parsed, out=said.append)
+    assert result.attempted > 10
+    assert result.failed == 0, "".join(said)

@@ -17,7 +17,7 @@ from ftckpt.commands.cli import verbs
 ROOT = Path(__file__).parent.parent
 FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
 # The two doors of the core that look up: `python -m ftckpt`, and the Python API.
-DOORS = {"ftckpt/__main__.py", "ftckpt/api.py"}
+DOORS = ("ftckpt/__main__.py", "ftckpt/api/")
 # The packages from the ground up: each imports from those before it, lazily and for types too.
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
@@ -62,14 +62,14 @@ TWICE = 0  # public class names of more than one class
 # Lines of each package.
 BUDGET = {
     "ground": 650, "workers": 1_050, "storage": 5_600, "checkpoint": 1_750, "digests": 600,
-    "inspection": 700, "manifest": 700, "discovery": 3_400, "verification": 2_850,
-    "planning": 5_600, "transfer": 5_900, "comparison": 2_550, "delta": 5_160, "retention": 6_060,
+    "inspection": 700, "manifest": 700, "discovery": 3_400, "verification": 3_100,
+    "planning": 5_600, "transfer": 5_900, "comparison": 2_550, "delta": 5_160, "retention": 6_100,
     "replication": 2_650, "status": 1_000, "replay": 5_300, "formats.pickles": 2_400,
     "formats.torch_files": 3_850, "formats.state": 2_500, "formats.huggingface": 350,
     "formats.dcp": 2_700, "formats.ranks": 4_300, "formats.safetensors": 1_800,
     "formats.torchsave": 750, "formats.families": 1_150, "formats.megatron": 9_180,
     "formats.deepspeed": 6_600, "formats.trainer_dirs": 720, "formats.delta": 2_050,
-    "formats": 700, "api": 600, "commands": 12_000,
+    "formats": 700, "api": 2_000, "commands": 11_450,
 }  # fmt: skip
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
@@ -116,7 +116,7 @@ def test_imports_point_one_way() -> None:
     paths = sources()
     assert len(paths) > 50
     for path in paths:
-        if path.relative_to(ROOT).as_posix() not in DOORS:
+        if not path.relative_to(ROOT).as_posix().startswith(DOORS):
             assert climbs(path, path.read_text()) == [], path
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
-
-from ftckpt.errors import MissingError, NotFoundError, UsageError
 
 from .invocation import Invocation
 from .option_values import parse_duration
@@ -79,29 +76,9 @@ def read_root(invocation: Invocation, path: str, *, create: bool = False) -> Roo
         MissingError: it is not there.
         UsageError: it is a checkpoint, or one step of a root.
     """
-    from ftckpt.discovery import resolve as opening
-    from ftckpt.discovery import root_marker
-    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.api import choosing
 
-    try:
-        place = opening.locate_root(path, invocation.stores)
-    except MissingError as error:
-        if not create:
-            words = shlex.join(["ftckpt", "latest", path, "--create-root"])
-            first = f"for a first start, once: {words}"
-            error.hint = f"{error.hint}; {first}" if error.hint else first
-            raise
-        root_marker.create_root(path, invocation.stores)
-        place = opening.locate_root(path, invocation.stores)
-    if place.which:
-        raise UsageError(f"the root is wanted, not one step of it: {path}")
-    try:
-        root = opening.open_root(place, FORMATS)
-        if create and not root.holds_checkpoints():
-            root_marker.create_root(path, invocation.stores)
-    except NotFoundError as error:  # it went while it was listed: no first start
-        raise MissingError(error.message, hint=error.hint) from error
-    return root
+    return choosing.read_root(path, invocation.stores, create=create)
 
 
 def checks_of(invocation: Invocation, level: CheckLevel, choice: ChoiceOptions) -> Checks:
@@ -111,20 +88,13 @@ def checks_of(invocation: Invocation, level: CheckLevel, choice: ChoiceOptions) 
         UsageError: `--reuse` is not a duration, or there is nothing that it could save.
     """
     from ftckpt import verification
-    from ftckpt.discovery.checks import Checks, Reuse
-    from ftckpt.workers.limits import jobs
+    from ftckpt.api import choosing
 
-    reuse, folder = choice.reuse, choice.receipts
-    if level is CheckLevel.STRUCTURE and (reuse or folder):
-        raise UsageError("--reuse is about a check of the content: add --verify content")
-    if folder and not reuse:
-        raise UsageError("--receipts needs --reuse")
-    options = verification.VerifyOptions(
-        verification.Level(level.value), jobs=jobs(), require_content=level is CheckLevel.VALUES
-    )
-    age = Reuse(parse_duration(reuse, "--reuse"), folder) if reuse else None
-    counter = invocation.counter
-    return Checks(options, invocation.stores, age, counter, invocation.warn)
+    reuse = parse_duration(choice.reuse, "--reuse") if choice.reuse else ""
+    return choosing.checks_of(
+        verification.Level(level.value), reuse, choice.receipts, invocation.stores,
+        invocation.counter, invocation.warn,
+    )  # fmt: skip
 
 
 def report_choice(invocation: Invocation, found: Selection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.retention.records.who import actor as actor
+from ftckpt.retention.records.who import login_name as login_name
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
@@ -61,21 +62,6 @@ def open_roots(invocation: Invocation, path: str) -> list[Root]:
     from ftckpt.formats.catalog import FORMATS
 
     return opening.open_runs(open_place(invocation, path), FORMATS)
-
-
-def login_name() -> str:
-    """Return who runs this process, by the system and not by the environment."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container often has no name for its user
-        return f"uid-{os.getuid()}"
-
-
-def actor() -> str:
-    """Return who does something to a root, for its log: `alice@login1`."""
-    return f"{login_name()}@{os.uname().nodename}"
 
 
 def record(chosen: Sequence[Chosen], event: str, **fields: str) -> None:

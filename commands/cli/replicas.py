@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from .bounds import MemoryOption, RateOption, bound_memory, job_count, rate_limit
+from .bounds import MemoryOption, RateOption, bound_memory
 
 if TYPE_CHECKING:
     from ftckpt.replication.options import ReplicationOptions
-
-# Requests to an object store have a latency to hide, whatever processors there are.
-_REQUESTS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +61,10 @@ class ReplicaOptions:
             UsageError: a rate that is none.
             NoResourceError: the memory budget does not hold one block.
         """
-        from ftckpt.replication.options import ReplicationOptions
-        from ftckpt.transfer.request.dry_run import affordable_jobs
+        from ftckpt.api.transferring import replication_options
 
-        near = reads_local and writes_local
-        wanted = self.jobs or max(job_count(0), 0 if near else _REQUESTS)
-        return ReplicationOptions(
-            jobs=affordable_jobs(wanted, local=writes_local),
-            limiter=rate_limit(self.limit_rate),
-            proof=not self.no_proof,
-            restart=self.restart,
+        return replication_options(
+            near=reads_local, writes_local=writes_local, jobs=self.jobs,
+            limit_rate=self.limit_rate, proof=not self.no_proof, restart=self.restart,
             beside=beside,
-        )
+        )  # fmt: skip

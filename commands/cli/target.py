@@ -11,20 +11,17 @@ import typer
 
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.open_part import open_part
-from ftckpt.errors import FtckptError, UsageError
+from ftckpt.errors import UsageError
 
 from .render import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.checkpoint.rules import Rules
-    from ftckpt.discovery.recognise import UnopenedPart
     from ftckpt.discovery.resolve import Target
-    from ftckpt.discovery.roots import Child, Root
-    from ftckpt.findings import Finding
-    from ftckpt.storage.store import Store
+    from ftckpt.discovery.roots import Root
 
     from .invocation import Invocation
 
@@ -115,7 +112,9 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
             f"{target.place.url} is a root, not one checkpoint",
             hint=f"name one of its checkpoints: {_names(target.root)}",
         )
-    child = choose(target.root, target.place.which, invocation.warn)
+    from ftckpt.discovery.candidates import choose_child
+
+    child = choose_child(target.root, target.place.which, invocation.warn)
     url = target.root.url_of(child.candidate)
     if not target.place.which:
         invocation.say(f"{printable(target.place.url)} is a root; taking {printable(url)}")
@@ -125,33 +124,6 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
         raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
     with no_gc():
         return invocation.keep(open_part(target.root.store, child.parts[0]))
-
-
-def known_step(checkpoint: Checkpoint) -> int | None:
-    """Return the step of a checkpoint that was verified; None also where it cannot be read.
-
-    Why it cannot be read is among the findings by then.
-    """
-    try:
-        return checkpoint.step
-    except FtckptError:
-        return None
-
-
-def choose(root: Root, which: str, note: Callable[[str], None] = lambda _: None) -> Child:
-    """Return the child of a root that `@STEP` means; the newest committed for "" and "latest".
-
-    Args:
-        root: where to look.
-        which: as `Place.which`.
-        note: told which newer ones are not committed.
-
-    Raises:
-        NotFoundError: the step does not exist.
-    """
-    from ftckpt.discovery.candidates import child_of_step, newest_child
-
-    return child_of_step(root, int(which)) if which.isdecimal() else newest_child(root, note)
 
 
 def _names(root: Root) -> str:
@@ -187,16 +159,7 @@ def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None)
             f"{path} is a root, not one checkpoint",
             hint=f"name one of its checkpoints: {_names(target.root)}",
         )
-    child = choose(target.root, target.place.which)
+    from ftckpt.discovery.candidates import choose_child
+
+    child = choose_child(target.root, target.place.which)
     return open_part(target.root.store, child.parts[0])
-
-
-def hostile_findings(store: Store, part: UnopenedPart) -> tuple[Finding, ...]:
-    """Return what is unsafe in the pickles of a checkpoint that no format can open."""
-    from ftckpt.formats.recognised import hostile
-    from ftckpt.storage.source import Source
-    from ftckpt.storage.store import EntryKind
-
-    if part.entry.kind is EntryKind.FILE:
-        return tuple(hostile(Source.file(store, part.entry)))
-    return tuple(hostile(Source.directory(store, part.entry.path)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from ftckpt.api.tables import read_rules as read_rules
+from ftckpt.api.tables import read_text as read_text
 from ftckpt.errors import ExitCode
 
 from . import render
@@ -19,12 +20,10 @@ from .target import open_other
 from .transferred import show_plan, show_report
 
 if TYPE_CHECKING:
+    from ftckpt.api.writing import Means
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.checkpoint.rules import Rules
-    from ftckpt.discovery.recognise import Format
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import LayoutRequest, Writer
-    from ftckpt.transfer.prove.elements import Prover, SameObjects
+    from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.verification import VerifyReport
 
 SourceArgument = Annotated[
@@ -165,42 +164,6 @@ class RunOptions:
     max_memory: MemoryOption = "1GiB"
 
 
-def read_rules(path: str) -> Rules | None:
-    """Return the user's table of split rules, or None where none was given.
-
-    A built-in table is given by its name, unless a file has that name.
-
-    Raises:
-        UsageError: the file cannot be read, or is not such a table.
-    """
-    if not path:
-        return None
-    from ftckpt.checkpoint.rules import parse_rules
-    from ftckpt.formats.state.rule_tables import built_in, families
-
-    # Megatron's rules depend on the job's arguments, which its own readers know.
-    if path in families() and "megatron" not in path and not os.path.exists(path):
-        return built_in(path)
-    return parse_rules(read_text(path), path)
-
-
-def read_text(path: str) -> str:
-    """Return a small text file that the user named.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    from ftckpt.errors import UsageError
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text: {error}") from error
-
-
 def narrowed(content: Content, options: PartOptions) -> Content:
     """Return the part of a content that the user wants.
 
@@ -213,22 +176,6 @@ def narrowed(content: Content, options: PartOptions) -> Content:
     if options.only is not None:
         content = only(content, Only(options.only.value))
     return drop(content, options.drop) if options.drop else content
-
-
-class Means(NamedTuple):
-    """By what a result is written and proven.
-
-    Attributes:
-        target: reads it.
-        writer: lays it out.
-        prover: compares it with a content that the layout does not change.
-        same_objects: how objects are compared.
-    """
-
-    target: Format
-    writer: Writer
-    prover: Prover
-    same_objects: SameObjects
 
 
 def carry_out(
@@ -259,26 +206,15 @@ def carry_out(
         used: wishes that the verb itself has a use for; others that the writer has none for are
             refused.
     """
-    from ftckpt.formats.catalog import reads_by_rules
-    from ftckpt.formats.state.same_object import SameObject
-    from ftckpt.formats.writers import format_and_writer
-    from ftckpt.storage import open_store
-    from ftckpt.transfer.prove.elements import prove
-    from ftckpt.transfer.request.dry_run import affordable_forks, affordable_jobs, planned
-    from ftckpt.transfer.request.example import lay_out
-    from ftckpt.transfer.run import TransferOptions, require_place, transfer
+    from ftckpt.api.writing import prepare
     from ftckpt.verification import VerifyOptions, verify
 
     bound_memory(run.max_memory)
-    store = open_store(destination, invocation.stores)
-    local = store.traits.local
-    jobs = affordable_jobs(job_count(run.jobs), local=local, source=checkpoint.source.store)
-    means = means or Means(*format_and_writer(name, wishes.rules, destination), prove, SameObject)
-    target, writer, prover, same_objects = means
-    if reads_by_rules(checkpoint.source_format):
-        used = (*used, "rules")
-    layout = lay_out(writer, content, wishes, store, used=used)
-    require_place(layout)
+    prepared = prepare(
+        checkpoint, content, name, wishes, destination,
+        jobs=job_count(run.jobs), stores=invocation.stores, means=means, used=used,
+    )  # fmt: skip
+    layout = prepared.layout
     invocation.report(
         destination=destination,
         to=name,
@@ -291,16 +227,11 @@ def carry_out(
     for note in layout.notes:
         invocation.say(f"note: {note.message}")
     if run.dry_run:
-        if prover is prove and not run.no_proof:
-            from ftckpt.transfer.prove.rehearsal import rehearse
-
-            rehearse(content, layout, target, same_objects, single=writer.single)
-        plan = planned(layout, checkpoint, jobs=jobs, proof=not run.no_proof, local=local)
-        return show_plan(invocation, layout, checkpoint, plan)
+        return show_plan(invocation, layout, checkpoint, prepared.plan(proof=not run.no_proof))
     limiter = rate_limit(run.limit_rate)
 
     def check() -> VerifyReport:
-        options = VerifyOptions(jobs=jobs, forks=jobs, limiter=limiter)
+        options = VerifyOptions(jobs=prepared.jobs, forks=prepared.jobs, limiter=limiter)
         found = verify(checkpoint, options, counter=invocation.counter)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
@@ -310,24 +241,11 @@ def carry_out(
                 invocation.print(render.finding_line(one))
         return found
 
-    report = transfer(
-        content,
-        layout,
-        destination,
-        target,
-        single=writer.single,
-        same_objects=same_objects,
-        options=TransferOptions(
-            jobs=jobs,
-            forks=affordable_forks(jobs, checkpoint) if local and limiter is None else 0,
-            limiter=limiter,
-            proof=not run.no_proof,
-            device=run.device,
-            restart=run.restart,
-        ),
-        store_options=invocation.stores,
+    report = prepared.write(
         check=None if run.no_proof else check,
-        prover=prover if layout.content is None else prove,
+        limiter=limiter,
+        device=run.device,
+        restart=run.restart,
         counter=invocation.counter,
     )
     return show_report(invocation, report)

@@ -13,7 +13,6 @@ from ftckpt.commands.cli.transfers import CODES as TRANSFER_CODES
 from ftckpt.commands.cli.transfers import (
     DestinationArgument,
     LayoutOptions,
-    Means,
     PartOptions,
     RunOptions,
     carry_out,
@@ -61,6 +60,7 @@ def command(
     state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a
     killed run goes on where it was.
     """
+    from ftckpt.api.writing import Means
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
     from ftckpt.formats.delta.original import (
         OriginalWriter,

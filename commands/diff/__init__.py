@@ -15,9 +15,9 @@ from ftckpt.commands.cli.bounds import (
     rate_limit,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.target import known_step, open_checkpoint
+from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfers import RulesOption, read_rules, read_text
-from ftckpt.errors import ExitCode, NotFoundError, UsageError
+from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import listed
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def command(
     State that says or follows the grid of ranks is shown apart, and is not a difference.
     """
     from ftckpt.comparison import Choice, Reading, compare
+    from ftckpt.comparison.arithmetic import tolerance_of
     from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.state.fields import state_fields
@@ -126,7 +127,7 @@ def command(
         from ftckpt.commands.cli.picture import check_path
 
         check_path(plot, terminal=False)
-    tolerance = _tolerance(rtol, atol)
+    tolerance = tolerance_of(rtol, atol)
     limiter = rate_limit(limit_rate)
     renames = parse_renames(read_text(rename), rename) if rename else ()
     table = read_rules(rules)
@@ -172,25 +173,9 @@ def _open(invocation: Invocation, path: str, rules: Rules | None) -> Checkpoint:
     return open_checkpoint(invocation, path, newest=False, rules=rules)
 
 
-def _tolerance(rtol: float | None, atol: float | None) -> Tolerance | None:
-    """Return what is close; None where neither was given, so that bits are compared.
-
-    Raises:
-        UsageError: no number.
-    """
-    from ftckpt.comparison import Tolerance
-
-    if rtol is None and atol is None:
-        return None
-    given = Tolerance(rtol or 0.0, atol or 0.0)
-    if not all(value < float("inf") for value in given):
-        raise UsageError("--rtol and --atol are finite numbers")
-    return given
-
-
 def _report_sides(invocation: Invocation, first: Checkpoint, second: Checkpoint) -> None:
     sides = [
-        {"target": one.source.url, "format": one.format, "step": known_step(one)}
+        {"target": one.source.url, "format": one.format, "step": one.known_step}
         for one in (first, second)
     ]
     invocation.report(

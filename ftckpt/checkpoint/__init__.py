@@ -398,6 +398,14 @@ class Checkpoint(ABC):
         return step_of(self.scalars(SCALARS_A_FILE))
 
     @property
+    def known_step(self) -> int | None:
+        """The step; None also where it cannot be read: verifying says why."""
+        try:
+            return self.step
+        except FtckptError:
+            return None
+
+    @property
     def source_format(self) -> str:
         """The format in which a trainer wrote the state; another one stores a delta of it."""
         return self.format

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.errors import UsageError
 from ftckpt.workers.buffers import buffer
 
 from .elements import bits_of, farthest, has_values, part_of, values, wide_type
@@ -33,6 +34,20 @@ class Tolerance(NamedTuple):
 
     rtol: float = 0.0
     atol: float = 0.0
+
+
+def tolerance_of(rtol: float | None, atol: float | None) -> Tolerance | None:
+    """Return what is close; None where neither was given, so that bits are compared.
+
+    Raises:
+        UsageError: no number.
+    """
+    if rtol is None and atol is None:
+        return None
+    given = Tolerance(rtol or 0.0, atol or 0.0)
+    if not all(value < float("inf") for value in given):
+        raise UsageError("--rtol and --atol are finite numbers")
+    return given
 
 
 @dataclass(slots=True)

@@ -280,6 +280,20 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     raise NotFoundError(f"{root.url} holds no checkpoint of any known format")
 
 
+def choose_child(root: Root, which: str, note: Callable[[str], None] = lambda _: None) -> Child:
+    """Return the child of a root that `@STEP` means; the newest committed for "" and "latest".
+
+    Args:
+        root: where to look.
+        which: as `Place.which`.
+        note: told which newer ones are not committed.
+
+    Raises:
+        NotFoundError: the step does not exist.
+    """
+    return child_of_step(root, int(which)) if which.isdecimal() else newest_child(root, note)
+
+
 def nothing_known(root: Root, hint: str = "") -> FtckptError:
     """Return the error for a root in which no checkpoint that can be read was found.
 

@@ -14,6 +14,7 @@ from ftckpt.storage.store import EntryKind
 from .parse import parse_manifest
 
 if TYPE_CHECKING:
+    from ftckpt.storage import StoreOptions
     from ftckpt.storage.source import Source
     from ftckpt.storage.store import Entry, Store
 
@@ -48,6 +49,20 @@ def _read(store: Store, path: str, entry: Entry) -> Manifest:
             file=name,
         )
     return parse_manifest(store.read(path, 0, entry.size), name)
+
+
+def read_at(url: str, options: StoreOptions) -> Manifest | None:
+    """Return the manifest at a path or URL; None for "".
+
+    Raises:
+        NotFoundError, CorruptError, UnsupportedError, UnsafeError: see `read`.
+    """
+    if not url:
+        return None
+    from ftckpt.storage import open_store
+
+    parent, name = split(url)
+    return read(open_store(parent, options), name)
 
 
 def find(source: Source) -> Manifest | None:

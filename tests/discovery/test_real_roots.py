@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import ftckpt
-from ftckpt.discovery.select import SelectionRules
 from ftckpt.errors import ExitCode
 
 ARCHIVES = Path(__file__).parents[3] / "shared" / "checkpoints"
@@ -63,14 +62,12 @@ def test_the_newest_is_chosen(
 def test_what_is_not_read_stops_the_search(tmp_path: Path) -> None:
     (tmp_path / "step-3").mkdir()
     (tmp_path / "step-3" / "_CHECKPOINT_METADATA").write_text("{}")  # Orbax
-    found = ftckpt.latest(
-        str(tmp_path), rules=SelectionRules(skip_unverified=True, skip_unsafe=True)
-    )
+    found = ftckpt.latest(str(tmp_path), skip_unverified=True, skip_unsafe=True)
     assert (found.code, found.path) == (ExitCode.UNSUPPORTED, None)
     assert "does not read" in found.message
 
 
 @pytest.mark.parametrize("unpacked", ["dcp_fsdp2_nested"], indirect=True)
 def test_an_older_step_on_request(unpacked: Path) -> None:
-    found = ftckpt.latest(str(unpacked), rules=SelectionRules(step_at_most=3))
+    found = ftckpt.latest(str(unpacked), step_at_most=3)
     assert (found.path, found.step) == (f"{unpacked}/step-3", 3)

@@ -18,7 +18,6 @@ import pytest
 from ftckpt import api
 from ftckpt.checkpoint import read_ahead
 from ftckpt.checkpoint.read_ahead import read_again, reading_ahead
-from ftckpt.comparison.tensors import Reading
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import FtckptError, TruncatedError, UnavailableError
 from ftckpt.extents import Extent
@@ -31,8 +30,6 @@ from ftckpt.storage.prefetch.plan import Windows
 from ftckpt.storage.prefetch.reads import Ahead
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Reader
-from ftckpt.transfer.run import TransferOptions
-from ftckpt.verification import VerifyOptions
 from ftckpt.workers.limits import RateLimit
 from tests.builders.checkpoints import save_dcp
 from tests.builders.raw_checkpoint import RawCheckpoint
@@ -335,13 +332,12 @@ def test_whoever_reads_says_how_many_threads_do(
         act()
         return [jobs for jobs in said if jobs > 1]
 
-    assert heard(lambda: api.verify(step, VerifyOptions(jobs=3))) == [3]
-    options = TransferOptions(jobs=3)
+    assert heard(lambda: api.verify(step, jobs=3)) == [3]
     out = f"{tmp_path}/out"
     # The check, the building, and both sides of the proof.
-    assert heard(lambda: api.convert(step, out, to="safetensors", options=options)) == [3] * 4
+    assert heard(lambda: api.convert(step, out, to="safetensors", jobs=3)) == [3] * 4
     # Both sides, for tensors and for what is small.
-    assert heard(lambda: api.diff(step, out, Reading(jobs=3))) == [3] * 4
+    assert heard(lambda: api.diff(step, out, jobs=3)) == [3] * 4
     target, base = api.open_checkpoint(step), api.open_checkpoint(copy)
     packing = PackOptions(jobs=3, proof=False)
     pack = partial(pack_checkpoint, options=packing, store_options=StoreOptions())

@@ -12,7 +12,6 @@ from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.layout import LayoutRequest
-from ftckpt.verification import Level, VerifyOptions
 from tests.servers.faults import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Service, upload_tree
 
@@ -58,7 +57,7 @@ def test_every_piece_is_no_request_of_its_own(
         assert diff(ours, theirs, stores=stores).tensors
 
     def values() -> None:
-        assert verify(ours, VerifyOptions(Level.VALUES), stores=stores).code == 0
+        assert verify(ours, level="values", stores=stores).code == 0
 
     def pack() -> None:
         target, base = (open_checkpoint(url, stores) for url in (theirs, ours))
@@ -91,7 +90,7 @@ def test_a_manifest_costs_the_structure_one_request(
     def requests() -> list[str]:
         checkpoint = open_checkpoint(f"{s3_url}/step-3", stores)
         proxy.log.clear()
-        assert verify(checkpoint, VerifyOptions(Level.STRUCTURE)).code == 0
+        assert verify(checkpoint, level="structure").code == 0
         return list(proxy.log)
 
     bare = len(requests())

@@ -22,7 +22,6 @@ import torch
 
 from ftckpt.api import open_checkpoint, verify
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.verification import Level, VerifyOptions
 from tests import campaign
 from tests.formats.dcp.writing import save
 
@@ -118,7 +117,7 @@ def _bits(path: Path, elements: set[tuple[str, int]]) -> Iterator[tuple[str, int
 
 def _said(path: Path) -> ExitCode:
     try:
-        return verify(open_checkpoint(str(path)), VerifyOptions(level=Level.CONTENT)).code
+        return verify(open_checkpoint(str(path)), level="content").code
     except FtckptError as error:
         return error.exit_code
 

@@ -16,7 +16,6 @@ from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import ExitCode
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
-from ftckpt.verification import Level, VerifyOptions
 from tests.builders.checkpoints import open_checkpoint
 from tests.commands.golden import RUN, check_golden, ftckpt
 from tests.delta.on_disk import pack_delta, state_at
@@ -164,7 +163,7 @@ def test_rebase_shortens_a_chain(chain: Path) -> None:
     assert list(document["methods"]) == ["equal"]
     assert document["content"] == answer("info", "three", cwd=chain)["content"]
     shutil.rmtree(chain / "two")
-    assert api.verify(str(chain / "short"), VerifyOptions(Level.CONTENT)).code is ExitCode.OK
+    assert api.verify(str(chain / "short"), level="content").code is ExitCode.OK
     assert equal(chain / "short", chain / "run/step-1")
     links = answer("info", "short", cwd=chain)["chain"]
     assert [link["base"] for link in links] == ["../run/step-1", None]

@@ -14,11 +14,9 @@ import xxhash
 from ftckpt import api
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.comparison.tensors import Reading
 from ftckpt.delta import NAME
 from ftckpt.delta.index import MAX_BYTES, ROW, pack_row
 from ftckpt.discovery.resolve import open_target
-from ftckpt.discovery.select import SelectionRules
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -38,7 +36,6 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.read.elements import Gatherer
-from ftckpt.transfer.run import TransferOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.workers.memory import budget, set_budget
 from tests.builders.checkpoints import flip, open_checkpoint
@@ -156,11 +153,10 @@ class TestOperations:
         assert api.diff(str(run / "step-3"), str(run / "step-2")).code is ExitCode.DIFFERENT
 
     def test_diff_of_deltas_reads_what_their_digests_do_not_say(self, run: Path) -> None:
-        trusting = Reading(trust_recorded=True)
-        found = api.diff(str(run / "step-3"), str(run / "step-2"), trusting)
+        found = api.diff(str(run / "step-3"), str(run / "step-2"), trust_recorded=True)
         assert found.evidence["digest"] == 1  # the norm did not change
         assert found.evidence["read"] == 3
-        again = api.diff(str(run / "step-3"), str(run / "step-3"), trusting)
+        again = api.diff(str(run / "step-3"), str(run / "step-3"), trust_recorded=True)
         assert (again.code, again.evidence["digest"], again.bytes_read) == (ExitCode.OK, 4, 0)
 
     @pytest.mark.parametrize("to", ["safetensors", "dcp", "torchsave"])
@@ -180,7 +176,7 @@ class TestOperations:
         assert (report.code, report.evidence) == (ExitCode.OK, "manifest")
 
     def test_latest_and_selectors(self, run: Path) -> None:
-        assert api.latest(str(run), CONTENT).path == str(run / "step-3")
+        assert api.latest(str(run), verify="content").path == str(run / "step-3")
         assert api.open_checkpoint(f"{run}@2").step == 2
         assert api.open_checkpoint(f"{run}@latest").step == 3
 
@@ -212,9 +208,9 @@ class TestOperations:
 class TestMissingBase:
     def test_it_is_found_before_anything_is_written(self, run: Path, tmp_path: Path) -> None:
         shutil.rmtree(run / "step-1")
-        for options in (TransferOptions(), TransferOptions(proof=False)):
+        for no_proof in (False, True):
             with pytest.raises(NotFoundError, match="step 1, is not at") as raised:
-                api.convert(str(run / "step-3"), str(tmp_path / "out"), "dcp", options=options)
+                api.convert(str(run / "step-3"), str(tmp_path / "out"), "dcp", no_proof=no_proof)
             assert raised.value.kind == "missing-base"
             assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
 
@@ -543,7 +539,7 @@ class TestHostile:
 def test_latest_walks_over_a_corrupt_chain(run: Path) -> None:
     file = run / "step-2" / "00000.blocks"
     flip(file, file.stat().st_size // 2)
-    chosen = api.latest(str(run), CONTENT, SelectionRules())
+    chosen = api.latest(str(run), verify="content")
     assert chosen.path == str(run / "step-1")
 
 

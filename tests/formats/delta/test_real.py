@@ -13,7 +13,6 @@ from ftckpt.errors import ExitCode
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.layout import LayoutRequest
-from ftckpt.verification import Level, VerifyOptions
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
 
@@ -39,7 +38,7 @@ def test_successive_saves_reshard_and_verify(
 ) -> None:
     before, after = (real_set("dcp_fsdp2_nested", f"step-{n}", tmp_path_factory) for n in (3, 4))
     pack(after, before, tmp_path / "step-4")
-    report = api.verify(str(tmp_path / "step-4"), VerifyOptions(Level.CONTENT, jobs=2))
+    report = api.verify(str(tmp_path / "step-4"), level="content", jobs=2)
     assert (report.code, report.evidence) == (ExitCode.OK, "manifest")
     api.convert(str(tmp_path / "step-4"), str(tmp_path / "two"), wishes=LayoutRequest(dp=2))
     assert api.diff(str(tmp_path / "two"), str(after)).code is ExitCode.OK

@@ -14,7 +14,6 @@ import ftckpt
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
 from ftckpt.inspection.resume import Presence, resume_check
-from ftckpt.verification import Level, VerifyOptions
 from tests.builders.megatron_files import altered, opened, write
 from tests.builders.megatron_model import Job
 from tests.conformance.formats import Truth
@@ -134,6 +133,5 @@ class TestReal:
     def test_the_root_and_its_values(self, real: Path) -> None:
         found = ftckpt.latest(str(real / "ckpt"))
         assert (found.code, found.step) == (ExitCode.OK, 3)
-        options = VerifyOptions(Level.VALUES)
-        report = ftckpt.verify(str(real / "ckpt" / "iter_0000003"), options)
+        report = ftckpt.verify(str(real / "ckpt" / "iter_0000003"), level="values")
         assert report.code is ExitCode.OK

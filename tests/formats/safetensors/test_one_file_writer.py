@@ -25,7 +25,6 @@ from ftckpt.own_files import SUFFIX
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, only
-from ftckpt.transfer.run import TransferOptions
 from ftckpt.verification import verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
@@ -233,7 +232,7 @@ def test_killed_at_any_change_it_costs_another_nothing_but_a_word(tmp_path: Path
             answers.add("finished before")
         except RefusedError as error:
             answers.add(f"{error.hint}, {'a' if beside.exists() else 'no'} manifest")
-            api.convert(second, str(one), "safetensors", options=TransferOptions(restart=True))
+            api.convert(second, str(one), "safetensors", restart=True)
         assert sorted(os.listdir(out)) == [one.name, beside.name]
         assert api.verify(str(one)).evidence == "manifest"
         shutil.rmtree(out)

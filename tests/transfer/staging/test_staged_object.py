@@ -32,7 +32,7 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.request.narrowing import Only, only
-from ftckpt.transfer.run import TransferOptions, TransferReport
+from ftckpt.transfer.run import TransferReport
 from ftckpt.transfer.staging import object as object_staging
 from ftckpt.transfer.staging import staged_object
 from ftckpt.transfer.staging.staged_object import StagedObject
@@ -70,13 +70,12 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def _convert(to: str | Path, step: str = "step-2", *, restart: bool = False) -> TransferReport:
-    options = TransferOptions(jobs=2, restart=restart)
     source, there = str(RUN / step), str(to)
     if there.endswith(".safetensors"):
         return convert(
-            source, there, "safetensors", derive=_weights, options=options, stores=STORES
+            source, there, "safetensors", derive=_weights, jobs=2, restart=restart, stores=STORES
         )
-    return convert(source, there, "torchsave", options=options, stores=STORES)
+    return convert(source, there, "torchsave", jobs=2, restart=restart, stores=STORES)
 
 
 def _weights(content: Content) -> Content:

@@ -1,0 +1,56 @@
+"""The Python API: functions with the words of the verbs and the formats put in.
+
+With `__main__` the one door of the core that looks up to `ftckpt.formats`. The arguments of a
+function are the flags of its verb, with the same defaults; a size, rate or time is a number
+(bytes, bytes a second, seconds) or the text that the flag takes. Every function takes `stores` (how
+to reach object stores) and, where work can be long, a `counter` that is told of it. Nothing here
+prints, a verdict is returned, and a failure is an error of `ftckpt.errors`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checking import diff, inspect, seal, verify
+    from .choosing import latest, promote, restart
+    from .opening import open_checkpoint
+    from .transferring import convert, copy, repair, reshard
+
+__all__ = [
+    "convert",
+    "copy",
+    "diff",
+    "inspect",
+    "latest",
+    "open_checkpoint",
+    "promote",
+    "repair",
+    "reshard",
+    "restart",
+    "seal",
+    "verify",
+]
+
+# The module of this package that has each function: a verb loads what it needs and no more.
+HOMES = {
+    "open_checkpoint": "opening",
+    "inspect": "checking",
+    "verify": "checking",
+    "seal": "checking",
+    "diff": "checking",
+    "convert": "transferring",
+    "copy": "transferring",
+    "repair": "transferring",
+    "reshard": "transferring",
+    "latest": "choosing",
+    "restart": "choosing",
+    "promote": "choosing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in HOMES:
+        return getattr(import_module(f"ftckpt.api.{HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,251 @@
+"""What reads and writes no tensors: `inspect`, `verify`, `seal`, `diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UnsafeError, UsageError, error_of
+from ftckpt.findings import listed, parse_strictness
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions
+
+from .opening import STORES, chosen, job_count, opened, rate_limit
+from .tables import read_renames, read_rules
+
+if TYPE_CHECKING:
+    from ftckpt.comparison import DiffReport
+    from ftckpt.inspection import Inspection
+    from ftckpt.manifest import Manifest
+    from ftckpt.manifest.seal import SealReport
+    from ftckpt.verification.places import PlaceReport, Watcher
+
+
+def inspect(checkpoint: Checkpoint | str, *, stores: StoreOptions = STORES) -> Inspection:
+    """Count what a checkpoint holds; reads no tensor bytes (see `ftckpt.inspection.inspect`).
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        stores: how to reach object stores.
+    """
+    from ftckpt import inspection
+
+    return inspection.inspect(opened(checkpoint, stores))
+
+
+def verify(
+    checkpoint: Checkpoint | str,
+    *,
+    level: str = "auto",
+    require: str = "",
+    all_: bool = False,
+    against: Checkpoint | str = "",
+    manifest: Manifest | str = "",
+    sample: float | str = "",
+    strict: Sequence[str] = (),
+    fail_fast: bool = False,
+    remember: bool = False,
+    receipts: str = "",
+    jobs: int = 0,
+    limit_rate: float | str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+    watcher: Watcher | None = None,
+) -> PlaceReport:
+    """Check that a checkpoint, or what a root holds, can be trusted.
+
+    Damage is the report's code and findings, also where nothing can be opened; it is not raised.
+
+    Args:
+        checkpoint: opened, or a path; of a root the pointers and the newest are checked.
+        level: `auto` (the best evidence there is), `structure`, `content` or `values`.
+        require: `content`: bytes without evidence are the code UNVERIFIED.
+        all_: every checkpoint of a root (the flag is `--all`).
+        against: a replica to compare with, opened or its path.
+        manifest: one that is kept elsewhere, read or its path.
+        sample: the share of the content to read: 0.05 or "5%"; "" for all.
+        strict: the classes of warnings that are errors (`ftckpt.findings.Strictness`), or "all".
+        fail_fast: stop at the first error.
+        remember: keep a receipt for `latest(reuse=...)`; implies `require="content"`.
+        receipts: the folder for it; "" for beside the checkpoint.
+        jobs: threads; 0 for one a processor.
+        limit_rate: bytes a second, or a text such as "200MB/s".
+        stores: how to reach object stores.
+        counter: is told of the work.
+        watcher: is told each finding and each verdict as it is made.
+
+    Raises:
+        NotFoundError, UsageError: the path names nothing, or an argument is not understood.
+        UnavailableError, DeniedError, NoResourceError: the check could not be made.
+    """
+    from ftckpt.discovery.resolve import open_target
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.formats.recognised import hostile_in
+    from ftckpt.manifest.locate import read_at
+    from ftckpt.verification import Level, VerifyOptions
+    from ftckpt.verification.places import PlaceCheck, Watcher
+    from ftckpt.workers.limits import parse_fraction
+
+    depth = chosen(Level, level, "--level")
+    if require not in ("", "content"):
+        raise UsageError(f"--require {require!r} is not known", hint="content")
+    if remember and (depth is Level.STRUCTURE or sample):
+        raise UsageError("--remember needs a check of the whole content")
+    if receipts and not remember:
+        raise UsageError("--receipts needs --remember")
+    check = PlaceCheck(
+        options=VerifyOptions(
+            level=depth,
+            require_content=bool(require) or remember,
+            strict=parse_strictness([strict] if isinstance(strict, str) else strict),
+            fail_fast=fail_fast,
+            sample=parse_fraction(str(sample)) if sample else None,
+            jobs=job_count(jobs),
+            forks=job_count(jobs),
+            limiter=rate_limit(limit_rate),
+            manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
+            against=opened(against, stores) if against else None,
+        ),
+        hostile=hostile_in,
+        receipts=receipts if remember else None,
+        stores=stores,
+        counter=counter,
+        watcher=watcher or Watcher(),
+    )
+    if not isinstance(checkpoint, str):
+        return check.checkpoint(checkpoint)
+    try:
+        target = open_target(checkpoint, FORMATS, stores)
+    except (CorruptError, UnsafeError) as error:
+        return check.unopened(error, checkpoint)
+    return check.target(target, everything=all_)
+
+
+def seal(
+    checkpoint: Checkpoint | str,
+    *,
+    level: str = "auto",
+    manifest: str = "",
+    force: bool = False,
+    jobs: int = 0,
+    limit_rate: float | str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+) -> SealReport:
+    """Verify a checkpoint, then record digests of it, so that any later change is found.
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        level: how deep it is verified first, as in `verify`.
+        manifest: path or URL to write to; "" for beside the data.
+        force: replace a manifest that says something else.
+        jobs: threads; 0 for one a processor.
+        limit_rate: bytes a second, or a text such as "200MB/s".
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        CorruptError, UnsafeError, UnverifiedError: it does not pass, and is not sealed.
+        IncompleteError: not committed, or a file changed meanwhile.
+        RefusedError: another manifest stands there.
+        DeniedError: the place cannot be written.
+    """
+    from ftckpt.manifest import PassedCheck
+    from ftckpt.manifest import seal as sealing
+    from ftckpt.verification import Level, VerifyOptions
+    from ftckpt.verification import verify as check
+
+    target = opened(checkpoint, stores)
+    place = sealing.locate(manifest, target.source.name, stores) if manifest else None
+    threads, limiter = job_count(jobs), rate_limit(limit_rate)
+    depth = chosen(Level, level, "--level")
+    # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
+    options = VerifyOptions(level=depth, jobs=threads, limiter=limiter, use_manifest=False)
+    report = check(target, options, counter=counter)
+    if report.code is not ExitCode.OK:
+        hint = report.hint or "ftckpt.verify(PATH).findings"
+        raise error_of(report.code, f"not sealed: {report.message}", hint)
+    checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
+    return sealing.seal(
+        target, place=place, force=force, checks=checks, jobs=threads, limiter=limiter,
+        counter=counter,
+    )  # fmt: skip
+
+
+def diff(
+    a: Checkpoint | str,
+    b: Checkpoint | str,
+    *,
+    component: Sequence[str] = (),
+    tensor: Sequence[str] = (),
+    rtol: float | None = None,
+    atol: float | None = None,
+    rename: str = "",
+    rules: str = "",
+    true_vocab_size: int | None = None,
+    layout_state: bool = False,
+    trust_recorded: bool = False,
+    jobs: int = 0,
+    limit_rate: float | str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+) -> DiffReport:
+    """Show what changed between two checkpoints, of any formats and topologies.
+
+    Args:
+        a: the first, opened, or a path as `open_checkpoint` takes it.
+        b: the second.
+        component: only these: `model`, `optimizer`, `exp_avg`, ..., `state`.
+        tensor: only tensors of these names; `*` is any text.
+        rtol: close is `|a - b| <= atol + rtol * |b|`; without both, bits are compared.
+        atol: see `rtol`.
+        rename: a TOML file of other names for the parameters of `a`.
+        rules: a TOML file, or a family's name, of how tensors are divided over ranks.
+        true_vocab_size: rows of the vocabulary that are no padding.
+        layout_state: state that follows the grid of ranks counts too.
+        trust_recorded: do not read what recorded digests or CRC-32s call equal.
+        jobs: threads; 0 for one a processor.
+        limit_rate: bytes a second, or a text such as "200MB/s".
+        stores: how to reach object stores.
+        counter: is told of the bytes of one side.
+
+    Raises:
+        NotFoundError, UsageError: a path names no checkpoint, or nothing is of the choice.
+        UnavailableError, DeniedError, NoResourceError: they could not be compared.
+    """
+    from ftckpt.comparison import Choice, Reading, compare
+    from ftckpt.comparison.arithmetic import tolerance_of
+    from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs
+    from ftckpt.formats.families.vocabulary import vocabulary_of
+    from ftckpt.formats.state.fields import state_fields
+    from ftckpt.formats.state.grid_fields import follows
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.request.renaming import rename as renamed
+
+    limiter, renames = rate_limit(limit_rate), read_renames(rename)
+    table = read_rules(rules)
+    first = opened(a, stores, rules=table)
+    second = opened(b, stores, rules=table)
+    threads = affordable_jobs(job_count(jobs), (first, second))
+    ours = Content.of(first)
+    report = compare(
+        renamed(ours, renames) if renames else ours,
+        Content.of(second),
+        Reading(
+            tolerance=tolerance_of(rtol, atol),
+            trust_recorded=trust_recorded,
+            jobs=threads,
+            forks=0 if limiter is not None else affordable_forks(threads, (first, second)),
+            limiter=limiter,
+        ),
+        fields=state_fields,
+        hangs=follows,
+        vocabulary=vocabulary_of(first, second, true_vocab_size),
+        choice=Choice(tuple(component), tuple(tensor), layout_state),
+        counter=counter,
+    )
+    if component and not (report.total.tensors or report.state_fields or report.findings):
+        both = f"neither {first.source.url} nor {second.source.url}"
+        raise NotFoundError(f"{both} has anything of {listed(list(component))}")
+    return report

@@ -1,0 +1,99 @@
+"""From a path to an open checkpoint, and what all functions of the API share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.rules import Rules
+from ftckpt.discovery.candidates import choose_child
+from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.resolve import open_target
+from ftckpt.errors import UsageError
+from ftckpt.formats.catalog import formats
+from ftckpt.planning.quantities import duration
+from ftckpt.storage import StoreOptions
+from ftckpt.workers import limits
+
+STORES = StoreOptions()
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def open_checkpoint(
+    path: str,
+    stores: StoreOptions = STORES,
+    *,
+    rules: Rules | None = None,
+    bases: Sequence[str] = (),
+) -> Checkpoint:
+    """Open one checkpoint: headers and metadata are parsed, tensor bytes are not.
+
+    Args:
+        path: a checkpoint, `ROOT@STEP` or `ROOT@latest`; local or any URL.
+        stores: how to reach object stores.
+        rules: how tensors are divided over ranks, where a trainer saved shards by hand.
+        bases: where the bases of a delta lie now.
+
+    Raises:
+        UsageError: a root without a selector, or a step that holds several checkpoints.
+        NotFoundError: nothing is there.
+        IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
+    """
+    target = open_target(path, formats(rules, bases), stores)
+    if target.root is None or not target.place.which:
+        return target.open()
+    child = choose_child(target.root, target.place.which)
+    if len(child.parts) > 1:
+        raise UsageError(f"{target.root.url_of(child.candidate)} holds several checkpoints")
+    return open_part(target.root.store, child.parts[0])
+
+
+def opened(
+    checkpoint: Checkpoint | str,
+    stores: StoreOptions,
+    *,
+    rules: Rules | None = None,
+    bases: Sequence[str] = (),
+) -> Checkpoint:
+    """Return a checkpoint that is open, or open the one at a path (see `open_checkpoint`)."""
+    if not isinstance(checkpoint, str):
+        return checkpoint
+    return open_checkpoint(checkpoint, stores, rules=rules, bases=bases)
+
+
+def chosen(kind: type[Choice], word: str, flag: str) -> Choice:
+    """Return the member of an enum that a word names.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if word not in list(kind):
+        raise UsageError(f"{flag} {word!r} is not known", hint=", ".join(kind))
+    return kind(word)
+
+
+def job_count(jobs: int) -> int:
+    """Return a number of threads: what was asked for, or one for each processor we may use."""
+    return jobs or limits.jobs()
+
+
+def rate_limit(rate: float | str) -> limits.RateLimit | None:
+    """Return a limiter of bytes a second; None for "" and 0: without a limit.
+
+    Raises:
+        UsageError: the text is not a rate.
+    """
+    number = limits.parse_rate(rate) if isinstance(rate, str) and rate else rate
+    return limits.RateLimit(float(number)) if number else None
+
+
+def seconds(value: float | str, flag: str) -> float:
+    """Return a duration in seconds; a text has its unit: 90s, 5m, 24h, 7d.
+
+    Raises:
+        UsageError: the text is not a duration.
+    """
+    return float(duration(value, flag)) if isinstance(value, str) else float(value)

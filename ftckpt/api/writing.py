@@ -1,0 +1,171 @@
+"""The way from a content to a checkpoint of another layout: lay out, rehearse, write, prove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftckpt.formats.catalog import reads_by_rules
+from ftckpt.formats.state.same_object import SameObject
+from ftckpt.formats.writers import format_and_writer
+from ftckpt.progress import Counter
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.prove.rehearsal import rehearse
+from ftckpt.transfer.request.dry_run import (
+    Planned,
+    affordable_forks,
+    affordable_jobs,
+    planned,
+)
+from ftckpt.transfer.request.example import lay_out
+from ftckpt.transfer.run import TransferOptions, TransferReport, require_place, transfer
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.discovery.recognise import Format
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
+    from ftckpt.transfer.prove.elements import Prover, SameObjects
+    from ftckpt.verification import VerifyReport
+    from ftckpt.workers.limits import RateLimit
+
+
+class Means(NamedTuple):
+    """By what a result is written and proven.
+
+    Attributes:
+        target: reads it.
+        writer: lays it out.
+        prover: compares it with a content that the layout does not change.
+        same_objects: how objects are compared.
+    """
+
+    target: Format
+    writer: Writer
+    prover: Prover
+    same_objects: SameObjects
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A content laid out for a destination; nothing is written yet.
+
+    Attributes:
+        checkpoint: the source.
+        content: what is written.
+        destination: where it goes.
+        layout: the files, and what each is made of.
+        means: by what it is written and proven.
+        jobs: threads that memory allows.
+        local: whether the destination is on this machine.
+        stores: how to reach object stores.
+    """
+
+    checkpoint: Checkpoint
+    content: Content
+    destination: str
+    layout: Layout
+    means: Means
+    jobs: int
+    local: bool
+    stores: StoreOptions
+
+    def plan(self, *, proof: bool) -> Planned:
+        """Return what it would cost, after a rehearsal where the result would be proven.
+
+        Raises:
+            CorruptError, UnsupportedError: the rehearsal shows that the proof would fail.
+        """
+        target, writer, prover, same_objects = self.means
+        if prover is prove and proof:
+            rehearse(self.content, self.layout, target, same_objects, single=writer.single)
+        return planned(self.layout, self.checkpoint, jobs=self.jobs, proof=proof, local=self.local)
+
+    def write(
+        self,
+        *,
+        check: Callable[[], VerifyReport] | None,
+        limiter: RateLimit | None,
+        device: str,
+        restart: bool,
+        counter: Counter,
+    ) -> TransferReport:
+        """Write it and prove it; it becomes visible by the last act.
+
+        Args:
+            check: verifies the source first; None where nothing is to be proven.
+            limiter: bounds the rate of reading.
+            device: `cpu`, `cuda`, `cuda:N` or `auto`.
+            restart: forget what another transfer to the destination has left.
+            counter: is told of the work.
+
+        Raises:
+            FtckptError: see `ftckpt.transfer.run.transfer`.
+        """
+        target, writer, prover, same_objects = self.means
+        apart = self.local and limiter is None
+        return transfer(
+            self.content,
+            self.layout,
+            self.destination,
+            target,
+            single=writer.single,
+            same_objects=same_objects,
+            options=TransferOptions(
+                jobs=self.jobs,
+                forks=affordable_forks(self.jobs, self.checkpoint) if apart else 0,
+                limiter=limiter,
+                proof=check is not None,
+                device=device,
+                restart=restart,
+            ),
+            store_options=self.stores,
+            check=check,
+            prover=prover if self.layout.content is None else prove,
+            counter=counter,
+        )
+
+
+def prepare(
+    checkpoint: Checkpoint,
+    content: Content,
+    name: str,
+    wishes: LayoutRequest,
+    destination: str,
+    *,
+    jobs: int,
+    stores: StoreOptions,
+    means: Means | None = None,
+    used: Collection[str] = (),
+) -> LaidOut:
+    """Lay out a content for a destination.
+
+    Args:
+        checkpoint: the source.
+        content: what is written.
+        name: of the target format.
+        wishes: what the user asks of the layout.
+        destination: where it goes.
+        jobs: threads, at most.
+        stores: how to reach object stores.
+        means: by what it is written and proven; by default the format's own writer, and a
+            comparison of every bit.
+        used: wishes that the caller itself has a use for; others that the writer has none for are
+            refused.
+
+    Raises:
+        UsageError: a wish that a shape cannot grant.
+        UnsupportedError: the format cannot be written, or has no place for something.
+    """
+    store = open_store(destination, stores)
+    local = store.traits.local
+    if means is None:
+        means = Means(*format_and_writer(name, wishes.rules, destination), prove, SameObject)
+    if reads_by_rules(checkpoint.source_format):
+        used = (*used, "rules")
+    layout = lay_out(means.writer, content, wishes, store, used=used)
+    require_place(layout)
+    threads = affordable_jobs(jobs, local=local, source=checkpoint.source.store)
+    return LaidOut(checkpoint, content, destination, layout, means, threads, local, stores)

@@ -1,0 +1,261 @@
+"""Verify what lies at a place: one checkpoint, one step of several, or a root of steps.
+
+What is said of several checkpoints must hold for each of them, so their weakest word is the word:
+the worst code, the lowest level, the weakest evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.candidates import choose_child
+from ftckpt.discovery.open_part import open_part
+from ftckpt.discovery.recognise import UnopenedPart
+from ftckpt.discovery.resolve import Target
+from ftckpt.discovery.roots import Child, Root
+from ftckpt.errors import ExitCode, FtckptError, UnsupportedError, worst
+from ftckpt.findings import Finding, finding
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions
+from ftckpt.storage.store import Store
+
+from . import Level, VerifyOptions, VerifyReport, failed, verify
+
+_LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
+_EVIDENCE = ("none", "crc32", "digests", "manifest", "replica")
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceReport(VerifyReport):
+    """The verdict on a place.
+
+    Attributes:
+        url: the place, as a user would type it.
+        format: of the checkpoint; None where several differ, or nothing was recognised.
+        step: that its content shows; None where several differ, or nothing shows it.
+        parts: of a step that holds several checkpoints (`actor`, `critic`), each of them.
+        checkpoints: of a root that was checked whole, each of its steps.
+
+    Findings of parts and of checkpoints stand in their own reports; those of a root are about its
+    pointers.
+    """
+
+    url: str = ""
+    format: str | None = None
+    step: int | None = None
+    parts: tuple[PlaceReport, ...] = ()
+    checkpoints: tuple[PlaceReport, ...] = ()
+
+
+class Watcher:
+    """Is told what happens while places are checked; this one does nothing."""
+
+    def begin(self, url: str) -> None:
+        """The next checkpoint of a root is `url`."""
+
+    def open(self, url: str, name: str) -> None:
+        """A checkpoint of the format `name` is opened, or is open by now."""
+
+    def found(self, one: Finding) -> None:
+        """Something was found, of a checkpoint or of the pointers of a root."""
+
+    def end(self, report: PlaceReport) -> None:
+        """A single checkpoint was checked."""
+
+    def note(self, text: str) -> None:
+        """A newer checkpoint is not committed, or no receipt could be kept."""
+
+
+def placed(
+    report: VerifyReport, url: str, name: str | None = None, step: int | None = None
+) -> PlaceReport:
+    """Return a report on an opened checkpoint as one on its place."""
+    values = {one.name: getattr(report, one.name) for one in fields(VerifyReport)}
+    return PlaceReport(**values, url=url, format=name, step=step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceCheck:
+    """Verifies places.
+
+    Attributes:
+        options: how each checkpoint is checked.
+        hostile: what is unsafe in a checkpoint that no format can open.
+        receipts: folder in which a receipt of a full check is kept, "" for beside each checkpoint;
+            None keeps none.
+        stores: how to reach object stores.
+        counter: is told of the work.
+        watcher: is told what happens.
+    """
+
+    options: VerifyOptions
+    hostile: Callable[[Store, UnopenedPart], Iterable[Finding]]
+    receipts: str | None = None
+    stores: StoreOptions
+    counter: Counter = NULL
+    watcher: Watcher
+
+    def target(self, target: Target, *, everything: bool = False) -> PlaceReport:
+        """Verify what lies at a place.
+
+        Args:
+            target: of a root without a selector, its pointers and its newest checkpoint.
+            everything: of such a root, all its checkpoints.
+
+        Raises:
+            NotFoundError: no such step, or the root holds no checkpoint.
+            UnavailableError, DeniedError, NoResourceError: the check could not be made.
+        """
+        if target.root is None:
+            assert target.part is not None
+            return self._part(target.place.store, target.part, target.place.url)
+        if target.place.which:
+            child = choose_child(target.root, target.place.which, self.watcher.note)
+            return self._child(target.root, child)
+        return self._root(target.root, target.place.url, everything=everything)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> PlaceReport:
+        """Verify an opened checkpoint.
+
+        Raises:
+            UnavailableError, DeniedError, NoResourceError: the check could not be made.
+        """
+        emit = self.watcher.found
+        if self.receipts is None:
+            report = verify(checkpoint, self.options, counter=self.counter, emit=emit)
+        else:
+            from ftckpt.discovery.checks import check_and_remember
+
+            from .receipts import Book
+
+            book = Book(checkpoint, self.stores, self.receipts)
+            report = check_and_remember(
+                checkpoint, self.options, book, self.counter, self.watcher.note, emit
+            )
+        made = placed(report, checkpoint.source.url, checkpoint.format, checkpoint.known_step)
+        self.watcher.end(made)
+        return made
+
+    def unopened(self, error: FtckptError, url: str, began: float | None = None) -> PlaceReport:
+        """Return the report on a place that nothing can be opened at."""
+        return self._failed(error, (), url, None, time.monotonic() if began is None else began)
+
+    def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
+        chosen = root.children() if everything else [choose_child(root, "", self.watcher.note)]
+        pointed = [
+            finding(
+                "pointer-dangling",
+                f"{p.name} points to {p.says}, and that is not there",
+                file=p.name,
+            )
+            for p in root.pointers
+            if p.dangling
+        ]
+        for one in pointed:
+            self.watcher.found(one)
+        reports = []
+        for child in chosen:
+            self.watcher.begin(root.url_of(child.candidate))
+            reports.append(self._child(root, child))
+        code = worst([one.code for one in reports] + [ExitCode.CORRUPT for _ in pointed])
+        bad = [one for one in reports if one.code is not ExitCode.OK]
+        message, hint = reports[0].message, reports[0].hint
+        if pointed and not bad:
+            message, hint = pointed[0].message, "point it to a checkpoint that is there"
+        elif len(reports) == 1:
+            code = reports[0].code
+        elif code is ExitCode.OK:
+            warned = sum(bool(one.hint) for one in reports)
+            more = f", {warned} of them with warnings" if warned else ""
+            message, hint = f"{len(reports)} checkpoints passed{more}", ""
+        else:
+            message = f"{len(bad)} of {len(reports)} checkpoints failed: {bad[0].url} first"
+            hint = ""
+        if everything:
+            return _joined(reports, url, (code, message, hint), pointed, checkpoints=True)
+        return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
+
+    def _child(self, root: Root, child: Child) -> PlaceReport:
+        """Check one step; it may hold several checkpoints, the worst of which decides."""
+        reports = [
+            self._part(root.store, part, root.store.describe(part.entry.path))
+            for part in child.parts
+        ]
+        if len(reports) == 1:
+            return reports[0]
+        code = worst(one.code for one in reports)
+        first = next(one for one in reports if one.code is code)
+        verdict = code, first.message, first.hint
+        return _joined(reports, root.url_of(child.candidate), verdict)
+
+    def _part(self, store: Store, part: UnopenedPart, url: str) -> PlaceReport:
+        began = time.monotonic()
+        self.watcher.open(url, part.format.name)
+        try:
+            checkpoint = open_part(store, part)
+        except FtckptError as error:
+            # What is not readable may be hostile all the same, and that verdict wins.
+            more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
+            return self._failed(error, more, url, part.format.name, began)
+        self.watcher.open(checkpoint.source.url, checkpoint.format)
+        return self.checkpoint(checkpoint)
+
+    def _failed(
+        self,
+        error: FtckptError,
+        more: Iterable[Finding],
+        url: str,
+        name: str | None,
+        began: float,
+    ) -> PlaceReport:
+        report = failed(error, more, seconds=time.monotonic() - began)
+        for one in report.findings:
+            self.watcher.found(one)
+        made = placed(report, url, name)
+        self.watcher.end(made)
+        return made
+
+
+def _replaced(
+    report: PlaceReport, *, code: ExitCode, message: str, hint: str, pointed: Sequence[Finding]
+) -> PlaceReport:
+    """Return the report on the newest checkpoint of a root, with what its pointers say."""
+    values = {one.name: getattr(report, one.name) for one in fields(PlaceReport)}
+    values |= {"code": code, "message": message, "hint": hint}
+    return PlaceReport(**values | {"findings": (*pointed, *report.findings)})
+
+
+def _joined(
+    reports: Sequence[PlaceReport],
+    url: str,
+    verdict: tuple[ExitCode, str, str],
+    found: Sequence[Finding] = (),
+    *,
+    checkpoints: bool = False,
+) -> PlaceReport:
+    """Return what several reports say together."""
+    formats = {one.format for one in reports}
+    steps = {one.step for one in reports}
+    shares = [one.sampled for one in reports if one.sampled is not None]
+    code, message, hint = verdict
+    return PlaceReport(
+        level=min((one.level for one in reports), key=_LEVELS.index),
+        evidence=min((one.evidence for one in reports), key=_EVIDENCE.index),
+        code=code,
+        message=message,
+        hint=hint,
+        findings=tuple(found),
+        bytes_read=sum(one.bytes_read for one in reports),
+        bytes_covered=sum(one.bytes_covered for one in reports),
+        bytes_uncovered=sum(one.bytes_uncovered for one in reports),
+        sampled=min(shares, default=None),
+        seconds=sum(one.seconds for one in reports),
+        url=url,
+        format=formats.pop() if len(formats) == 1 else None,
+        step=steps.pop() if len(steps) == 1 else None,
+        parts=() if checkpoints else tuple(reports),
+        checkpoints=tuple(reports) if checkpoints else (),
+    )
