@@ -10,8 +10,8 @@ import typer
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import OneOf
 from ftckpt.commands.cli.target import open_checkpoint
-from ftckpt.commands.cli.transfers import CODES as CODES
-from ftckpt.commands.cli.transfers import (
+from ftckpt.commands.cli.transfer_options import CODES as CODES
+from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
     LayoutOptions,
     PartOptions,
@@ -154,7 +154,7 @@ def command(
 
         content = renamed(content, renames)
     if dtype is not None:
-        from ftckpt.transfer.request.retyping import retype
+        from ftckpt.transfer.request.change_dtype import retype
 
         content = retype(content, dtype.value)
     run = invocation.options(RunOptions)

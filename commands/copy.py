@@ -10,8 +10,8 @@ from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.target import open_checkpoint
-from ftckpt.commands.cli.transferred import taken_over
-from ftckpt.commands.cli.transfers import SourceArgument
+from ftckpt.commands.cli.transfer_options import SourceArgument
+from ftckpt.commands.cli.transfer_report import taken_over
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted, listed
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.cli.choosing import (
+from ftckpt.commands.cli.choose_checkpoint import (
     CheckLevel,
     ChoiceOptions,
     checks_of,

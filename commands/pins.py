@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.marking import CODES as MARKING
-from ftckpt.commands.cli.marking import RootArgument, open_roots
+from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
+from ftckpt.commands.cli.pins_and_tags import RootArgument, open_roots
 from ftckpt.commands.cli.render import table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted

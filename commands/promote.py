@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.cli.bounds import (
-    JobsOption,
-    MemoryOption,
-    RateOption,
-    bound_memory,
-)
-from ftckpt.commands.cli.choosing import CheckLevel
+from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
+from ftckpt.commands.cli.choose_checkpoint import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import finding_line, printable
 from ftckpt.errors import ExitCode

@@ -6,8 +6,8 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.target import open_checkpoint
-from ftckpt.commands.cli.transfers import CODES as CODES
-from ftckpt.commands.cli.transfers import (
+from ftckpt.commands.cli.transfer_options import CODES as CODES
+from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
     LayoutOptions,
     PartOptions,

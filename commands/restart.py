@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption
-from ftckpt.commands.cli.choosing import (
+from ftckpt.commands.cli.choose_checkpoint import (
     CheckLevel,
     ChoiceOptions,
     checks_of,
@@ -23,7 +23,7 @@ from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.terminal import write_bytes
-from ftckpt.commands.cli.transfers import (
+from ftckpt.commands.cli.transfer_options import (
     LayoutOptions,
     PartOptions,
     RulesOption,

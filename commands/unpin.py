@@ -7,8 +7,14 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.marking import CODES as MARKING
-from ftckpt.commands.cli.marking import RootArgument, StepArgument, login_name, open_roots, record
+from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
+from ftckpt.commands.cli.pins_and_tags import (
+    RootArgument,
+    StepArgument,
+    login_name,
+    open_roots,
+    record,
+)
 from ftckpt.errors import ExitCode, NotFoundError, UsageError
 
 EXAMPLES = (

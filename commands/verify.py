@@ -119,7 +119,7 @@ def command(
     into its files and never checks. What nothing covers is named.
     """
     from ftckpt.findings import parse_strictness
-    from ftckpt.formats.recognised import hostile_in
+    from ftckpt.formats.unsupported import hostile_in
     from ftckpt.manifest.locate import read_at
     from ftckpt.verification import Level, VerifyOptions
     from ftckpt.verification.places import PlaceCheck

@@ -19,10 +19,10 @@ from .deepspeed import DeepSpeed
 from .delta import Delta
 from .megatron import Megatron
 from .ranks import Ranks
-from .recognised import RECOGNISED
 from .safetensors import Safetensors
 from .torchsave import TorchSave
 from .trainer_dirs import Bundle
+from .unsupported import RECOGNISED
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules

@@ -18,10 +18,10 @@ from ftckpt.version import __version__
 from ftckpt.workers.memory import spare_addresses
 
 from . import watchdog
-from .ending import SignalError, leave, signals_caught
 from .environment import environment_name
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
+from .shutdown import SignalError, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
 from .verbs import RESUMABLE, VERBS, Verbs
 

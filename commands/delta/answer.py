@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable, table
-from ftckpt.commands.cli.transferred import nothing_left, proof_line, taken_over
+from ftckpt.commands.cli.transfer_report import nothing_left, proof_line, taken_over
 from ftckpt.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.target import open_checkpoint, open_other
-from ftckpt.commands.cli.transfers import read_text
+from ftckpt.commands.cli.transfer_options import read_text
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
 

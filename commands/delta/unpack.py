@@ -9,8 +9,8 @@ import typer
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import OneOf
 from ftckpt.commands.cli.target import open_checkpoint
-from ftckpt.commands.cli.transfers import CODES as TRANSFER_CODES
-from ftckpt.commands.cli.transfers import (
+from ftckpt.commands.cli.transfer_options import CODES as TRANSFER_CODES
+from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
     LayoutOptions,
     PartOptions,
@@ -73,7 +73,7 @@ def command(
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
-    from ftckpt.transfer.prove.digests import DigestProof
+    from ftckpt.transfer.prove.against_digests import DigestProof
 
     invocation = invoked(ctx)
     wishes = invocation.options(LayoutOptions).wishes(invocation, PartOptions())

@@ -16,7 +16,7 @@ from ftckpt.commands.cli.bounds import (
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.target import open_checkpoint
-from ftckpt.commands.cli.transfers import RulesOption, read_rules, read_text
+from ftckpt.commands.cli.transfer_options import RulesOption, read_rules, read_text
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import listed
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.marking import RootArgument, actor, open_place
+from ftckpt.commands.cli.pins_and_tags import RootArgument, actor, open_place
 from ftckpt.errors import DeniedError, ExitCode, NoResourceError, UnavailableError, UsageError
 from ftckpt.planning.quantities import DAY, duration
 from ftckpt.retention.document import dump_plan

@@ -158,7 +158,7 @@ def policy_of_file(path: str, root: str, tier: str | None = None) -> Policy:
     Raises:
         UsageError: the file cannot be read or understood, or no tier or several match.
     """
-    from ftckpt.commands.cli.transfers import read_text
+    from ftckpt.commands.cli.transfer_options import read_text
     from ftckpt.retention.policy.file import parse_policy_file, tier_of
 
     local = root.removeprefix("file://")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.marking import RootArgument, actor, open_place
+from ftckpt.commands.cli.pins_and_tags import RootArgument, actor, open_place
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning.quantities import duration
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.marking import RootArgument, actor, open_place
+from ftckpt.commands.cli.pins_and_tags import RootArgument, actor, open_place
 from ftckpt.commands.cli.render import printable, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted

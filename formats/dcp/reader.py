@@ -145,13 +145,7 @@ class DcpCheckpoint(Checkpoint):
 
     def _check(self, counter: Counter) -> Iterator[Finding]:
         """Yield the same, with the metadata's own names for tensors."""
-        from .checks import (
-            check_items,
-            check_keys,
-            check_names,
-            check_tiling,
-            check_write_order,
-        )
+        from .checks import check_items, check_keys, check_names, check_tiling, check_write_order
 
         yield from check_keys(self.meta, self.markers[0])
         yield from check_names(self.meta, self.markers[0])

@@ -19,11 +19,16 @@ from typing import Any, Protocol
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.deepspeed.job.deal import OtherStateResult, RestOfRole, stored, unplaced
+from ftckpt.formats.deepspeed.from_example.layout import ByExample
+from ftckpt.formats.deepspeed.job.assign_to_ranks import (
+    OtherStateResult,
+    RestOfRole,
+    stored,
+    unplaced,
+)
 from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.job.shares import Dealer, PartitionRank
 from ftckpt.formats.deepspeed.job.source import DeepSpeedSource
-from ftckpt.formats.deepspeed.like.layout import ByExample
 from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
 from ftckpt.formats.deepspeed.model.write import ModelFiles
 from ftckpt.formats.deepspeed.zero.flats import RankFlatGroup, RankFlats

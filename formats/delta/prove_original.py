@@ -14,8 +14,8 @@ from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.forms import failed
 from ftckpt.transfer.layout import Literal, Stored
-from ftckpt.transfer.prove.digests import DigestProof
-from ftckpt.transfer.prove.elements import Proof, SameObjects
+from ftckpt.transfer.prove.against_digests import DigestProof
+from ftckpt.transfer.prove.against_source import Proof, SameObjects
 from ftckpt.workers.threads import run
 
 from .original import OriginalWriter
@@ -53,7 +53,7 @@ class OriginalProof:
         limiter: RateLimit | None = None,
         counter: Counter = NULL,
     ) -> Proof:
-        """Compare a result with what was packed (see `ftckpt.transfer.prove.elements.prove`).
+        """Compare a result with what was packed (see `ftckpt.transfer.prove.against_source.prove`).
 
         Raises:
             CorruptError: names, shapes, types, tiling, digests, objects or bytes differ

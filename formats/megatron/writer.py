@@ -18,7 +18,7 @@ from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.huggingface.beside import beside_weights
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.job.groups import optimizers_of, regrouped
 from ftckpt.formats.megatron.job.layout import changed, target_of
 from ftckpt.formats.megatron.job.module_order import (
@@ -43,7 +43,7 @@ from ftckpt.formats.megatron.rank_files.names import Weights, files_of
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import EXTRA_STATE, chunk_keys, head_of
-from ftckpt.formats.megatron.rank_files.write_like import lay_out_like
+from ftckpt.formats.megatron.rank_files.write_from_example import lay_out_like
 from ftckpt.formats.megatron.rank_files.write_whole import lay_out
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.walk import at as value_at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import finding
-from ftckpt.formats.huggingface.beside import beside_weights
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest
 

@@ -28,10 +28,10 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source, followed_links
 
 from . import dcp_shards as dcp_hf
-from .beside import Beside, find_beside
 from .header import Header
 from .names import COMPRESSED, SUFFIX, shard_place
 from .parse_headers import read_headers
+from .sidecar_files import Beside, find_beside
 from .tensor_names import Remarks, read_remarks, tensors_of
 from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_indexes, uncommitted
 

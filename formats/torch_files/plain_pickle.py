@@ -23,12 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from ftckpt.checkpoint import Extent
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.checkpoint.read_tensor import dense_strides
-from ftckpt.errors import (
-    CorruptError,
-    FtckptError,
-    UnsafeError,
-    UnsupportedError,
-)
+from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.extents import Read
 from ftckpt.formats.pickles.inert import Inert, Sealed, inert, refuse, sealed
 from ftckpt.formats.pickles.outline import Outline

@@ -81,7 +81,7 @@ def verify(
     """
     from ftckpt.discovery.resolve import open_target
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.recognised import hostile_in
+    from ftckpt.formats.unsupported import hostile_in
     from ftckpt.manifest.locate import read_at
     from ftckpt.verification import Level, VerifyOptions
     from ftckpt.verification.places import PlaceCheck, Watcher

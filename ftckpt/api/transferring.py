@@ -226,8 +226,8 @@ def convert(
     from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.writers import format_and_writer
+    from ftckpt.transfer.request.change_dtype import retype
     from ftckpt.transfer.request.renaming import rename as renamed
-    from ftckpt.transfer.request.retyping import retype
 
     if names not in ("", "hf", "megatron"):
         raise UsageError(f"--names {names!r} is not known", hint="hf, megatron")

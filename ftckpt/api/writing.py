@@ -11,14 +11,9 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.progress import Counter
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.prove.against_source import prove
 from ftckpt.transfer.prove.rehearsal import rehearse
-from ftckpt.transfer.request.dry_run import (
-    Planned,
-    affordable_forks,
-    affordable_jobs,
-    planned,
-)
+from ftckpt.transfer.request.dry_run import Planned, affordable_forks, affordable_jobs, planned
 from ftckpt.transfer.request.example import lay_out
 from ftckpt.transfer.run import TransferOptions, TransferReport, require_place, transfer
 
@@ -27,7 +22,7 @@ if TYPE_CHECKING:
     from ftckpt.discovery.recognise import Format
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
-    from ftckpt.transfer.prove.elements import Prover, SameObjects
+    from ftckpt.transfer.prove.against_source import Prover, SameObjects
     from ftckpt.verification import VerifyReport
     from ftckpt.workers.limits import RateLimit
 

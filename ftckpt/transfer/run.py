@@ -19,7 +19,7 @@ from ftckpt.manifest.seal import utc_now
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
-from ftckpt.transfer.prove.elements import Proof, Prover, SameObjects, prove
+from ftckpt.transfer.prove.against_source import Proof, Prover, SameObjects, prove
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.order import of_layout
 from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes

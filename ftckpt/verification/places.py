@@ -21,8 +21,7 @@ from ftckpt.findings import Finding, finding
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.store import Store
-
-from . import Level, VerifyOptions, VerifyReport, failed, verify
+from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 _EVIDENCE = ("none", "crc32", "digests", "manifest", "replica")

@@ -31,7 +31,7 @@ from ftckpt.formats.delta.original import OriginalWriter, format_of, same_object
 from ftckpt.formats.delta.prove_original import OriginalProof
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
-from ftckpt.transfer.prove.digests import DigestProof
+from ftckpt.transfer.prove.against_digests import DigestProof
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from tests.builders.checkpoints import copy, flip

@@ -24,12 +24,12 @@ COMMAND = """
 import os, sys
 import ftckpt.comparison.read
 import ftckpt.delta.pack.assemble, ftckpt.delta.pack.partition
-import ftckpt.transfer.prove.elements, ftckpt.verification.selfchecks
+import ftckpt.transfer.prove.against_source, ftckpt.verification.selfchecks
 from ftckpt.commands.cli.app import main
 ftckpt.delta.pack.partition.LEAST = 1 << 13
 ftckpt.delta.pack.assemble._SAMPLED = 1
 ftckpt.comparison.read._BATCH = 1 << 14
-ftckpt.transfer.prove.elements._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
+ftckpt.transfer.prove.against_source._TASK = ftckpt.verification.selfchecks._TASK = 1 << 14
 real = os.fork
 def told():
     number = real()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.recognised import Recognised
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.support import LAYOUTS, WRITTEN, Support, put
+from ftckpt.formats.unsupported import Recognised
 from ftckpt.formats.writers import FILE_WRITERS, WRITERS, format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest

@@ -19,8 +19,8 @@ from ftckpt.formats.writers import format_and_writer
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
-from ftckpt.transfer.prove.digests import DigestProof
-from ftckpt.transfer.prove.elements import Proof, Prover, prove
+from ftckpt.transfer.prove.against_digests import DigestProof
+from ftckpt.transfer.prove.against_source import Proof, Prover, prove
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from ftckpt.verification import Level, VerifyOptions, verify
 from tests.builders.checkpoints import flip, open_checkpoint

@@ -15,8 +15,8 @@ from typing import Any
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
+from ftckpt.formats.deepspeed.job.assign_to_ranks import OWN
 from ftckpt.formats.deepspeed.job.contents import name_in_layer
-from ftckpt.formats.deepspeed.job.deal import OWN
 from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole, deepspeed_files
 from ftckpt.formats.pickles.walk import Path, leaves

@@ -25,7 +25,7 @@ from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.job.deal import RestOfRole, stored, unplaced
+from ftckpt.formats.deepspeed.job.assign_to_ranks import RestOfRole, stored, unplaced
 from ftckpt.formats.deepspeed.job.from_other_format import Foreign
 from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.job.settings import all_equal, bare

@@ -16,7 +16,7 @@ from typing import Any
 
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import Finding
-from ftckpt.formats.huggingface.beside import beside_weights
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.job.common_state import JobState, is_random, is_repeated, job_state
 from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
 from ftckpt.formats.megatron.job.module_order import (

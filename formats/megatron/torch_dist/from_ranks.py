@@ -21,7 +21,7 @@ from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.huggingface.beside import beside_weights
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.job.groups import torchs
 from ftckpt.formats.megatron.rank_files.grid import Arguments

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ftckpt.findings import finding
-from ftckpt.formats.huggingface.beside import beside_weights
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.job.whole_model import VERSION, namespace, whole_model
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.transfer.content import Content

@@ -23,8 +23,8 @@ from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
-from .buckets import is_bucket, unbucketed
 from .names import logical
+from .optimizer_buckets import is_bucket, unbucketed
 from .pieces import FlatShardPieces, shard_shape
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION
 from ftckpt.formats.dcp.state import is_common
-from ftckpt.formats.huggingface.beside import beside_weights
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.job.stages import Counts, Stage, planned
 from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
@@ -27,7 +27,6 @@ from ftckpt.formats.state.objects import Storages
 from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .buckets import is_bucket
 from .job import (
     NEEDED,
     RESHARDABLE,
@@ -40,6 +39,7 @@ from .job import (
     weight_among,
 )
 from .names import StoredForm, form_of
+from .optimizer_buckets import is_bucket
 from .owners import experts_of, layers_of
 from .reader import FOLDERS, MegatronDistCheckpoint
 

@@ -14,7 +14,7 @@ from ftckpt.delta.index import DeltaIndex, DeltaTensor, StoredBlock
 
 if TYPE_CHECKING:
     from ftckpt.manifest import Manifest
-    from ftckpt.transfer.prove.elements import Proof
+    from ftckpt.transfer.prove.against_source import Proof
 
 
 class Method(StrEnum):

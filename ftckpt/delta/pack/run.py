@@ -21,7 +21,7 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.places import absolute, require_apart_from_all, require_outside
-from ftckpt.transfer.prove.elements import Proof, SameObjects, prove
+from ftckpt.transfer.prove.against_source import Proof, SameObjects, prove
 from ftckpt.transfer.request import source_changes as changes
 from ftckpt.transfer.run import forgetting_failures, manifest_of, require_sound
 from ftckpt.transfer.staging import Staging

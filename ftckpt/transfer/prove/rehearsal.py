@@ -26,7 +26,7 @@ from ftckpt.transfer.forms import compare_forms, require_all_read
 from ftckpt.transfer.layout import Checksums, Layout, Literal, OutputFile, Stored, Zeros
 from ftckpt.transfer.read.elements import Gatherer
 
-from .elements import SameObjects, compare_objects
+from .against_source import SameObjects, compare_objects
 
 _MAX_SUMMED = 64 << 20  # bytes of a range whose CRC-32 is computed here
 _COUNTER = 8  # bytes of a tensor that may be a step counter

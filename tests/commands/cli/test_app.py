@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands.cli import app, codes, ending, verbs
+from ftckpt.commands.cli import app, codes, verbs
+from ftckpt.commands.cli import shutdown as ending
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.option_values import parse_duration

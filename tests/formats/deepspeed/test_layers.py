@@ -17,7 +17,7 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
-from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.prove.against_source import prove
 from ftckpt.transfer.request.narrowing import drop
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise

@@ -24,8 +24,8 @@ from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest
-from ftckpt.transfer.prove.elements import prove
-from ftckpt.transfer.request.retyping import retype
+from ftckpt.transfer.prove.against_source import prove
+from ftckpt.transfer.request.change_dtype import retype
 from ftckpt.transfer.write.journal import fingerprint
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise

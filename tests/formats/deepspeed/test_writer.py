@@ -20,7 +20,7 @@ from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest
-from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.prove.against_source import prove
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
 from tests.campaign import examples

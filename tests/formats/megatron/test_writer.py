@@ -19,8 +19,8 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest
+from ftckpt.transfer.request.change_dtype import retype
 from ftckpt.transfer.request.narrowing import Only, drop, only
-from ftckpt.transfer.request.retyping import retype
 from tests.builders.materialise import materialise
 from tests.builders.megatron_files import altered, opened, require, write
 from tests.builders.megatron_model import Job

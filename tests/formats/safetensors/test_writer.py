@@ -24,8 +24,8 @@ from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
-from ftckpt.transfer.prove.elements import prove
-from ftckpt.transfer.request.retyping import retype
+from ftckpt.transfer.prove.against_source import prove
+from ftckpt.transfer.request.change_dtype import retype
 from ftckpt.verification import verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise

@@ -11,7 +11,7 @@ import pytest
 from ftckpt.delta.codec.decode import DeltaDecoder
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
-from ftckpt.transfer.prove.elements import prove
+from ftckpt.transfer.prove.against_source import prove
 from ftckpt.workers.memory import budget, set_budget
 from tests.delta.packs import opened, pack_places, save_steps
 

@@ -7,7 +7,7 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.transfer.content import TargetTensor
-from ftckpt.transfer.request.retyping import CASTABLE
+from ftckpt.transfer.request.change_dtype import CASTABLE
 
 
 def widens(dtype: DType, to: DType) -> bool:

@@ -17,7 +17,7 @@ from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
 from .target import open_other
-from .transferred import show_plan, show_report
+from .transfer_report import show_plan, show_report
 
 if TYPE_CHECKING:
     from ftckpt.api.writing import Means

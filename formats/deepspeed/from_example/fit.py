@@ -15,8 +15,8 @@ from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding, listed
+from ftckpt.formats.deepspeed.job.assign_to_ranks import OWN
 from ftckpt.formats.deepspeed.job.counters import Numbers, counters_of
-from ftckpt.formats.deepspeed.job.deal import OWN
 from ftckpt.formats.deepspeed.job.models import COPIES
 from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.universal.cuts import ParameterCuts

@@ -17,7 +17,7 @@ from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import finding, listed
 from ftckpt.formats.families.facts import arguments_of
-from ftckpt.formats.huggingface.beside import beside_weights
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.job.common_state import is_random, is_repeated, job_state
 from ftckpt.formats.megatron.job.kept_state import PLACE, KeptState

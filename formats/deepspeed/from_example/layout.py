@@ -12,7 +12,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid
-from ftckpt.formats.deepspeed.job.deal import OtherStateResult, RestOfRole
+from ftckpt.formats.deepspeed.job.assign_to_ranks import OtherStateResult, RestOfRole
 from ftckpt.formats.deepspeed.job.plan import STEP, JobPlan
 from ftckpt.formats.deepspeed.job.settings import OfParameters, bare
 from ftckpt.formats.deepspeed.job.shares import GROUPS, PartitionRank

@@ -32,7 +32,7 @@ from ftckpt.workers.limits import RateLimit
 from ftckpt.workers.processes import run as spread
 from ftckpt.workers.threads import run
 
-from .elements import Proof, SameObjects, compare_objects, compare_replicas
+from .against_source import Proof, SameObjects, compare_objects, compare_replicas
 
 _TASK = 32 << 20  # bytes digested by one task
 _STEP = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ftckpt.transfer.prove.elements as proof
+import ftckpt.transfer.prove.against_source as proof
 from ftckpt import open_checkpoint
 from ftckpt.checkpoint import Checkpoint, Piece
 from ftckpt.checkpoint.dtypes import DTYPES, DType
@@ -21,7 +21,7 @@ from ftckpt.errors import CorruptError
 from ftckpt.extents import Box, Extent
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content, Known
-from ftckpt.transfer.prove.digests import DigestProof
+from ftckpt.transfer.prove.against_digests import DigestProof
 from ftckpt.workers.limits import RateLimit
 from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints, placed
 from tests.counting import Added

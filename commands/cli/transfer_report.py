@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.transfer.layout import Layout
-    from ftckpt.transfer.prove.elements import Proof
+    from ftckpt.transfer.prove.against_source import Proof
     from ftckpt.transfer.request.dry_run import Planned
     from ftckpt.transfer.run import TransferReport
 

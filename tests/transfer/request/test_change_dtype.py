@@ -11,7 +11,7 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
-from ftckpt.transfer.request.retyping import retype
+from ftckpt.transfer.request.change_dtype import retype
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
 from tests.transfer.contents import content_of

@@ -13,7 +13,7 @@ from typing import Any
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.deepspeed.job.deal import RestOfRole
+from ftckpt.formats.deepspeed.job.assign_to_ranks import RestOfRole
 from ftckpt.formats.deepspeed.job.plan import JobPlan
 from ftckpt.formats.deepspeed.job.schedules import SCHEDULER, regrouped
 from ftckpt.formats.deepspeed.job.shares import GROUPS, FileShare, FileState, PartitionRank

@@ -12,7 +12,7 @@ import pytest
 
 from ftckpt.discovery.recognise import recognise
 from ftckpt.errors import ExitCode, UnsupportedError
-from ftckpt.formats.recognised import RECOGNISED, hostile
+from ftckpt.formats.unsupported import RECOGNISED, hostile
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from tests.conformance.formats import listing_of_path
