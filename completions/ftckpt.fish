@@ -113,7 +113,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l help -d 'Show this
 
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l pointer -r -d 'latest, a tracker, last-known-good, or a link that is there. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l verify -x -a 'structure content values' -d 'Check names and sizes, every byte, or the numbers too.'
-complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l backwards -d 'PointerMove a pointer that says a later step.'
+complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l backwards -d 'Move a pointer that says a later step.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l dry-run -d 'Say what would be moved; read and write no more.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l jobs -s j -r -d 'Workers; 0: one a processor.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l limit-rate -r -d 'Read no faster: 200MB/s.'
