@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.checkpoint import Checkpoint, CommitState, Topology
+from ftckpt.digests.blocks import WIDTH, block_count
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.resolve import Place
 from ftckpt.discovery.roots import Child, Root
+from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.own_files import SUFFIX
 from ftckpt.retention import Policy, apply, prepare, purge, undelete
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
@@ -66,7 +68,9 @@ def save(root: Path, name: str, step: int, now: float = NOW, *, base: str = "") 
     path = root / name
     if name.endswith(".pt"):
         path.write_text(content)
-        (root / (name + SUFFIX)).write_text(json.dumps({"of": name}))
+        listed = FileDigest(name, len(content), bytes(WIDTH * block_count(len(content))))
+        sealed = Manifest("small", step, Topology(), [listed])
+        (root / (name + SUFFIX)).write_bytes(sealed.dump())
     else:
         (path / "deep").mkdir(parents=True)
         (path / "deep" / "shard").write_bytes(bytes([step % 251]) * 1000)
