@@ -244,7 +244,7 @@ def shared(nbytes: int) -> memoryview:
 
 
 def pairs_of_states(place: Path) -> Iterator[tuple[str, State, State | None]]:
-    """Yield states alone, and upon their base: named by regime and distance in steps."""
+    """Yield states alone, and with their base: named by regime and distance in steps."""
     yield "alone", load(place / "high-1.safetensors"), None
     yield "alone, no bf16", without_weights(load(place / "high-1.safetensors")), None
     for regime, distances in DISTANCES.items():

@@ -163,7 +163,7 @@ def _transfer(case: Case, source: Path, out: Path, options: TransferOptions) -> 
     writer = WRITERS[case.to]()
     transfer(
         content,
-        writer.layout(content, case.wishes),
+        writer.layout(content, case.request),
         str(out),
         next(f for f in FORMATS if f.name == case.to),
         single=writer.single,

@@ -35,7 +35,7 @@ class Case:
         make: writes the source of about so many bytes into a directory, and returns its path.
         words: of the command line, with {source} and {out}.
         to: the target's format.
-        wishes: the same as `words`, for the call in this process.
+        request: the same as `words`, for the call in this process.
         peers: other tools for it.
         maker: framework whose interpreter `make` needs, and gets.
     """
@@ -44,7 +44,7 @@ class Case:
     make: Callable[[Path, int, str], Path]
     words: Sequence[str]
     to: str
-    wishes: LayoutRequest = field(default_factory=LayoutRequest)
+    request: LayoutRequest = field(default_factory=LayoutRequest)
     peers: Sequence[Peer] = ()
     maker: str = ""
 

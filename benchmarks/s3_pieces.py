@@ -74,7 +74,7 @@ def verbs(root: str, out: Path, stores: StoreOptions) -> dict[str, Callable[[], 
         pack_checkpoint(target, base, made, options=PackOptions(), store_options=stores)
 
     return {
-        "reshard --dp 2": lambda: convert(one, made, wishes=LayoutRequest(dp=2), stores=stores),
+        "reshard --dp 2": lambda: convert(one, made, request=LayoutRequest(dp=2), stores=stores),
         "convert to safetensors": lambda: convert(one, made, to="safetensors", stores=stores),
         "diff": lambda: diff(one, two, stores=stores),
         "verify --level values": lambda: verify(one, level="values", stores=stores),
@@ -91,7 +91,7 @@ def save(path: Path, tensors: int, rows: int, ranks: int, step: int) -> None:
     state = {f"layers.{n}.weight": torch.randn(rows, 256) for n in range(tensors)}
     whole = path.with_suffix(".safetensors")
     save_file(state, whole)
-    convert(str(whole), str(path), to="dcp", wishes=LayoutRequest(dp=ranks))
+    convert(str(whole), str(path), to="dcp", request=LayoutRequest(dp=ranks))
     whole.unlink()
 
 

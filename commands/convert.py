@@ -120,7 +120,7 @@ def command(
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
-    wishes = invocation.options(LayoutOptions).wishes(invocation, part)
+    request = invocation.options(LayoutOptions).request(invocation, part)
     if spelling and names is not NamesChoice.MEGATRON:
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     if family and names is None:
@@ -130,13 +130,13 @@ def command(
         from ftckpt.transfer.request.renaming import parse_renames
 
         renames = parse_renames(read_text(rename), rename)
-    if wishes.like is not None:
-        to = to or wishes.like.source_format
+    if request.like is not None:
+        to = to or request.like.source_format
     if not to:
         raise UsageError("the format to write is not given", hint="--to FORMAT, or --like EXAMPLE")
     # What cannot be written under that name is known before the source is opened.
-    format_and_writer(to, wishes.rules, destination)
-    checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
+    format_and_writer(to, request.rules, destination)
+    checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules)
     content = narrowed(Content.of(checkpoint), part)
     rows = part.true_vocab_size
     if names is NamesChoice.HF:
@@ -159,4 +159,4 @@ def command(
         content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)
-    return carry_out(invocation, checkpoint, content, to, wishes, destination, run, used=used)
+    return carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)

@@ -52,9 +52,9 @@ def command(
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
-    wishes = invocation.options(LayoutOptions).wishes(invocation, part)
-    checkpoint = open_checkpoint(invocation, source, newest=False, rules=wishes.rules)
+    request = invocation.options(LayoutOptions).request(invocation, part)
+    checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules)
     content = narrowed(Content.of(checkpoint), part)
     run = invocation.options(RunOptions)
     name = checkpoint.source_format
-    return carry_out(invocation, checkpoint, content, name, wishes, destination, run)
+    return carry_out(invocation, checkpoint, content, name, request, destination, run)

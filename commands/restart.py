@@ -189,9 +189,9 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
             pp=grid.get("pp", job.layout.pp),
             dp=grid.get("dp", job.layout.dp),
         )
-        wishes = layout.wishes(invocation, PartOptions(rules=job.rules))
+        request = layout.request(invocation, PartOptions(rules=job.rules))
         name = checkpoint.source_format
         content = Content.of(checkpoint)
-        result = carry_out(invocation, checkpoint, content, name, wishes, destination, job.run)
+        result = carry_out(invocation, checkpoint, content, name, request, destination, job.run)
         assert result.code is ExitCode.OK
     return destination

@@ -138,7 +138,7 @@ def command(
         fail_fast=fail_fast,
         sample=_share(sample),
         jobs=job_count(jobs),
-        forks=job_count(jobs),
+        processes=job_count(jobs),
         limiter=rate_limit(limit_rate),
         manifest=read_at(manifest, invocation.stores),
         against=_replica(invocation, against),

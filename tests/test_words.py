@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # How often each still stands in the product and its pages; lower a number with each that goes.
 MOST = {
-    "upon": 3,
+    "upon": 0,
     "whoever": 0,
     "be it": 0,
     "reckon": 0,

@@ -112,7 +112,7 @@ class LayoutOptions:
         ),
     ] = ""
 
-    def wishes(self, invocation: Invocation, part: PartOptions) -> LayoutRequest:
+    def request(self, invocation: Invocation, part: PartOptions) -> LayoutRequest:
         """Return what is asked of the layout; an example is opened.
 
         Raises:
@@ -183,7 +183,7 @@ def carry_out(
     checkpoint: Checkpoint,
     content: Content,
     name: str,
-    wishes: LayoutRequest,
+    request: LayoutRequest,
     destination: str,
     run: RunOptions,
     means: Means | None = None,
@@ -198,12 +198,12 @@ def carry_out(
             checksums, which would hide damage that the old ones show.
         content: what is written.
         name: of the target format.
-        wishes: what the user asks of the layout.
+        request: what the user asks of the layout.
         destination: where it goes.
         run: how it is done.
         means: by what it is written and proven; by default the format's own writer, and a
             comparison of every bit.
-        used: wishes that the verb itself has a use for; others that the writer has none for are
+        used: options that the verb itself uses; others that the writer does not use are
             refused.
     """
     from ftckpt.api.writing import prepare
@@ -211,7 +211,7 @@ def carry_out(
 
     bound_memory(run.max_memory)
     prepared = prepare(
-        checkpoint, content, name, wishes, destination,
+        checkpoint, content, name, request, destination,
         jobs=job_count(run.jobs), stores=invocation.stores, means=means, used=used,
     )  # fmt: skip
     layout = prepared.layout
@@ -231,7 +231,7 @@ def carry_out(
     limiter = rate_limit(run.limit_rate)
 
     def check() -> VerifyReport:
-        options = VerifyOptions(jobs=prepared.jobs, forks=prepared.jobs, limiter=limiter)
+        options = VerifyOptions(jobs=prepared.jobs, processes=prepared.jobs, limiter=limiter)
         found = verify(checkpoint, options, counter=invocation.counter)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:

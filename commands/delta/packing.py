@@ -91,7 +91,7 @@ def pack_out(
     limiter = rate_limit(run.limit_rate)
     storage = parse_rate(run.storage_rate) if run.storage_rate else None
     sources = [one for one in (target, base) if one is not None]
-    jobs, forks = affordable(
+    jobs, processes = affordable(
         job_count(run.jobs),
         target.tensors.values(),
         local=open_store(out, invocation.stores).traits.local,
@@ -100,7 +100,7 @@ def pack_out(
     )
 
     def check(checkpoint: Checkpoint) -> VerifyReport:
-        options = VerifyOptions(jobs=jobs, forks=jobs, limiter=limiter)
+        options = VerifyOptions(jobs=jobs, processes=jobs, limiter=limiter)
         found = verify(checkpoint, options, counter=invocation.counter)
         if found.code is ExitCode.OK:
             invocation.say(f"{checkpoint.source.url}: {found.message}")
@@ -119,7 +119,7 @@ def pack_out(
         options=PackOptions(
             level=run.level,
             jobs=jobs,
-            forks=forks if apart else 0,
+            processes=processes if apart else 0,
             limiter=limiter,
             proof=not run.no_proof,
             restart=run.restart,

@@ -67,12 +67,12 @@ def command(
             f"{opened.source.url} is not a delta but {opened.format}",
             hint="ftckpt delta pack packs any checkpoint",
         )
-    upon: Checkpoint | None = None
+    new_base: Checkpoint | None = None
     if onto:
-        upon = invocation.keep(open_other(invocation, onto))
+        new_base = invocation.keep(open_other(invocation, onto))
     elif not full:
-        upon = _end(opened)
-    return pack_out(invocation, opened, upon, out)
+        new_base = _end(opened)
+    return pack_out(invocation, opened, new_base, out)
 
 
 def _end(delta: DeltaCheckpoint) -> Checkpoint:

@@ -76,10 +76,10 @@ def command(
     from ftckpt.transfer.prove.against_digests import DigestProof
 
     invocation = invoked(ctx)
-    wishes = invocation.options(LayoutOptions).wishes(invocation, PartOptions())
+    request = invocation.options(LayoutOptions).request(invocation, PartOptions())
     if to:
         # What cannot be written under that name is known before the source is opened.
-        format_and_writer(to, wishes.rules, destination)
+        format_and_writer(to, request.rules, destination)
     checkpoint = open_checkpoint(invocation, delta, newest=False, bases=base or ())
     if not isinstance(checkpoint, DeltaCheckpoint):
         raise UsageError(
@@ -88,7 +88,7 @@ def command(
         )
     index = checkpoint.index
     run = invocation.options(RunOptions)
-    original = not to and wishes == LayoutRequest() and has_original(checkpoint)
+    original = not to and request == LayoutRequest() and has_original(checkpoint)
     invocation.report(original=original)
     if original:
         writer = OriginalWriter(checkpoint)
@@ -96,13 +96,13 @@ def command(
     else:
         invocation.say("the files are laid out anew; tensors and other state stay bit for bit")
         name, prover = to or checkpoint.source_format, DigestProof(checkpoint.digests())
-        means = Means(*format_and_writer(name, wishes.rules, destination), prover, SameObject)
+        means = Means(*format_and_writer(name, request.rules, destination), prover, SameObject)
     result = carry_out(
         invocation,
         checkpoint,
         Content.of(checkpoint),
         to or checkpoint.source_format,
-        wishes,
+        request,
         destination,
         run,
         means,

@@ -111,7 +111,7 @@ def command(
     """
     from ftckpt.comparison import Choice, Reading, compare
     from ftckpt.comparison.arithmetic import tolerance_of
-    from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs
+    from ftckpt.comparison.worker_count import affordable_jobs, affordable_processes
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.state.fields import state_fields
     from ftckpt.formats.state.grid_fields import follows
@@ -134,9 +134,9 @@ def command(
     first, second = _open(invocation, a, table), _open(invocation, b, table)
     _report_sides(invocation, first, second)
     threads = affordable_jobs(job_count(jobs), (first, second))
-    copies = 0 if limiter is not None else affordable_forks(threads, (first, second))
+    copies = 0 if limiter is not None else affordable_processes(threads, (first, second))
     reading = Reading(
-        tolerance=tolerance, trust_recorded=trust_recorded, jobs=threads, forks=copies,
+        tolerance=tolerance, trust_recorded=trust_recorded, jobs=threads, processes=copies,
         limiter=limiter,
     )  # fmt: skip
     ours = Content.of(first)

@@ -43,14 +43,14 @@ class DcpWriter:
     single = False
     supported_options = ("dp",)
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
-        """Lay out `content` for `wishes.dp` ranks; the source's world size where it is None.
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
+        """Lay out `content` for `request.dp` ranks; the source's world size where it is None.
 
         Raises:
             UsageError: a wish for another division than over one world.
             UnsupportedError: a tensor of a type that torch.save cannot write.
         """
-        world = world_of(content, wishes)
+        world = world_of(content, request)
         content = with_aliases(content)
         state = _State(content, world)
         state.add_objects()  # before the tensors, as torch writes them

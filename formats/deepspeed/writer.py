@@ -50,16 +50,16 @@ class DeepSpeedWriter:
     single = False
     supported_options = ("tp", "pp", "dp", "zero_stage", "rules", "true_vocab_size")
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
-        """Lay out `content` for `wishes.dp` partitions of stage `wishes.zero_stage`.
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
+        """Lay out `content` for `request.dp` partitions of stage `request.zero_stage`.
 
         Raises:
             UsageError: a wish for an axis that DeepSpeed does not have.
             UnsupportedError: other tensor slices or pipeline stages, tensors that ZeRO cannot hold,
                 or nothing that says in which order a job lays its parameters out.
         """
-        if isinstance(wishes.like, DeepSpeedCheckpoint):
-            return _Writing(ByExample(content, wishes.like, wishes)).layout()
+        if isinstance(request.like, DeepSpeedCheckpoint):
+            return _Writing(ByExample(content, request.like, request)).layout()
         if not isinstance(content.checkpoint, DeepSpeedCheckpoint):
             raise UnsupportedError(
                 f"a {content.checkpoint.format} checkpoint does not say in which groups and order a"
@@ -67,7 +67,7 @@ class DeepSpeedWriter:
                 " order would load without an error",
                 hint=f"{LIKE}; or --to deepspeed-universal, which DeepSpeed loads by names",
             )
-        return _Writing(OfItself(content, content.checkpoint, wishes)).layout()
+        return _Writing(OfItself(content, content.checkpoint, request)).layout()
 
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
         """Return the sizes of an example's groups; see `ftckpt.transfer.request.example`."""
@@ -126,7 +126,7 @@ class OfItself:
     """
 
     def __init__(
-        self, content: Content, checkpoint: DeepSpeedCheckpoint, wishes: LayoutRequest
+        self, content: Content, checkpoint: DeepSpeedCheckpoint, request: LayoutRequest
     ) -> None:
         """Take the source apart.
 
@@ -135,7 +135,7 @@ class OfItself:
         """
         self.asked = content
         self._source = source = DeepSpeedSource(checkpoint)
-        self.plan = JobPlan(checkpoint, source, wished(source.job, wishes))
+        self.plan = JobPlan(checkpoint, source, wished(source.job, request))
         self.content = source.models.content(content, source.job.stage, self.plan.job.stage)
         self.models = RestOfRole.of(self.content, source.files[FileRole.MODEL])
         self.optimizers = RestOfRole.of(self.content, source.files[FileRole.OPTIMIZER])

@@ -69,7 +69,7 @@ class Delta:
         stores = source.store.options if self.stores is None else self.stores
         return open_delta(source, self.formats(self.rules, self.bases), self.bases, stores)
 
-    def built_upon(self, root: Root, child: Child) -> Sequence[str]:
+    def bases_of_child(self, root: Root, child: Child) -> Sequence[str]:
         """Return the places of all that a checkpoint of a root may depend on.
 
         Raises:

@@ -44,7 +44,7 @@ class OriginalWriter:
         self.name = delta.source_format
         self.single = self.original.single
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out the files.
 
         Raises:

@@ -64,7 +64,7 @@ def pack_checkpoint(
     gap = target.source.store.traits.gap
     # Of longer pieces no more is read here than where their elements lie.
     near = (extent for extent in extents_of(target) if extent.length <= gap)
-    with reading_ahead(target, near, options.limiter, upon=False):
+    with reading_ahead(target, near, options.limiter, bases=False):
         records = record_file(Content.of(target))
         options = replace(options, settings=settings_of(target, base))
     return pack(

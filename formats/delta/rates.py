@@ -17,7 +17,7 @@ from ftckpt.delta import DeltaEncoder, Fill, pair
 from ftckpt.delta.pack.tensor_bytes import TensorBytes, own_tensors
 from ftckpt.progress import Counter
 from ftckpt.storage.chunks import chunks, size_for
-from ftckpt.workers.processes import run as spread
+from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 
 from .chain import chain
@@ -58,7 +58,7 @@ def measure(delta: DeltaCheckpoint, jobs: int) -> DecodeRates:
     sample = list(_within((c for c in checks if _FEW * c.nbytes >= largest), _SAMPLE))
     read, encode = _read_rate(delta), _encode_rate(delta, jobs)
     began = time.perf_counter()
-    for _ in spread(sample, _carried_out, jobs=jobs, forks=for_reading(delta, jobs)):
+    for _ in run_in_processes(sample, _carried_out, jobs=jobs, processes=for_reading(delta, jobs)):
         pass
     seconds = time.perf_counter() - began
     links = sum(isinstance(link, DeltaCheckpoint) for link in chain(delta))
@@ -114,10 +114,10 @@ class _Timed:
 def _encode_rate(delta: DeltaCheckpoint, jobs: int) -> float:
     """Encode a sample anew, with the same base; its reading is taken off."""
     base = delta.base
-    upon = {} if base is None else own_tensors(base)
+    base_tensors = {} if base is None else own_tensors(base)
     target = _Timed(delta.decoder.fill)
     below = None if base is None else _Timed(TensorBytes(base).fill)
-    pairs = pair(own_tensors(delta).values(), upon)
+    pairs = pair(own_tensors(delta).values(), base_tensors)
     encoder = DeltaEncoder(pairs, target, below)
     largest = sorted(range(len(pairs)), key=lambda n: -pairs[n].info.nbytes)
     plans = {number: encoder.plan(number) for number in islice(largest, 8)}

@@ -72,7 +72,7 @@ class MegatronWriter:
         sizes = {"tp": grid.tp, "pp": grid.pp, "vp": example.layout.chunks, "ep": grid.ep}
         return sizes if grid.dp is None else sizes | {"dp": grid.dp}
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out `content` for the ranks that are wished for; the source's where nothing is said.
 
         With an example, as that is laid out.
@@ -84,25 +84,25 @@ class MegatronWriter:
         """
         checkpoint = content.checkpoint
         with no_gc():
-            if isinstance(wishes.like, MegatronCheckpoint):
-                return lay_out_like(content, wishes.like, wishes)
+            if isinstance(request.like, MegatronCheckpoint):
+                return lay_out_like(content, request.like, request)
             if isinstance(checkpoint, MegatronCheckpoint):
-                return _Writing(content, checkpoint, wishes).layout()
-            return lay_out(content, wishes)
+                return _Writing(content, checkpoint, request).layout()
+            return lay_out(content, request)
 
 
 class _Writing:
     """One layout on its way."""
 
     def __init__(
-        self, content: Content, checkpoint: MegatronCheckpoint, wishes: LayoutRequest
+        self, content: Content, checkpoint: MegatronCheckpoint, request: LayoutRequest
     ) -> None:
         source = checkpoint.layout
         self._checkpoint = checkpoint
         self._ranks = FirstRanks(checkpoint)
-        self._target = target_of(source, wishes)
-        rules = self._rules(wishes.rules)
-        tp, true = self._target.grid.tp, wishes.true_vocab_size
+        self._target = target_of(source, request)
+        rules = self._rules(request.rules)
+        tp, true = self._target.grid.tp, request.true_vocab_size
         vocabulary = vocabulary_of(content, rules)
         self._content, rows = repadded(content, vocabulary, source.args, tp, true)
         changes = dict(self._target.arguments)

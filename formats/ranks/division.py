@@ -38,18 +38,18 @@ def split_of(content: Content, wanted: TargetTensor) -> RankSplit | None:
     return split if split is not None and split.shape == wanted.shape else None
 
 
-def wish_for_ranks(content: Content, wishes: LayoutRequest) -> LayoutRequest:
-    """Return wishes of which `dp` is the number of ranks.
+def wish_for_ranks(content: Content, request: LayoutRequest) -> LayoutRequest:
+    """Return a request whose `dp` is the number of ranks.
 
     Raises:
         UsageError: tensor ranks for tensors that are no plain shards, or two numbers of ranks.
         UnsupportedError: nothing says how plain shards are cut (`unknown-rule`).
     """
-    if wishes.tp is None:
-        return wishes
+    if request.tp is None:
+        return request
     if not splits_of(content):
-        if wishes.tp == 1:
-            return wishes
+        if request.tp == 1:
+            return request
         if type(content.checkpoint) is RanksCheckpoint:
             _require_no_stages(content.checkpoint)
         _require_known(content)
@@ -58,12 +58,12 @@ def wish_for_ranks(content: Content, wishes: LayoutRequest) -> LayoutRequest:
             " of these nothing says how they are cut",
             hint="--dp N divides DTensors along the first axis, as FSDP2 does",
         )
-    if wishes.dp is not None and min(wishes.dp, wishes.tp) > 1:
+    if request.dp is not None and min(request.dp, request.tp) > 1:
         raise UsageError(
             "plain rank files are divided over one group of ranks: --tp and --dp are two",
             hint="give one of them",
         )
-    return replace(wishes, dp=max(wishes.tp, wishes.dp or 1))
+    return replace(request, dp=max(request.tp, request.dp or 1))
 
 
 def require_divisible(content: Content, world: int) -> None:

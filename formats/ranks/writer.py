@@ -51,8 +51,8 @@ class RanksWriter:
     single = False
     supported_options = ("tp", "dp")
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
-        """Lay out `content` for `wishes.dp` ranks, or `wishes.tp` where tensors are plain.
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
+        """Lay out `content` for `request.dp` ranks, or `request.tp` where tensors are plain.
 
         The source's world size where neither is asked for.
 
@@ -61,7 +61,7 @@ class RanksWriter:
             UnsupportedError: a tensor of a type that torch.save cannot write; a tensor of which
                 nothing says how it is divided (`unknown-rule`); a grid of ranks.
         """
-        world = world_of(content, wish_for_ranks(content, wishes))
+        world = world_of(content, wish_for_ranks(content, request))
         content = with_aliases(content)
         require_divisible(content, world)
         files: list[OutputFile] = []

@@ -25,7 +25,7 @@ class SafetensorsFileWriter:
     single = True
     supported_options = ("max_shard_size",)
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out the weights; all other state is `unplaced`.
 
         Raises:
@@ -33,7 +33,7 @@ class SafetensorsFileWriter:
             UnsupportedError: a tensor that safetensors cannot hold, by its name, or more of them
                 than a header has room for; or the model has no tensor.
         """
-        if wishes.max_shard_size is not None:
+        if request.max_shard_size is not None:
             raise UsageError(
                 f"a name that ends in {SUFFIX} asks for one file, and --max-shard-size for several",
                 hint="DST/ with a slash at its end, or another name, makes a folder",

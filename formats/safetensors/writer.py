@@ -40,7 +40,7 @@ class SafetensorsWriter:
     single = False
     supported_options = ("max_shard_size",)
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out `content`; reads the first bytes of non-tensor state, to know what it is.
 
         Raises:
@@ -54,7 +54,7 @@ class SafetensorsWriter:
                 f" {content.checkpoint.source.url} beside {listed(list(content.objects), 3)}",
                 hint="--to torchsave and --to dcp hold such state alone",
             )
-        limit = wishes.max_shard_size or MAX_SHARD_SIZE
+        limit = request.max_shard_size or MAX_SHARD_SIZE
         if limit < 1:
             raise UsageError(f"a shard of {limit} bytes holds nothing")
         stored = StoredOnce(content)

@@ -11,13 +11,13 @@ from ftckpt.transfer.layout import LayoutRequest
 _OF_RANKS = ("rng-python", "rng-numpy", "rng-torch", "rng-cuda", "data")
 
 
-def world_of(content: Content, wishes: LayoutRequest) -> int:
+def world_of(content: Content, request: LayoutRequest) -> int:
     """Return the world size of a format that divides over ranks and knows no other group.
 
     Raises:
         UsageError: a wish for no rank at all.
     """
-    world = wishes.dp or content.topology.world_size or 1
+    world = request.dp or content.topology.world_size or 1
     if world < 1:
         raise UsageError(f"a world of {world} ranks")
     return world

@@ -40,7 +40,7 @@ class TorchSaveWriter:
     single = True
     supported_options = ()
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out `content` as one file.
 
         Raises:

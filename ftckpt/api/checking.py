@@ -102,7 +102,7 @@ def verify(
             fail_fast=fail_fast,
             sample=parse_fraction(str(sample)) if sample else None,
             jobs=job_count(jobs),
-            forks=job_count(jobs),
+            processes=job_count(jobs),
             limiter=rate_limit(limit_rate),
             manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
             against=opened(against, stores) if against else None,
@@ -216,7 +216,7 @@ def diff(
     """
     from ftckpt.comparison import Choice, Reading, compare
     from ftckpt.comparison.arithmetic import tolerance_of
-    from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs
+    from ftckpt.comparison.worker_count import affordable_jobs, affordable_processes
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.state.fields import state_fields
     from ftckpt.formats.state.grid_fields import follows
@@ -236,7 +236,7 @@ def diff(
             tolerance=tolerance_of(rtol, atol),
             trust_recorded=trust_recorded,
             jobs=threads,
-            forks=0 if limiter is not None else affordable_forks(threads, (first, second)),
+            processes=0 if limiter is not None else affordable_processes(threads, (first, second)),
             limiter=limiter,
         ),
         fields=state_fields,

@@ -153,7 +153,7 @@ def convert(
     family: str = ...,
     rename: str = ...,
     derive: Callable[[Content], Content] | None = ...,
-    wishes: LayoutRequest | None = ...,
+    request: LayoutRequest | None = ...,
     dry_run: Literal[False] = False,
     stores: StoreOptions = ...,
     counter: Counter = ...,
@@ -173,7 +173,7 @@ def convert(
     family: str = ...,
     rename: str = ...,
     derive: Callable[[Content], Content] | None = ...,
-    wishes: LayoutRequest | None = ...,
+    request: LayoutRequest | None = ...,
     dry_run: Literal[True],
     stores: StoreOptions = ...,
     counter: Counter = ...,
@@ -192,7 +192,7 @@ def convert(
     family: str = "",
     rename: str = "",
     derive: Callable[[Content], Content] | None = None,
-    wishes: LayoutRequest | None = None,
+    request: LayoutRequest | None = None,
     dry_run: bool = False,
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
@@ -210,7 +210,7 @@ def convert(
         family: the model (`llama`, `mistral`, ...); "" for what it shows.
         rename: a TOML file of other names for parameters.
         derive: makes what is written of what is there, where no flag does.
-        wishes: what is asked of the layout, in place of the flags about it.
+        request: what is asked of the layout, in place of the flags about it.
         dry_run: return what it would cost, and write nothing.
         stores: how to reach object stores.
         counter: is told of the work.
@@ -236,7 +236,7 @@ def convert(
     if family and not names:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
     renames = read_renames(rename)
-    request = wishes or _request(flags, read_rules(flags.get("rules", "")), stores)
+    request = request or _request(flags, read_rules(flags.get("rules", "")), stores)
     to = to or (request.like.source_format if request.like is not None else "")
     if to:  # what cannot be written under that name is known before the source is opened
         format_and_writer(to, request.rules, destination)
@@ -343,7 +343,7 @@ def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferR
     limiter = rate_limit(flags.get("limit_rate", ""))
 
     def check() -> VerifyReport:
-        options = VerifyOptions(jobs=laid_out.jobs, forks=laid_out.jobs, limiter=limiter)
+        options = VerifyOptions(jobs=laid_out.jobs, processes=laid_out.jobs, limiter=limiter)
         return verify(laid_out.checkpoint, options, counter=counter)
 
     return laid_out.write(

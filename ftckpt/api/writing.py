@@ -13,7 +13,7 @@ from ftckpt.progress import Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.prove.against_source import prove
 from ftckpt.transfer.prove.rehearsal import rehearse
-from ftckpt.transfer.request.dry_run import Planned, affordable_forks, affordable_jobs, planned
+from ftckpt.transfer.request.dry_run import Planned, affordable_jobs, affordable_processes, planned
 from ftckpt.transfer.request.example import lay_out
 from ftckpt.transfer.run import TransferOptions, TransferReport, require_place, transfer
 
@@ -110,7 +110,7 @@ class LaidOut:
             same_objects=same_objects,
             options=TransferOptions(
                 jobs=self.jobs,
-                forks=affordable_forks(self.jobs, self.checkpoint) if apart else 0,
+                processes=affordable_processes(self.jobs, self.checkpoint) if apart else 0,
                 limiter=limiter,
                 proof=check is not None,
                 device=device,
@@ -127,7 +127,7 @@ def prepare(
     checkpoint: Checkpoint,
     content: Content,
     name: str,
-    wishes: LayoutRequest,
+    request: LayoutRequest,
     destination: str,
     *,
     jobs: int,
@@ -141,13 +141,13 @@ def prepare(
         checkpoint: the source.
         content: what is written.
         name: of the target format.
-        wishes: what the user asks of the layout.
+        request: what the user asks of the layout.
         destination: where it goes.
         jobs: threads, at most.
         stores: how to reach object stores.
         means: by what it is written and proven; by default the format's own writer, and a
             comparison of every bit.
-        used: wishes that the caller itself has a use for; others that the writer has none for are
+        used: options that the caller itself uses; others that the writer does not use are
             refused.
 
     Raises:
@@ -157,10 +157,10 @@ def prepare(
     store = open_store(destination, stores)
     local = store.traits.local
     if means is None:
-        means = Means(*format_and_writer(name, wishes.rules, destination), prove, SameObject)
+        means = Means(*format_and_writer(name, request.rules, destination), prove, SameObject)
     if reads_by_rules(checkpoint.source_format):
         used = (*used, "rules")
-    layout = lay_out(means.writer, content, wishes, store, used=used)
+    layout = lay_out(means.writer, content, request, store, used=used)
     require_place(layout)
     threads = affordable_jobs(jobs, local=local, source=checkpoint.source.store)
     return LaidOut(checkpoint, content, destination, layout, means, threads, local, stores)

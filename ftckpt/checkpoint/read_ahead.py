@@ -29,7 +29,7 @@ def reading_ahead(
     extents: Iterable[Extent] | None = None,
     limiter: RateLimit | None = None,
     *,
-    upon: bool = True,
+    bases: bool = True,
     jobs: int = 1,
 ) -> Iterator[None]:
     """Read ahead of what is asked for inside the block, where the store has a latency.
@@ -42,13 +42,13 @@ def reading_ahead(
             it is asked for, and what is named and not asked for is hardly read. By default all
             that it holds.
         limiter: bounds the rate of reading; `Source.limited` says who else need not ask it.
-        upon: whether what its tensors are decoded from is read too.
+        bases: whether what its tensors are decoded from is read too.
         jobs: how many threads will ask, each at a place of its own.
     """
     if extents is None:
         extents = extents_of(checkpoint)
     below: Sequence[Checkpoint] = ()
-    if upon:
+    if bases:
         with suppress(FtckptError):  # who reads the tensors hears of it
             below = checkpoint.bases()
     read = [(checkpoint.source, extents), *((base.source, extents_of(base)) for base in below)]

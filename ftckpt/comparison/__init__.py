@@ -112,7 +112,7 @@ def compare(
         read = {*wanted, *(content.objects if choice.state else ())}
         places = extents_of(content.checkpoint, read)
         with reading_ahead(
-            content.checkpoint, places, reading.limiter, upon=False, jobs=reading.jobs
+            content.checkpoint, places, reading.limiter, bases=False, jobs=reading.jobs
         ):
             for found in chain(_small_tensors(content, wanted, reading, read_of), more):
                 if isinstance(found, Field):

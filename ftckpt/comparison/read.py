@@ -21,7 +21,7 @@ from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.workers.buffers import buffer, same
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run as spread
+from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 
 from .arithmetic import Tally, Tolerance, measure, unchanged
@@ -113,7 +113,7 @@ class Readers:
         tolerance: Tolerance | None,
         *,
         jobs: int = 1,
-        forks: int = 0,
+        processes: int = 0,
         executor: Executor | None = None,
         counter: Counter = NULL,
     ) -> dict[str, WorkResult]:
@@ -123,7 +123,7 @@ class Readers:
             works: what to compare, by name.
             tolerance: see `measure`.
             jobs: number of threads.
-            forks: number of copies of this process instead, where there can be any: a gain where
+            processes: number of copies of this process instead, where possible: a gain where
                 a side is decoded.
             executor: where to run instead of either.
             counter: is told of the bytes of one side.
@@ -139,8 +139,8 @@ class Readers:
             return run(tasks, do, jobs=jobs, executor=executor)
 
         def carry_out(parts: Iterable[Sequence[_Part]]) -> None:
-            for task in spread(
-                _batched(parts), compared, jobs=jobs, forks=forks, executor=executor
+            for task in run_in_processes(
+                _batched(parts), compared, jobs=jobs, processes=processes, executor=executor
             ):
                 for done in task:
                     result = found[done.name]

@@ -36,7 +36,7 @@ class Reading:
         tolerance: which differences are none; None compares bits.
         trust_recorded: do not read what recorded digests or CRC-32s say to be equal.
         jobs: number of threads.
-        forks: number of copies of this process instead (`affording.affordable_forks`).
+        processes: number of copies of this process instead (`worker_count.affordable_processes`).
         executor: where to run instead of either.
         limiter: bounds the rate of reading, of both checkpoints together.
     """
@@ -44,7 +44,7 @@ class Reading:
     tolerance: Tolerance | None = None
     trust_recorded: bool = False
     jobs: int = 1
-    forks: int = 0
+    processes: int = 0
     executor: Executor | None = None
     limiter: RateLimit | None = None
 
@@ -117,7 +117,7 @@ def compare_tensors(
             plan.works,
             reading.tolerance,
             jobs=reading.jobs,
-            forks=reading.forks,
+            processes=reading.processes,
             executor=reading.executor,
             counter=counter,
         )

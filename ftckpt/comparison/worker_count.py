@@ -39,7 +39,7 @@ def affordable_jobs(jobs: int, sides: Sequence[Checkpoint]) -> int:
     return max(1, min(jobs, left // each))
 
 
-def affordable_forks(jobs: int, sides: Sequence[Checkpoint]) -> int:
+def affordable_processes(jobs: int, sides: Sequence[Checkpoint]) -> int:
     """Return how many copies of this process compare faster than `jobs` threads; 0 for none.
 
     They do where a side is decoded, and both lie on this machine.

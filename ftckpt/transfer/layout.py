@@ -180,10 +180,10 @@ class Writer(Protocol):
     def supported_options(self) -> Collection[str]:
         """The names of the fields of `LayoutRequest` that it can do; others are refused."""
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out `content`. Reads headers and small objects at most, never tensor bytes.
 
-        The same content and wishes give the same bytes, on any machine: a killed run is resumed by
+        The same content and request give the same bytes, on any machine: a killed run is resumed by
         laying out again. What is asked is among `supported_options`.
 
         Raises:

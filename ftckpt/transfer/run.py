@@ -42,7 +42,7 @@ class TransferOptions:
 
     Attributes:
         jobs: number of threads.
-        forks: number of copies of this process that do the most of it instead, where there can be
+        processes: number of copies of this process that do most of it instead, where there can be
             any (`ftckpt.workers.processes`): worth it where the source is decoded.
         executor: where to run instead of either.
         limiter: bounds the rate of reading.
@@ -52,7 +52,7 @@ class TransferOptions:
     """
 
     jobs: int = 1
-    forks: int = 0
+    processes: int = 0
     executor: Executor | None = None
     limiter: RateLimit | None = None
     proof: bool = True
@@ -178,7 +178,7 @@ def transfer(
                     staging,
                     depths=depths,
                     jobs=options.jobs,
-                    forks=options.forks,
+                    processes=options.processes,
                     executor=options.executor,
                     counter=counter,
                 )
@@ -194,7 +194,7 @@ def transfer(
                         result,
                         same_objects,
                         jobs=options.jobs,
-                        forks=options.forks,
+                        processes=options.processes,
                         executor=options.executor,
                         limiter=options.limiter,
                         counter=counter,

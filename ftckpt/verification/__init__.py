@@ -55,7 +55,7 @@ class VerifyOptions:
         fail_fast: stop at the first error.
         sample: share of blocks or records to read, in (0, 1]; None for all.
         jobs: threads.
-        forks: copies of this process that decode instead, at most, where there can be any.
+        processes: copies of this process that decode instead, at most, where there can be any.
         limiter: bounds the rate of reading.
         manifest: take this one instead of the one beside the checkpoint.
         against: a replica, compared file by file; of another layout, tensor by tensor.
@@ -68,7 +68,7 @@ class VerifyOptions:
     fail_fast: bool = False
     sample: float | None = None
     jobs: int = 1
-    forks: int = 0
+    processes: int = 0
     limiter: RateLimit | None = None
     manifest: Manifest | None = None
     against: Checkpoint | None = None
@@ -260,7 +260,8 @@ def _check_content(
     def itself() -> ContentResult:
         return check_itself(
             checkpoint, sealed=manifest is not None, emit=collector.add, jobs=options.jobs,
-            forks=options.forks, sample=options.sample, limiter=options.limiter, counter=counter,
+            processes=options.processes, sample=options.sample, limiter=options.limiter,
+            counter=counter,
         )  # fmt: skip
 
     if manifest is not None:

@@ -16,7 +16,7 @@ from ftckpt.findings import finding, from_error
 from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run as spread
+from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 
 from .evidence import ContentResult, Emit, Report, Sample
@@ -54,7 +54,7 @@ def check_itself(
     sealed: bool,
     emit: Emit,
     jobs: int = 1,
-    forks: int = 0,
+    processes: int = 0,
     sample: float | None = None,
     seed: int = 0,
     limiter: RateLimit | None = None,
@@ -67,7 +67,7 @@ def check_itself(
         sealed: whether its files were compared with a manifest.
         emit: receives the findings as they are found.
         jobs: number of threads.
-        forks: number of copies of this process instead, at most; none where a rate is to be kept
+        processes: largest number of copies of this process; none where a rate is to be kept
             or a part of what is read is not on this machine.
         sample: share of the checks to make; None for all. A file's first is always made.
         seed: for another sample.
@@ -83,12 +83,12 @@ def check_itself(
     tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed))
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     stream = partial(_carried_out, checkpoint=checkpoint, limiter=limiter)
-    forks = 0 if limiter is not None else _affordable(forks, checkpoint)
-    if forks:  # a bar of what was done before has a thread, which no copy may be made beside
+    processes = 0 if limiter is not None else _affordable(processes, checkpoint)
+    if processes:  # a bar of what was done before has a thread, which no copy may be made beside
         counter.start("decoding", total)
     with reading_ahead(checkpoint, jobs=jobs) if sample is None else nullcontext():
-        for done in spread(tasks, stream, jobs=jobs, forks=forks):
-            if not check.any and not forks:
+        for done in run_in_processes(tasks, stream, jobs=jobs, processes=processes):
+            if not check.any and not processes:
                 counter.start("decoding", total)
             for one in done:
                 counter.add(one.nbytes if one.sampled else 0)
@@ -126,9 +126,9 @@ class _Check:
             self.report.fail(file, done.error)
 
 
-def _affordable(forks: int, checkpoint: Checkpoint) -> int:
+def _affordable(processes: int, checkpoint: Checkpoint) -> int:
     try:
-        return for_reading(checkpoint, forks) if forks > 1 else 0
+        return for_reading(checkpoint, processes) if processes > 1 else 0
     except FtckptError:  # the checks say what it is
         return 0
 

@@ -49,8 +49,8 @@ def live(
     Args:
         parent: number of the first process.
         connection: to it.
-        tasks: see `forks.run`.
-        stream: see `forks.run`.
+        tasks: see `processes.run_in_processes`.
+        stream: see `processes.run_in_processes`.
         mask: the signals that are blocked from now on.
     """
     code = 1

@@ -50,12 +50,12 @@ _PATIENCE = 0.2  # seconds that threads which have nothing left to do may take t
 _END = 1.0  # seconds that copies which were killed may take to die, all together
 
 
-def run(
+def run_in_processes(
     tasks: Iterable[T],
     stream: Stream[T, R],
     *,
     jobs: int,
-    forks: int = 0,
+    processes: int = 0,
     executor: Executor | None = None,
     counter: Counter = NULL,
 ) -> Iterator[R]:
@@ -67,7 +67,7 @@ def run(
         tasks: independent; going through them changes nothing.
         stream: takes a task when it begins one. What it makes can be pickled.
         jobs: number of threads, where this process does it.
-        forks: number of copies of this process that may do it instead, by one thread each.
+        processes: number of copies of this process that may do it instead, by one thread each.
         executor: where `stream` carries them out instead: then there are no copies.
         counter: what a copy counts comes here.
 
@@ -76,20 +76,20 @@ def run(
         Exception: whatever `stream` or going through the tasks raises.
     """
     rest = iter(tasks)
-    first = list(islice(rest, forks if executor is None else 0))
+    first = list(islice(rest, processes if executor is None else 0))
     tasks = chain(first, rest)
     # More may be held now than when the number of copies was computed.
-    forks = min(len(first), (budget() - held()) // _own())
-    if forks < 2 or not are_safe():
+    processes = min(len(first), (budget() - held()) // _own())
+    if processes < 2 or not are_safe():
         yield from stream(tasks, counter, jobs)
         return
     _load()
     crew: list[_Copy] = []
     try:
         with _uninterrupted() as mask:
-            for _ in range(forks):
+            for _ in range(processes):
                 try:
-                    crew.append(_Copy(tasks, stream, forks, [one.line for one in crew], mask))
+                    crew.append(_Copy(tasks, stream, processes, [one.line for one in crew], mask))
                 except OSError:  # the system makes no more: fewer do the same work
                     break
         if crew:
@@ -119,8 +119,8 @@ def affordable(jobs: int, each: int, room: int) -> int:
         each: bytes that one of them holds.
         room: bytes that there are.
     """
-    forks = min(jobs, room // (each + _own()))
-    return forks if forks >= max(2, min(jobs, _THREADS)) else 0
+    processes = min(jobs, room // (each + _own()))
+    return processes if processes >= max(2, min(jobs, _THREADS)) else 0
 
 
 def pays(largest: int, total: int, jobs: int) -> bool:
@@ -179,7 +179,7 @@ class _Copy:
     Args:
         tasks: see `run`.
         stream: see `run`.
-        forks: how many there will be.
+        processes: how many there will be.
         lines: to the copies made before: not this one's matter.
         mask: the signals that it will have blocked.
 
@@ -194,7 +194,7 @@ class _Copy:
         self,
         tasks: Iterable[Any],
         stream: Stream[Any, Any],
-        forks: int,
+        processes: int,
         lines: Sequence[Connection],
         mask: Iterable[int],
     ) -> None:
@@ -212,7 +212,7 @@ class _Copy:
                     for line in (*lines, self.line):
                         line.close()
                     gc.freeze()  # looking for garbage would make pages of all that was shared
-                    divide(forks)
+                    divide(processes)
                     live(parent, theirs, tasks, stream, mask)
                 finally:
                     os._exit(ExitCode.NO_RESOURCE)  # not even that could be done

@@ -12,7 +12,7 @@ import pytest
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.comparison import worker_count as affording
-from ftckpt.comparison.worker_count import affordable_forks, affordable_jobs
+from ftckpt.comparison.worker_count import affordable_jobs, affordable_processes
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryStore
@@ -93,8 +93,8 @@ def test_copies_are_made_where_a_side_is_decoded_here(
 
     monkeypatch.setattr(missing, "decode_slots", gone)
     set_budget(4096 * MIB)
-    assert affordable_forks(2, (near, near)) == 0
-    assert affordable_forks(2, (near, decoded)) == affordable_forks(2, (decoded, near)) == 2
-    assert affordable_forks(99, (decoded, decoded)) == 3
-    assert affordable_forks(2, (far, decoded)) == 0
-    assert affordable_forks(2, (near, missing)) == 0
+    assert affordable_processes(2, (near, near)) == 0
+    assert affordable_processes(2, (near, decoded)) == affordable_processes(2, (decoded, near)) == 2
+    assert affordable_processes(99, (decoded, decoded)) == 3
+    assert affordable_processes(2, (far, decoded)) == 0
+    assert affordable_processes(2, (near, missing)) == 0

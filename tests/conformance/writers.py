@@ -16,12 +16,12 @@ from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
 
 
-def write(writer: Writer, source: Checkpoint | Content, to: Path, **wishes: Any) -> Checkpoint:
+def write(writer: Writer, source: Checkpoint | Content, to: Path, **request: Any) -> Checkpoint:
     """Lay out, make the files plainly, and open the result; nothing may be left unplaced."""
     content = source if isinstance(source, Content) else Content.of(source)
-    layout = writer.layout(content, LayoutRequest(**wishes))
+    layout = writer.layout(content, LayoutRequest(**request))
     assert list(layout.unplaced) == []
-    assert_repeatable(writer.layout(content, LayoutRequest(**wishes)), layout)
+    assert_repeatable(writer.layout(content, LayoutRequest(**request)), layout)
     materialise(layout, content.checkpoint, to)
     result = open_checkpoint(to / layout.files[0].path if writer.single else to)
     assert result.format == writer.name

@@ -60,17 +60,17 @@ def test_the_table_is_of_all_writers_and_all_wishes() -> None:
     ("writer", "wish"), PAIRS, ids=[f"{type(w).__name__}-{wish}" for w, wish in PAIRS]
 )
 def test_a_wish_that_a_writer_has_no_use_for_is_refused(writer: Writer, wish: str) -> None:
-    wishes = LayoutRequest(**{wish: ASKED[wish]})
+    request = LayoutRequest(**{wish: ASKED[wish]})
     if wish in GRANTED[writer.name]:
-        require_granted(writer, wishes)
+        require_granted(writer, request)
         return
     says = f"{flag(wish)} has no meaning for {writer.name} "
     with pytest.raises(UsageError, match=says) as found:
-        require_granted(writer, wishes)
+        require_granted(writer, request)
     assert found.value.hint.startswith("leave it out")
     for other in GRANTED[writer.name]:
         assert flag(other) in found.value.hint
-    require_granted(writer, wishes, used=[wish])
+    require_granted(writer, request, used=[wish])
     if wish in RANKS:  # what is not divided is of one rank
         one: dict[str, Any] = {wish: 1}
         require_granted(writer, LayoutRequest(**one))
@@ -114,10 +114,10 @@ def test_what_is_granted_is_what_is_read(writer: Writer, tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         content = source(tmp_path / name)
         for example in (None, content.checkpoint):
-            wishes = Watched(like=example)
-            object.__setattr__(wishes, "read", read)
+            request = Watched(like=example)
+            object.__setattr__(request, "read", read)
             try:
-                writer.layout(content, wishes)
+                writer.layout(content, request)
             except UnsupportedError:  # not of this source; it has read what it has read
                 continue
     assert read == GRANTED[writer.name]
@@ -131,7 +131,7 @@ def test_a_layout_is_held_to_it(tmp_path: Path) -> None:
     source: Checkpoint = content.checkpoint
     with pytest.raises(UsageError, match="--rules has no meaning"):
         api.convert(
-            source, str(tmp_path / "out.pt"), "torchsave", wishes=LayoutRequest(rules=RULES)
+            source, str(tmp_path / "out.pt"), "torchsave", request=LayoutRequest(rules=RULES)
         )
     assert os.listdir(tmp_path) == ["x.pt"]
 

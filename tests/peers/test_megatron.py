@@ -113,10 +113,10 @@ def test_it_loads_and_saves_the_same_again(case: str, tmp_path: Path) -> None:
     before, after, more = CASES[case]
     source = megatron(tmp_path / "source", before, more)
     made = tmp_path / "made" / "iter_0000001"
-    wishes: dict[str, Any] = {"vp": 1, "ep": 1, **after}
-    wishes["dp"] = WORLD // (after["tp"] * after["pp"])
-    wishes["true_vocab_size"] = TRUE_VOCABULARY
-    layout = MegatronWriter().layout(Content.of(opened(source)), LayoutRequest(**wishes))
+    request: dict[str, Any] = {"vp": 1, "ep": 1, **after}
+    request["dp"] = WORLD // (after["tp"] * after["pp"])
+    request["true_vocab_size"] = TRUE_VOCABULARY
+    layout = MegatronWriter().layout(Content.of(opened(source)), LayoutRequest(**request))
     assert list(layout.unplaced) == []
     materialise(layout, opened(source), made)
     (made.parent / "latest_checkpointed_iteration.txt").write_text("1")
@@ -141,8 +141,8 @@ def test_it_builds_and_loads_a_model_of_hugging_face(
         Content.of(open_checkpoint(tmp_path / "hf")), spellings=("local", *DEFAULT_SPELLINGS)
     )
     made = tmp_path / "made" / "iter_0000000"
-    wishes: dict[str, Any] = {**sizes}
-    layout = format_and_writer(form)[1].layout(content, LayoutRequest(**wishes))
+    request: dict[str, Any] = {**sizes}
+    layout = format_and_writer(form)[1].layout(content, LayoutRequest(**request))
     materialise(layout, content.checkpoint, made)
     (made.parent / "latest_checkpointed_iteration.txt").write_text("0")
     kind = "torch" if form == "megatron" else "torch_dist"
@@ -173,11 +173,11 @@ def test_an_optimizer_of_another_format_is_loaded_and_saved_again(
     assert list(between.unplaced) == []
     materialise(between, first.checkpoint, tmp_path / "between")
     content = Content.of(open_checkpoint(tmp_path / "between"))
-    wishes = LayoutRequest(true_vocab_size=TRUE_VOCABULARY, **sizes)
+    request = LayoutRequest(true_vocab_size=TRUE_VOCABULARY, **sizes)
     if way == "like":
         example = opened(megatron(tmp_path / "example", after, more))
-        wishes = LayoutRequest(true_vocab_size=TRUE_VOCABULARY, like=example)
-    layout = format_and_writer("megatron")[1].layout(content, wishes)
+        request = LayoutRequest(true_vocab_size=TRUE_VOCABULARY, like=example)
+    layout = format_and_writer("megatron")[1].layout(content, request)
     assert list(layout.unplaced) == []
     made = tmp_path / "made" / "iter_0000001"
     materialise(layout, content.checkpoint, made)

@@ -46,8 +46,10 @@ def test_every_piece_is_no_request_of_its_own(
         return proxy.seen(GET) / FILES
 
     def reshard() -> None:
-        wishes = LayoutRequest(dp=2)
-        assert convert(ours, str(tmp_path / "two"), wishes=wishes, stores=stores).proof is not None
+        request = LayoutRequest(dp=2)
+        assert (
+            convert(ours, str(tmp_path / "two"), request=request, stores=stores).proof is not None
+        )
 
     def to_safetensors() -> None:
         out = str(tmp_path / "plain")

@@ -57,10 +57,10 @@ def move(
     place: Path, to: Path, name: str, prover: Prover = prove, family: str = ""
 ) -> TransferReport:
     """Carry a case out, or write its source plainly in another format."""
-    _, own, wishes, _ = CASES[name]
+    _, own, request, _ = CASES[name]
     target, writer = format_and_writer(family or own)
     content = Content.of(open_checkpoint(place))
-    layout = writer.layout(content, LayoutRequest() if family else LayoutRequest(**wishes))
+    layout = writer.layout(content, LayoutRequest() if family else LayoutRequest(**request))
     return transfer(
         content,
         replace(layout, unplaced=()),  # objects alone: what is proven here are tensors

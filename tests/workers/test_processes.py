@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from ftckpt.progress import NULL, Counter
-from ftckpt.workers import processes as forks
+from ftckpt.workers import processes
 from ftckpt.workers import threads as engine
 
 # A process of its own, because that of the tests has threads.
 HEAD = """
 import os, signal, sys, threading, time
-from ftckpt.workers import threads as engine, processes as forks
+from ftckpt.workers import processes, threads as engine
 from ftckpt import errors
 from ftckpt.progress import NULL
 
@@ -39,7 +39,7 @@ def stream(work):
     return made
 
 def run(tasks, work, n=3, counter=NULL):
-    return forks.run(tasks, stream(work), jobs=n, forks=n, counter=counter)
+    return processes.run_in_processes(tasks, stream(work), jobs=n, processes=n, counter=counter)
 """
 
 
@@ -98,8 +98,8 @@ def test_libraries_are_loaded_once_for_all_copies() -> None:
 def test_an_executor_has_the_tasks_and_there_are_no_copies() -> None:
     assert (
         outcome("""
-        made = forks.run(
-            range(4), stream(lambda task: os.getpid()), jobs=1, forks=3, executor=object()
+        made = processes.run_in_processes(
+            range(4), stream(lambda task: os.getpid()), jobs=1, processes=3, executor=object()
         )
         print(set(made) == {os.getpid()})
     """)
@@ -247,9 +247,9 @@ def test_copies_that_do_not_die_are_waited_for_together() -> None:
                 time.sleep(60)
         made = run(range(9), work)
         next(made)
-        forks.time, forks.os.waitpid = Clock(), lambda *what: (0, 0)
+        processes.time, processes.os.waitpid = Clock(), lambda *what: (0, 0)
         made.close()
-        print(0 < forks.time.now < 1.1)
+        print(0 < processes.time.now < 1.1)
     """)
         == "True"
     )
@@ -360,7 +360,7 @@ def test_there_are_as_many_as_there_is_memory_for_when_they_are_made() -> None:
         os.fork = lambda: made.append(real()) or made[-1]
         for has in (40, 200, 400, 600):
             made.clear()
-            forks.held = lambda: has << 20
+            processes.held = lambda: has << 20
             list(run(range(20), str, n=8))
             print(len(made), end=" ")
     """)
@@ -383,13 +383,13 @@ def test_other_threads_and_torch_forbid_it() -> None:
     assert (
         outcome("""
         import types
-        safe = [forks.are_safe()]
+        safe = [processes.are_safe()]
         sys.modules["torch"] = types.ModuleType("torch")
-        safe.append(forks.are_safe())
+        safe.append(processes.are_safe())
         del sys.modules["torch"]
         other = threading.Thread(target=time.sleep, args=(60,), daemon=True)
         other.start()
-        safe.append(forks.are_safe())
+        safe.append(processes.are_safe())
         print(safe, set(run(range(9), lambda task: os.getpid())) == {os.getpid()}, flush=True)
         os._exit(0)
     """)
@@ -402,7 +402,7 @@ def test_what_ran_before_has_ended_in_time() -> None:
         outcome("""
         for _ in engine.run(range(99), str, jobs=8):
             pass
-        print(forks.are_safe())
+        print(processes.are_safe())
     """)
         == "True"
     )
@@ -414,25 +414,25 @@ def test_without_copies_threads_do_the_same() -> None:
         return engine.run(tasks, lambda task: (task, threading.get_ident()), jobs=jobs)
 
     for copies in (0, 1):
-        made = dict(forks.run(range(9), stream, jobs=1, forks=copies))
+        made = dict(processes.run_in_processes(range(9), stream, jobs=1, processes=copies))
         assert sorted(made) == list(range(9))
 
 
 def test_as_many_copies_as_do_more_than_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     mib = 1 << 20
-    monkeypatch.setattr(forks, "held", lambda: 48 * mib)
-    assert forks.affordable(2, 8 * mib, 64 * mib) == 2
-    assert forks.affordable(2, 8 * mib, 63 * mib) == 0  # one copy is no gain
-    assert forks.affordable(64, 8 * mib, 1024 * mib) == 32
-    assert forks.affordable(64, 8 * mib, 128 * mib) == 0  # four are less than 16 threads
-    assert forks.affordable(1, 8 * mib, 1024 * mib) == 0
-    monkeypatch.setattr(forks, "held", lambda: 240 * mib)  # of an index with many tensors
-    assert forks.affordable(64, 8 * mib, 1024 * mib) == 8
+    monkeypatch.setattr(processes, "held", lambda: 48 * mib)
+    assert processes.affordable(2, 8 * mib, 64 * mib) == 2
+    assert processes.affordable(2, 8 * mib, 63 * mib) == 0  # one copy is no gain
+    assert processes.affordable(64, 8 * mib, 1024 * mib) == 32
+    assert processes.affordable(64, 8 * mib, 128 * mib) == 0  # four are less than 16 threads
+    assert processes.affordable(1, 8 * mib, 1024 * mib) == 0
+    monkeypatch.setattr(processes, "held", lambda: 240 * mib)  # of an index with many tensors
+    assert processes.affordable(64, 8 * mib, 1024 * mib) == 8
 
 
 def test_a_task_that_is_most_of_all_is_left_to_threads() -> None:
-    assert forks.pays(60, 100, jobs=2)  # two threads do no more than one and a half
-    assert not forks.pays(70, 100, jobs=2)
-    assert not forks.pays(60, 100, jobs=64)
-    assert forks.pays(20, 100, jobs=64)
-    assert forks.pays(100, 100, jobs=1)
+    assert processes.pays(60, 100, jobs=2)  # two threads do no more than one and a half
+    assert not processes.pays(70, 100, jobs=2)
+    assert not processes.pays(60, 100, jobs=64)
+    assert processes.pays(20, 100, jobs=64)
+    assert processes.pays(100, 100, jobs=1)

@@ -40,21 +40,21 @@ class Fitting:
     """
 
     def __init__(
-        self, content: Content, plan: JobPlan, wishes: LayoutRequest, numbers: Numbers
+        self, content: Content, plan: JobPlan, request: LayoutRequest, numbers: Numbers
     ) -> None:
         """Fit every tensor.
 
         Args:
             content: what is to be written.
             plan: of the example.
-            wishes: may have rules for buffers, and the true size of a vocabulary.
+            request: may have rules for buffers, and the true size of a vocabulary.
             numbers: parameter -> leaf -> value of the source's states that are no tensors.
 
         Raises:
             UnsupportedError: something of the example is not there, or is of another shape.
         """
         self._given, self._plan, self._example = content, plan, plan.checkpoint
-        self._cuts, self._rules = ParameterCuts(plan.models.states[0], wishes), wishes.rules
+        self._cuts, self._rules = ParameterCuts(plan.models.states[0], request), request.rules
         self.numbers, self._used = counters_of(content, plan, numbers)
         self._widened: list[str] = []
         self._cast: list[str] = []

@@ -48,7 +48,7 @@ class ByExample:
     """
 
     def __init__(
-        self, content: Content, example: DeepSpeedCheckpoint, wishes: LayoutRequest
+        self, content: Content, example: DeepSpeedCheckpoint, request: LayoutRequest
     ) -> None:
         """Fit the source into the example.
 
@@ -84,7 +84,7 @@ class ByExample:
             self._objects = self._carried.group_objects
         names = (name for group in self.plan.groups() for name in self.plan.members(*group))
         numbers = {name: self._numbers_of(name) for name in names}
-        self._fitting = Fitting(content, self.plan, wishes, numbers)
+        self._fitting = Fitting(content, self.plan, request, numbers)
         self._numbers = OfParameters(numbers=self._fitting.numbers)
         self.content = self._fitting.content
         roles = (FileRole.MODEL, FileRole.OPTIMIZER)

@@ -147,29 +147,29 @@ def _any(gaps: Mapping[int, tuple[tuple[int, ...], ...]]) -> bool:
     return any(any(group) for rank in gaps.values() for group in rank)
 
 
-def wished(job: DeepSpeedJob, wishes: LayoutRequest) -> DeepSpeedJob:
+def wished(job: DeepSpeedJob, request: LayoutRequest) -> DeepSpeedJob:
     """Return the job that the user wants.
 
     Raises:
         UsageError: the vocabulary's size, which stays what it is.
         UnsupportedError: other tensor slices or pipeline stages.
     """
-    if wishes.true_vocab_size is not None:
+    if request.true_vocab_size is not None:
         raise UsageError(
             "--true-vocab-size has no meaning for DeepSpeed's own partitions: their vocabulary"
             " keeps its padding",
             hint="leave it out; with --like the result has the padding of the example",
         )
     for name, has in (("tp", job.grid.tp), ("pp", job.grid.pp)):
-        wish = getattr(wishes, name)
+        wish = getattr(request, name)
         if wish not in (None, has):
             raise UnsupportedError(
                 f"--{name} {wish} of a job of {has}: which parameter then belongs to which group"
                 " and rank is decided by the trainer's model and recorded nowhere",
                 hint=f"{LIKE}; or convert --to deepspeed-universal, which loads at any tp and pp",
             )
-    grid = job.grid._replace(dp=wishes.dp or job.grid.dp, evidence="")
-    stage = wishes.zero_stage or job.stage
+    grid = job.grid._replace(dp=request.dp or job.grid.dp, evidence="")
+    stage = request.zero_stage or job.stage
     # BF16_Optimizer is an optimizer of stage 1; the elastic form one of stages 1 and 2.
     return DeepSpeedJob(
         grid=grid,

@@ -35,22 +35,22 @@ class ParameterCuts:
         vocabulary: patterns of the names whose rows are a vocabulary's, as the source records them.
     """
 
-    def __init__(self, state: ModelState | None, wishes: LayoutRequest) -> None:
+    def __init__(self, state: ModelState | None, request: LayoutRequest) -> None:
         """Take the rules.
 
         Args:
             state: a model's file of a DeepSpeed source; None for other sources.
-            wishes: may have a table of rules and the true size of the vocabulary.
+            request: may have a table of rules and the true size of the vocabulary.
         """
-        self._cut_of: CutOf | None = None if state is None else cuts_of(state, wishes.rules)
-        self._rules = wishes.rules
+        self._cut_of: CutOf | None = None if state is None else cuts_of(state, request.rules)
+        self._rules = request.rules
         info = state.info if state is not None else None
         self._info = info if info is not None else {}
-        self.known = wishes.rules is not None or info is not None
+        self.known = request.rules is not None or info is not None
         patterns = self._info.get("vocabulary_parameter_patterns")
         texts = patterns if isinstance(patterns, (list, tuple)) else ()
         self.vocabulary = tuple(text for text in texts if isinstance(text, str))
-        size = wishes.true_vocab_size or self._info.get("original_vocab_size")
+        size = request.true_vocab_size or self._info.get("original_vocab_size")
         self._rows = size if type(size) is int else None
 
     def how(self, name: str, shape: Shape) -> dict[str, Any]:

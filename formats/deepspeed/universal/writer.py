@@ -53,7 +53,7 @@ class DeepSpeedUniversalWriter:
     single = False
     supported_options = ("rules", "true_vocab_size")
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out `content`.
 
         Raises:
@@ -62,16 +62,16 @@ class DeepSpeedUniversalWriter:
         """
         checkpoint = content.checkpoint
         if isinstance(checkpoint, DeepSpeedCheckpoint):
-            return _of_deepspeed(content, checkpoint, wishes)
-        return _of_other(content, wishes)
+            return _of_deepspeed(content, checkpoint, request)
+        return _of_other(content, request)
 
 
 def _of_deepspeed(
-    content: Content, checkpoint: DeepSpeedCheckpoint, wishes: LayoutRequest
+    content: Content, checkpoint: DeepSpeedCheckpoint, request: LayoutRequest
 ) -> Layout:
     source = DeepSpeedSource(checkpoint)
     job = source.job
-    cuts = _cuts(source.models.states[0], wishes)
+    cuts = _cuts(source.models.states[0], request)
     content = source.models.content(content, job.stage, job.stage)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
     holdings = RankFlats(content, checkpoint.placed)
@@ -103,9 +103,9 @@ def _of_deepspeed(
     )
 
 
-def _of_other(content: Content, wishes: LayoutRequest) -> Layout:
+def _of_other(content: Content, request: LayoutRequest) -> Layout:
     source = Foreign(content)
-    cuts = _cuts(None, wishes)
+    cuts = _cuts(None, request)
     holdings = RankFlats(source.content, {})
     folders = _Folders(source.content, holdings, cuts, {name: {} for name in source.trained}, {})
     tree = folders.state_tree(source.optimizer, source.base, source.version)
@@ -118,9 +118,9 @@ def _of_other(content: Content, wishes: LayoutRequest) -> Layout:
     )
 
 
-def _cuts(state: ModelState | None, wishes: LayoutRequest) -> ParameterCuts:
-    cuts = ParameterCuts(state, wishes)
-    if wishes.true_vocab_size is not None and not cuts.vocabulary:
+def _cuts(state: ModelState | None, request: LayoutRequest) -> ParameterCuts:
+    cuts = ParameterCuts(state, request)
+    if request.true_vocab_size is not None and not cuts.vocabulary:
         raise UsageError(
             "--true-vocab-size has no meaning here: no universal_checkpoint_info of the source says"
             " which parameters have a vocabulary's rows",

@@ -51,8 +51,8 @@ class TargetLayout(NamedTuple):
     same_ranks: bool
 
 
-def target_of(source: MegatronLayout, wishes: LayoutRequest) -> TargetLayout:
-    """Return the layout that `wishes` make of the source's.
+def target_of(source: MegatronLayout, request: LayoutRequest) -> TargetLayout:
+    """Return the layout that `request` make of the source's.
 
     Raises:
         UsageError: sizes that do not divide.
@@ -60,8 +60,8 @@ def target_of(source: MegatronLayout, wishes: LayoutRequest) -> TargetLayout:
             tensor ranks of experts that this format has no directories for.
     """
     old, args = source.grid, source.args
-    tp, pp, ep = wishes.tp or old.tp, wishes.pp or old.pp, wishes.ep or old.ep
-    chunks = wishes.vp or (source.chunks if pp > 1 else 1)
+    tp, pp, ep = request.tp or old.tp, request.pp or old.pp, request.ep or old.ep
+    chunks = request.vp or (source.chunks if pp > 1 else 1)
     if chunks > 1 and pp == 1:
         raise UsageError(f"{chunks} virtual stages need several pipeline stages, not 1")
     grid = MegatronGrid(
@@ -70,7 +70,7 @@ def target_of(source: MegatronLayout, wishes: LayoutRequest) -> TargetLayout:
         ep=ep,
         etp=tp if old.etp == old.tp else old.etp,
         cp=old.cp,
-        dp=wishes.dp or old.dp,
+        dp=request.dp or old.dp,
     )
     if args.record is None and (pp > 1 or ep > 1):
         raise UnsupportedError(

@@ -47,27 +47,27 @@ _COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_
 _SHOWN = 3  # names in a message
 
 
-def lay_out_like(content: Content, example: MegatronCheckpoint, wishes: LayoutRequest) -> Layout:
+def lay_out_like(content: Content, example: MegatronCheckpoint, request: LayoutRequest) -> Layout:
     """Lay out a content as an example.
 
     Args:
         content: what is written.
         example: saved by the job that is to load it.
-        wishes: rules, and how many rows of the vocabulary are no padding.
+        request: rules, and how many rows of the vocabulary are no padding.
 
     Raises:
         UnsupportedError: the source's tensors are other ones than the example's, or it lacks a part
             of the optimizer's state that the example has.
         CorruptError, UnsafeError: a file of the example is damaged or hostile.
     """
-    return _Writing(content, example, wishes).layout()
+    return _Writing(content, example, request).layout()
 
 
 class _Writing:
     """One layout on its way."""
 
     def __init__(
-        self, content: Content, example: MegatronCheckpoint, wishes: LayoutRequest
+        self, content: Content, example: MegatronCheckpoint, request: LayoutRequest
     ) -> None:
         self._given = content
         self._example = example
@@ -82,10 +82,10 @@ class _Writing:
         )
         held = [n.local for at in self._ranks.coordinates() for n in self._ranks.held(at)]
         rules = rules_of(args, held)
-        rules = wishes.rules.before(rules) if wishes.rules else rules
+        rules = request.rules.before(rules) if request.rules else rules
         is_vocabulary = vocabulary_of(named, rules)
         grid = example.layout.grid
-        named, _ = repadded(named, is_vocabulary, args, grid.tp, wishes.true_vocab_size)
+        named, _ = repadded(named, is_vocabulary, args, grid.tp, request.true_vocab_size)
         self._require_same_model(named)
         by_source = {key: named.tensors[wanted.key] for key, wanted in trained.items()}
         self._state = job_state(content)

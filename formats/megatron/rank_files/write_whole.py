@@ -49,7 +49,7 @@ _STACK = "decoder.layers."
 _SCHEDULE = "opt_param_scheduler"
 
 
-def lay_out(content: Content, wishes: LayoutRequest) -> Layout:
+def lay_out(content: Content, request: LayoutRequest) -> Layout:
     """Lay out the model of a content that is not a legacy checkpoint.
 
     Raises:
@@ -57,17 +57,17 @@ def lay_out(content: Content, wishes: LayoutRequest) -> Layout:
         UnsupportedError: a tensor that no rule knows, a model that nothing describes, or state of
             an optimizer whose form is not certain.
     """
-    return _Writing(content, wishes).layout()
+    return _Writing(content, request).layout()
 
 
 class _Writing:
     """One layout on its way."""
 
-    def __init__(self, content: Content, wishes: LayoutRequest) -> None:
+    def __init__(self, content: Content, request: LayoutRequest) -> None:
         whole = self._whole = whole_model(content)
         self._given = content
         _require_own_names(whole)
-        self._target = target_of(whole.layout, wishes)
+        self._target = target_of(whole.layout, request)
         grid, args = self._target.grid, whole.layout.args
         self._state = job_state(content) if whole.trained else JobState()
         self._trained = trained_of(content, whole, self._state, apart=grid.experts_apart)
@@ -75,8 +75,8 @@ class _Writing:
         if self._trained is not None:
             full = replace(full, tensors={**full.tensors, **self._trained.tensors})
         rules = rules_of(args, whole.locals())
-        rules = wishes.rules.before(rules) if wishes.rules else rules
-        true = wishes.true_vocab_size or whole.rows
+        rules = request.rules.before(rules) if request.rules else rules
+        true = request.true_vocab_size or whole.rows
         is_vocabulary = vocabulary_of(full, rules)
         self._content, self._rows = repadded(full, is_vocabulary, args, grid.tp, true)
         self._parts = Parts(self._content, grid, rules)

@@ -56,7 +56,7 @@ class MegatronDistWriter:
     single = False
     supported_options = ("tp", "pp", "vp", "dp", "ep", "rules", "true_vocab_size")
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out `content` for a job of other sizes; the source's where nothing is wished.
 
         Raises:
@@ -65,9 +65,9 @@ class MegatronDistWriter:
                 torch_dist stores in another shape.
         """
         job = _job(content)
-        target = target_of(job.layout, wishes)
+        target = target_of(job.layout, request)
         kept = RankState(job, target)
-        store = _Store(job, target, wishes)
+        store = _Store(job, target, request)
         store.add_objects(kept)
         beside = store.add_common(kept)
         store.add_tensors()
@@ -103,14 +103,14 @@ class _Store:
         notes: on what it holds otherwise than the source.
     """
 
-    def __init__(self, job: TorchDistJob, target: TargetLayout, wishes: LayoutRequest) -> None:
+    def __init__(self, job: TorchDistJob, target: TargetLayout, request: LayoutRequest) -> None:
         self.content = job.content
         weights = {w.name: w for w in job.content.tensors.values() if w.component == "model"}
         self._job = job
-        self._cuts = TensorCuts(weights, target.grid, wishes.rules)
+        self._cuts = TensorCuts(weights, target.grid, request.rules)
         self._arguments = dict(target.arguments)
         self.notes: list[Finding] = []
-        true = wishes.true_vocab_size or job.rows
+        true = request.true_vocab_size or job.rows
         if true is not None:
             args, tp = job.layout.args, target.grid.tp
             self.content, rows = repadded(job.content, self._cuts.is_vocabulary, args, tp, true)
@@ -118,7 +118,7 @@ class _Store:
                 self._arguments["padded_vocab_size"] = rows
                 self.notes = [padding(true, rows)] if job.rows else []
             weights = {w.name: w for w in self.content.tensors.values() if w.component == "model"}
-            self._cuts = TensorCuts(weights, target.grid, wishes.rules)
+            self._cuts = TensorCuts(weights, target.grid, request.rules)
         experts = job.layout.experts * job.layout.grid.ep
         self._owners = Owners(target.grid, target.layers, experts)
         self.files = RankFiles(self._owners.world)

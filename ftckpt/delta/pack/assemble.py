@@ -31,7 +31,7 @@ from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import VerifyReport
 from ftckpt.version import __version__
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run as spread
+from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 
 from .build import BuiltFiles
@@ -72,7 +72,7 @@ class PackOptions:
     Attributes:
         level: 1 fast, 2, 3 small.
         jobs: number of threads.
-        forks: number of copies of this process that do the most of it instead, where there can be
+        processes: number of copies of this process that do most of it instead, where there can be
             any (`ftckpt.workers.processes`): threads wait for each other, the more the more there
             are.
         limiter: bounds the rate of reading.
@@ -84,7 +84,7 @@ class PackOptions:
 
     level: int = 2
     jobs: int = 1
-    forks: int = 0
+    processes: int = 0
     limiter: RateLimit | None = None
     proof: bool = True
     restart: bool = False
@@ -168,8 +168,8 @@ class Packing:
                 return run(tasks, one, jobs=jobs)
 
             self._counter.start("matching", len(tasks), "tensors")
-            return spread(
-                tasks, stream, jobs=options.jobs, forks=options.forks, counter=self._counter
+            return run_in_processes(
+                tasks, stream, jobs=options.jobs, processes=options.processes, counter=self._counter
             )
 
         return matched(pairs, sampled)
@@ -213,8 +213,12 @@ class Packing:
         self._counter.start("sampling", count, "tensors")
         tasks = [range(at, min(at + _SAMPLED, count)) for at in range(0, count, _SAMPLED)]
         plans: dict[int, EncodingPlan] = {}
-        for chosen in spread(
-            tasks, self._chosen, jobs=options.jobs, forks=options.forks, counter=self._counter
+        for chosen in run_in_processes(
+            tasks,
+            self._chosen,
+            jobs=options.jobs,
+            processes=options.processes,
+            counter=self._counter,
         ):
             plans |= chosen
         return [plans[number] for number in range(count)]
@@ -267,13 +271,13 @@ class Packing:
             name: of the base.
         """
         checkpoint = self._target.packable.checkpoint
-        upon = self._base_digests(built)
+        base_digests = self._base_digests(built)
         tensors: list[DeltaTensor] = []
         for number, (one, chosen) in enumerate(zip(self.encoder.pairs, plans, strict=True)):
             digest = self._target.packable.digests.get(one.info.key) or self._digest(
                 one.info, built.sums.get(number, (ElementSums(), ElementSums()))[0]
             )
-            theirs = "" if one.base is None else upon[one.base]
+            theirs = "" if one.base is None else base_digests[one.base]
             first = built.rows.first[number]
             tensors.append(self.encoder.tensor(number, chosen, first, digest, theirs))
         rows = built.rows.dump()
@@ -335,7 +339,9 @@ class Packing:
 
             return run(infos, digest, jobs=jobs)
 
-        made = spread(rest, digests, jobs=options.jobs, forks=options.forks, counter=self._counter)
+        made = run_in_processes(
+            rest, digests, jobs=options.jobs, processes=options.processes, counter=self._counter
+        )
         self._known = known | dict(made)
         return self._known
 

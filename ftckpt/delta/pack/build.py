@@ -24,7 +24,7 @@ from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import OutputFile, Zeros
 from ftckpt.transfer.staging import StagedFile, Staging
 from ftckpt.transfer.write.blocks import BlockMade
-from ftckpt.workers.processes import run as spread
+from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 
 from .partition import PackedFile
@@ -90,7 +90,7 @@ def build_files(
     staging: Staging,
     *,
     jobs: int = 1,
-    forks: int = 0,
+    processes: int = 0,
     counter: Counter = NULL,
 ) -> BuiltFiles:
     """Encode every block and write it.
@@ -101,7 +101,7 @@ def build_files(
         plans: how each tensor is stored.
         staging: where the files are made; begun.
         jobs: number of threads, each of which makes a file of its own.
-        forks: number of copies of this process that do, where there can be any.
+        processes: number of copies of this process that do, where there can be any.
         counter: is told of the elements' bytes that are encoded or taken over.
 
     Raises:
@@ -112,8 +112,8 @@ def build_files(
     done: dict[int, tuple[DataFile, FileDigest]] = {}
     counter.start("packing", sum(part.nbytes for part in parts))
     made_of = partial(_files, encoder=encoder, plans=plans, staging=staging)
-    forks = forks if staging.by_processes else 0
-    for made in spread(parts, made_of, jobs=jobs, forks=forks, counter=counter):
+    processes = processes if staging.by_processes else 0
+    for made in run_in_processes(parts, made_of, jobs=jobs, processes=processes, counter=counter):
         part, receipt = parts[made.number], made.receipt
         built.add(part, receipt)
         built.taken_over += receipt.size if made.found else 0

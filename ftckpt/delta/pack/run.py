@@ -110,7 +110,7 @@ def pack(
                     plans,
                     staging,
                     jobs=options.jobs,
-                    forks=options.forks,
+                    processes=options.processes,
                     counter=counter,
                 )
                 small = build(Layout(files=records.files), work.gatherer, staging)
@@ -128,7 +128,7 @@ def pack(
                     opened,
                     same_objects,
                     jobs=options.jobs,
-                    forks=options.forks,
+                    processes=options.processes,
                     limiter=options.limiter,
                     counter=counter,
                 )

@@ -11,7 +11,7 @@ from ftckpt.delta.codec.words import words_of
 from ftckpt.extents import BLOCK as PART
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.storage.store import Store
-from ftckpt.workers import processes as forks
+from ftckpt.workers import processes
 from ftckpt.workers.memory import budget, demand, held
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
@@ -26,12 +26,12 @@ class Workers(NamedTuple):
 
     Attributes:
         jobs: number of threads.
-        forks: number of copies of this process that do more than these
+        processes: number of copies of this process that do more than these
         (`ftckpt.workers.processes`), or 0.
     """
 
     jobs: int
-    forks: int
+    processes: int
 
 
 def affordable(
@@ -61,7 +61,7 @@ def affordable(
     ahead = sum(map(most_kept, sources))
     room = budget() // share - held() - ahead
     jobs = max(1, min(jobs, room // each))
-    return Workers(jobs, forks.affordable(jobs, each, room) if local else 0)
+    return Workers(jobs, processes.affordable(jobs, each, room) if local else 0)
 
 
 def _block_bytes(info: TensorInfo) -> int:

@@ -21,7 +21,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
-from ftckpt.retention.policy.protections import newest_first, reckon
+from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.records import log
 from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
 from ftckpt.retention.scan.classify import judged_by
@@ -209,7 +209,7 @@ class _Work:
         for found in self.found.values():
             groups[found.entry.group].append(found.entry)
         for entries in groups.values():
-            for stretch in reckon(entries, self.now).stretches:
+            for stretch in group_entries(entries, self.now).stretches:
                 for order in newest_first(stretch):
                     sealed = (self.found[entry.name] for entry in order)
                     first = first_verified(sealed, self.verified)

@@ -143,7 +143,7 @@ def _held(
     """Return what stays although its time is up, by its path."""
     found = [f for root in roots for f in read_entries(root, how, counter=counter)]
     live = {f.entry.name for f in found}
-    upon = {base: f.entry.name for f in found for base in f.entry.bases}
+    based_on = {base: f.entry.name for f in found for base in f.entry.bases}
     by_group = {root.base: root for root in roots}
     held: dict[str, Reason] = {}
     for thing in over:
@@ -153,8 +153,8 @@ def _held(
             held[thing.path] = Reason("future", "it was dropped in the future, by its name")
         elif thing.entry in live:
             continue  # who names it means the one that has its name now
-        elif thing.entry in upon:
-            held[thing.path] = Reason("base", f"{upon[thing.entry]} is a delta based on it")
+        elif thing.entry in based_on:
+            held[thing.path] = Reason("base", f"{based_on[thing.entry]} is a delta based on it")
         else:
             reason = next(_wanted(by_group[thing.group], thing, how.now), None)
             if reason is not None:

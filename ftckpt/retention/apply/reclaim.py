@@ -32,20 +32,20 @@ def drop_order(entries: Iterable[RootEntry]) -> list[RootEntry]:
     """Return entries in the order in which they go: the oldest first, a delta before its base."""
     ordered = sorted(entries, key=lambda e: e.age_order)
     inside = {e.name for e in ordered}
-    upon: dict[str, list[RootEntry]] = defaultdict(list)
+    dependants: dict[str, list[RootEntry]] = defaultdict(list)
     for entry in ordered:
         for base in entry.bases:
             if base in inside:
-                upon[base].append(entry)
+                dependants[base].append(entry)
     placed: dict[str, None] = {}
     for entry in ordered:
-        _place(entry, upon, placed)
+        _place(entry, dependants, placed)
     by_name = {e.name: e for e in ordered}
     return [by_name[name] for name in placed]
 
 
 def _place(
-    entry: RootEntry, upon: Mapping[str, Sequence[RootEntry]], placed: dict[str, None]
+    entry: RootEntry, dependants: Mapping[str, Sequence[RootEntry]], placed: dict[str, None]
 ) -> None:
     """Place an entry after all that is built on it; a loop of bases is cut where it closes."""
     waiting, entered = [(entry, False)], set()
@@ -56,7 +56,7 @@ def _place(
         elif one.name not in placed and one.name not in entered:
             entered.add(one.name)
             waiting.append((one, True))
-            waiting += [(d, False) for d in reversed(upon.get(one.name, ()))]
+            waiting += [(d, False) for d in reversed(dependants.get(one.name, ()))]
 
 
 def enough(

@@ -14,7 +14,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from . import rules
 from .floors import broken_floors
 from .plan import BrokenFloor, Decision, Reason, RetentionPlan
-from .protections import EntryGroup, protect, reckon
+from .protections import EntryGroup, group_entries, protect
 
 # Flags that keep, for the one who gave none.
 _NO_RULE = BrokenFloor(
@@ -56,7 +56,7 @@ def decide(
     groups: dict[str, list[RootEntry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda e: e.name):
         groups[entry.group].append(entry)
-    runs = {group: reckon(members, now) for group, members in groups.items()}
+    runs = {group: group_entries(members, now) for group, members in groups.items()}
     every = [entry for members in groups.values() for entry in members]
     if len({entry.name for entry in every}) < len(every):
         raise ValueError("two entries of a root have one name")

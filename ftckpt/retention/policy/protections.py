@@ -31,7 +31,7 @@ class EntryGroup(NamedTuple):
     held: dict[str, Reason]
 
 
-def reckon(entries: Sequence[RootEntry], now: float) -> EntryGroup:
+def group_entries(entries: Sequence[RootEntry], now: float) -> EntryGroup:
     """Tell the committed checkpoints that count from those that are only kept.
 
     Left out are those whose order among the others is not known: without a step, or dated in the

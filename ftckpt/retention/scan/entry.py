@@ -17,10 +17,10 @@ Bases = Callable[[Root, Child], Sequence[str]]
 
 
 @runtime_checkable
-class BuildsUpon(Protocol):
+class HasBases(Protocol):
     """A format whose checkpoints can need others to be read (`ftckpt.formats.delta`)."""
 
-    def built_upon(self, root: Root, child: Child) -> Sequence[str]:
+    def bases_of_child(self, root: Root, child: Child) -> Sequence[str]:
         """Return the places of what a checkpoint is built on (see `ScanOptions.bases`)."""
 
 
@@ -33,7 +33,7 @@ def recorded_bases(root: Root, child: Child) -> Sequence[str]:
         UnavailableError, DeniedError: it could not be read.
     """
     formats = {part.format.name: part.format for part in child.parts}.values()
-    asked = [each.built_upon(root, child) for each in formats if isinstance(each, BuildsUpon)]
+    asked = [each.bases_of_child(root, child) for each in formats if isinstance(each, HasBases)]
     return tuple(dict.fromkeys(place for places in asked for place in places))
 
 

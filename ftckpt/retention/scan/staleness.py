@@ -15,7 +15,7 @@ from ftckpt.retention.apply.check import surveyed
 from ftckpt.retention.apply.prepare import Prepared, prepare
 from ftckpt.retention.policy.floors import broken_floors
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
-from ftckpt.retention.policy.protections import reckon
+from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.records import log
 
 from .entries import RootEntry
@@ -124,7 +124,7 @@ def _require_floors(plan: RetentionPlan, going: Sequence[Decision], fresh: Prepa
     groups: dict[str, list[RootEntry]] = defaultdict(list)
     for found in fresh.found.values():
         groups[found.entry.group].append(found.entry)
-    runs = {group: reckon(members, fresh.plan.now) for group, members in groups.items()}
+    runs = {group: group_entries(members, fresh.plan.now) for group, members in groups.items()}
     times = {group: log.last_applied(root) for group, root in fresh.roots.items()}
     last_run = {group: time for group, time in times.items() if time is not None}
     dropped = [fresh.found[d.entry.name].entry for d in going]

@@ -29,7 +29,7 @@ from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.order import of_result
 from ftckpt.workers.buffers import buffer
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run as spread
+from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 
 from .against_source import Proof, SameObjects, compare_objects, compare_replicas
@@ -59,7 +59,7 @@ class DigestProof:
         same_objects: SameObjects,
         *,
         jobs: int = 1,
-        forks: int = 0,
+        processes: int = 0,
         executor: Executor | None = None,
         limiter: RateLimit | None = None,
         counter: Counter = NULL,
@@ -92,8 +92,13 @@ class DigestProof:
         with reading_ahead(result, of_result(content, result), limiter, jobs=jobs):
             try:
                 ranges = _ranges(held, result)
-                made = spread(
-                    ranges, digests, jobs=jobs, forks=forks, executor=executor, counter=counter
+                made = run_in_processes(
+                    ranges,
+                    digests,
+                    jobs=jobs,
+                    processes=processes,
+                    executor=executor,
+                    counter=counter,
                 )
                 for number, *sums in made:
                     found[number].add(*sums)

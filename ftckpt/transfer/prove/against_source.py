@@ -37,7 +37,7 @@ from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.geometry import whole_rows
 from ftckpt.transfer.read.order import of_content, of_result
 from ftckpt.workers.buffers import buffer, same
-from ftckpt.workers.processes import run as spread
+from ftckpt.workers.processes import run_in_processes
 from ftckpt.workers.threads import run
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def prove(
     same_objects: SameObjects,
     *,
     jobs: int = 1,
-    forks: int = 0,
+    processes: int = 0,
     executor: Executor | None = None,
     limiter: RateLimit | None = None,
     counter: Counter = NULL,
@@ -132,7 +132,7 @@ def prove(
         result: opened by the ordinary reader.
         same_objects: how objects are compared.
         jobs: number of threads.
-        forks: number of copies of this process instead, where there can be any: a gain where
+        processes: number of copies of this process instead, where there can be any: a gain where
             tensors are decoded.
         executor: where to run instead of either.
         limiter: bounds the rate of reading.
@@ -182,8 +182,8 @@ def prove(
             else:
                 ranges = _tasks((one,) for one in _ranges(content, result))
             found = Changes()
-            for one_task in spread(
-                ranges, compared, jobs=jobs, forks=forks, executor=executor, counter=counter
+            for one_task in run_in_processes(
+                ranges, compared, jobs=jobs, processes=processes, executor=executor, counter=counter
             ):
                 found = found.plus(one_task)
             for _ in run(known, compare_known, jobs=jobs, executor=executor):
@@ -235,7 +235,7 @@ class Prover(Protocol):
         same_objects: SameObjects,
         *,
         jobs: int = 1,
-        forks: int = 0,
+        processes: int = 0,
         executor: Executor | None = None,
         limiter: RateLimit | None = None,
         counter: Counter = NULL,

@@ -63,7 +63,7 @@ def rehearse(
         small = (key for key, info in checkpoint.tensors.items() if info.nbytes <= _COUNTER)
         asked = extents_of(checkpoint, {*content.objects, *small})
         try:
-            with reading_ahead(checkpoint, asked, upon=False):
+            with reading_ahead(checkpoint, asked, bases=False):
                 result = target.open(source)
                 require_all_read(result)
                 compare_forms(held, result)

@@ -95,7 +95,7 @@ def affordable_jobs(jobs: int, *, local: bool, source: Store | None = None) -> i
     return max(1, min(jobs, (budget() - held() - ahead) // each))
 
 
-def affordable_forks(jobs: int, checkpoint: Checkpoint) -> int:
+def affordable_processes(jobs: int, checkpoint: Checkpoint) -> int:
     """Return how many copies of this process read a source faster than `jobs` threads; 0 for none.
 
     Args:

@@ -42,7 +42,7 @@ class FollowsExample(Protocol):
 def lay_out(
     writer: Writer,
     content: Content,
-    wishes: LayoutRequest,
+    request: LayoutRequest,
     destination: Store,
     *,
     used: Collection[str] = (),
@@ -52,9 +52,9 @@ def lay_out(
     Args:
         writer: of the target format.
         content: what is written.
-        wishes: what the user asks of the layout; its example is checked first.
+        request: what the user asks of the layout; its example is checked first.
         destination: where the result goes.
-        used: names of wishes that something else has a use for (see `granting`).
+        used: names of options that something else uses (see `supported_options`).
 
     Raises:
         UsageError: a wish that cannot be granted or has no meaning here, an example that the writer
@@ -66,21 +66,21 @@ def lay_out(
         FtckptError: the example is damaged, by the exit code of what was found.
         IncompleteError: the source or the example changed meanwhile.
     """
-    source, example = content.checkpoint, wishes.like
+    source, example = content.checkpoint, request.like
     require_outside(destination)
     require_apart_from_all(source, destination)
     _require_something(content)
-    require_granted(writer, wishes, used)
+    require_granted(writer, request, used)
     if example is not None:
-        _require_usable(writer, wishes, example)
+        _require_usable(writer, request, example)
         require_apart(example.source, destination, "example")
         _require_sound(example)
     objects = extents_of(source, content.objects)
     with (
         changes.blamed(source.source, source.members()),
-        reading_ahead(source, objects, upon=False),
+        reading_ahead(source, objects, bases=False),
     ):
-        layout = writer.layout(content, wishes)
+        layout = writer.layout(content, request)
     if example is not None:
         for name in example.source.changed(sorted(set(example.members()))):
             raise IncompleteError(
@@ -101,7 +101,7 @@ def _require_something(content: Content) -> None:
     raise NotFoundError(f"{url} holds no tensor and no other state: there is nothing to write")
 
 
-def _require_usable(writer: Writer, wishes: LayoutRequest, example: Checkpoint) -> None:
+def _require_usable(writer: Writer, request: LayoutRequest, example: Checkpoint) -> None:
     if not isinstance(writer, FollowsExample):
         raise UsageError(
             f"--like: {writer.name} checkpoints are not laid out by an example",
@@ -115,7 +115,7 @@ def _require_usable(writer: Writer, wishes: LayoutRequest, example: Checkpoint) 
         )
     has = writer.axes(example)
     for name in (*RANKS, "zero_stage", "max_shard_size"):
-        wish = getattr(wishes, name)
+        wish = getattr(request, name)
         one = 1 if name in RANKS else None  # ranks that an axis does not have are one
         if wish is not None and wish != has.get(name, one):
             says = f"has {has[name]}" if name in has else "decides that itself"

@@ -17,21 +17,21 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def require_granted(writer: Writer, wishes: LayoutRequest, used: Collection[str] = ()) -> None:
+def require_granted(writer: Writer, request: LayoutRequest, used: Collection[str] = ()) -> None:
     """Refuse a wish that a writer has no use for.
 
     One rank along an axis is not a wish: what is not divided is of one.
 
     Args:
         writer: of the target format.
-        wishes: what the user asks of the layout.
-        used: names of wishes that something else has a use for (a reader, for rules).
+        request: what the user asks of the layout.
+        used: names of options that something else uses (a reader, for rules).
 
     Raises:
         UsageError: the first of them.
     """
-    for name in (field.name for field in fields(wishes)):
-        wish = getattr(wishes, name)
+    for name in (field.name for field in fields(request)):
+        wish = getattr(request, name)
         if wish is None or name in (*writer.supported_options, *used, *_ELSEWHERE):
             continue
         if name in RANKS and wish == 1:

@@ -60,7 +60,7 @@ def build(
     *,
     depths: Mapping[str, int] = _NO_DEPTHS,
     jobs: int = 1,
-    forks: int = 0,
+    processes: int = 0,
     executor: Executor | None = None,
     counter: Counter = NULL,
 ) -> Built:
@@ -72,7 +72,7 @@ def build(
         staging: where to make it; begun.
         depths: of the source's tensors (`written.depths_of`).
         jobs: number of threads.
-        forks: number of copies of this process instead, where there can be any: a gain where
+        processes: number of copies of this process instead, where there can be any: a gain where
             making the bytes keeps processors busy.
         executor: where to run instead of either; it must begin tasks in the order of submission.
         counter: is told of every byte made or taken over.
@@ -121,7 +121,7 @@ def build(
         files = {file.path: file for file in layout.files}
         blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
         for share in make_shares(
-            layout, gatherer, staging, depths=depths, jobs=jobs, copies=forks, counter=counter
+            layout, gatherer, staging, depths=depths, jobs=jobs, copies=processes, counter=counter
         ):
             built.taken_over += share.taken_over
             file, held = files[share.path], blocks[share.path]
@@ -147,7 +147,7 @@ def build(
         return _digest(file, blocks)
 
     try:
-        apart = forks > 1 and executor is None and staging.by_processes and pays(layout, jobs)
+        apart = processes > 1 and executor is None and staging.by_processes and pays(layout, jobs)
         made = made_apart() if apart else made_whole()
         for digest in run(made, finish, jobs=_FLUSHES, window=_FLUSHES):
             done[digest.path] = digest

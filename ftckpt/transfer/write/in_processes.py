@@ -18,7 +18,7 @@ from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import Checksums, Layout, OutputFile
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.staging import BlockSink, Staging
-from ftckpt.workers import processes as forks
+from ftckpt.workers import processes
 from ftckpt.workers.threads import in_turn, run
 
 from .blocks import BlockMade, BlockMaker
@@ -52,7 +52,7 @@ def pays(layout: Layout, jobs: int) -> bool:
     One copy makes a whole file whose checksums depend on all of its blocks; threads share it.
     """
     whole = max((file.size for file in layout.files if _is_whole(file)), default=0)
-    return forks.pays(whole, sum(file.size for file in layout.files), jobs)
+    return processes.pays(whole, sum(file.size for file in layout.files), jobs)
 
 
 def make_shares(
@@ -85,7 +85,7 @@ def make_shares(
     if depths:
         shares = sorted(shares, key=partial(_depth, depths))
     stream = partial(_made, gatherer=gatherer, staging=staging)
-    return forks.run(shares, stream, jobs=jobs, forks=copies, counter=counter)
+    return processes.run_in_processes(shares, stream, jobs=jobs, processes=copies, counter=counter)
 
 
 def make_block(

@@ -13,7 +13,7 @@ from ftckpt.delta.pack import worker_count as affording
 from ftckpt.delta.pack.worker_count import affordable
 from ftckpt.errors import NoResourceError
 from ftckpt.storage.memory import MemoryStore
-from ftckpt.workers import processes as forks
+from ftckpt.workers import processes
 from ftckpt.workers.memory import budget, set_budget
 
 MIB = 1 << 20
@@ -26,7 +26,7 @@ FAR.traits = FAR.traits._replace(gap=MIB)
 def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = budget()
     monkeypatch.setattr(affording, "held", lambda: 80 * MIB)
-    monkeypatch.setattr(forks, "held", lambda: 48 * MIB)  # half of it is a copy's own
+    monkeypatch.setattr(processes, "held", lambda: 48 * MIB)  # half of it is a copy's own
     yield
     set_budget(before)
 
@@ -54,8 +54,8 @@ def test_processes_are_taken_where_they_do_more_than_the_threads_that_fit() -> N
     set_budget(1024 * MIB)
     assert affordable(2, LARGE, local=True, chained=False) == (2, 2)
     assert affordable(99, LARGE, local=True, chained=False) == (11, (1024 - 80) // (80 + 24))
-    assert affordable(2, LARGE, local=False, chained=False).forks == 0
-    assert affordable(1, LARGE, local=True, chained=False).forks == 0
+    assert affordable(2, LARGE, local=False, chained=False).processes == 0
+    assert affordable(1, LARGE, local=True, chained=False).processes == 0
     set_budget(400 * MIB)
     assert affordable(99, LARGE, local=True, chained=False) == (4, 0)  # three processes
 

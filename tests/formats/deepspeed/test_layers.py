@@ -61,15 +61,15 @@ TRUE = {"_extra_state": {"amax": [1.5, 2.5]}, "count": 7, "nothing": None}
 START = {"_extra_state": {"amax": [0.0]}, "count": 0, "nothing": None}
 
 
-def layout(writer: Writer, source: Checkpoint | Content, **wishes: Any) -> Layout:
+def layout(writer: Writer, source: Checkpoint | Content, **request: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return writer.layout(content, LayoutRequest(**wishes))
+    return writer.layout(content, LayoutRequest(**request))
 
 
 def written(
-    writer: Writer, source: Checkpoint | Content, to: Path, **wishes: Any
+    writer: Writer, source: Checkpoint | Content, to: Path, **request: Any
 ) -> DeepSpeedCheckpoint:
-    made = layout(writer, source, **wishes)
+    made = layout(writer, source, **request)
     assert list(made.unplaced) == []
     materialise(made, source.checkpoint if isinstance(source, Content) else source, to)
     result = open_checkpoint(to)
@@ -90,12 +90,12 @@ def test_each_slice_has_its_own_under_the_name_of_its_layer(tmp_path: Path) -> N
     assert_sound(source)
 
 
-@pytest.mark.parametrize("wishes", [{"dp": 1}, {"dp": 3}])
-def test_other_partitions_keep_it(wishes: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("request", [{"dp": 1}, {"dp": 3}])
+def test_other_partitions_keep_it(request: dict[str, int], tmp_path: Path) -> None:
     extra = {**TRUE, "deep": {"scale": torch.tensor([2.0, 3.0]), "n": 1}}
     source = saved(tmp_path / "a", grid(), TRAINED, extra)
-    result = written(DeepSpeedWriter(), source, tmp_path / "b", **wishes)
-    truth = saved(tmp_path / "c", grid(dp=wishes["dp"]), TRAINED, extra)
+    result = written(DeepSpeedWriter(), source, tmp_path / "b", **request)
+    truth = saved(tmp_path / "c", grid(dp=request["dp"]), TRAINED, extra)
     assert trees(result) == trees(truth)
     assert set(result.tensors) == set(truth.tensors)
 

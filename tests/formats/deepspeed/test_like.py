@@ -48,18 +48,18 @@ WRITER = DeepSpeedWriter()
 SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap")
 
 
-def layout(source: Checkpoint | Content, example: Checkpoint, **wishes: Any) -> Layout:
+def layout(source: Checkpoint | Content, example: Checkpoint, **request: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return WRITER.layout(content, LayoutRequest(like=example, **wishes))
+    return WRITER.layout(content, LayoutRequest(like=example, **request))
 
 
 def written(
-    source: Checkpoint | Content, example: Checkpoint, to: Path, **wishes: Any
+    source: Checkpoint | Content, example: Checkpoint, to: Path, **request: Any
 ) -> DeepSpeedCheckpoint:
     """Lay out, make the files plainly, prove them and open the result."""
-    made = layout(source, example, **wishes)
+    made = layout(source, example, **request)
     assert list(made.unplaced) == []
-    assert_repeatable(layout(source, example, **wishes), made)
+    assert_repeatable(layout(source, example, **request), made)
     materialise(made, source.checkpoint if isinstance(source, Content) else source, to)
     result = opened(to)
     assert made.content is not None

@@ -29,18 +29,18 @@ from tests.formats.deepspeed.trees import trees
 WRITER = DeepSpeedUniversalWriter()
 
 
-def layout(source: Checkpoint | Content, writer: Writer = WRITER, **wishes: Any) -> Layout:
+def layout(source: Checkpoint | Content, writer: Writer = WRITER, **request: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return writer.layout(content, LayoutRequest(**wishes))
+    return writer.layout(content, LayoutRequest(**request))
 
 
 def written(
-    source: Checkpoint, to: Path, writer: Writer = WRITER, **wishes: Any
+    source: Checkpoint, to: Path, writer: Writer = WRITER, **request: Any
 ) -> DeepSpeedCheckpoint:
     """Lay out, make the files plainly, prove them and open the result."""
-    made = layout(source, writer, **wishes)
+    made = layout(source, writer, **request)
     assert list(made.unplaced) == []
-    assert_repeatable(layout(source, writer, **wishes), made)
+    assert_repeatable(layout(source, writer, **request), made)
     materialise(made, source, to)
     result = open_checkpoint(to)
     assert isinstance(result, DeepSpeedCheckpoint)

@@ -38,16 +38,16 @@ REAL = {
 }
 
 
-def layout(source: DeepSpeedCheckpoint | Content, **wishes: Any) -> Layout:
+def layout(source: DeepSpeedCheckpoint | Content, **request: Any) -> Layout:
     content = source if isinstance(source, Content) else Content.of(source)
-    return WRITER.layout(content, LayoutRequest(**wishes))
+    return WRITER.layout(content, LayoutRequest(**request))
 
 
-def written(source: DeepSpeedCheckpoint, to: Path, **wishes: Any) -> DeepSpeedCheckpoint:
+def written(source: DeepSpeedCheckpoint, to: Path, **request: Any) -> DeepSpeedCheckpoint:
     """Lay out, make the files plainly, prove them and open the result."""
-    made = layout(source, **wishes)
+    made = layout(source, **request)
     assert list(made.unplaced) == []
-    assert_repeatable(layout(source, **wishes), made)
+    assert_repeatable(layout(source, **request), made)
     materialise(made, source, to)
     result = opened(to)
     assert made.content is not None
@@ -123,9 +123,9 @@ def test_weights_that_stage_3_does_not_store_are_cast_masters(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_job_on_other_ranks_and_back(name: str, tmp_path: Path) -> None:
-    step, wishes = REAL[name]
+    step, request = REAL[name]
     source = opened(unpacked(name, tmp_path) / "ckpt" / f"global_step{step}")
-    other = written(source, tmp_path / "there", **wishes)
+    other = written(source, tmp_path / "there", **request)
     back = written(other, tmp_path / "back", dp=source.grid.dp)
     assert trees(back) == trees(source)
     assert_same_tensors(back, source)
@@ -198,7 +198,7 @@ def test_what_was_dropped_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wishes", "kind", "says"),
+    ("name", "request", "kind", "says"),
     [
         ("z1", {"true_vocab_size": 5}, UsageError, "keeps its padding"),
         ("z1", {"tp": 2}, UnsupportedError, "--tp 2"),
@@ -209,10 +209,10 @@ def test_what_was_dropped_is_not_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_wish_that_cannot_be_granted(
-    name: str, wishes: dict[str, int], kind: type[FtckptError], says: str
+    name: str, request: dict[str, int], kind: type[FtckptError], says: str
 ) -> None:
     with pytest.raises(kind, match=says):
-        layout(opened(tag(name)), **wishes)
+        layout(opened(tag(name)), **request)
 
 
 def test_another_format_says_no_order(tmp_path: Path) -> None:

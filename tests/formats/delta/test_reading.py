@@ -165,7 +165,9 @@ class TestOperations:
         assert api.diff(str(run / "step-3"), str(tmp_path / "out")).code is ExitCode.OK
 
     def test_reshard_writes_what_was_packed(self, run: Path, tmp_path: Path) -> None:
-        report = api.convert(str(run / "step-3"), str(tmp_path / "out"), wishes=LayoutRequest(dp=4))
+        report = api.convert(
+            str(run / "step-3"), str(tmp_path / "out"), request=LayoutRequest(dp=4)
+        )
         assert report.format == "dcp"
         assert len(list((tmp_path / "out").glob("*.distcp"))) == 4
         assert api.diff(str(run / "step-3"), str(tmp_path / "out")).code is ExitCode.OK

@@ -40,7 +40,7 @@ def test_successive_saves_reshard_and_verify(
     pack(after, before, tmp_path / "step-4")
     report = api.verify(str(tmp_path / "step-4"), level="content", jobs=2)
     assert (report.code, report.evidence) == (ExitCode.OK, "manifest")
-    api.convert(str(tmp_path / "step-4"), str(tmp_path / "two"), wishes=LayoutRequest(dp=2))
+    api.convert(str(tmp_path / "step-4"), str(tmp_path / "two"), request=LayoutRequest(dp=2))
     assert api.diff(str(tmp_path / "two"), str(after)).code is ExitCode.OK
     assert keys_of(tmp_path / "two") == keys_of(after)
 

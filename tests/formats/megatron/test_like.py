@@ -54,8 +54,8 @@ def _tensors(tree: Any) -> list[Any]:
     return [t for one in inside for t in _tensors(one)] if isinstance(tree, (dict, list)) else []
 
 
-def laid(content: Content, example: Path, to: Path, **wishes: Any) -> Layout:
-    layout = WRITER.layout(content, LayoutRequest(like=opened(example), **wishes))
+def laid(content: Content, example: Path, to: Path, **request: Any) -> Layout:
+    layout = WRITER.layout(content, LayoutRequest(like=opened(example), **request))
     assert list(layout.unplaced) == []
     materialise(layout, content.checkpoint, to)
     return layout
@@ -92,19 +92,19 @@ def test_the_whole_way_with_its_proof(tmp_path: Path) -> None:
     source = write(tmp_path / "source", replace(DISTRIBUTED, tp=2)).path
     api.convert(str(source), str(tmp_path / "store"), "megatron-dist")
     example = example_of(tmp_path / "example", replace(DISTRIBUTED, pp=2, bucket=900))
-    wishes = LayoutRequest(like=opened(example.path), pp=2)
-    report = api.convert(str(tmp_path / "store"), str(tmp_path / "made"), wishes=wishes)
+    request = LayoutRequest(like=opened(example.path), pp=2)
+    report = api.convert(str(tmp_path / "store"), str(tmp_path / "made"), request=request)
     assert report.proof is not None
     assert report.format == "megatron"
     plain = example_of(tmp_path / "plain", replace(MASTERS, tp=2))
     masters = write(tmp_path / "masters", MASTERS).path
     api.convert(str(masters), str(tmp_path / "between"), "megatron-dist")
-    wishes = LayoutRequest(like=opened(plain.path))
-    again = api.convert(str(tmp_path / "between"), str(tmp_path / "steps"), wishes=wishes)
+    request = LayoutRequest(like=opened(plain.path))
+    again = api.convert(str(tmp_path / "between"), str(tmp_path / "steps"), request=request)
     assert again.proof is not None  # of steps that torch_dist counts once, too
-    wishes = replace(wishes, tp=4)
+    request = replace(request, tp=4)
     with pytest.raises(UsageError, match="--tp 4 contradicts"):
-        api.convert(str(masters), str(tmp_path / "no"), wishes=wishes)
+        api.convert(str(masters), str(tmp_path / "no"), request=request)
 
 
 def test_an_example_of_another_form(tmp_path: Path) -> None:
@@ -224,8 +224,8 @@ def test_damage_to_the_example_is_found(tmp_path: Path) -> None:
     data = file.read_bytes()
 
     def convert() -> None:
-        wishes = LayoutRequest(like=opened(made.path))
-        api.convert(str(source), str(tmp_path / "out"), wishes=wishes)
+        request = LayoutRequest(like=opened(made.path))
+        api.convert(str(source), str(tmp_path / "out"), request=request)
 
     for bad in (data[: len(data) // 2], b""):
         file.write_bytes(bad)
@@ -242,7 +242,7 @@ def test_real_jobs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     store = real_set("mcore_torchdist_tp2dp2_fullyreshard_bf16", "iter_0000003", tmp_path_factory)
     real = real_set("mcore_torch_tp2dp2_distopt_bf16", "iter_0000003", tmp_path_factory)
     like, straight = tmp_path / "like", tmp_path / "straight"
-    report = api.convert(str(store), str(like), wishes=LayoutRequest(like=opened(real)))
+    report = api.convert(str(store), str(like), request=LayoutRequest(like=opened(real)))
     assert report.proof is not None
     assert report.proof.tensors == 27 * 4
     api.convert(str(store), str(straight), "megatron")

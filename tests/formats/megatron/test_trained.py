@@ -35,9 +35,9 @@ RECORDED = (("transformer_impl", "local"), ("accumulate_allreduce_grads_in_fp32"
 OF_STORES = ("dist_ckpt_optim_fully_reshardable",)
 
 
-def laid(content: Content, to: Path, **wishes: Any) -> Layout:
+def laid(content: Content, to: Path, **request: Any) -> Layout:
     """Write files of ranks, with nothing left out."""
-    layout = WRITER.layout(content, LayoutRequest(**wishes))
+    layout = WRITER.layout(content, LayoutRequest(**request))
     assert list(layout.unplaced) == []
     materialise(layout, content.checkpoint, to)
     return layout
@@ -65,12 +65,12 @@ def test_through_another_format_it_is_what_reshard_makes(
 ) -> None:
     source = real_set(name, "iter_0000003", tmp_path_factory)
     content = between(source, form, tmp_path / "between")
-    for number, wishes in enumerate(LAYOUTS):
+    for number, request in enumerate(LAYOUTS):
         place = tmp_path / str(number)
-        direct = WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(**wishes))
+        direct = WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(**request))
         materialise(direct, open_checkpoint(source), place / "direct")
-        layout = laid(content, place / "there", **wishes)
-        kept = not wishes and form == "megatron-dist"
+        layout = laid(content, place / "there", **request)
+        kept = not request and form == "megatron-dist"
         assert any("--no-load-rng" in note.message for note in layout.notes) is not kept
         assert_same_files(
             place / "there",
@@ -92,9 +92,9 @@ def test_a_real_store_becomes_files_that_are_proven(
     assert first.proof is not None
     # Each of 27 parameters has a master or a step, and two moments.
     assert first.proof.tensors == 27 * 4
-    wishes = LayoutRequest(tp=1, pp=2, dp=1)
-    api.convert(str(source), str(tmp_path / "other"), "megatron", wishes=wishes)
-    api.convert(str(tmp_path / "ranks"), str(tmp_path / "twice"), wishes=wishes)
+    request = LayoutRequest(tp=1, pp=2, dp=1)
+    api.convert(str(source), str(tmp_path / "other"), "megatron", request=request)
+    api.convert(str(tmp_path / "ranks"), str(tmp_path / "twice"), request=request)
     assert_same_files(tmp_path / "other", tmp_path / "twice", places=True)
 
 

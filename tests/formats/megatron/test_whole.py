@@ -41,12 +41,12 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def made(content: Content, to: Path, form: str, **wishes: Any) -> tuple[Checkpoint, Layout]:
+def made(content: Content, to: Path, form: str, **request: Any) -> tuple[Checkpoint, Layout]:
     """Write a content; hold what is read back to what the layout says."""
     writer = format_and_writer(form)[1]
-    layout = writer.layout(content, LayoutRequest(**wishes))
+    layout = writer.layout(content, LayoutRequest(**request))
     assert list(layout.unplaced) == []
-    assert_repeatable(writer.layout(content, LayoutRequest(**wishes)), layout)
+    assert_repeatable(writer.layout(content, LayoutRequest(**request)), layout)
     materialise(layout, content.checkpoint, to)
     result = open_checkpoint(to)
     held = layout.content or content
@@ -451,6 +451,6 @@ def test_what_has_no_place_is_named(
 def test_sizes_that_do_not_divide(tmp_path: Path) -> None:
     Model().save(tmp_path / "hf")
     writer = format_and_writer("megatron")[1]
-    for wishes in (LayoutRequest(tp=3), LayoutRequest(pp=3), LayoutRequest(ep=2)):
+    for request in (LayoutRequest(tp=3), LayoutRequest(pp=3), LayoutRequest(ep=2)):
         with pytest.raises(UsageError):
-            writer.layout(translated(tmp_path / "hf"), wishes)
+            writer.layout(translated(tmp_path / "hf"), request)

@@ -31,13 +31,13 @@ from tests.conformance.formats import Made
 WRITER = MegatronWriter()
 
 
-def laid(source: Path, **wishes: Any) -> Layout:
-    return WRITER.layout(Content.of(opened(source)), LayoutRequest(**wishes))
+def laid(source: Path, **request: Any) -> Layout:
+    return WRITER.layout(Content.of(opened(source)), LayoutRequest(**request))
 
 
-def reshard(source: Path, to: Path, **wishes: Any) -> Path:
+def reshard(source: Path, to: Path, **request: Any) -> Path:
     """Write another layout, with nothing left out but what a note says."""
-    layout = laid(source, **wishes)
+    layout = laid(source, **request)
     assert list(layout.unplaced) == []
     materialise(layout, opened(source), to)
     return to

@@ -109,9 +109,9 @@ def test_a_copy_of_a_step_has_a_directory_of_its_own(root: Path, tmp_path: Path)
 
 def test_stages_are_not_divided_anew() -> None:
     source = open_checkpoint(DATA / "stages")
-    for wishes in (LayoutRequest(tp=4), LayoutRequest(dp=4)):
+    for request in (LayoutRequest(tp=4), LayoutRequest(dp=4)):
         with pytest.raises(UnsupportedError, match="stages") as caught:
-            RanksWriter().layout(Content.of(source), wishes)
+            RanksWriter().layout(Content.of(source), request)
         assert "which layers" in caught.value.message
         assert "convert SRC DST --to safetensors (or torchsave)" in caught.value.hint
 

@@ -34,14 +34,14 @@ ARCHIVES = Path(__file__).parents[4] / "shared" / "checkpoints"
 WRITER = SafetensorsWriter()
 
 
-def lay_out(content: Content, **wishes: Any) -> Layout:
-    return WRITER.layout(content, LayoutRequest(**wishes))
+def lay_out(content: Content, **request: Any) -> Layout:
+    return WRITER.layout(content, LayoutRequest(**request))
 
 
-def converted(source: Path, folder: Path, **wishes: Any) -> tuple[Checkpoint, Checkpoint, Layout]:
+def converted(source: Path, folder: Path, **request: Any) -> tuple[Checkpoint, Checkpoint, Layout]:
     """Convert a checkpoint, and open both."""
     before = open_checkpoint(source)
-    layout = lay_out(Content.of(before), **wishes)
+    layout = lay_out(Content.of(before), **request)
     materialise(layout, before, folder)
     return before, open_checkpoint(folder), layout
 

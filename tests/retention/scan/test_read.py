@@ -517,7 +517,7 @@ def test_space_is_freed_only_as_far_as_asked(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_bases_are_kept_with_what_is_built_upon_them(tmp_path: Path) -> None:
+def test_bases_are_kept_with_their_deltas(tmp_path: Path) -> None:
     for step in range(1, 6):
         save(tmp_path, f"step-{step}", step, (10 - step) * HOUR)
     upon = {"step-5": ["step-2"], "step-2": ["step-1"]}

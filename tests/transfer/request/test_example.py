@@ -35,7 +35,7 @@ class Following(TorchSaveWriter):
     def axes(self, example: Checkpoint) -> Mapping[str, int]:
         return {"tp": 2}
 
-    def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
+    def layout(self, content: Content, request: LayoutRequest) -> Layout:
         return super().layout(content, LayoutRequest())
 
 
@@ -48,10 +48,10 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "model.pt"
 
 
-def laid_out(source: Path, writer: Any = None, to: str = "out.pt", **wishes: Any) -> Layout:
+def laid_out(source: Path, writer: Any = None, to: str = "out.pt", **request: Any) -> Layout:
     like = open_checkpoint(source.parent / "example.pt")
     content, place = Content.of(open_checkpoint(source)), open_store(str(source.parent / to))
-    return lay_out(writer or Following(), content, LayoutRequest(like=like, **wishes), place)
+    return lay_out(writer or Following(), content, LayoutRequest(like=like, **request), place)
 
 
 def test_a_writer_that_follows_gets_the_example(source: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_writer_that_cannot_use_an_example_says_so(source: Path) -> None:
         laid_out(source, TorchSaveWriter())
     like = open_checkpoint(source.parent / "example.pt")
     with pytest.raises(UsageError, match="not laid out by an example"):
-        api.convert(str(source), str(source.parent / "out"), wishes=LayoutRequest(like=like))
+        api.convert(str(source), str(source.parent / "out"), request=LayoutRequest(like=like))
     assert not (source.parent / "out").exists()
 
 
@@ -98,9 +98,9 @@ def test_an_example_with_a_defect_is_refused(tmp_path: Path) -> None:
 
     example = save_dcp(tmp_path / "example")
     next(example.glob("*.distcp")).unlink()
-    wishes, place = LayoutRequest(like=open_checkpoint(example)), open_store(str(tmp_path / "out"))
+    request, place = LayoutRequest(like=open_checkpoint(example)), open_store(str(tmp_path / "out"))
     with pytest.raises(CorruptError, match=r"the example .*example cannot be trusted") as caught:
-        lay_out(Other(), Content.of(open_checkpoint(example)), wishes, place)
+        lay_out(Other(), Content.of(open_checkpoint(example)), request, place)
     assert "first step" in caught.value.hint
 
 
@@ -118,8 +118,8 @@ def test_nothing_is_written_into_the_example(source: Path) -> None:
 
 def test_an_example_that_changes_meanwhile_is_refused(source: Path) -> None:
     class Slow(Following):
-        def layout(self, content: Content, wishes: LayoutRequest) -> Layout:
-            made = super().layout(content, wishes)
+        def layout(self, content: Content, request: LayoutRequest) -> Layout:
+            made = super().layout(content, request)
             with (source.parent / "example.pt").open("ab") as file:
                 file.write(b"more")
             return made

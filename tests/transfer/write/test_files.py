@@ -268,6 +268,6 @@ def test_threads_share_a_file_that_a_process_would_make_alone(
     monkeypatch.setattr(
         ftckpt.workers.processes, "are_safe", lambda: False
     )  # the staging is in memory
-    built = build(layout, Gatherer(checkpoint), staging, jobs=2, forks=2)
+    built = build(layout, Gatherer(checkpoint), staging, jobs=2, processes=2)
     _require_right(checkpoint, layout, staging, built)
     assert bool(asked) == apart

@@ -43,9 +43,9 @@ JOBS = {
 }
 
 
-def written(content: Content, form: str, to: Path, **wishes: Any) -> tuple[Checkpoint, Layout]:
+def written(content: Content, form: str, to: Path, **request: Any) -> tuple[Checkpoint, Layout]:
     writer = format_and_writer(form)[1]
-    layout = writer.layout(content, LayoutRequest(**wishes))
+    layout = writer.layout(content, LayoutRequest(**request))
     assert list(layout.unplaced) == []
     materialise(layout, content.checkpoint, to)
     return open_checkpoint(to / layout.files[0].path if writer.single else to), layout
@@ -100,11 +100,11 @@ def test_a_real_job_comes_back_through_another_format(
 ) -> None:
     source = Content.of(open_checkpoint(real_set(name, "iter_0000003", tmp_path_factory)))
     between, _ = written(source, form, tmp_path / "between")
-    for wishes in ({}, {"tp": 4, "pp": 1, "dp": 1}):
-        place = tmp_path / str(len(wishes))
-        direct, _ = written(source, "megatron-dist", place / "direct", **wishes)
+    for request in ({}, {"tp": 4, "pp": 1, "dp": 1}):
+        place = tmp_path / str(len(request))
+        direct, _ = written(source, "megatron-dist", place / "direct", **request)
         content = Content.of(between)
-        there, layout = written(content, "megatron-dist", place / "there", **wishes)
+        there, layout = written(content, "megatron-dist", place / "there", **request)
         assert any("seeds them anew" in note.message for note in layout.notes)
         assert layout.content is not None
         prove(layout.content, there, SameObject)

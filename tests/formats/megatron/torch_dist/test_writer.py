@@ -42,10 +42,10 @@ NORMS = {
 OTHER = {"tp": 4, "pp": 1, "dp": 1}
 
 
-def made(source: Checkpoint | Content, to: Path, **wishes: Any) -> tuple[Checkpoint, Layout]:
+def made(source: Checkpoint | Content, to: Path, **request: Any) -> tuple[Checkpoint, Layout]:
     """Write the files, and open what they are."""
     content = source if isinstance(source, Content) else Content.of(source)
-    layout = WRITER.layout(content, LayoutRequest(**wishes))
+    layout = WRITER.layout(content, LayoutRequest(**request))
     materialise(layout, content.checkpoint, to)
     return open_checkpoint(to), layout
 
@@ -75,20 +75,20 @@ def random_of(checkpoint: Checkpoint) -> set[str]:
 # --- what Megatron wrote ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wishes", [{}, OTHER, {"tp": 1, "pp": 4, "dp": 2}])
+@pytest.mark.parametrize("request", [{}, OTHER, {"tp": 1, "pp": 4, "dp": 2}])
 @pytest.mark.parametrize("name", [*RUNS, *RANKS])
 def test_real_checkpoints_hold_the_truth(
-    name: str, wishes: dict[str, int], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    name: str, request: dict[str, int], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = real_set(name, "iter_0000003", tmp_path_factory)
-    result = write(WRITER, open_checkpoint(place), tmp_path, **wishes)
+    result = write(WRITER, open_checkpoint(place), tmp_path, **request)
     truth = by_layer(load_file(place.parents[1] / "truth" / "state.safetensors"))
     truth |= by_layer(load_file(place.parents[1] / "truth" / "optim.safetensors"))
     assert_truth(result, truth)
     assert_sound(result)
     assert result.step == 3
-    if wishes:
-        known = (wishes["tp"], wishes["pp"], wishes["tp"] * wishes["pp"] * wishes["dp"])
+    if request:
+        known = (request["tp"], request["pp"], request["tp"] * request["pp"] * request["dp"])
         assert (result.topology.tp, result.topology.pp, result.topology.world_size) == known
 
 
@@ -96,8 +96,8 @@ def test_real_checkpoints_hold_the_truth(
 def test_every_layout_of_state_becomes_one_that_any_job_loads(name: str, tmp_path: Path) -> None:
     source = open_checkpoint(of_data(name, tmp_path / "source").path)
     sizes = {"same": {}, "more": {"tp": 2, "pp": 2}, "less": {"tp": 1, "pp": 1, "dp": 4}}
-    for folder, wishes in sizes.items():
-        result = write(WRITER, source, tmp_path / folder, **wishes)
+    for folder, request in sizes.items():
+        result = write(WRITER, source, tmp_path / folder, **request)
         assert_same_tensors(result, source)
         assert_sound(result)
         assert "buckets" not in result.dialect
@@ -208,8 +208,8 @@ def test_any_job_as_any_other_and_back(
     checkpoint = open_checkpoint(source.path)
     for number, (tp, pp, dp) in enumerate(sizes):
         to = folder / str(number)
-        wishes = {"tp": tp, "pp": pp, "dp": dp * job.ep, "vp": 1}
-        checkpoint, layout = made(checkpoint, to, **wishes)
+        request = {"tp": tp, "pp": pp, "dp": dp * job.ep, "vp": 1}
+        checkpoint, layout = made(checkpoint, to, **request)
         assert list(layout.unplaced) == []
         assert_truth(checkpoint, truth)
         assert list(checkpoint.check()) == []
@@ -368,7 +368,7 @@ def test_what_stands_beside_the_store_is_carried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "what"),
+    ("request", "what"),
     [
         ({"tp": 3}, "8 attention heads"),
         ({"pp": 3}, "4 layers"),
@@ -376,11 +376,11 @@ def test_what_stands_beside_the_store_is_carried(tmp_path: Path) -> None:
     ],
 )
 def test_sizes_that_do_not_divide(
-    wishes: dict[str, Any], what: str, tmp_path_factory: pytest.TempPathFactory
+    request: dict[str, Any], what: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     source = open_checkpoint(real_set(RUNS[0], "iter_0000003", tmp_path_factory))
     with pytest.raises(UsageError, match=what):
-        WRITER.layout(Content.of(source), LayoutRequest(**wishes))
+        WRITER.layout(Content.of(source), LayoutRequest(**request))
 
 
 def test_a_source_without_a_job_is_refused(tmp_path: Path) -> None:
