@@ -214,7 +214,7 @@ class DeepSpeedParser:
             notes=[*self._opaque_names(), *(f for f in self.found if f.kind == "note")],
             files=sorted({f.path for f in self.files} | set(others)),
             names=[name for rest in self._rests for name in rest.names],
-            found=[*self._check_names(), *(f for f in self.found if f.kind != "note")],
+            open_findings=[*self._check_names(), *(f for f in self.found if f.kind != "note")],
             counters=[scalar for rest in self._rests for scalar in rest.counters],
             streams=self.streams,
             ranks={f.path: self.rank(f) for f in self.files if f.role is not FileRole.LAYER},

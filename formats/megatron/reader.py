@@ -35,7 +35,7 @@ def open_megatron(source: Source, rules: Rules | None) -> MegatronCheckpoint:
             notes=read.notes + merging.notes,
             files=sorted(read.members),
             names=merging.names,
-            found=read.found + merging.found,
+            open_findings=read.found + merging.found,
             counters=merging.counters,
             streams=read.streams,
             ranks=read.numbers,

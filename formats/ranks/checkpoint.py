@@ -56,7 +56,7 @@ class RanksCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield missing ranks, mixed worlds, wrong ranks, shapes that disagree, odd archives."""
-        yield from self.found
+        yield from self.open_findings
         yield from check_streams(self.source, self.streams)
 
     def load_object(self, name: str) -> Any:

@@ -71,7 +71,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged headers, and where index, names and headers disagree."""
-        yield from self.found
+        yield from self.open_findings
         for weights in self.sets:
             yield from self._check_set(weights)
         yield from self.beside.check(self.source, self.headers)
@@ -202,7 +202,7 @@ def _open_weights(
         beside=beside,
         stored=stored,
         headers=headers,
-        found=damage,
+        open_findings=damage,
     )
 
 
@@ -225,7 +225,7 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
         "global shapes are derived from the parts, so the loss of the last rank may not show",
         notes=followed_links(source, members_of(source, (), ())),
         headers=headers,
-        found=[*damage, *contradictions],
+        open_findings=[*damage, *contradictions],
     )
 
 

@@ -127,7 +127,7 @@ class TorchSaveCheckpoint(Checkpoint):
 
     def members(self) -> Iterable[str]:
         """Yield the files, their index, and what belongs to a model folder."""
-        files = set(self.streams) | {f.file for f in self.found if f.file}
+        files = set(self.streams) | {f.file for f in self.open_findings if f.file}
         if self.index is not None:
             files |= {self.index.file, *self.index.files()}
         if not self.source.single:
@@ -141,7 +141,7 @@ class TorchSaveCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
-        yield from self.found
+        yield from self.open_findings
         yield from check_streams(self.source, self.streams)
         if self.index is None:
             return
@@ -285,7 +285,7 @@ def open_files(
         streams=streams,
         trees=trees,
         index=index,
-        found=damage,
+        open_findings=damage,
     )
     checkpoint.step = step_of(checkpoint.scalars(1))
     return checkpoint

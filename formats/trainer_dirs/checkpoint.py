@@ -169,8 +169,8 @@ class BundleCheckpoint(Checkpoint):
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield what each part finds, and where the parts do not fit together."""
-        yield from self.found
-        known = frozenset(self.found)  # a part says again what was wrong as it was opened
+        yield from self.open_findings
+        known = frozenset(self.open_findings)  # a part says again what was wrong as it was opened
         for part in self.parts:
             with in_part(part.prefix):
                 for found in part.checkpoint.check(counter):

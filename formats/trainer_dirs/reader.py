@@ -200,7 +200,7 @@ def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleC
             objects[shown] = info_._replace(name=shown, extent=extent)
             owners[shown] = (part, name)
         notes += [part.moved(note) for note in found.notes]
-        damage += [part.moved(wrong) for wrong in found.found]
+        damage += [part.moved(wrong) for wrong in found.open_findings]
     damage += _lost_ranks(parts)
     damage += gaps(names)
     held = any(info.component == "model" for info in tensors.values())
@@ -221,7 +221,7 @@ def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleC
         parts=parts,
         owners=owners,
         state=None if state is None else state.value,
-        found=damage,
+        open_findings=damage,
     )
     if state is not None and state.step is not None:
         checkpoint.step = state.step

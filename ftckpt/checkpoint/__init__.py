@@ -254,7 +254,7 @@ class Checkpoint(ABC):
         commit: whether the save was finished.
         dialect: what more is known of the writer, in words ("written by accelerate").
         notes: findings made while opening (opaque objects, links followed).
-        found: what is wrong, as it was found while opening; `check` yields it too. What contradicts
+        open_findings: what is wrong, found while opening; `check` yields it too. What contradicts
             the rest (a rank's part in another type) is left out of `tensors`, and is named here.
     """
 
@@ -268,7 +268,7 @@ class Checkpoint(ABC):
     commit: Commit = Commit(CommitState.NO_MARKER)
     dialect: str = ""
     notes: Sequence[Finding] = ()
-    found: Sequence[Finding] = ()
+    open_findings: Sequence[Finding] = ()
 
     @property
     def loads_at_any_world(self) -> bool:

@@ -188,7 +188,7 @@ def _lost(content: Content, known: Collection[str] | None = None) -> Iterator[Fi
 
 
 def _wrong(checkpoint: Checkpoint) -> list[Finding]:
-    return [one for one in checkpoint.found if one.severity is Severity.ERROR]
+    return [one for one in checkpoint.open_findings if one.severity is Severity.ERROR]
 
 
 def _small_on_both(

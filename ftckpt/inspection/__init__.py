@@ -132,7 +132,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         bytes=counts,
         aliases=checkpoint.aliases,
         resume=resume_check(checkpoint),
-        notes=(*checkpoint.notes, *checkpoint.found),
+        notes=(*checkpoint.notes, *checkpoint.open_findings),
     )
 
 

@@ -90,7 +90,7 @@ def require_all_read(result: Checkpoint) -> None:
     Raises:
         CorruptError: something contradicts the rest, and was left out (`failed-proof`).
     """
-    for one in result.found:
+    for one in result.open_findings:
         if one.severity is Severity.ERROR:
             raise failed(f"in the result {one.message}", one.tensor, one.file)
 

@@ -348,7 +348,7 @@ def test_a_counter_that_cannot_be_read_is_a_finding_of_its_own() -> None:
 def test_state_that_one_side_lacks_is_not_equal_where_a_file_of_it_cannot_be_read() -> None:
     whole = made({"w": [1.0]})
     wrong = finding("truncated-file", "rng.pt is cut", file="rng.pt")
-    cut = replace(made({"w": [1.0]}), found=[wrong])
+    cut = replace(made({"w": [1.0]}), open_findings=[wrong])
 
     def fields(checkpoint: Checkpoint) -> Iterator[Field]:
         if checkpoint is whole:
@@ -364,7 +364,9 @@ def test_state_that_one_side_lacks_is_not_equal_where_a_file_of_it_cannot_be_rea
 
 def test_two_copies_of_one_damage_are_not_equal() -> None:
     def damaged(file: str) -> RawCheckpoint:
-        return replace(made({"w": [1.0]}), found=[finding("truncated-file", "is cut", file=file)])
+        return replace(
+            made({"w": [1.0]}), open_findings=[finding("truncated-file", "is cut", file=file)]
+        )
 
     report = diff(damaged("g"), damaged("g"))
     assert ([f.kind for f in report.findings], report.code) == (

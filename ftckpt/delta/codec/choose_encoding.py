@@ -36,14 +36,14 @@ class Effort(NamedTuple):
         coders: which coders are tried on each plane.
         price: bits of a byte that a plane must save to be coded, which takes several times as long
             as to copy it.
-        price_upon: likewise of a plane of differences. More of them save a little, and what they
+        price_difference: likewise of a plane of differences. More of them save a little, and what they
             depend on must be read and subtracted as well.
     """
 
     predictions: bool
     coders: tuple[Coder, ...]
     price: float
-    price_upon: float
+    price_difference: float
 
 
 EFFORTS: Mapping[int, Effort] = {
@@ -80,16 +80,16 @@ def sample_ranges(elements: int) -> list[tuple[int, int]]:
     return [(start, start + length) for start in starts] if runs > 1 else [(0, length)]
 
 
-def untried(dtype: DType, *, upon_base: bool) -> EncodingPlan:
+def untried(dtype: DType, *, with_base: bool) -> EncodingPlan:
     """Return how a tensor of at most `TINY` bytes is stored: as in the base, or else plain.
 
     Nothing is read for it: a checkpoint may have more small tensors than large blocks.
 
     Args:
         dtype: of the tensor.
-        upon_base: whether the base has it.
+        with_base: whether the base has it.
     """
-    reference = Reference.BASE if upon_base else Reference.NOTHING
+    reference = Reference.BASE if with_base else Reference.NOTHING
     return EncodingPlan(reference, None, BlockChoice(Form.PLAIN), 8.0 * words_of(dtype).size)
 
 
@@ -153,10 +153,10 @@ def _against(
     import numpy as np
 
     apart = difference(values, reference, np.empty_like(values))
-    planes, bits = _planes(apart, effort.coders, effort.price_upon)
+    planes, bits = _planes(apart, effort.coders, effort.price_difference)
     yield EncodingPlan(kind, rule, BlockChoice(Form.DIFFERENCE, planes), bits)
     if dtype.family not in ("float", "complex"):  # flags and packed bits do not carry
-        planes, bits = _planes(values ^ reference, effort.coders, effort.price_upon)
+        planes, bits = _planes(values ^ reference, effort.coders, effort.price_difference)
         yield EncodingPlan(kind, rule, BlockChoice(Form.XOR, planes), bits)
     changed = apart[apart != 0]
     same = 1 - changed.size / values.size
@@ -164,7 +164,7 @@ def _against(
         # 1.05: what gaps and masks have been seen to take above the bound.
         places = 1.05 * -(same * log2(same) + (1 - same) * log2(1 - same))
         form = Form.GAPS if same >= _GAPS_FROM else Form.MASK
-        _, each = _planes(changed, effort.coders, effort.price_upon)
+        _, each = _planes(changed, effort.coders, effort.price_difference)
         yield EncodingPlan(kind, rule, BlockChoice(form), places + (1 - same) * each)
 
 

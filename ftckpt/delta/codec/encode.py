@@ -103,7 +103,7 @@ class DeltaEncoder:
         """
         pair = self.pairs[number]
         if pair.info.nbytes <= TINY:
-            return untried(pair.info.dtype, upon_base=self._has_base(pair))
+            return untried(pair.info.dtype, with_base=self._has_base(pair))
         dtype, size = pair.info.dtype, words_of(pair.info.dtype).size
         ranges = sample_ranges(word_count(dtype, pair.info.numel))
         values = _sampled(self._target, pair.info.key, ranges, size)

@@ -240,7 +240,7 @@ def test_what_was_wrong_with_a_part_as_it_was_opened_is_said_once(tmp_path: Path
     cut = tmp_path / "model-00002-of-00002.safetensors"
     cut.write_bytes(cut.read_bytes()[:-4])
     checkpoint = open_path(FORMAT, tmp_path)
-    assert [(f.kind, f.file) for f in checkpoint.found] == [("truncated-file", cut.name)]
+    assert [(f.kind, f.file) for f in checkpoint.open_findings] == [("truncated-file", cut.name)]
     assert [f.kind for f in checkpoint.check()].count("truncated-file") == 1
 
 
