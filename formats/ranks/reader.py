@@ -111,7 +111,7 @@ class RanksReader:
             "splits": self.splits,
             "notes": self.notes,
             "names": self.names,
-            "found": self.found,
+            "open_findings": self.found,
             "counters": self.counters,
             "streams": self.streams,
             "ranks": self.ranks,

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import CorruptError, IncompleteError, NotFoundError, UnsafeError
+from ftckpt.errors import (
+    CorruptError,
+    IncompleteError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
@@ -33,11 +39,22 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
 
     Raises:
         UnsupportedError: recognised by name, but not readable by this version.
-        IncompleteError, CorruptError, UnsafeError: see `Format.open`.
+        IncompleteError, CorruptError, UnsafeError: see `Format.open`. A checkpoint that was sealed
+            with a file that is missing now is corrupt: its save did finish.
     """
     source = files_of(store, part.entry)
     try:
         return part.format.open(source)
+    except IncompleteError as error:
+        lost = _lost_since_sealed(source)
+        if not lost:
+            raise
+        raise CorruptError(
+            f"{lost} of {source.url} is missing: it was there when the checkpoint was sealed",
+            hint="`ftckpt repair` restores it from a replica",
+            kind="missing-file",
+            file=lost,
+        ) from error
     except (CorruptError, UnsafeError, NotFoundError) as first:
         # A bit that flipped on the way is right the second time; a save in flight is told apart
         # from damage by what has changed since.
@@ -56,6 +73,26 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
                     file=moved[0],
                 ) from second
             raise second from first
+
+
+def _lost_since_sealed(source: Source) -> str:
+    """Return the first file of a seal that is missing now, or "".
+
+    Where another file has another size than its seal says, "": a trainer may be saving again into
+    the sealed directory.
+    """
+    from ftckpt.manifest.locate import find  # only after a failure
+
+    try:
+        manifest = find(source)
+    except (CorruptError, UnsafeError, UnsupportedError):
+        return ""  # it proves nothing
+    if manifest is None or any(
+        file.path in source.entries and source.entries[file.path].size != file.size
+        for file in manifest.files
+    ):
+        return ""
+    return next((f.path for f in manifest.files if f.path not in source.entries), "")
 
 
 def files_of(store: Store, entry: Entry) -> Source:
