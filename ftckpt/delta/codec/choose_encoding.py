@@ -36,8 +36,8 @@ class Effort(NamedTuple):
         coders: which coders are tried on each plane.
         price: bits of a byte that a plane must save to be coded, which takes several times as long
             as to copy it.
-        price_difference: likewise of a plane of differences. More of them save a little, and what they
-            depend on must be read and subtracted as well.
+        price_difference: likewise of a plane of differences. More of them save a little, and what
+            they depend on must be read and subtracted as well.
     """
 
     predictions: bool
