@@ -87,6 +87,7 @@ KINDS: dict[str, KindInfo] = {
     "missing-tensor": KindInfo(_C, _E, _C, "A tensor that the index names is in no file."),
     "unindexed-tensor": KindInfo(_C, _E, _C, "A tensor in a file is not in the index."),
     "wrong-shard": KindInfo(_C, _E, _C, "The index sends a tensor to a file that does not hold it."),
+    "empty-weights": KindInfo(_C, _E, _C, "A file of weights holds no tensor, or tensors without elements: the save lost them."),
     "duplicate-tensor": KindInfo(_C, _E, _C, "One tensor stands in two files."),
     "shard-count": KindInfo(_C, _E, _C, "The number of shard files disagrees with their names."),
     "bad-index": KindInfo(_C, _E, _C, "An index or configuration file cannot be parsed."),

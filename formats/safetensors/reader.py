@@ -20,6 +20,7 @@ from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.huggingface.index import check_index, check_total_size
 from ftckpt.formats.huggingface.names import shard_name
+from ftckpt.formats.huggingface.weights import check_not_empty
 from ftckpt.formats.state.flat import sections_of
 from ftckpt.formats.state.records import INDEX, StoredObjects, read_objects
 from ftckpt.formats.torch_files.compression import packed_by
@@ -92,6 +93,9 @@ class SafetensorsCheckpoint(Checkpoint):
             if len(held) == len(weights.files):
                 tensors = (t for f in held for t in self.headers[f].tensors)
                 yield from check_total_size(weights.index, sum(t.end - t.begin for t in tensors))
+        if weights.files and len(held) == len(weights.files):
+            stored = (t for t in self.tensors.values() if t.pieces[0].extent.file in held)
+            yield from check_not_empty(stored, weights.files[0])
         for file in weights.stale:
             yield finding(
                 "stale-shard",

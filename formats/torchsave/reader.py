@@ -37,6 +37,7 @@ from ftckpt.formats.huggingface.index import (
     parse_index,
 )
 from ftckpt.formats.huggingface.names import is_beside, shard_name
+from ftckpt.formats.huggingface.weights import check_not_empty
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.inside import ranks_inside
 from ftckpt.formats.state.training_tree import TrainingTree, TreeTensor
@@ -143,6 +144,8 @@ class TorchSaveCheckpoint(Checkpoint):
         """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
         yield from self.open_findings
         yield from check_streams(self.source, self.streams)
+        if not self.source.single and len(self.trees) == len(self.streams):
+            yield from check_not_empty(self.tensors.values(), min(self.streams))
         if self.index is None:
             return
         held = {

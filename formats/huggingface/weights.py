@@ -1,0 +1,36 @@
+"""Weights of a model folder that hold nothing: saved where a rank had no part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ftckpt.checkpoint import TensorInfo
+from ftckpt.findings import Finding, counted, finding, listed
+
+# How PEFT names the matrices of an adapter; none of them is ever empty (peft/tuners/lora).
+_ADAPTER = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B")
+
+
+def check_not_empty(tensors: Iterable[TensorInfo], file: str) -> Iterator[Finding]:
+    """Yield `empty-weights` for weights without an element, and for an adapter that lacks some.
+
+    A save of a sharded model that was not gathered (ZeRO-3, FSDP) leaves a file without tensors, or
+    with tensors of zero size, and ends without an error (huggingface/peft issues 453 and 2892).
+
+    Args:
+        tensors: every weight of one model or adapter.
+        file: the file that is named.
+    """
+    weights = list(tensors)
+    empty = [one.name for one in weights if not one.numel]
+    lost = [name for name in empty if any(part in f"{name}." for part in _ADAPTER)]
+    if not weights:
+        yield finding("empty-weights", f"{file} holds no tensor: no weight was saved", file=file)
+    elif len(empty) == len(weights):
+        what = (
+            f"all {len(weights)} weights in {file} have zero elements: their values were not saved"
+        )
+        yield finding("empty-weights", what, file=file)
+    elif lost:
+        what = f"{counted(len(lost), 'weight')} of an adapter without elements: {listed(lost)}"
+        yield finding("empty-weights", what, file=file)
