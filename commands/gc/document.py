@@ -8,6 +8,7 @@ import sys
 from ftckpt.errors import UsageError
 from ftckpt.retention.document import load_plan
 from ftckpt.retention.policy.plan import RetentionPlan
+from ftckpt.strict_json import JsonError, decode
 
 # What `ftckpt gc --json` prints holds the plan under this key.
 KEY = "plan"
@@ -37,8 +38,8 @@ def read_plan(path: str) -> RetentionPlan:
 def _inner(data: bytes) -> bytes:
     """Return the plan inside the verb's document; `data` itself where it is something else."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
+        document = decode(data)
+    except JsonError:
         return data
     inner = document.get(KEY) if isinstance(document, dict) else None
     return json.dumps(inner).encode() if isinstance(inner, dict) else data

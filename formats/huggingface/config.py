@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint, Kind
-from ftckpt.formats.state.strict_json import JsonLimits, parse
+from ftckpt.strict_json import JsonLimits, parse
 from ftckpt.transfer.content import Content
 
 CONFIG = "config.json"

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
 from ftckpt.storage.source import safe_name
+from ftckpt.strict_json import JsonLimits, parse, shown
 
 from .names import shard_name
 

@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeVar
 
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, TruncatedError
-from ftckpt.formats.state.strict_json import JsonLimits, parse
 from ftckpt.formats.torch_files.stream import TorchStream, parse_stream
 from ftckpt.formats.torch_files.zip_directory import TAIL
 from ftckpt.storage.source import Source
+from ftckpt.strict_json import JsonLimits, parse
 
 from .evidence import Evidence
 from .names import CONFIG, METADATA

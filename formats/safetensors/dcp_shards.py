@@ -17,7 +17,7 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
+from ftckpt.strict_json import JsonLimits, parse, shown
 
 from .header import Header, HeaderTensor
 from .names import ShardName, shard_place

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint.dtypes import BY_SAFETENSORS, DType
 from ftckpt.errors import CorruptError, TruncatedError, UnsafeError
-from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
+from ftckpt.strict_json import JsonLimits, parse, shown
 
 PREFIX = 8  # bytes of the little-endian length
 MAX_HEADER = 100_000_000  # bytes; `MAX_HEADER_SIZE` in tensor.rs

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.state.strict_json import shown
+from ftckpt.strict_json import shown
 from ftckpt.transfer.content import Shard
 from ftckpt.transfer.layout import Elements, Literal, OutputFile
 

@@ -24,8 +24,7 @@ from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.storage.decompress import supported
 from ftckpt.storage.source import Source
-
-from .strict_json import JsonLimits, parse, shown
+from ftckpt.strict_json import JsonLimits, parse, shown
 
 FOLDER = "ftckpt.objects/"
 INDEX = f"{FOLDER}index.json"

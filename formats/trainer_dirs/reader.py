@@ -21,9 +21,9 @@ from ftckpt.discovery.recognise import Format, Listing
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.pickles.unpickle import Inert
-from ftckpt.formats.state.strict_json import JsonLimits, parse
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.storage.source import Source
+from ftckpt.strict_json import JsonLimits, parse
 
 from .checkpoint import BundleCheckpoint, OpenedPart, Prefixed, in_part
 from .names import (

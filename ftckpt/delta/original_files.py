@@ -19,6 +19,7 @@ from ftckpt.errors import CorruptError
 from ftckpt.extents import Extent
 from ftckpt.own_files import is_own
 from ftckpt.storage.source import safe_name
+from ftckpt.strict_json import count, counts, decode
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Elements, OutputFile, Segment, Stored
 
@@ -106,13 +107,15 @@ class Original:
             UnsafeError: a name leads out of the checkpoint.
         """
         try:
-            said = json.loads(data)
+            said = decode(data)
             rows, single = said["files"], said["single"] is True
             files = [
-                OriginalFile(safe_name(path, named_by="the delta"), _count(size), _parsed(more))
+                OriginalFile(
+                    safe_name(path, named_by="the delta"), count(size, "a size"), _parsed(more)
+                )
                 for path, size, more in rows
             ]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise _bad("its list of files is not understood") from error
         names = {file.path for file in files}
         if len(names) != len(files) or any(map(is_own, names)) or _nested(names):
@@ -188,20 +191,13 @@ def laid_out(
 def _parsed(rows: Any) -> list[FileElements]:
     return [
         FileElements(
-            _count(offset), str(key), Box(_counts(offsets), _counts(sizes)), *_counts(more)
+            count(offset, "an offset"),
+            str(key),
+            Box(tuple(counts(offsets, "offsets")), tuple(counts(sizes, "sizes"))),
+            *counts(more, "a range"),
         )
         for offset, key, offsets, sizes, *more in rows
     ]
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(value)
-    return value
-
-
-def _counts(values: Any) -> tuple[int, ...]:
-    return tuple(map(_count, values))
 
 
 def _placed(checkpoint: Checkpoint, info: TensorInfo) -> Iterator[tuple[str, FileElements]]:

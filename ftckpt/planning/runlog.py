@@ -14,16 +14,16 @@ without them it is from the first time in the log to the last.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean, median
-from typing import Any, NoReturn
+from typing import Any
 
 from ftckpt.errors import UsageError
+from ftckpt.strict_json import JsonError, decode
 
 from .exposure import LogEvent, exposure
 
@@ -158,18 +158,14 @@ def _records(lines: Iterable[str], name: str) -> Iterable[tuple[str, dict[str, A
         if not line.strip():
             continue
         try:
-            record = json.loads(line, parse_constant=_refuse)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{place} is not JSON: {error}") from error
+            record = decode(line)
+        except JsonError as error:
+            raise UsageError(f"{place} {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get("event"), str):
             raise UsageError(
                 f"{place} is not an event", hint='write {"event": "save", "seconds": 61}'
             )
         yield place, record
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number")
 
 
 def _number(value: Any, key: str, place: str) -> float:

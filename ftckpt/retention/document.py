@@ -22,6 +22,7 @@ from ftckpt.retention.scan.entries import (
     ScanDepth,
     SharedFile,
 )
+from ftckpt.strict_json import decode
 
 from .policy import DeleteLimit, Metric, Policy
 
@@ -104,7 +105,7 @@ def load_plan(data: bytes, file: str) -> RetentionPlan:
         UsageError: no plan, one of another version, or one that was changed.
     """
     try:
-        document = json.loads(data)
+        document = decode(data)
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")
         if document.get("schema") != SCHEMA:
@@ -113,7 +114,7 @@ def load_plan(data: bytes, file: str) -> RetentionPlan:
         if said != _digest(document):
             raise ValueError("it was changed since it was made")
         return _plan(_every_text(_unescaped, document))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         hint = "make a new one: ftckpt gc ROOT … --json"
         raise UsageError(f"{file} is not a plan of this version: {error}", hint=hint) from None
 

@@ -26,6 +26,7 @@ from ftckpt.own_files import FOLDER, MANIFEST
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
+from ftckpt.strict_json import decode
 from ftckpt.version import __version__
 
 SCHEMA = "ftckpt.receipt/1"
@@ -75,7 +76,7 @@ def parse(data: bytes) -> Receipt:
         ValueError: it is cut, changed by hand, or of another schema.
     """
     try:
-        body = json.loads(data)
+        body = decode(data)
         digest = body.pop("digest")
         if body.get("schema") != SCHEMA or digest != _digest(_canonical(body)):
             raise ValueError("its digest does not match")
@@ -84,7 +85,7 @@ def parse(data: bytes) -> Receipt:
         if found.level not in _LEVELS or not isinstance(found.checked, (int, float)):
             raise ValueError("it has a field that is none")
         return found
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("it is not a receipt") from error
 
 

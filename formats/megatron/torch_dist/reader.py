@@ -18,9 +18,9 @@ from ftckpt.formats.dcp.metadata import DcpMetadata
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
 from ftckpt.formats.dcp.state import is_common, unfinished
-from ftckpt.formats.state.strict_json import JsonLimits, parse, shown
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.storage.source import Source
+from ftckpt.strict_json import JsonLimits, parse, shown
 from ftckpt.workers.memory import no_gc
 
 from .names import logical

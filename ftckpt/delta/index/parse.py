@@ -34,6 +34,17 @@ from ftckpt.delta.index import (
 )
 from ftckpt.errors import CorruptError, TruncatedError, UnsupportedError
 from ftckpt.storage.source import safe_name
+from ftckpt.strict_json import (
+    JsonError,
+    count,
+    counts,
+    decode,
+    hexadecimal,
+    items,
+    members,
+    optional_count,
+    text,
+)
 from ftckpt.workers.memory import demand
 
 from .rows import check_rows
@@ -95,32 +106,38 @@ class IndexParser:
 
     def index(self, data: bytes) -> DeltaIndex:
         """Return the index in `data`; see `parse_index`."""
+        try:
+            return self._index(data)
+        except JsonError as error:
+            self.bad(str(error))
+
+    def _index(self, data: bytes) -> DeltaIndex:
         header, rows = self._sections(data)
-        members = self._object(self._json(header), _MEMBERS.split(), "the index")
-        if members["block"] != BLOCK:
-            self.unknown(f"blocks of {members['block']!r} elements"[:80])
-        base = members["base"]
-        files = [self._data_file(row) for row in self._list(members["files"], "files")]
+        body = members(self._json(header), _MEMBERS.split(), "the index")
+        if body["block"] != BLOCK:
+            self.unknown(f"blocks of {body['block']!r} elements"[:80])
+        base = body["base"]
+        files = [self._data_file(row) for row in items(body["files"], "files")]
         if len({file.name for file in files}) != len(files):
             self.bad("a data file stands twice")
-        tensors = self._tensors(self._list(members["tensors"], "tensors"))
+        tensors = self._tensors(items(body["tensors"], "tensors"))
         if len({tensor.key for tensor in tensors}) != len(tensors):
             self.bad("a tensor stands twice")
         if base is None and any(tensor.base is not None for tensor in tensors):
             self.bad("a tensor is stored against a base that the delta does not have")
         check_rows(self, rows, files, tensors)
         return DeltaIndex(
-            step=self._optional(members["step"], "step"),
-            source_format=self._text(members["source_format"], "source_format"),
-            topology=self._topology(members["topology"]),
-            base=None if base is None else self.base(base),
+            step=optional_count(body["step"], "step"),
+            source_format=text(body["source_format"], "source_format"),
+            topology=self._topology(body["topology"]),
+            base=None if base is None else self._base(base),
             files=files,
             tensors=tensors,
-            objects=self._objects(self._list(members["objects"], "objects"), files),
-            aliases=self._aliases(members["aliases"], tensors, rows),
+            objects=self._objects(items(body["objects"], "objects"), files),
+            aliases=self._aliases(body["aliases"], tensors, rows),
             rows=rows,
-            tool=self._text(members["tool"], "tool"),
-            created=self._text(members["created"], "created"),
+            tool=text(body["tool"], "tool"),
+            created=text(body["created"], "created"),
         )
 
     def _sections(self, data: bytes) -> tuple[bytes, bytes]:
@@ -148,19 +165,11 @@ class IndexParser:
             self.bad("its bytes do not match the digest at its end")
 
     def _json(self, header: bytes) -> object:
-        import json
-
         demand(GROWTH * len(header), f"reading {self.file}")
         try:
-            return json.loads(header, object_pairs_hook=self._pairs, parse_constant=self.bad)
-        except (ValueError, RecursionError) as error:
-            self.bad(str(error))
-
-    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            self.bad("a key stands twice in one object")
-        return members
+            return decode(header)
+        except JsonError as error:
+            raise JsonError(f"its header {error}") from None
 
     def _tensors(self, rows: Sequence[object]) -> list[DeltaTensor]:
         tensors: list[DeltaTensor] = []
@@ -180,23 +189,23 @@ class IndexParser:
         rest = row.keys() - _TENSOR - {"base", _PATH, _STORED}
         if rest and rest != _PREDICTED:
             self.bad("an entry of tensors has unknown members, or only some of a prediction")
-        kind, name = row["kind"], self._text(row["name"], "a tensor's name")
+        kind, name = row["kind"], text(row["name"], "a tensor's name")
         if not isinstance(kind, str) or kind not in _KINDS:
             self.unknown(f"the kind {kind!r} of a tensor"[:80])
         dtype = self._dtype(row["dtype"])
         return DeltaTensor(
-            component=self._text(row["component"], "a tensor's component"),
+            component=text(row["component"], "a tensor's component"),
             name=name,
             kind=_KINDS[kind],
             shape=self._shape(row["shape"], dtype),
             dtype=dtype,
-            digest=self._hex(row["digest"]).hex(),
+            digest=_digest(row["digest"]).hex(),
             base=self._base_tensor(row["base"]) if "base" in row else None,
             fit=self._fit(row) if rest else None,
-            helpers=tuple(self._counts(row["helpers"], "helpers")) if rest else (),
+            helpers=tuple(counts(row["helpers"], "helpers")) if rest else (),
             first=first,
             path=self._path(row),
-            stored_name=self._text(row[_STORED], "a stored name") if _STORED in row else "",
+            stored_name=text(row[_STORED], "a stored name") if _STORED in row else "",
         )
 
     def _dtype(self, value: object) -> DType:
@@ -206,7 +215,7 @@ class IndexParser:
         return dtype
 
     def _shape(self, value: object, dtype: DType) -> tuple[int, ...]:
-        shape = tuple(self._counts(value, "a shape"))
+        shape = tuple(counts(value, "a shape"))
         # Each factor is checked on its way: the product of 64 large ones is not a number to make.
         product = dtype.bits
         for size in shape:
@@ -222,7 +231,7 @@ class IndexParser:
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
             self.unknown(f"the prediction {name!r}"[:80])
-        numbers = [self._number(text) for text in self._list(row["coefficients"], "coefficients")]
+        numbers = [self._number(digits) for digits in items(row["coefficients"], "coefficients")]
         if len(numbers) != rule.coefficients:
             self.bad(f"{rule.name} takes {rule.coefficients} coefficients")
         return Fit(rule, tuple(numbers))
@@ -256,20 +265,18 @@ class IndexParser:
     def _stored(self, row: object, files: Sequence[DataFile]) -> DeltaObject:
         path = self._path(row) if isinstance(row, dict) else ()
         named = [n for n in DeltaObject._fields if path or n != _PATH]
-        members = self._object(row, named, "an entry of objects")
-        number, offset, length = (
-            self._count(members[name], name) for name in ("file", "offset", "length")
-        )
+        entry = members(row, named, "an entry of objects")
+        number, offset, length = (count(entry[name], name) for name in ("file", "offset", "length"))
         if number >= len(files) or offset + length > files[number].size:
             self.bad("an object lies outside its data file")
         return DeltaObject(
-            self._text(members["name"], "an object's name"),
-            self._text(members["form"], "an object's form"),
-            self._optional(members["rank"], "rank"),
+            text(entry["name"], "an object's name"),
+            text(entry["form"], "an object's form"),
+            optional_count(entry["rank"], "rank"),
             number,
             offset,
             length,
-            self._hex(members["digest"]),
+            _digest(entry["digest"]),
             path,
         )
 
@@ -277,12 +284,11 @@ class IndexParser:
         """Return the path that an entry gives; nothing where it gives none."""
         if _PATH not in row:
             return ()
-        steps = self._list(row[_PATH], "a path")
+        steps = items(row[_PATH], "a path")
         if not 0 < len(steps) <= _MAX_AXES:
             self.bad("a path leads nowhere, or too deep")
         return tuple(
-            step if isinstance(step, str) else self._count(step, "a step of a path")
-            for step in steps
+            step if isinstance(step, str) else count(step, "a step of a path") for step in steps
         )
 
     def _aliases(
@@ -309,78 +315,55 @@ class IndexParser:
 
     def base(self, value: object) -> BaseName:
         """Return the base that a header's member `base` names."""
-        members = self._object(value, BaseName._fields, "base")
-        path, manifest = self._text(members["path"], "the base's path"), members["manifest"]
+        try:
+            return self._base(value)
+        except JsonError as error:
+            self.bad(str(error))
+
+    def _base(self, value: object) -> BaseName:
+        named = members(value, BaseName._fields, "base")
+        path, manifest = text(named["path"], "the base's path"), named["manifest"]
         if len(path) > _MAX_PATH or not _may_name_a_file(path):
             self.bad("the base's path cannot be one")
         return BaseName(
             path,
-            self._optional(members["step"], "the base's step"),
-            self._hex(members["content"]).hex(),
-            "" if manifest == "" else self._hex(manifest).hex(),
+            optional_count(named["step"], "the base's step"),
+            _digest(named["content"]).hex(),
+            "" if manifest == "" else _digest(manifest).hex(),
         )
 
     def _base_tensor(self, value: object) -> BaseTensor:
-        items = self._list(value, "a tensor's base")
-        if len(items) != 2:
+        pair = items(value, "a tensor's base")
+        if len(pair) != 2:
             self.bad("a tensor's base is not a key with a digest")
-        return BaseTensor(self._text(items[0], "a base's key"), self._hex(items[1]).hex())
+        return BaseTensor(text(pair[0], "a base's key"), _digest(pair[1]).hex())
 
     def _data_file(self, value: object) -> DataFile:
-        items = self._list(value, "an entry of files")
-        if len(items) != 2:
+        pair = items(value, "an entry of files")
+        if len(pair) != 2:
             self.bad("an entry of files is not a name with a size")
-        return DataFile(safe_name(items[0], named_by=self.file), self._count(items[1], "a size"))
+        return DataFile(safe_name(pair[0], named_by=self.file), count(pair[1], "a size"))
 
     def _topology(self, value: object) -> Topology:
-        members = self._object(value, TOPOLOGY, "topology")
-        world, tp, pp, dp, ep = (self._optional(members[name], name) for name in TOPOLOGY)
+        said = members(value, TOPOLOGY, "topology")
+        world, tp, pp, dp, ep = (optional_count(said[name], name) for name in TOPOLOGY)
         return Topology(world_size=world, tp=tp, pp=pp, dp=dp, ep=ep)
-
-    def _object(self, value: object, names: Sequence[str], what: str) -> dict[str, Any]:
-        if not isinstance(value, dict) or value.keys() != set(names):
-            self.bad(f"members are missing from {what}, or unknown")
-        return value
-
-    def _list(self, value: object, what: str) -> list[Any]:
-        if not isinstance(value, list):
-            self.bad(f"{what} is not a list")
-        return value
-
-    def _text(self, value: object, what: str) -> str:
-        if not isinstance(value, str):
-            self.bad(f"{what} is not a string")
-        return value
-
-    def _count(self, value: object, what: str) -> int:
-        if type(value) is not int or not 0 <= value < _MAX:
-            self.bad(f"{what} is not a count")
-        return value
-
-    def _optional(self, value: object, what: str) -> int | None:
-        return None if value is None else self._count(value, what)
-
-    def _counts(self, value: object, what: str) -> list[int]:
-        return [self._count(item, f"a number of {what}") for item in self._list(value, what)]
 
     def _number(self, value: object) -> float:
         try:
-            number = float.fromhex(self._text(value, "a coefficient")[:40])
+            number = float.fromhex(text(value, "a coefficient")[:40])
         except (ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             self.bad("a coefficient is not a finite number")
         return number
 
-    def _hex(self, value: object) -> bytes:
-        text = self._text(value, "a digest")
-        try:
-            digest = bytes.fromhex(text)
-        except ValueError:
-            digest = b""
-        if len(digest) != _DIGEST or digest.hex() != text:
-            self.bad("a digest is not 32 hexadecimal digits")
-        return digest
+
+def _digest(value: object) -> bytes:
+    digest = hexadecimal(value, "a digest")
+    if len(digest) != _DIGEST:
+        raise JsonError(f"a digest is not of {_DIGEST} bytes")
+    return digest
 
 
 def _rows_of(tensor: DeltaTensor, rows: bytes) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.delta.codec.blocks import Form, Reference
 from ftckpt.delta.index import ROW, StoredBlock, pack_row
+from ftckpt.strict_json import decode
 
 if TYPE_CHECKING:
     from ftckpt.delta.codec.choose_encoding import EncodingPlan
@@ -77,7 +78,7 @@ class PartRecord:
             blocks: how many the file has.
         """
         try:
-            said = json.loads(text)
+            said = decode(text)
             rows = bytearray(base64.b64decode(said["rows"], validate=True))
             if said["plans"] != plans or len(rows) != blocks * ROW.size:
                 return None

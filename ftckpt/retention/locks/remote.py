@@ -28,6 +28,7 @@ from ftckpt.retention.records import own_folder
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.store import Entry
+from ftckpt.strict_json import decode
 
 from .leases import LONGEST
 
@@ -176,11 +177,11 @@ class RemoteLock:
         """Return a lease; one that is damaged lasts for as long as one can."""
         holder, seconds = "", LONGEST
         try:
-            said = json.loads(self._store.read(entry.path, 0, min(entry.size, _MAX_BYTES)))
+            said = decode(self._store.read(entry.path, 0, min(entry.size, _MAX_BYTES)))
             holder, seconds = str(said["holder"]), float(said["seconds"])
         except NotFoundError:
             return _Standing(number, entry, "", 0.0)  # given back since it was listed
-        except (CorruptError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (CorruptError, ValueError, TypeError, KeyError, OverflowError):
             holder = ""
         if not 0 < seconds <= LONGEST:
             seconds = LONGEST

@@ -18,6 +18,7 @@ from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.own_files import FOLDER
 from ftckpt.storage.store import EntryKind, join
+from ftckpt.strict_json import JsonError, decode
 
 _MAX_BYTES = 64 << 10
 _SUFFIX = ".json"
@@ -159,10 +160,10 @@ def read(root: Root, kind: str, entry: str | None = None) -> list[RetentionRecor
         fields: object = {}
         if item.kind is EntryKind.FILE and item.size <= _MAX_BYTES:
             try:
-                fields = json.loads(root.store.read(item.path, 0, item.size))
+                fields = decode(root.store.read(item.path, 0, item.size))
             except NotFoundError:
                 continue  # erased while we listed
-            except (CorruptError, ValueError, RecursionError):
+            except (CorruptError, JsonError):
                 fields = {}
         fields = fields if isinstance(fields, dict) else {}
         label = _unquoted(label.removesuffix(_SUFFIX))

@@ -24,6 +24,7 @@ from ftckpt.errors import (
 from ftckpt.retention.records import own_folder
 from ftckpt.storage.local.atomic import make_directories
 from ftckpt.storage.local.oserror import translate, twice
+from ftckpt.strict_json import JsonError, decode
 
 _FILE, _FOLDER = "log.jsonl", "log"
 SCHEMA = "ftckpt.log/1"
@@ -131,8 +132,8 @@ def _paths(root: Root, folder: str) -> list[str]:
 
 def _event(line: bytes) -> dict[str, object] | None:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = decode(line)
+    except JsonError:
         return None
     if not isinstance(found, dict) or type(found.get("time")) not in (int, float):
         return None

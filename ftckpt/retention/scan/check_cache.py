@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.retention.records import own_folder
+from ftckpt.strict_json import decode
 
 from .entry import ScannedEntry
 
@@ -47,13 +48,13 @@ def read_passed(root: Root) -> dict[str, Passed]:
         size = root.store.stat(path).size
         if size > _MAX_BYTES:
             return {}
-        document = json.loads(root.store.read(path, 0, size))
+        document = decode(root.store.read(path, 0, size))
         if document["schema"] != SCHEMA:
             return {}
         return {name: _row(row) for name, row in document["passed"].items()}
     except (NotFoundError, CorruptError, UnsafeError):
         return {}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not as written
+    except (ValueError, TypeError, KeyError, AttributeError):  # not as written
         return {}
 
 

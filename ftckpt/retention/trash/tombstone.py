@@ -16,6 +16,7 @@ from typing import Any
 
 from ftckpt.errors import CorruptError
 from ftckpt.storage.store import Entry
+from ftckpt.strict_json import decode
 
 SCHEMA = "ftckpt.tombstone/1"
 # A hundred thousand keys with their versions, and a commit marker.
@@ -70,7 +71,7 @@ class Tombstone:
             CorruptError: it is none, or was changed; nothing may be done by it.
         """
         try:
-            body = json.loads(data)
+            body = decode(data)
             digest = body.pop("digest")
             if body["schema"] != SCHEMA or digest != _digest(body):
                 raise ValueError("it was changed since it was written")
@@ -84,7 +85,7 @@ class Tombstone:
                 versions=tuple(_entry(row) for row in body["versions"]),
                 markers={k: base64.b64decode(v) for k, v in body["markers"].items()},
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptError(
                 f"{path} is damaged, so that nothing is done about what it names: {error}",
                 hint="remove it by hand to have the checkpoint listed again",

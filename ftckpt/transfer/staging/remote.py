@@ -21,6 +21,7 @@ from ftckpt.storage.local.atomic import is_leftover
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.strict_json import decode
 from ftckpt.transfer.layout import OutputFile
 from ftckpt.transfer.staging import StagedFile, Staging
 from ftckpt.transfer.write.blocks import BlockMade
@@ -186,7 +187,7 @@ class RemoteStaging(Staging):
     def _is_receipt(self, data: bytes, etag: str | None) -> bool:
         if read_plan(data) != self._plan:
             return False
-        return bool(json.loads(data.partition(b"\n")[0]).get("etag") == etag)
+        return bool(decode(data.partition(b"\n")[0]).get("etag") == etag)
 
     def _sweep(self) -> None:
         """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""

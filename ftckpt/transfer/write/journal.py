@@ -12,6 +12,7 @@ from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import FtckptError
+from ftckpt.strict_json import decode
 from ftckpt.transfer.layout import Elements, Layout, Literal, OutputFile, Stored, Zeros
 from ftckpt.transfer.places import place_of
 
@@ -69,8 +70,8 @@ def read_announced(marker: bytes) -> frozenset[str]:
         ValueError: the marker does not say it.
     """
     try:
-        return frozenset(json.loads(marker.split(b"\n")[1])["files"])
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        return frozenset(decode(marker.split(b"\n")[1])["files"])
+    except (ValueError, TypeError, KeyError, IndexError) as error:
         raise ValueError("the marker of a transfer is damaged") from error
 
 
@@ -95,7 +96,7 @@ def read_shown(data: bytes) -> int | None:
     for text in reversed(data.split(b"\n")):
         if text.startswith(b'{"shown"'):
             try:
-                return int(json.loads(text)["shown"])
+                return int(decode(text)["shown"])
             except (ValueError, TypeError, KeyError):
                 continue
     return None
@@ -104,7 +105,7 @@ def read_shown(data: bytes) -> int | None:
 def read_plan(data: bytes) -> str | None:
     """Return the fingerprint in a journal's first line; None where it is torn or not understood."""
     try:
-        head = json.loads(data.partition(b"\n")[0])
+        head = decode(data.partition(b"\n")[0])
         return str(head["transfer"]) if head["schema"] == SCHEMA else None
     except (ValueError, TypeError, KeyError):
         return None
@@ -114,7 +115,7 @@ def read_blocks(data: bytes) -> Iterable[BlockMade]:
     """Yield the blocks of a journal; a line that is torn or not understood counts for nothing."""
     for text in data.split(b"\n")[1:]:
         try:
-            row = json.loads(text)
+            row = decode(text)
             sums = tuple(Sum(int(a), int(b), int(c)) for a, b, c in row["sums"])
             digest, note = bytes.fromhex(row["digest"]), str(row.get("note", ""))
             yield BlockMade(str(row["file"]), int(row["block"]), digest, sums, note)

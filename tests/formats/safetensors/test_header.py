@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint.dtypes import BY_SAFETENSORS
 from ftckpt.errors import CorruptError, FtckptError, TruncatedError, UnsafeError
 from ftckpt.formats.safetensors.header import Header, header_length, parse_header
-from ftckpt.formats.state.strict_json import JsonLimits, parse
+from ftckpt.strict_json import JsonLimits, parse
 
 CODES = sorted(BY_SAFETENSORS)
 # Prints the most bytes that Python holds at once while the header on standard input is refused.
