@@ -75,6 +75,7 @@ def test_a_value_is_what_it_must_be(
 
 def test_an_object_has_exactly_its_members() -> None:
     assert members({"a": 1, "b": 2}, ("b", "a"), "it") == {"a": 1, "b": 2}
-    for value in ({"a": 1}, {"a": 1, "b": 2, "c": 3}, [], None):
+    others: list[object] = [{"a": 1}, {"a": 1, "b": 2, "c": 3}, [], None]
+    for value in others:
         with pytest.raises(JsonError, match=r"from it, or unknown|it is not an object"):
             members(value, ("a", "b"), "it")
