@@ -105,7 +105,7 @@ def _with_bases(
     Raises:
         FtckptError: a base is missing, wrong, or cannot be opened.
     """
-    from ftckpt.api.transferring import bases_beside
+    from ftckpt.api.replicating import bases_beside
 
     found = bases_beside(checkpoint, destination)
     if not found and checkpoint.format != "delta":

@@ -77,7 +77,7 @@ def command(
     last-known-good is made. Each is written in the form that its framework reads, by one act. What
     it said before is in the root's log. gc keeps what a pointer names.
     """
-    from ftckpt.api.choosing import promote
+    from ftckpt.api.promoting import promote
 
     invocation = invoked(ctx)
     bound_memory(max_memory)

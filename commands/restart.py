@@ -162,7 +162,7 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
         UsageError: the grid does not make up the world, or the scratch place is missing.
         FtckptError: the resharding failed.
     """
-    from ftckpt.api.choosing import made_before, scratch_place
+    from ftckpt.api.restarting import made_before, scratch_place
     from ftckpt.discovery.conditions import grid_of, not_at_grid
     from ftckpt.transfer.content import Content
 

@@ -61,7 +61,7 @@ class ReplicaOptions:
             UsageError: a rate that is none.
             NoResourceError: the memory budget does not hold one block.
         """
-        from ftckpt.api.transferring import replication_options
+        from ftckpt.api.replicating import replication_options
 
         return replication_options(
             near=reads_local, writes_local=writes_local, jobs=self.jobs,

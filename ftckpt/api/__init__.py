@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .checking import diff, inspect, seal, verify
-    from .choosing import latest, promote, restart
+    from .choosing import latest
     from .opening import open_checkpoint
-    from .transferring import convert, copy, repair, reshard
+    from .promoting import promote
+    from .replicating import copy, repair
+    from .restarting import restart
+    from .transferring import convert, reshard
 
 __all__ = [
     "convert",
@@ -41,12 +44,12 @@ HOMES = {
     "seal": "checking",
     "diff": "checking",
     "convert": "transferring",
-    "copy": "transferring",
-    "repair": "transferring",
+    "copy": "replicating",
+    "repair": "replicating",
     "reshard": "transferring",
     "latest": "choosing",
-    "restart": "choosing",
-    "promote": "choosing",
+    "restart": "restarting",
+    "promote": "promoting",
 }
 
 

@@ -1,0 +1,186 @@
+"""What makes and mends replicas: `copy`, `repair`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions
+
+from .opening import STORES, job_count, opened, rate_limit
+
+if TYPE_CHECKING:
+    from ftckpt.replication.copy import CopyReport
+    from ftckpt.replication.options import ReplicationOptions
+    from ftckpt.replication.repair import RepairReport
+
+# Requests to an object store have a latency to hide, whatever processors there are.
+_REQUESTS = 8
+
+
+def copy(
+    source: Checkpoint | str,
+    destination: str,
+    *,
+    include_bases: bool = False,
+    unmanaged: bool = False,
+    no_proof: bool = False,
+    restart: bool = False,
+    jobs: int = 0,
+    limit_rate: float | str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+) -> CopyReport:
+    """Copy a checkpoint to another tier; see `ftckpt.replication.copy.copy`.
+
+    Args:
+        source: opened, or a path as `open_checkpoint` takes it.
+        destination: path or URL of the copy; `DIR/` for its own name in DIR.
+        include_bases: copy what a delta depends on first, beside it.
+        unmanaged: copy files too that do not belong to the checkpoint.
+        no_proof: do not read back what was written.
+        restart: forget what another run to the destination has left.
+        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
+        limit_rate: bytes a second, or a text such as "200MB/s".
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        CorruptError: the source is damaged, or what stands there already, or the proof failed.
+        ExistsError: something else stands at the destination.
+        RefusedError: it lies inside a checkpoint, or another run is writing there.
+        IncompleteError: the source is not committed, or changed meanwhile.
+    """
+    from ftckpt.replication.copy import copy as copied
+    from ftckpt.replication.places import destination_of, is_local
+
+    checkpoint = opened(source, stores)
+    destination = destination_of(checkpoint.source, destination)
+    options = replication_options(
+        near=checkpoint.source.store.traits.local, writes_local=is_local(destination, stores),
+        jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart, beside=unmanaged,
+    )  # fmt: skip
+    for base, place in bases_beside(checkpoint, destination) if include_bases else ():
+        copied(base, place, options=options, stores=stores, counter=counter)
+    return copied(checkpoint, destination, options=options, stores=stores, counter=counter)
+
+
+def bases_beside(checkpoint: Checkpoint, destination: str) -> list[tuple[Checkpoint, str]]:
+    """Return what a delta depends on, the full checkpoint first, and where each goes: beside it.
+
+    A reader looks for a base where it was, seen from the delta, and then among its siblings.
+    Nothing for a full checkpoint.
+
+    Raises:
+        FtckptError: a base is missing, wrong, or cannot be opened.
+    """
+    from ftckpt.formats.delta.chain import chain
+    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+    from ftckpt.replication.places import destination_of
+    from ftckpt.transfer.places import around
+
+    if not isinstance(checkpoint, DeltaCheckpoint):
+        return []
+    beside = around(destination) or "./"
+    return [(base, destination_of(base.source, beside)) for base in reversed(chain(checkpoint)[1:])]
+
+
+def replication_options(
+    *,
+    near: bool,
+    writes_local: bool,
+    jobs: int,
+    limit_rate: float | str,
+    proof: bool,
+    restart: bool,
+    beside: bool = False,
+) -> ReplicationOptions:
+    """Return how a replica is made, with as many blocks in flight as memory allows.
+
+    Args:
+        near: whether everything that is read is on this machine.
+        writes_local: whether the replica is.
+        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
+        limit_rate: bytes a second, or a text.
+        proof: read back what was written.
+        restart: forget what another run has left.
+        beside: whether files that do not belong to the checkpoint are carried too.
+
+    Raises:
+        UsageError: a rate that is none.
+        NoResourceError: the memory budget does not hold one block.
+    """
+    from ftckpt.replication.options import ReplicationOptions
+    from ftckpt.transfer.request.dry_run import affordable_jobs
+
+    wanted = jobs or max(job_count(0), 0 if near and writes_local else _REQUESTS)
+    return ReplicationOptions(
+        jobs=affordable_jobs(wanted, local=writes_local),
+        limiter=rate_limit(limit_rate),
+        proof=proof,
+        restart=restart,
+        beside=beside,
+    )
+
+
+def repair(
+    path: str,
+    replica: str,
+    *,
+    to: str = "",
+    dry_run: bool = False,
+    no_proof: bool = False,
+    restart: bool = False,
+    jobs: int = 0,
+    limit_rate: float | str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+) -> RepairReport:
+    """Mend a damaged checkpoint with the blocks of a replica.
+
+    Args:
+        path: the damaged one; it need not open.
+        replica: another copy of it (the flag is `--from`).
+        to: path or URL of the mended one; "" for the place of the damaged one.
+        dry_run: look for damage, and do no more.
+        no_proof: do not read back what was written.
+        restart: forget what another run has left.
+        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
+        limit_rate: bytes a second, or a text such as "200MB/s".
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        CorruptError: a block is damaged in both.
+        RefusedError: the replica is of another checkpoint.
+        UnverifiedError: nothing says which of two bytes is right.
+        UsageError: it lies in an object store and `to` is not given.
+    """
+    from functools import partial
+
+    from ftckpt.discovery.resolve import files_at, open_source
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.replication.places import is_local
+    from ftckpt.replication.repair import repair as repaired
+    from ftckpt.replication.repair import settle
+
+    settle(files_at(path, FORMATS, stores))
+    damaged = files_at(path, FORMATS, stores)  # as it is now
+    other = files_at(replica, FORMATS, stores)
+    local = damaged.store.traits.local
+    options = replication_options(
+        near=local and other.store.traits.local,
+        writes_local=is_local(to, stores) if to else local,
+        jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart,
+    )  # fmt: skip
+    return repaired(
+        damaged,
+        other,
+        opened=partial(open_source, formats=FORMATS),
+        to=to,
+        dry_run=dry_run,
+        options=options,
+        stores=stores,
+        counter=counter,
+    )
