@@ -24,11 +24,11 @@ def bound_memory(text: str) -> int:
     Raises:
         UsageError: `text` is not a size.
     """
-    from ftckpt.workers import limits, memory
+    from ftckpt.workers import budget, limits
 
     nbytes = limits.parse_bytes(text)
     available = limits.memory()
-    memory.set_budget(nbytes if available is None else min(nbytes, available))
+    budget.set_budget(nbytes if available is None else min(nbytes, available))
     return nbytes
 
 

@@ -24,7 +24,8 @@ from ftckpt.findings import Finding, counted, finding
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
-from ftckpt.workers.memory import demand, no_gc
+from ftckpt.workers.budget import demand
+from ftckpt.workers.memory import no_gc
 
 from .items import (
     OVERHEAD,

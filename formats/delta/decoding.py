@@ -20,8 +20,8 @@ from ftckpt.delta.pack.tensor_bytes import TensorBytes
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.storage.chunks import chunks
 from ftckpt.transfer.read.source_bytes import SourceBytes
+from ftckpt.workers.budget import demand, share
 from ftckpt.workers.buffers import buffer
-from ftckpt.workers.memory import demand, share
 
 from .chain import ChainLink, of_base, within
 

@@ -13,7 +13,7 @@ from ftckpt.formats.catalog import formats
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, Stored
-from ftckpt.workers.memory import demand
+from ftckpt.workers.budget import demand
 
 from .checkpoint import DeltaCheckpoint
 from .objects import FILES, PLAIN_REST, REST, original_places

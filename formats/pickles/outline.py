@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 
 from ftckpt.errors import CorruptError, NoResourceError, TruncatedError, UnsafeError
 from ftckpt.extents import Read
-from ftckpt.workers.memory import budget
+from ftckpt.workers.budget import budget
 
 from .inert import refuse
 from .walk import MAX_LEAVES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError, UnsupportedError
 from ftckpt.storage.decompress import MAX_WINDOW
-from ftckpt.workers.memory import budget
+from ftckpt.workers.budget import budget
 
 if TYPE_CHECKING:
     from ftckpt.storage.source import Source

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftckpt.workers.memory import budget, held
-from ftckpt.workers.processes import affordable
+from ftckpt.workers.budget import process_count
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-
-_DECODING = 2  # the share of the budget that is left where a source is decoded, as a divisor
 
 
 def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
@@ -28,5 +25,4 @@ def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
     """
     if not checkpoint.is_local():
         return 0
-    room = budget() // _DECODING - held()
-    return affordable(min(jobs, checkpoint.decode_slots()), each, room)
+    return process_count(min(jobs, checkpoint.decode_slots()), each, decoding=True)

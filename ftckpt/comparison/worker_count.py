@@ -11,11 +11,10 @@ from ftckpt.errors import FtckptError
 from ftckpt.storage.chunks import LOCAL, REMOTE
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.transfer.read.elements import SPAN
-from ftckpt.workers.memory import budget, held
+from ftckpt.workers.budget import thread_count
 
 # What numpy and the modules of the comparison take when they are imported: measured at 19 MiB.
 _IMPORTS = 20 << 20
-_CHAINED = 2  # the share of the budget that is left where what is read is decoded, as a divisor
 
 
 def affordable_jobs(jobs: int, sides: Sequence[Checkpoint]) -> int:
@@ -33,10 +32,14 @@ def affordable_jobs(jobs: int, sides: Sequence[Checkpoint]) -> int:
     stores = [one.source.store for one in sides]
     near = all(store.traits.local for store in stores)
     each = 4 * LOCAL + SPAN if near else 4 * REMOTE
-    share = _CHAINED if any(one.format == "delta" for one in sides) else 1
-    own = held(mapped=True) + (0 if "numpy" in sys.modules else _IMPORTS)
-    left = budget() // share - own - sum(map(most_kept, stores))
-    return max(1, min(jobs, left // each))
+    imports = 0 if "numpy" in sys.modules else _IMPORTS
+    return thread_count(
+        jobs,
+        each,
+        reserved=imports + sum(map(most_kept, stores)),
+        decoding=any(one.format == "delta" for one in sides),
+        mapped=True,
+    )
 
 
 def affordable_processes(jobs: int, sides: Sequence[Checkpoint]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ftckpt.extents import Extent
-from ftckpt.workers.memory import budget
+from ftckpt.workers.budget import budget
 
 PART = 8 << 20
 """Bytes of one request: large enough to fill a link, small enough to repeat (measured on S3)."""

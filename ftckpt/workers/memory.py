@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-from ftckpt.errors import NoResourceError
-
 # A pickle of nine bytes can ask the interpreter for gigabytes (a memo index, a declared length).
 # The C unpickler cannot be told a limit, so the process is given one while it works. The margin is
 # for what other threads allocate meanwhile: read buffers, thread stacks, a TLS connection.
@@ -21,10 +19,6 @@ MARGIN = 256 << 20
 _NUMPY = 88 << 20
 
 _M_ARENA_MAX = -8  # <malloc.h>
-
-# What one run may hold; the command line's `--max-memory`. It may be several processes.
-_budget = 1 << 30
-_processes = 1
 
 _lock = threading.RLock()
 _depth = 0
@@ -98,58 +92,6 @@ class _NumpyGuard:
                 mmap.mmap(-1, _NUMPY).close()
             except OSError as error:
                 raise MemoryError("no room for numpy") from error
-
-
-def set_budget(nbytes: int) -> None:
-    """Set what one run may hold, in bytes."""
-    global _budget
-    _budget = nbytes
-
-
-def budget() -> int:
-    """Return what one run may hold, in bytes."""
-    return _budget
-
-
-def divide(processes: int) -> None:
-    """Note how many processes share the budget with this one."""
-    global _processes
-    _processes = processes
-
-
-def share() -> int:
-    """Return what this process may hold of the budget, in bytes."""
-    return _budget // _processes
-
-
-def held(*, mapped: bool = False) -> int:
-    """Return how many bytes this process holds; 0 where nothing says it.
-
-    Args:
-        mapped: whether pages of files count, those of its libraries: the kernel can take them back,
-            and counts them as the process's all the same.
-    """
-    try:
-        with open("/proc/self/status", "rb") as status:
-            fields = dict(line.split(b":", 1) for line in status if b":" in line)
-        names = (b"RssAnon", b"RssFile") if mapped else (b"RssAnon",)
-        return sum(int(fields[name].split()[0]) for name in names) << 10
-    except (OSError, KeyError, ValueError):
-        return 0
-
-
-def demand(nbytes: int, what: str) -> None:
-    """Refuse a step that is known to need more than the budget, before it begins.
-
-    Raises:
-        NoResourceError: with the number that would be enough.
-    """
-    if nbytes > _budget:
-        needed = -(-nbytes // (1 << 20))
-        raise NoResourceError(
-            f"{what} needs about {needed} MiB of memory and {_budget >> 20} MiB are allowed",
-            hint=f"--max-memory {needed}MiB",
-        )
 
 
 def _lower(growth: int) -> tuple[int, int] | None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ftckpt.errors import ExitCode, NoResourceError
 from ftckpt.progress import NULL, Counter
 
+from .budget import MOST_THREADS, budget, divide, held, own_of_a_copy
 from .child import COUNTED, DONE, FAILED, FOR_THE_FIRST, MADE, NEXT, Stream, live
-from .memory import budget, divide, held
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -35,15 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-# Memory that a copy takes for itself beside what its work holds: pages of the interpreter's, which
-# are shared until an object on them is touched. Going through the tasks touches those of an index:
-# of 100,000 tensors, which are most of what is held then, a quarter of all pages.
-_OWN = 24 << 20
-_TOUCHED = 2  # the share of what is held that becomes a copy's own, as a divisor
-# More threads do not help beyond this number: each holds the interpreter's lock a sixth of its
-# time.
-_THREADS = 5
 
 _LIBRARIES = ("numpy", "xxhash", "zstandard")
 _PATIENCE = 0.2  # seconds that threads which have nothing left to do may take to end
@@ -79,7 +70,7 @@ def run_in_processes(
     first = list(islice(rest, processes if executor is None else 0))
     tasks = chain(first, rest)
     # More may be held now than when the number of copies was computed.
-    processes = min(len(first), (budget() - held()) // _own())
+    processes = min(len(first), (budget() - held()) // own_of_a_copy())
     if processes < 2 or not are_safe():
         yield from stream(tasks, counter, jobs)
         return
@@ -111,18 +102,6 @@ def _load() -> None:
             import_module(name)
 
 
-def affordable(jobs: int, each: int, room: int) -> int:
-    """Return how many copies of this process do more than `jobs` threads; 0 where none do.
-
-    Args:
-        jobs: number of threads that are wanted and fit into the memory.
-        each: bytes that one of them holds.
-        room: bytes that there are.
-    """
-    processes = min(jobs, room // (each + _own()))
-    return processes if processes >= max(2, min(jobs, _THREADS)) else 0
-
-
 def pays(largest: int, total: int, jobs: int) -> bool:
     """Say whether copies do no less than `jobs` threads, where one task cannot be divided.
 
@@ -131,12 +110,7 @@ def pays(largest: int, total: int, jobs: int) -> bool:
         total: of all tasks.
         jobs: number of threads, among which the largest one is divided.
     """
-    return 3 * largest * min(jobs, _THREADS) <= 4 * total  # two do what 1.4 to 1.7 would alone
-
-
-def _own() -> int:
-    """Return the bytes that one copy takes for itself, as things are now."""
-    return max(_OWN, held() // _TOUCHED)
+    return 3 * largest * min(jobs, MOST_THREADS) <= 4 * total  # two do what 1.4 to 1.7 would alone
 
 
 def are_safe() -> bool:

@@ -18,7 +18,8 @@ from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
-from ftckpt.workers.memory import budget, set_budget
+from ftckpt.workers import budget as budgets
+from ftckpt.workers.budget import budget, set_budget
 from tests.builders.raw_checkpoint import RawCheckpoint
 
 MIB = 1 << 20
@@ -28,7 +29,7 @@ STEPS = Path(__file__).parents[1] / "data" / "dcp" / "fsdp2"
 @pytest.fixture(autouse=True)
 def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = budget()
-    monkeypatch.setattr(affording, "held", lambda *, mapped: (60 + 20 * mapped) * MIB)
+    monkeypatch.setattr(budgets, "held", lambda *, mapped=False: (60 + 20 * mapped) * MIB)
     monkeypatch.setitem(sys.modules, "numpy", np)  # imported already
     yield
     set_budget(before)

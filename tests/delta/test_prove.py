@@ -12,7 +12,7 @@ from ftckpt.delta.codec.decode import DeltaDecoder
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.prove.against_source import prove
-from ftckpt.workers.memory import budget, set_budget
+from ftckpt.workers.budget import budget, set_budget
 from tests.delta.packs import opened, pack_places, save_steps
 
 

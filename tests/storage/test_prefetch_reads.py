@@ -30,7 +30,7 @@ from ftckpt.storage.prefetch.plan import Windows
 from ftckpt.storage.prefetch.reads import Ahead
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Reader
-from ftckpt.workers import memory
+from ftckpt.workers import budget
 from ftckpt.workers.limits import RateLimit
 from tests.builders.checkpoints import save_dcp
 from tests.builders.raw_checkpoint import RawCheckpoint
@@ -317,7 +317,7 @@ def test_whoever_reads_says_how_many_threads_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What earlier tests of this process hold or have bounded must not leave one thread alone.
-    monkeypatch.setattr(memory, "_budget", 64 << 30)
+    monkeypatch.setattr(budget, "_budget", 64 << 30)
     said: list[int] = []
     real = read_ahead._ahead_of
 

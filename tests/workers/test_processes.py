@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftckpt.progress import NULL, Counter
-from ftckpt.workers import processes
+from ftckpt.workers import budget, processes
 from ftckpt.workers import threads as engine
 
 # A process of its own, because that of the tests has threads.
@@ -344,10 +345,10 @@ def test_where_the_system_makes_no_more_fewer_do_it_or_threads() -> None:
 def test_a_copy_has_its_share_of_the_memory() -> None:
     assert (
         outcome("""
-        from ftckpt.workers import memory
-        memory.set_budget(9 << 30)
-        work = lambda task: (memory.budget() >> 30, memory.share() >> 30)
-        print(set(run(range(9), work)), memory.share() >> 30)
+        from ftckpt.workers import budget
+        budget.set_budget(9 << 30)
+        work = lambda task: (budget.budget() >> 30, budget.share() >> 30)
+        print(set(run(range(9), work)), budget.share() >> 30)
     """)
         == "{(9, 3)} 9"
     )
@@ -360,7 +361,8 @@ def test_there_are_as_many_as_there_is_memory_for_when_they_are_made() -> None:
         os.fork = lambda: made.append(real()) or made[-1]
         for has in (40, 200, 400, 600):
             made.clear()
-            processes.held = lambda: has << 20
+            from ftckpt.workers import budget
+            processes.held = budget.held = lambda **options: has << 20
             list(run(range(20), str, n=8))
             print(len(made), end=" ")
     """)
@@ -420,14 +422,21 @@ def test_without_copies_threads_do_the_same() -> None:
 
 def test_as_many_copies_as_do_more_than_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     mib = 1 << 20
-    monkeypatch.setattr(processes, "held", lambda: 48 * mib)
-    assert processes.affordable(2, 8 * mib, 64 * mib) == 2
-    assert processes.affordable(2, 8 * mib, 63 * mib) == 0  # one copy is no gain
-    assert processes.affordable(64, 8 * mib, 1024 * mib) == 32
-    assert processes.affordable(64, 8 * mib, 128 * mib) == 0  # four are less than 16 threads
-    assert processes.affordable(1, 8 * mib, 1024 * mib) == 0
-    monkeypatch.setattr(processes, "held", lambda: 240 * mib)  # of an index with many tensors
-    assert processes.affordable(64, 8 * mib, 1024 * mib) == 8
+
+    def count(wanted: int, room: int, **options: Any) -> int:
+        monkeypatch.setattr(budget, "_budget", budget.held() + room * mib)
+        return budget.process_count(wanted, 8 * mib, **options)
+
+    monkeypatch.setattr(budget, "held", lambda *, mapped=False: 48 * mib)
+    assert count(2, 64) == 2
+    assert count(2, 63) == 0  # one copy is no gain
+    assert count(64, 1024) == 32
+    assert count(64, 1024, reserved=128 * mib) == 28
+    assert count(64, 128) == 0  # four are less than 16 threads
+    assert count(1, 1024) == 0
+    assert count(64, 1024, decoding=True) == (1072 // 2 - 48) // 32
+    monkeypatch.setattr(budget, "held", lambda *, mapped=False: 240 * mib)  # of many tensors
+    assert count(64, 1024) == 8
 
 
 def test_a_task_that_is_most_of_all_is_left_to_threads() -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.formats.dcp.stored_names import place
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
-from ftckpt.workers.memory import demand
+from ftckpt.workers.budget import demand
 
 from .pieces import Joined, RowPieces, rows_of
 

@@ -45,7 +45,7 @@ from ftckpt.strict_json import (
     optional_count,
     text,
 )
-from ftckpt.workers.memory import demand
+from ftckpt.workers.budget import demand
 
 from .rows import check_rows
 

@@ -11,14 +11,12 @@ from ftckpt.delta.codec.words import words_of
 from ftckpt.extents import BLOCK as PART
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.storage.store import Store
-from ftckpt.workers import processes
-from ftckpt.workers.memory import budget, demand, held
+from ftckpt.workers.budget import demand, process_count, thread_count
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
 # Blocks that one thread holds: the tensor's, its base's, four that predict it, the prediction, what
 # becomes of them on the way to bytes, and in the proof as many again that are decoded.
 _BLOCKS = 20
-_CHAINED = 2  # the share of the budget that is left where what is read is decoded, as a divisor
 
 
 class Workers(NamedTuple):
@@ -56,12 +54,12 @@ def affordable(
     """
     largest = max((min(info.nbytes, _block_bytes(info)) for info in tensors), default=0)
     each = max(1, _BLOCKS * largest) + (0 if local else 3 * PART)
-    share = _CHAINED if chained else 1
-    demand(share * (_BASE + each), "packing by one thread")
+    demand(_BASE + each, "packing by one thread", decoding=chained)
     ahead = sum(map(most_kept, sources))
-    room = budget() // share - held() - ahead
-    jobs = max(1, min(jobs, room // each))
-    return Workers(jobs, processes.affordable(jobs, each, room) if local else 0)
+    jobs = thread_count(jobs, each, reserved=ahead, decoding=chained)
+    if not local:
+        return Workers(jobs, 0)
+    return Workers(jobs, process_count(jobs, each, reserved=ahead, decoding=chained))
 
 
 def _block_bytes(info: TensorInfo) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftckpt.storage.store import Store
-from ftckpt.workers.memory import budget
+from ftckpt.workers.budget import budget
 
 if TYPE_CHECKING:
     from .reads import Ahead

@@ -15,7 +15,7 @@ from ftckpt.extents import Extent
 from ftckpt.storage.chunks import size_for
 from ftckpt.storage.decompress import open_stream, short
 from ftckpt.storage.source import Source
-from ftckpt.workers.memory import budget, demand
+from ftckpt.workers.budget import budget, demand
 
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit

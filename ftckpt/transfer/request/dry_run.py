@@ -14,7 +14,7 @@ from ftckpt.storage.prefetch import most_kept
 from ftckpt.storage.store import Store
 from ftckpt.transfer.layout import Elements, Layout, OutputFile, Stored
 from ftckpt.transfer.read.elements import REMOTE, SPAN, Gatherer
-from ftckpt.workers.memory import budget, demand, held
+from ftckpt.workers.budget import demand, thread_count
 
 _BASE = 64 << 20  # the interpreter, numpy, and the index of a checkpoint of ordinary size
 _SAMPLE = 64 << 20
@@ -92,7 +92,7 @@ def affordable_jobs(jobs: int, *, local: bool, source: Store | None = None) -> i
     """
     each, ahead = _thread_memory(local, source), 0 if source is None else most_kept(source)
     demand(_BASE + each, "a transfer by one thread")
-    return max(1, min(jobs, (budget() - held() - ahead) // each))
+    return thread_count(jobs, each, reserved=ahead)
 
 
 def affordable_processes(jobs: int, checkpoint: Checkpoint) -> int:

@@ -20,7 +20,7 @@ from ftckpt.delta.index import HEAD, MAGIC, ROW
 from ftckpt.delta.index import rows as index_rows
 from ftckpt.delta.index.parse import parse_index
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError, UnsupportedError
-from ftckpt.workers.memory import set_budget
+from ftckpt.workers.budget import set_budget
 from tests.delta.packing import Packed, pack, trained
 
 GOLDEN = Path(__file__).parents[2] / "data" / "delta"

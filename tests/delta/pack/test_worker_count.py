@@ -9,12 +9,11 @@ import pytest
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
-from ftckpt.delta.pack import worker_count as affording
 from ftckpt.delta.pack.worker_count import affordable
 from ftckpt.errors import NoResourceError
 from ftckpt.storage.memory import MemoryStore
-from ftckpt.workers import processes
-from ftckpt.workers.memory import budget, set_budget
+from ftckpt.workers import budget as budgets
+from ftckpt.workers.budget import budget, set_budget
 
 MIB = 1 << 20
 LARGE = [TensorInfo("model", "w", Kind.PARAM, (4096, 4096), DTYPES["float32"], ())]
@@ -25,8 +24,7 @@ FAR.traits = FAR.traits._replace(gap=MIB)
 @pytest.fixture(autouse=True)
 def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = budget()
-    monkeypatch.setattr(affording, "held", lambda: 80 * MIB)
-    monkeypatch.setattr(processes, "held", lambda: 48 * MIB)  # half of it is a copy's own
+    monkeypatch.setattr(budgets, "held", lambda *, mapped=False: 80 * MIB)
     yield
     set_budget(before)
 
@@ -53,7 +51,7 @@ def test_elsewhere_and_upon_a_chain_there_are_fewer() -> None:
 def test_processes_are_taken_where_they_do_more_than_the_threads_that_fit() -> None:
     set_budget(1024 * MIB)
     assert affordable(2, LARGE, local=True, chained=False) == (2, 2)
-    assert affordable(99, LARGE, local=True, chained=False) == (11, (1024 - 80) // (80 + 24))
+    assert affordable(99, LARGE, local=True, chained=False) == (11, (1024 - 80) // (80 + 40))
     assert affordable(2, LARGE, local=False, chained=False).processes == 0
     assert affordable(1, LARGE, local=True, chained=False).processes == 0
     set_budget(400 * MIB)

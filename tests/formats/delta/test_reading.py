@@ -37,7 +37,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
-from ftckpt.workers.memory import budget, set_budget
+from ftckpt.workers.budget import budget, set_budget
 from tests.builders.checkpoints import flip, open_checkpoint
 from tests.delta.on_disk import (
     index_of,

@@ -18,7 +18,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.decompress import open_stream
 from ftckpt.storage.source import Source
 from ftckpt.transfer.read.decompressed_cache import UndoneStreams
-from ftckpt.workers.memory import budget, set_budget
+from ftckpt.workers.budget import budget, set_budget
 
 LENGTH = 1 << 20
 RECORDS = 6

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import ftckpt.transfer.request.dry_run as planned
 from ftckpt.errors import NoResourceError
 from ftckpt.transfer.request.dry_run import affordable_jobs
-from ftckpt.workers.memory import budget, held, set_budget
+from ftckpt.workers import budget as budgets
+from ftckpt.workers.budget import budget, held, set_budget
 
 MIB = 1 << 20
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def _own_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = budget()
-    monkeypatch.setattr(planned, "held", lambda: 80 * MIB)
+    monkeypatch.setattr(budgets, "held", lambda *, mapped=False: 80 * MIB)
     yield
     set_budget(before)
 
