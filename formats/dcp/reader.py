@@ -40,7 +40,15 @@ from .items import (
     windows,
 )
 from .metadata import DcpMetadata, merge, parse_metadata
-from .names import COMMON, CONFIGURATION, DATA, MARKER, RANK_METADATA
+from .names import (
+    COMMON,
+    CONFIGURATION,
+    DATA,
+    MARKER,
+    RANK_METADATA,
+    RUN_CONFIG,
+    TRAIN_STATE,
+)  # fmt: skip
 from .scalars import read_scalars
 from .state import StateDicts, is_common, unfinished
 from .tensors import logical_tensors
@@ -50,8 +58,8 @@ if TYPE_CHECKING:
 
 # Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces.
 METADATA_GROWTH = 10
-# What Megatron-Core keeps beside the metadata.
-_BESIDE = frozenset({CONFIGURATION, "integrity.json"})
+# What Megatron-Core and Megatron-Bridge keep beside the metadata, and no object.
+_BESIDE = frozenset({CONFIGURATION, "integrity.json", RUN_CONFIG})
 
 # A record that is opened for one of its pieces, which have no names.
 _UNNAMED = "a tensor"
@@ -168,6 +176,7 @@ class DcpCheckpoint(Checkpoint):
                     f"{name} is named by no item: left by a save with more ranks or threads",
                     file=name,
                 )
+        yield from _check_bridge(self.source)
         if f"{MARKER}.tmp" in self.source.entries:
             yield finding(
                 "leftover-commit",
@@ -318,10 +327,11 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
             extent = Extent(item.path, item.offset, item.length)
             objects[name] = ObjectInfo(name, extent, rank_of(item.path))
     beside = {}
-    if COMMON in source.entries and COMMON not in objects:
-        extent = Extent(COMMON, 0, source.entries[COMMON].size)
-        objects[COMMON] = ObjectInfo(COMMON, extent)
-        beside[COMMON] = Item(COMMON, extent, (), None)
+    for name in (COMMON, TRAIN_STATE):
+        if name in source.entries and name not in objects:
+            extent = Extent(name, 0, source.entries[name].size)
+            objects[name] = ObjectInfo(name, extent)
+            beside[name] = Item(name, extent, (), None)
     ranks = {rank_of(path) for path in meta.files} - {None}
     world = max((r for r in ranks if r is not None), default=-1) + 1
     checkpoint = kind(
@@ -341,6 +351,17 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
     state = checkpoint.state if any(map(is_common, objects)) else StateDicts(source, ())
     checkpoint.topology = state.topology(world or None, evidence)
     return checkpoint
+
+
+def _check_bridge(source: Source) -> Iterator[Finding]:
+    """Yield which of Megatron-Bridge's two files is missing; it writes the configuration last."""
+    state, configuration = TRAIN_STATE in source.entries, RUN_CONFIG in source.entries
+    if configuration and not state:
+        what = f"{TRAIN_STATE} is missing: Megatron-Bridge writes it before {RUN_CONFIG}"
+        yield finding("missing-file", what, file=TRAIN_STATE)
+    elif state and not configuration:
+        what = f"{RUN_CONFIG} is not there: Megatron-Bridge saves it after {TRAIN_STATE}"
+        yield finding("state-unknown", what, file=RUN_CONFIG)
 
 
 def _dialect(meta: DcpMetadata, markers: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ def promote(
         RefusedError: a pointer says a later step, or was changed meanwhile.
         DeniedError: the root cannot be written.
     """
-    from ftckpt.discovery.open_part import open_child
+    from ftckpt.discovery.open_part import open_parts
     from ftckpt.discovery.promotion import find_in_root, held, move, moves
     from ftckpt.replication.sync.lock import leased
     from ftckpt.retention.records.who import actor
@@ -123,7 +123,7 @@ def promote(
     options = VerifyOptions(depth, jobs=job_count(jobs), limiter=rate_limit(limit_rate))
     reports = []
     with leased(root, name, actor()):
-        opened = open_child(root, child)
+        opened = open_parts(root.store, child.parts)
         for one in opened:
             reports.append(check_one(one, options, counter=counter))
             if reports[-1].code is not ExitCode.OK:

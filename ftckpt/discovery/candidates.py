@@ -28,7 +28,7 @@ from ftckpt.own_files import FOLDER, TRANSFER
 from ftckpt.storage.store import Entry, EntryKind
 
 from .lone_manifests import HINT, alone
-from .open_part import open_child
+from .open_part import open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 
 # Headers of this many candidates are read at once; a smaller root is ordered by content alone.
@@ -157,7 +157,7 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             return _of_no_format(root, candidate)
         if _is_nameless_unsupported(child):
             return Looked(candidate, child)
-        steps = [_step(checkpoint) for checkpoint in open_child(root, child)]
+        steps = [_step(checkpoint) for checkpoint in open_parts(root.store, child.parts)]
         return Looked(candidate, child, steps[0])
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))

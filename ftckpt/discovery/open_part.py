@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
@@ -19,9 +18,6 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .listing import listing_of_directory, listing_of_file
 from .recognise import Format, UnopenedPart, recognise
-
-if TYPE_CHECKING:
-    from .roots import Child, Root
 
 
 def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> UnopenedPart | None:
@@ -113,6 +109,6 @@ def files_of(store: Store, entry: Entry) -> Source:
     return source
 
 
-def open_child(root: Root, child: Child) -> list[Checkpoint]:
+def open_parts(store: Store, parts: Iterable[UnopenedPart]) -> list[Checkpoint]:
     """Open every part of a child of a root; most have one (see `open_part`)."""
-    return [open_part(root.store, part) for part in child.parts]
+    return [open_part(store, part) for part in parts]

@@ -3,25 +3,32 @@
 A pointer is a hint and never the answer: it is written after the save and can be lost, stale or
 ahead. Sources: DeepSpeed `engine.py` (`latest`) and its universal converter (`latest_universal`);
 Megatron-LM `checkpointing.py` and verl (`latest_checkpointed_iteration.txt`: an iteration in
-decimal, or `release`); DLRover (`dlrover_latest.txt`: a step).
+decimal, or `release`); DLRover (`dlrover_latest.txt`: a step); Megatron-Bridge `checkpointing.py`
+(`latest_train_state.pt`: a copy of the `train_state.pt` in the checkpoint, which says its step).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.checkpoint.dtypes import decode_scalar
+from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.storage.store import Entry, EntryKind, Store
+
+from .open_part import open_part
+from .recognise import UnopenedPart
 
 # What `ftckpt promote` writes by itself, and no framework: the name of a checkpoint.
 GOOD = "last-known-good"
 
 _TAGS = frozenset({"latest", "latest_universal", GOOD})
 STEPS = frozenset({"latest_checkpointed_iteration.txt", "dlrover_latest.txt", "latest_step.txt"})
-FILES = _TAGS | STEPS
+# Pointers that are a copy of a file in the checkpoint.
+COPIES = {"latest_train_state.pt": "train_state.pt"}
+FILES = _TAGS | STEPS | COPIES.keys()
 _MAX_BYTES = 4096
 
 
@@ -43,7 +50,7 @@ class Pointer(NamedTuple):
     @property
     def means_step(self) -> bool:
         """Whether it says a step and no name: every checkpoint of that step is meant."""
-        return self.name in STEPS and self.says.isdecimal() and self.step is not None
+        return _by_step(self.name) and self.says.isdecimal() and self.step is not None
 
     @property
     def dangling(self) -> bool:
@@ -88,6 +95,7 @@ def read_pointers(
     entries: Mapping[str, Entry],
     links: Mapping[str, str],
     steps: Mapping[str, int | None],
+    ask: Callable[[Entry], UnopenedPart | None],
 ) -> list[Pointer]:
     """Read every pointer of a root.
 
@@ -96,6 +104,7 @@ def read_pointers(
         entries: what lies directly in the root, by name.
         links: see `links_beside`.
         steps: the candidates, with the step that each name says.
+        ask: recognises one directory or file.
     """
     found = []
     for name, entry in sorted(entries.items()):
@@ -103,17 +112,46 @@ def read_pointers(
             target = links[name] if links[name] in steps else None
             found.append(Pointer(name, entry.link or "", target, steps.get(links[name])))
         elif is_pointer(name, entry, links):
-            found.append(_read(store, name, entry, steps))
+            text = _copied_step(store, entry, ask) if name in COPIES else _text(store, entry)
+            found.append(_pointer(name, text, steps))
     return found
 
 
-def _read(store: Store, name: str, entry: Entry, steps: Mapping[str, int | None]) -> Pointer:
+def _by_step(name: str) -> bool:
+    return name in STEPS or name in COPIES
+
+
+def _copied_step(store: Store, entry: Entry, ask: Callable[[Entry], UnopenedPart | None]) -> str:
+    """Return the step that a copied file holds, in decimal; "" where it holds none."""
+    from ftckpt.checkpoint.read_tensor import read_tensor  # few roots have such a pointer
+
+    try:
+        part = ask(entry)
+        checkpoint = None if part is None else open_part(store, part)
+        info = None if checkpoint is None else checkpoint.tensors.get("step")
+        if checkpoint is None or info is None or info.numel != 1:
+            return ""
+        value = decode_scalar(info.dtype, read_tensor(checkpoint, "step"))
+    except FtckptError:
+        return ""
+    return str(int(value)) if value is not None and value.is_integer() else ""
+
+
+def _text(store: Store, entry: Entry) -> str:
     try:
         raw = store.read(entry.path, 0, min(entry.size, _MAX_BYTES))
     except (CorruptError, UnsafeError):  # rewritten under our hands, or no file any more
         raw = b""
-    text = raw.decode("utf-8", "backslashreplace").strip()
-    if name in STEPS and text.isascii() and text.isdecimal() and len(text) <= 18:
+    return raw.decode("utf-8", "backslashreplace").strip()
+
+
+def _pointer(name: str, text: str, steps: Mapping[str, int | None]) -> Pointer:
+    if (
+        (name in STEPS or name in COPIES)
+        and text.isascii()
+        and text.isdecimal()
+        and len(text) <= 18
+    ):
         step = int(text)
         return Pointer(name, text, next((p for p, s in steps.items() if s == step), None), step)
     tag = text.rstrip("/").rpartition("/")[2]

@@ -3,6 +3,7 @@
     latest, latest_universal             DeepSpeed: the name of the checkpoint, as text
     latest_checkpointed_iteration.txt    Megatron-LM, verl: a step in decimal, or `release`
     dlrover_latest.txt                   DLRover: a step in decimal
+    latest_train_state.pt                Megatron-Bridge: a copy of the checkpoint's train_state.pt
     last-known-good                      ours: the name of the checkpoint, as text
     any other name                       a symbolic link that stands there already
 
@@ -32,15 +33,17 @@ from ftckpt.storage.local.atomic import TEMPORARY, sync_directory
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry, EntryKind, join
 
-from .pointers import FILES, GOOD, STEPS, Pointer
+from .pointers import COPIES, FILES, GOOD, Pointer
 from .roots import Child, Root, read_again
 from .suggestions import hint_for_name
 
 _LOCK, _EVENT = "promote.lock", "promoting"
+_MOST_COPIED = 1 << 20  # bytes
 # How the readers of a tracker spell the directory of a step: Megatron-LM pads to seven digits.
 _BY_NUMBER = {
     "latest_checkpointed_iteration.txt": re.compile(r"iter_(\d{7,})|global_step_(\d+)"),
     "dlrover_latest.txt": re.compile(r"iter_(\d{7,})|(?:global_step_|checkpoint-|step[-_]?)?(\d+)"),
+    "latest_train_state.pt": re.compile(r"iter_(\d{7,})()"),
     "latest_step.txt": re.compile(r"iter_(\d{7,})|(?:global_step_|checkpoint-|step[-_]?)?(\d+)"),
 }
 
@@ -53,12 +56,16 @@ class PointerMove(NamedTuple):
         before: what it said; None where there was none.
         after: what it is to say.
         link: whether it is a symbolic link.
+        copied: the bytes to write, where it is a copy of a file in the checkpoint.
+        replaced: the bytes that it has now, likewise.
     """
 
     name: str
     before: str | None
     after: str
     link: bool = False
+    copied: bytes = b""
+    replaced: bytes = b""
 
     @property
     def changes(self) -> bool:
@@ -93,7 +100,7 @@ def moves(
         if before is None:
             _require_free(root, name)
         link = before is not None and _is_link(root, name)
-        after = _text(name, target, step) if name in STEPS and not link else target
+        after = _text(name, target, step) if name in _BY_NUMBER and not link else target
         if before is not None and not backwards:
             _require_forwards(root, before, target, step)
         says = None if before is None else before.says
@@ -101,7 +108,8 @@ def moves(
             # As it was spelled: a relative link stays one.
             folder, slash, _ = says.rstrip("/").rpartition("/")
             after = f"{folder}{slash}{target}"
-        found.append(PointerMove(name, says, after, link))
+        copied = _copies(root, name, target) if name in COPIES else (b"", b"")
+        found.append(PointerMove(name, says, after, link, *copied))
     return tuple(found)
 
 
@@ -174,9 +182,9 @@ def move(
         if local is not None and one.link:
             _relink(local, one.after)
         elif entry is None:
-            root.store.create(path, one.after.encode())
+            root.store.create(path, one.copied or one.after.encode())
         else:
-            root.store.replace(entry, one.after.encode())
+            root.store.replace(entry, one.copied or one.after.encode())
     except (ExistsError, IncompleteError, NotFoundError) as error:
         raise RefusedError(
             f"{root.store.describe(path)} was changed meanwhile: {error.message}",
@@ -194,11 +202,38 @@ def previous(root: Root, name: str) -> str | None:
 def _still(root: Root, one: PointerMove, entry: Entry) -> Entry:
     if one.link:
         text = entry.link or ""
+    elif one.copied:
+        if root.store.read(entry.path, 0, entry.size) != one.replaced:
+            raise IncompleteError("it is another copy now", kind="changed-file")
+        return entry
     else:
         text = _text_of(root, entry)
     if text != one.before:
         raise IncompleteError(f"it says {text}, not {one.before}", kind="changed-file")
     return entry
+
+
+def _copies(root: Root, name: str, target: str) -> tuple[bytes, bytes]:
+    """Return the file of a checkpoint that a pointer is a copy of, and the copy that is there.
+
+    Raises:
+        RefusedError: the checkpoint has no such file: its trainer would go on from another one.
+    """
+    found = []
+    for path in (join(root.base, join(target, COPIES[name])), join(root.base, name)):
+        try:
+            size = root.store.stat(path).size
+            if size > _MOST_COPIED:
+                raise RefusedError(f"{root.store.describe(path)} is too large to be a pointer")
+            found.append(root.store.read(path, 0, size))
+        except NotFoundError:
+            found.append(b"")
+    if not found[0]:
+        raise RefusedError(
+            f"{name} is a copy of a checkpoint's {COPIES[name]}, and {target} has none",
+            hint="its trainer resumes by that file alone",
+        )
+    return found[0], found[1]
 
 
 def _text_of(root: Root, entry: Entry) -> str:

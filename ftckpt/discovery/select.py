@@ -16,7 +16,7 @@ from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import Finding, finding
 
 from .candidates import WALKED_OVER, Looked, Walk, gone
-from .open_part import open_child
+from .open_part import open_parts
 from .roots import Candidate, Root
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
@@ -188,7 +188,7 @@ def _try(
     answers = []
     try:
         # Opened again rather than kept: the headers of 64 checkpoints do not fit in memory.
-        for checkpoint in open_child(root, looked.child):
+        for checkpoint in open_parts(root.store, looked.child.parts):
             # Headers tell what is lacking, before every byte is read.
             lacking = condition(checkpoint) if condition is not None else ""
             if lacking:

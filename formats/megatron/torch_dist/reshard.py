@@ -17,7 +17,7 @@ from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import listed
-from ftckpt.formats.dcp.names import COMMON, CONFIGURATION
+from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, RUN_CONFIG, TRAIN_STATE
 from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
@@ -51,6 +51,8 @@ _OF_GROUP = re.compile(
 OF_BUCKETS = ("per_bucket_numel", "per_bucket_numel_unpadded")
 # The state of all parameters in one object, which nothing here takes apart.
 GATHERED = "param_state"
+# What Megatron-Bridge keeps of a run: the same for any grid of ranks.
+_BRIDGE = (TRAIN_STATE, RUN_CONFIG)
 _RANDOM = re.compile(r"(?:.*[._])?rng_state/shard_(\d{1,7})\.(\d{1,7})(?:_[\d.]+)?")
 
 
@@ -99,7 +101,7 @@ def job_of_dist(content: Content) -> TorchDistJob:
     objects = {
         name: info
         for name, info in content.objects.items()
-        if name not in of_groups and not is_common(name)
+        if name not in of_groups and not is_common(name) and name != TRAIN_STATE
     }
     return TorchDistJob(
         content=replace(content, objects=objects),
@@ -117,7 +119,7 @@ def job_of_dist(content: Content) -> TorchDistJob:
             for name in objects
             if (match := _RANDOM.fullmatch(name))
         },
-        beside=[name for name in checkpoint.source.entries if name.startswith(FOLDERS)],
+        beside=[n for n in checkpoint.source.entries if n in _BRIDGE or n.startswith(FOLDERS)],
         further=list(beside_weights(content)),
         configuration=checkpoint.source.read(CONFIGURATION),
         master=master_word(optimizers),

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.open_part import open_child
+from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.manifest import Manifest
@@ -91,7 +91,7 @@ def opened(root: Root, found: ScannedEntry) -> Checkpoint:
         raise UnsupportedError(
             f"{found.entry.name} holds several checkpoints, which no copy makes visible at once"
         )
-    return open_child(root, found.child)[0]
+    return open_parts(root.store, found.child.parts)[0]
 
 
 class DestinationTier:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
-from ftckpt.discovery.open_part import open_child
+from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import concurrently
 from ftckpt.errors import (
     CorruptError,
@@ -64,7 +64,7 @@ def checked(found: ScannedEntry, now: float, passed: Passed | None) -> ScannedEn
 def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     assert found.child is not None
     try:
-        opened = open_child(found.root, found.child)
+        opened = open_parts(found.root.store, found.child.parts)
         errors = [e for checkpoint in opened for e in _errors(checkpoint)]
     except NotFoundError as absent:
         error = gone(found.root, found.child.candidate, absent)
@@ -87,7 +87,7 @@ def step_by_content(found: ScannedEntry) -> ScannedEntry:
     """Return a checkpoint with the step that its content shows; as it is where it shows none."""
     assert found.child is not None
     try:
-        step = open_child(found.root, found.child)[0].step
+        step = open_parts(found.root.store, found.child.parts)[0].step
     except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
         return found  # if it is kept it is checked, and that finds out
     known = found.now(looked=ScanDepth.HEADERS)

@@ -9,7 +9,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.dropped import Tomb
 from ftckpt.discovery.listing import listing_of_directory, listing_of_file
 from ftckpt.discovery.lone_manifests import alone, alone_of
-from ftckpt.discovery.open_part import open_child, recognise_at
+from ftckpt.discovery.open_part import open_parts, recognise_at
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
@@ -129,7 +129,7 @@ class _Candidate:
         if step is None:
             self.looked = ScanDepth.HEADERS
             try:
-                step = open_child(self.root, child)[0].step
+                step = open_parts(self.root.store, child.parts)[0].step
             except (CorruptError, UnsafeError) as error:
                 return self._found(EntryClass.CORRUPT, error.message, child)
             except IncompleteError as error:
@@ -152,7 +152,7 @@ class _Candidate:
         try:
             # That a listing does not show a marker is not proof: opening asks for it.
             self.looked = ScanDepth.HEADERS
-            open_child(self.root, child)
+            open_parts(self.root.store, child.parts)
         except (CorruptError, UnsafeError) as error:
             return self._found(EntryClass.CORRUPT, error.message, child)
         except (IncompleteError, UnsupportedError):
