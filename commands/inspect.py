@@ -268,8 +268,8 @@ def _file_table(checkpoint: Checkpoint) -> str:
 
 
 def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> None:
-    from ftckpt.discovery.suggestions import hint_for_name
     from ftckpt.inspection import find_tensor
+    from ftckpt.storage.suggestions import hint_for_name
 
     found = find_tensor(checkpoint, name)
     if not found:

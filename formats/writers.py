@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.recognise import Format
-from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.storage.suggestions import hint_for_name
 from ftckpt.transfer.layout import Writer
 
 from .catalog import formats

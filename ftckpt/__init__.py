@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         diff,
         inspect,
         latest,
+        open,  # noqa: A004
         open_checkpoint,
         promote,
         repair,
@@ -37,6 +38,7 @@ __all__ = [
     "diff",
     "inspect",
     "latest",
+    "open",
     "open_checkpoint",
     "promote",
     "repair",

@@ -11,7 +11,8 @@
     ├── RefusedError         8   a safety rule stopped it
     │   └── ExistsError          the name is taken; committed names are never overwritten
     ├── NotFoundError        9   root, step, tensor or file absent
-    │   └── MissingError    15   a root from which a run restarts is not there
+    │   ├── MissingError    15   a root from which a run restarts is not there
+    │   └── NoSuchTensorError    a KeyError: a checkpoint has no tensor of that key
     ├── UnavailableError    10   storage failed after retries
     ├── DeniedError         11   credentials or permissions
     ├── NoResourceError     12   disk, quota or memory budget
@@ -189,6 +190,13 @@ class MissingError(NotFoundError):
     """Nothing shows that the root is there from which a run restarts: no fresh start."""
 
     exit_code = ExitCode.MISSING
+
+
+class NoSuchTensorError(NotFoundError, KeyError):
+    """A checkpoint has no tensor of that key."""
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.hint}" if self.hint else self.message
 
 
 class UnavailableError(FtckptError, OSError):

@@ -33,6 +33,7 @@ LOOSE = {
         ("errors", "extents", "findings", "own_files", "progress", "strict_json", "version"),
         "ground",
     ),
+    "amounts": "ground",
     "hook": "replay",
     **dict.fromkeys(("__main__", "demonstration"), "api"),
 }
@@ -62,15 +63,15 @@ CIRCLES = {
 TWICE = 0  # public class names of more than one class
 # Lines of each package.
 BUDGET = {
-    "ground": 900, "workers": 1_050, "storage": 5_600, "checkpoint": 1_750, "digests": 600,
-    "inspection": 700, "manifest": 650, "discovery": 3_500, "verification": 3_100,
+    "ground": 975, "workers": 1_050, "storage": 5_710, "checkpoint": 2_000, "digests": 600,
+    "inspection": 700, "manifest": 650, "discovery": 3_380, "verification": 3_100,
     "planning": 5_600, "transfer": 5_900, "comparison": 2_550, "delta": 5_145, "retention": 6_100,
     "replication": 2_650, "status": 1_000, "replay": 5_300, "formats.pickles": 2_400,
     "formats.torch_files": 3_850, "formats.state": 2_300, "formats.huggingface": 370,
     "formats.dcp": 2_700, "formats.ranks": 4_300, "formats.safetensors": 1_800,
     "formats.torchsave": 750, "formats.families": 1_150, "formats.megatron": 9_180,
     "formats.deepspeed": 6_600, "formats.trainer_dirs": 720, "formats.delta": 2_050,
-    "formats": 700, "api": 2_000, "commands": 11_450,
+    "formats": 700, "api": 2_000, "commands": 11_400,
 }  # fmt: skip
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -6,9 +6,9 @@ import math
 import os
 import re
 
-from ftckpt.discovery.suggestions import existing, hint_for_place
 from ftckpt.errors import UsageError
 from ftckpt.planning.quantities import SECONDS
+from ftckpt.storage.suggestions import existing, hint_for_place
 
 # A bare number is seconds here, as `timeout` and `sleep` take it.
 _SECONDS = {"": 1.0, **SECONDS}

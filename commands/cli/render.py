@@ -14,6 +14,10 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ftckpt.amounts import brief_duration as brief_duration
+from ftckpt.amounts import human_bytes as human_bytes
+from ftckpt.amounts import human_count as human_count
+from ftckpt.amounts import human_duration as human_duration
 from ftckpt.errors import ExitCode, FtckptError
 
 if TYPE_CHECKING:
@@ -27,8 +31,6 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\
 # Columns below which words are not wrapped: a name would stand alone on every line.
 _FEWEST = 20
 
-_ZERO_PART = re.compile(r" 00 \w+$|\.0(?= s$)")
-
 
 def printable(text: str) -> str:
     """Return `text` with control characters and undecodable bytes written as escapes."""
@@ -40,45 +42,6 @@ def _escape(match: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8, as Python carries it
         return f"\\x{code - 0xDC00:02x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-def human_bytes(count: int) -> str:
-    """Return a byte count in binary units: `0 B`, `1.5 KiB`, `3.2 TiB`."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if abs(value) < 1023.95:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def human_count(count: int) -> str:
-    """Return a count with the field's own suffixes: `950`, `1.2 K`, `7.0 B` (10^9)."""
-    value, unit = float(count), ""
-    for larger in ("K", "M", "B", "T"):
-        if abs(value) < 999.95:
-            break
-        value, unit = value / 1000, larger
-    return f"{count}" if not unit else f"{value:.1f} {unit}"
-
-
-def human_duration(seconds: float) -> str:
-    """Return a duration: `85 ms`, `4.2 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    for large, small, factor, step in (("min", "s", 60, 1), ("h", "min", 3600, 60)):
-        if whole < factor * (60 if large == "min" else 24):
-            return f"{whole // factor} {large} {whole % factor // step:02d} {small}"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
-
-
-def brief_duration(seconds: float) -> str:
-    """Return `human_duration` without parts that are zero: `20 min`, `2 h`, `5 s`."""
-    # What was computed may lie a rounding error below the minute that it means.
-    return _ZERO_PART.sub("", human_duration(float(f"{seconds:.9g}")))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from ftckpt.amounts import decimal_bytes
 from ftckpt.commands.cli.render import brief_duration, human_count
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
 
 from .options import CostOptions, FailureOptions
-from .text import decimal_bytes
 
 # More points than anybody reads or draws.
 _MOST = 10_000

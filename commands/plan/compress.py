@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.amounts import decimal_bytes
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode
 from ftckpt.planning import quantities
 from ftckpt.planning.models import compression
-
-from .text import decimal_bytes
 
 STORAGE = False
 EXAMPLES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftckpt.amounts import decimal_bytes
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import brief_duration
 from ftckpt.errors import UsageError
@@ -12,7 +13,6 @@ from ftckpt.planning.quantities import ObservedFailures
 
 from .notes import Measured, Notes
 from .options import CostOptions
-from .text import decimal_bytes
 
 if TYPE_CHECKING:
     from ftckpt.planning.runlog import RunLog

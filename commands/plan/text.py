@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ftckpt.commands.cli.render import brief_duration, pairs, table
+from ftckpt.amounts import brief_duration, decimal_bytes
+from ftckpt.commands.cli.render import pairs, table
 from ftckpt.planning import Model, Plan, Tiered
 from ftckpt.planning.bounds import Constraint
 from ftckpt.planning.models.outcome import Outcome
@@ -34,16 +35,6 @@ def percent(share: float, digits: int = 2) -> str:
 def points(share: float) -> str:
     """Return a difference of fractions in percentage points, with its sign."""
     return f"{100 * share:+.2f} pp"
-
-
-def decimal_bytes(count: float) -> str:
-    """Return bytes in the units in which storage and networks are sold: `80.0 GB`, `5.7 TB`."""
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
-        if count < 999.95:
-            break
-        count, unit = count / 1000, larger
-    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def headline(plan: Plan) -> str:

@@ -65,7 +65,7 @@ _BESIDE = frozenset({CONFIGURATION, "integrity.json", RUN_CONFIG})
 _UNNAMED = "a tensor"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class DcpCheckpoint(Checkpoint):
     """An opened DCP checkpoint.
 
@@ -163,7 +163,7 @@ class DcpCheckpoint(Checkpoint):
             if found.code and found.file:
                 other.add(found.file)
             yield found
-        yield from check_items(self.source, self.meta, self.items(), counter, other)
+        yield from check_items(self.source, self.meta, self.metadata_items(), counter, other)
         yield from check_write_order(self.source, self.markers)
         named = self.meta.files
         # A checkpoint of its own in a directory below is not a shard of this one.
@@ -184,7 +184,7 @@ class DcpCheckpoint(Checkpoint):
                 file=f"{MARKER}.tmp",
             )
 
-    def items(self) -> Iterator[Item]:
+    def metadata_items(self) -> Iterator[Item]:
         """Yield every item, by file and offset."""
         for name, chunk, item in sorted(
             self.meta.placed(), key=lambda p: (p.item.path, p.item.offset, p.name)
@@ -199,7 +199,7 @@ class DcpCheckpoint(Checkpoint):
 
     def records(self) -> Iterator[Record]:
         """Yield the CRC-32 of every record; items that cannot be opened are `check`'s to report."""
-        for window in windows(self.source, self.items()):
+        for window in windows(self.source, self.metadata_items()):
             if isinstance(window, FtckptError):
                 continue
             item = window.item

@@ -32,7 +32,7 @@ class StepCopy(NamedTuple):
     dtype: DType
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class DeepSpeedCheckpoint(RanksCheckpoint):
     """An opened DeepSpeed checkpoint.
 

@@ -42,7 +42,7 @@ _LOOKED_AT = 1 << 20  # bytes of small tensors that tell one step of a run from 
 MOST_LINKS = 32
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class ChainLink(Checkpoint):
     """A delta as a part of its chain.
 

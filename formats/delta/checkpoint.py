@@ -27,7 +27,7 @@ from .chain import ChainLink, chain, is_damage, open_base, within
 from .decoding import ChainDecoder
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class DeltaCheckpoint(ChainLink):
     """A delta, with its base where it has one.
 

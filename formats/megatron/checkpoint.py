@@ -33,7 +33,7 @@ class MegatronLayout(NamedTuple):
     experts: int
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class MegatronCheckpoint(RanksCheckpoint):
     """An opened legacy Megatron checkpoint; `ranks` numbers its directories in their order.
 

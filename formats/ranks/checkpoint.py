@@ -22,7 +22,7 @@ from .parse_files import read_stream
 from .tensors import RankSplit
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class RanksCheckpoint(Checkpoint):
     """An opened set of rank files.
 

@@ -30,7 +30,7 @@ from .parse_files import RecordedConfig
 from .reader import RanksReader
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class OneFileRanksCheckpoint(RanksCheckpoint):
     """An opened file that holds the shards of several ranks.
 

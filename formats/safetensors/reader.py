@@ -39,7 +39,7 @@ from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_ind
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class SafetensorsCheckpoint(Checkpoint):
     """A checkpoint whose tensors lie dense in safetensors files.
 

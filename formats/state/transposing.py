@@ -17,7 +17,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class TransposedView(Checkpoint):
     """A checkpoint that shows some tensors a second time, transposed, under keys of their own.
 

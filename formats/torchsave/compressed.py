@@ -18,7 +18,7 @@ from ftckpt.storage.source import Source
 from .reader import TorchSaveCheckpoint, open_files, open_torchsave
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class CompressedTorchSave(TorchSaveCheckpoint):
     """A compressed file, opened.
 

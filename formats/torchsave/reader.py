@@ -105,7 +105,7 @@ def _open_single(source: Source) -> Checkpoint:
     return opened
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class TorchSaveCheckpoint(Checkpoint):
     """One or more opened files.
 

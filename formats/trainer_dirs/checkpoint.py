@@ -89,7 +89,7 @@ def _prefixed(piece: Piece, prefix: str) -> Piece:
     return piece._replace(extent=piece.extent._replace(file=prefix + piece.extent.file))
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class BundleCheckpoint(Checkpoint):
     """Several parts as one checkpoint.
 

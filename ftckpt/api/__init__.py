@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .checking import diff, inspect, seal, verify
     from .choosing import latest
     from .opening import open_checkpoint
+    from .opening import open_checkpoint as open  # noqa: A004
     from .promoting import promote
     from .replicating import copy, repair
     from .restarting import restart
@@ -27,6 +28,7 @@ __all__ = [
     "diff",
     "inspect",
     "latest",
+    "open",
     "open_checkpoint",
     "promote",
     "repair",
@@ -38,6 +40,7 @@ __all__ = [
 
 # The module of this package that has each function: a verb loads what it needs and no more.
 HOMES = {
+    "open": "opening.open_checkpoint",
     "open_checkpoint": "opening",
     "inspect": "checking",
     "verify": "checking",
@@ -55,5 +58,6 @@ HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in HOMES:
-        return getattr(import_module(f"ftckpt.api.{HOMES[name]}"), name)
+        home, _, own = HOMES[name].partition(".")
+        return getattr(import_module(f"ftckpt.api.{home}"), own or name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

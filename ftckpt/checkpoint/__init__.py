@@ -13,20 +13,24 @@ is built four times faster than a frozen dataclass.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, NoSuchTensorError
 from ftckpt.extents import Box as Box
 from ftckpt.extents import Extent as Extent
 from ftckpt.progress import NULL, Counter
 
+from .pieces import Kind as Kind
+from .pieces import Payload as Payload
+from .pieces import Piece as Piece
+from .pieces import TensorInfo as TensorInfo
+from .pieces import tensor_key as tensor_key
 from .steps import SCALARS_A_FILE, step_of
 from .steps import Scalar as Scalar
 from .steps import StepRole as StepRole
@@ -35,122 +39,11 @@ if TYPE_CHECKING:
     from ftckpt.findings import Finding
     from ftckpt.storage.source import Source
 
-    from .dtypes import DType
+    from .view import TensorView
 
 # Put bytes of a tensor, by its key, that begin at an offset into a view; say whether they were
 # found. They may be others.
 Look = Callable[[str, int, memoryview], bool]
-
-
-class Piece(NamedTuple):
-    """A part of a logical tensor and the place of its bytes.
-
-    Attributes:
-        box: which elements of the global tensor.
-        extent: the bytes. Where `packed`, they are a record of the format's own (a torch.save
-            stream, perhaps compressed) and `Checkpoint.payload` finds the elements in it.
-        flat: half-open element range in C order inside `box`, where the piece holds only that
-            range (a ZeRO or distributed-optimizer partition); None means all of the box.
-        strides: in elements, where the elements are not dense in C order; None means dense.
-        replica: 0 for the main copy, then 1, 2, …
-        rank: the rank that wrote it, where known.
-        packed: whether `extent` must go through `Checkpoint.payload`.
-        first: of a packed record that holds more than this piece, the element (counted in the
-            record's C order) with which the piece begins.
-    """
-
-    box: Box
-    extent: Extent
-    flat: tuple[int, int] | None = None
-    strides: tuple[int, ...] | None = None
-    replica: int = 0
-    rank: int | None = None
-    packed: bool = False
-    first: int = 0
-
-
-class Payload(NamedTuple):
-    """The element bytes of one piece, found.
-
-    Attributes:
-        extent: the bytes in the file; raw elements unless `transforms` is not empty.
-        strides: in elements, or None for dense C order; the first element is at `extent.offset`.
-        transforms: names of stream transforms to undo over the whole `extent`, in order.
-        inner: (offset, length) of the element bytes in the undone stream; None without transforms.
-    """
-
-    extent: Extent
-    strides: tuple[int, ...] | None = None
-    transforms: tuple[str, ...] = ()
-    inner: tuple[int, int] | None = None
-
-
-class Kind(StrEnum):
-    """What a tensor is to training; never part of its name."""
-
-    PARAM = "param"
-    MASTER = "master"
-    EXP_AVG = "exp_avg"
-    EXP_AVG_SQ = "exp_avg_sq"
-    BUFFER = "buffer"
-    OTHER = "other"
-
-    # An enum's own, of the member's name, is a call in Python: there are many tensors.
-    __hash__ = str.__hash__
-
-
-class TensorInfo(NamedTuple):
-    """One logical tensor.
-
-    Attributes:
-        component: `model`, `optimizer`, `ema` or `extra:<name>`.
-        name: fully qualified name in the unsharded model, as the trainer's state_dict spells it.
-        kind: what it is.
-        shape: global shape.
-        dtype: element type.
-        pieces: where its elements are; main pieces tile `shape`, replicas repeat them.
-        stored_name: the name that the format uses, where it differs from `name`.
-    """
-
-    component: str
-    name: str
-    kind: Kind
-    shape: tuple[int, ...]
-    dtype: DType
-    pieces: Sequence[Piece]
-    stored_name: str = ""
-
-    @property
-    def numel(self) -> int:
-        """Number of elements; 1 for a 0-d tensor."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the dense logical tensor, each element once."""
-        return self.dtype.nbytes(self.numel)
-
-    @property
-    def key(self) -> str:
-        """Its key in `Checkpoint.tensors` (see `tensor_key`)."""
-        return tensor_key(self.component, self.kind, self.name)
-
-
-# Looked up once: an enum's members are found by a slow search, and there are many tensors.
-_TOLD_BY_KIND = frozenset((Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
-
-
-def tensor_key(component: str, kind: Kind, name: str) -> str:
-    """Return the key of a tensor: its name alone for weights and buffers of the model.
-
-    Others are prefixed by what tells them apart: `exp_avg:layers.0.weight` (the optimizer's),
-    `optimizer:layers.0.weight.step`, `ema:layers.0.weight`, `extra:rng:torch_state`.
-    """
-    if component == "model":
-        return f"{kind}:{name}" if kind in _TOLD_BY_KIND else name
-    if kind not in _TOLD_BY_KIND:
-        return f"{component}:{name}"
-    return f"{kind}:{name}" if component == "optimizer" else f"{component}:{kind}:{name}"
 
 
 class ObjectInfo(NamedTuple):
@@ -239,11 +132,12 @@ class Commit:
     message: str = ""
 
 
-@dataclass(kw_only=True)
-class Checkpoint(ABC):
+@dataclass(kw_only=True, repr=False)
+class Checkpoint(Mapping[str, "TensorView"]):
     """One step of one run, opened: headers and metadata are parsed, tensor bytes are not.
 
     A format returns a subclass. Opening never reads tensor bytes and never runs code from a file.
+    As a mapping it holds a `TensorView` by each key of `tensors`, in their order.
 
     Attributes:
         source: the files it is made of, listed once.
@@ -269,6 +163,62 @@ class Checkpoint(ABC):
     dialect: str = ""
     notes: Sequence[Finding] = ()
     open_findings: Sequence[Finding] = ()
+
+    def __getitem__(self, key: str) -> TensorView:
+        """Return one tensor, to be read by `.numpy()`, `.torch()`, or a part of it by a slice.
+
+        Raises:
+            NoSuchTensorError: a KeyError; it names keys that are spelt nearly so.
+        """
+        from .view import TensorView
+
+        info = self.tensors.get(key)
+        if info is not None:
+            return TensorView.of(self, info)
+        from ftckpt.storage.suggestions import hint_for_name
+
+        hint = hint_for_name(key, self.tensors) if isinstance(key, str) else ""
+        raise NoSuchTensorError(f"{self.source.url} has no tensor {key}", hint=hint, tensor=key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.tensors
+
+    def __bool__(self) -> bool:
+        """Return True: one without tensors is a checkpoint too."""
+        return True
+
+    def __repr__(self) -> str:
+        """Say in five lines what it is: format, step, tensors, bytes, topology."""
+        from ftckpt.amounts import human_bytes
+        from ftckpt.findings import counted
+
+        owned = [info for key, info in self.tensors.items() if key not in self.aliases]
+        by_type: dict[str, int] = {}
+        for info in owned:
+            by_type[info.dtype.name] = by_type.get(info.dtype.name, 0) + info.nbytes
+        largest = sorted(by_type.items(), key=lambda item: -item[1])
+        types = ", ".join(f"{name} {human_bytes(nbytes)}" for name, nbytes in largest)
+        step, known = self.known_step, self.topology
+        grid = [
+            f"{name} {size}" for name in ("tp", "pp", "dp", "ep") if (size := getattr(known, name))
+        ]
+        ranks = [] if known.world_size is None else [counted(known.world_size, "rank")]
+        tied = f", {len(self.aliases)} tied" if self.aliases else ""
+        return "\n".join(
+            (
+                f"format    {self.format}: {self.source.url}",
+                f"step      {'not known' if step is None else step}",
+                f"tensors   {len(owned)}{tied}, and {counted(len(self.objects), 'object')}",
+                f"bytes     {human_bytes(sum(by_type.values()))}" + (f": {types}" if types else ""),
+                f"topology  {', '.join([*ranks, *grid]) or 'not recorded'}",
+            )
+        )
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -321,7 +271,7 @@ class Checkpoint(ABC):
         """
         return iter(())
 
-    def require_bytes(self) -> None:  # noqa: B027 - most checkpoints depend on nothing else
+    def require_bytes(self) -> None:
         """Open what the tensors' bytes depend on outside the checkpoint, before work begins.
 
         Raises:

@@ -8,7 +8,9 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Box, Piece
+from ftckpt.extents import Box
+
+from .pieces import Piece
 
 
 class Gap(NamedTuple):

@@ -12,12 +12,13 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, TensorInfo
 from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.extents import Box
 from ftckpt.storage.decompress import open_stream, read_undone, short
 from ftckpt.storage.source import Source
 
 from .coverage import check_coverage, intersection
+from .pieces import Payload, Piece, TensorInfo, TensorSource
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 BLOCK = 4 << 20
 
 
-def read_tensor(checkpoint: Checkpoint, key: str) -> bytes:
+def read_tensor(checkpoint: TensorSource, key: str) -> bytes:
     """Return the elements of one logical tensor: dense, C order, little-endian.
 
     Args:
@@ -50,7 +51,7 @@ def read_tensor(checkpoint: Checkpoint, key: str) -> bytes:
 
 
 def read_box(
-    checkpoint: Checkpoint, info: TensorInfo, box: Box, limiter: RateLimit | None = None
+    checkpoint: TensorSource, info: TensorInfo, box: Box, limiter: RateLimit | None = None
 ) -> Array:
     """Return the elements of `box` as an array of raw items (see `raw_dtype`), C order.
 
@@ -85,7 +86,7 @@ def read_box(
 
 
 def read_part(
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     info: TensorInfo,
     piece: Piece,
     box: Box,
@@ -215,7 +216,7 @@ def raw_dtype(itemsize: int) -> np.dtype[Any]:
 
 
 def _place_flat(
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     info: TensorInfo,
     piece: Piece,
     box: Box,
@@ -252,7 +253,7 @@ def _slices(inner: Box, outer: Box) -> tuple[Any, ...]:
     return (*spans, ...)  # the ellipsis keeps a 0-d array an array
 
 
-def _read_packed_bits(checkpoint: Checkpoint, info: TensorInfo) -> bytes:
+def _read_packed_bits(checkpoint: TensorSource, info: TensorInfo) -> bytes:
     main = [p for p in info.pieces if p.replica == 0]
     if len(main) != 1 or main[0].strides is not None:
         raise UnsupportedError(

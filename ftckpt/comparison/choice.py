@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ftckpt.checkpoint.rules import name_pattern
-from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import NotFoundError
+from ftckpt.storage.suggestions import hint_for_name
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .report import part_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftckpt.errors import CorruptError, MissingError, UsageError
+from ftckpt.storage.suggestions import hint_for_name
 
 from .pointers import Pointer
 from .roots import Candidate, Root
 from .select import SelectionRules
-from .suggestions import hint_for_name
 
 
 def follow(root: Root, name: str, rules: SelectionRules) -> Root:

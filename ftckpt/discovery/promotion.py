@@ -32,10 +32,10 @@ from ftckpt.retention.records import log
 from ftckpt.storage.local.atomic import TEMPORARY, sync_directory
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry, EntryKind, join
+from ftckpt.storage.suggestions import hint_for_name
 
 from .pointers import COPIES, FILES, GOOD, Pointer
 from .roots import Child, Root, read_again
-from .suggestions import hint_for_name
 
 _LOCK, _EVENT = "promote.lock", "promoting"
 _MOST_COPIED = 1 << 20  # bytes

@@ -94,7 +94,7 @@ def locate(url: str, options: StoreOptions) -> Place:
     try:
         return _at(url, options)
     except NotFoundError as error:
-        from .suggestions import hint_for_absent
+        from ftckpt.storage.suggestions import hint_for_absent
 
         match = _SELECTOR.fullmatch(url)
         if match is None:
@@ -103,7 +103,7 @@ def locate(url: str, options: StoreOptions) -> Place:
     try:
         return _at(match["root"], options)._replace(which=match["which"])
     except NotFoundError as error:
-        from .suggestions import hint_for_absent
+        from ftckpt.storage.suggestions import hint_for_absent
 
         error.hint = error.hint or hint_for_absent(match["root"])
         raise

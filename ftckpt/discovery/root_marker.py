@@ -16,9 +16,9 @@ from ftckpt.errors import MissingError, NotFoundError, UnsafeError, UsageError
 from ftckpt.own_files import FOLDER
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import EntryKind, Store, join
+from ftckpt.storage.suggestions import hint_for_place
 
 from .roots import Root
-from .suggestions import hint_for_place
 
 NAME = f"{FOLDER}/root.json"
 _TEXT = b'{"schema": "ftckpt.root/1"}\n'

@@ -188,6 +188,16 @@ class FormatTests:
                 assert (tensor.key, tensor.dtype.name, tensor.shape) == (key, dtype, shape)
                 assert read_tensor(checkpoint, key) == data, key
 
+    def test_it_is_a_mapping_and_says_what_it_is_in_five_lines(self, made: list[Made]) -> None:
+        for path, truth in made:
+            checkpoint = open_path(self.format, path)
+            shown = {key: (view.dtype, view.shape) for key, view in checkpoint.items()}
+            assert shown == {key: (one.dtype, one.shape) for key, one in truth.items()}
+            lines = repr(checkpoint).splitlines()
+            names = ["format", "step", "tensors", "bytes", "topology"]
+            assert [line.split()[0] for line in lines] == names
+            assert lines[0].split()[1] == f"{self.format.name}:"
+
     def test_main_pieces_tile_every_tensor(self, made: list[Made]) -> None:
         for path, _ in made:
             for key, tensor in open_path(self.format, path).tensors.items():

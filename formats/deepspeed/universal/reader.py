@@ -16,7 +16,7 @@ from ftckpt.workers.memory import no_gc
 from .parameters import Parameters, parameter_files
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class UniversalCheckpoint(DeepSpeedCheckpoint):
     """An opened universal checkpoint; `stage`, `grid` and `groups` are the source's."""
 

@@ -42,7 +42,7 @@ _GATHERED = re.compile(
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class MegatronDistCheckpoint(DcpCheckpoint):
     """An opened torch_dist checkpoint; `meta` has the store's own names and shapes.
 

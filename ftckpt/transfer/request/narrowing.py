@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from ftckpt.checkpoint import ObjectInfo
 from ftckpt.checkpoint.rules import name_pattern
-from ftckpt.discovery.suggestions import hint_for_name
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.findings import counted, listed
+from ftckpt.storage.suggestions import hint_for_name
 from ftckpt.transfer.content import Content, TargetTensor
 
 

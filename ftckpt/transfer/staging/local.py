@@ -19,7 +19,6 @@ from shlex import quote
 
 from ftckpt.digests.blocks import Block as StoredBlock
 from ftckpt.digests.blocks import block_length, hash_block
-from ftckpt.discovery.suggestions import existing, hint_for_place
 from ftckpt.errors import ExistsError, FtckptError, NoResourceError, NotFoundError, RefusedError
 from ftckpt.extents import BLOCK
 from ftckpt.own_files import MANIFEST, SUFFIX
@@ -28,6 +27,7 @@ from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.local.pagecache import read_cached
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.source import Source
+from ftckpt.storage.suggestions import existing, hint_for_place
 from ftckpt.transfer.layout import OutputFile
 from ftckpt.transfer.places import staging_name
 from ftckpt.transfer.staging import StagedFile, Staging

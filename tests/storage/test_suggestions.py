@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.discovery import suggestions as nearby
 from ftckpt.discovery.resolve import locate, open_root, open_target
-from ftckpt.discovery.suggestions import existing, hint_for_absent, hint_for_name, hint_for_place
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage import suggestions as nearby
+from ftckpt.storage.suggestions import existing, hint_for_absent, hint_for_name, hint_for_place
 from tests.builders.small_format import Small, write
 
 OPTIONS = StoreOptions()

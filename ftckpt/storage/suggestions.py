@@ -10,7 +10,7 @@ from heapq import nlargest
 from itertools import islice
 from shlex import quote
 
-from ftckpt.storage.remotes import named
+from .remotes import named
 
 # A hint reads no more names than the first number, and names no more than the second.
 _READ = 10_000
