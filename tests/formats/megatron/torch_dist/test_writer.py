@@ -75,20 +75,20 @@ def random_of(checkpoint: Checkpoint) -> set[str]:
 # --- what Megatron wrote ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("request", [{}, OTHER, {"tp": 1, "pp": 4, "dp": 2}])
+@pytest.mark.parametrize("sizes", [{}, OTHER, {"tp": 1, "pp": 4, "dp": 2}])
 @pytest.mark.parametrize("name", [*RUNS, *RANKS])
 def test_real_checkpoints_hold_the_truth(
-    name: str, request: dict[str, int], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    name: str, sizes: dict[str, int], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     place = real_set(name, "iter_0000003", tmp_path_factory)
-    result = write(WRITER, open_checkpoint(place), tmp_path, **request)
+    result = write(WRITER, open_checkpoint(place), tmp_path, **sizes)
     truth = by_layer(load_file(place.parents[1] / "truth" / "state.safetensors"))
     truth |= by_layer(load_file(place.parents[1] / "truth" / "optim.safetensors"))
     assert_truth(result, truth)
     assert_sound(result)
     assert result.step == 3
-    if request:
-        known = (request["tp"], request["pp"], request["tp"] * request["pp"] * request["dp"])
+    if sizes:
+        known = (sizes["tp"], sizes["pp"], sizes["tp"] * sizes["pp"] * sizes["dp"])
         assert (result.topology.tp, result.topology.pp, result.topology.world_size) == known
 
 
@@ -368,7 +368,7 @@ def test_what_stands_beside_the_store_is_carried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "what"),
+    ("sizes", "what"),
     [
         ({"tp": 3}, "8 attention heads"),
         ({"pp": 3}, "4 layers"),
@@ -376,11 +376,11 @@ def test_what_stands_beside_the_store_is_carried(tmp_path: Path) -> None:
     ],
 )
 def test_sizes_that_do_not_divide(
-    request: dict[str, Any], what: str, tmp_path_factory: pytest.TempPathFactory
+    sizes: dict[str, Any], what: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     source = open_checkpoint(real_set(RUNS[0], "iter_0000003", tmp_path_factory))
     with pytest.raises(UsageError, match=what):
-        WRITER.layout(Content.of(source), LayoutRequest(**request))
+        WRITER.layout(Content.of(source), LayoutRequest(**sizes))
 
 
 def test_a_source_without_a_job_is_refused(tmp_path: Path) -> None:
