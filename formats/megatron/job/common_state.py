@@ -104,6 +104,20 @@ def is_repeated(wanted: TargetTensor) -> bool:
     return wanted.component.startswith("extra:") and _OF_RANK.fullmatch(where) is not None
 
 
+def not_carried(content: Content, *, repeated: bool) -> set[str]:
+    """Return keys of tensors of single ranks that need no place: random streams, copies of state.
+
+    Args:
+        content: of which.
+        repeated: whether state that a rank's object repeats (`is_repeated`) is left out.
+    """
+    return {
+        key
+        for key, wanted in content.tensors.items()
+        if is_random(wanted) or (repeated and is_repeated(wanted))
+    }
+
+
 def opened(value: Any, storages: Mapping[str, StoredStorage]) -> Any:
     """Return a part of a tree as plain containers with `CopiedTree` leaves (see `JobState`).
 

@@ -12,7 +12,6 @@ from typing import Any
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.optimizer.per_rank import KINDS
-from ftckpt.formats.megatron.optimizer.write_distributed import BufferForm
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.pickles.walk import leaves
@@ -20,7 +19,7 @@ from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree
 
 from .common_state import opened
-from .groups import Optimizers
+from .groups import BufferForm, Optimizers
 from .kept_state import KeptState
 
 TENSORS = (TensorRef, SubclassRef, Composite)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
+from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.optimizer.per_rank import (
     Unmapped,
@@ -52,6 +53,63 @@ class Optimizers:
     wrapped: str = ""
     dense: int = 1
     plain: bool = False
+
+
+class BufferForm(NamedTuple):
+    """How files keep a flat buffer of the distributed optimizer.
+
+    Attributes:
+        listed: whether one optimizer alone stands in a list.
+        gradients: type of the gradients, by type of the parameters.
+        leaves: what a buffer holds, in order: tensors and other things.
+        storages: of what else stands there.
+    """
+
+    listed: bool
+    gradients: Mapping[DType, DType]
+    leaves: Mapping[Any, Any]
+    storages: Mapping[str, StoredStorage]
+
+
+class JobOptimizer(NamedTuple):
+    """What is written of the optimizers of a job.
+
+    Attributes:
+        optimizers: their groups and parameters.
+        form: of the flat buffers; None where there are none.
+        certain: whether to refuse buckets that versions of Megatron lay out differently.
+        starts: by stage, chunk and name: where an example's parameters begin in their buffers.
+    """
+
+    optimizers: Optimizers
+    form: BufferForm | None
+    certain: bool = False
+    starts: Mapping[tuple[int, int, str], int] | None = None
+
+
+def form_of(ranks: FirstRanks) -> BufferForm | None:
+    """Return the form of the source's buffers; None where it has none that could be read."""
+    gradients: dict[DType, DType] = {}
+    form: BufferForm | None = None
+    for at in ranks.coordinates():
+        stream = ranks.distributed(at)
+        if stream is None:
+            continue
+        trees = stream.tree if isinstance(stream.tree, list) else [stream.tree]
+        for buffer in (b for t in trees if isinstance(t, dict) for b in t.values()):
+            for types, leaves in buffer.items() if isinstance(buffer, dict) else ():
+                if not _are_dtypes(types) or not isinstance(leaves, dict):
+                    continue
+                gradients.setdefault(*types)
+                if form is None:
+                    listed = isinstance(stream.tree, list) and len(trees) == 1
+                    form = BufferForm(listed, gradients, leaves, stream.storages)
+    return form
+
+
+def _are_dtypes(types: Any) -> TypeGuard[tuple[DType, DType]]:
+    """Return whether the key of a buffer is what it must be: the types of weights and gradients."""
+    return isinstance(types, tuple) and len(types) == 2 and all(isinstance(t, DType) for t in types)
 
 
 def optimizers_of(ranks: FirstRanks) -> Optimizers | None:

@@ -12,18 +12,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ftckpt.findings import Finding, counted, finding
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.rank_files.grid import WEIGHTS, Coordinate
+from ftckpt.formats.megatron.rank_files.job import WRITTEN, RankFrame
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
+from ftckpt.formats.pickles.inert import Ordered
+from ftckpt.formats.pickles.walk import at as value_at
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .layout import TargetLayout, recorded
+from .module_order import RankFileItem
 
 # What Megatron reads before anything else; written whatever part of the state is wanted.
 ALWAYS = ("args", "checkpoint_version", "iteration")
@@ -99,13 +104,41 @@ class OwnState:
         self._compare(at, key)
         return True
 
-    def of_key(self, at: Coordinate, key: str, stream: TorchStream) -> CopiedTree | None:
-        """Return what a rank gets under a key of the source's file; None where that is nothing."""
-        if key == _RNG and not self._keeps_streams:
-            return None
-        if self.takes(at, key) or key in ALWAYS:
-            return CopiedTree(stream.tree[key], stream.storages)
-        return None
+    def frame(self, at: Coordinate, *, trained: bool) -> RankFrame:
+        """Return what a rank's file holds, in the order of the source's; see `RankStates`."""
+        stream = self._checkpoint.stream(self.source(at))
+        models = chunk_keys(stream.tree)
+        same = self._target.same_ranks
+        kept = {chunk for chunk, key in models.items() if same and self.takes(at, key)}
+        root: dict[Any, Any] = {}
+        for key in stream.tree:
+            if key in models.values():
+                if key == models[0]:
+                    root["model"] = WRITTEN
+            elif key == "args":
+                root[key] = self.args(at, stream)
+            elif key == "optimizer" and trained:
+                root[key] = WRITTEN
+            elif key == _RNG and not self._keeps_streams:
+                continue
+            elif self.takes(at, key) or key in ALWAYS:
+                root[key] = CopiedTree(stream.tree[key], stream.storages)
+
+        def extra(chunk: int, item: RankFileItem) -> Any:
+            if chunk not in kept:
+                return None
+            value = value_at(stream.tree, (models[chunk], *item.path))
+            return CopiedTree(value, stream.storages)
+
+        ordered = bool(models) and isinstance(stream.tree[models[0]], Ordered)
+        return RankFrame(root, extra, ordered)
+
+    def held(self, content: Content) -> Content:
+        """Return what the result holds: each rank has its own state, which may be another's."""
+        mine = {one.key: one for one in self.tensors}
+        tensors = {k: w for k, w in content.tensors.items() if not w.component.startswith("extra:")}
+        objects = {n: info for n, info in content.objects.items() if n in self.compared}
+        return replace(content, tensors=tensors | mine, objects=objects)
 
     def _compare(self, at: Coordinate, key: str) -> None:
         if self._numbers[at] == self._sources[self.source(at)]:

@@ -13,22 +13,22 @@ megatron/core/optimizer; `get_parameter_state_dp_zero` in distrib_optimizer.py;
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.families.facts import arguments_of
 from ftckpt.formats.megatron.optimizer.per_rank import HALF, class_of, class_of_group
-from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED, BufferForm
+from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED
 from ftckpt.formats.megatron.optimizer.write_plain import MASTERS
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.megatron.torch_dist.job import SHARDING, numbered
-from ftckpt.transfer.content import Content, Known, TargetTensor
+from ftckpt.transfer.content import Content
 
 from .common_state import JobState
-from .groups import Optimizers, groups_in, regrouped, torchs
+from .groups import BufferForm, JobOptimizer, Optimizers, groups_in, regrouped, torchs
 from .kept_state import PLACE, KeptState, Step
 from .registration import unordered
 from .whole_model import WholeModel
@@ -45,28 +45,10 @@ _OTHERWISE = (
 _HINT = f"{LIKE}; --only model writes the weights alone"
 
 
-class OptimizerOutput(NamedTuple):
-    """What is to be written of an optimizer.
-
-    Attributes:
-        optimizers: their groups and parameters.
-        form: of the flat buffers; None where there are none.
-        tensors: what they keep of parameters, by key, under the model's own names.
-        known: counters of steps that the source keeps as an object, by key.
-        placed: keys of the source's tensors that this holds.
-    """
-
-    optimizers: Optimizers
-    form: BufferForm | None
-    tensors: Mapping[str, TargetTensor]
-    known: Mapping[str, Known]
-    placed: frozenset[str]
-
-
 def trained_of(
     content: Content, whole: WholeModel, state: JobState, *, apart: bool
-) -> OptimizerOutput | None:
-    """Return the optimizer of a job by its arguments; None where the source holds none.
+) -> tuple[JobOptimizer, KeptState] | None:
+    """Return the optimizer of a job by its arguments, and its state; None where there is none.
 
     Args:
         content: what is written.
@@ -98,7 +80,7 @@ class _Building:
         if not self._optimizers or not all(map(groups_in, self._optimizers.values())):
             raise uncertain("the source does not record the groups of its parameters")
 
-    def trained(self) -> OptimizerOutput:
+    def trained(self) -> tuple[JobOptimizer, KeptState]:
         """Return all of it."""
         distributed = is_distributed(
             self._args, self._optimizers.values(), self._kept.steps, hint=_HINT
@@ -139,7 +121,7 @@ class _Building:
         )
         found = regrouped(found, apart=self._wanted_apart)
         form = self._form(listed=bool(found.wrapped)) if distributed else None
-        return OptimizerOutput(found, form, kept.tensors, kept.known, frozenset(kept.placed))
+        return JobOptimizer(found, form, certain=True), kept
 
     def _form(self, *, listed: bool) -> BufferForm:
         args = self._args

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from struct import pack
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
@@ -27,7 +27,15 @@ from ftckpt.formats.megatron.job.example_checks import (
     require_schedule,
     require_steps,
 )
-from ftckpt.formats.megatron.job.groups import Optimizers, groups_in, optimizers_of, torchs
+from ftckpt.formats.megatron.job.groups import (
+    BufferForm,
+    JobOptimizer,
+    Optimizers,
+    form_of,
+    groups_in,
+    optimizers_of,
+    torchs,
+)
 from ftckpt.formats.megatron.job.kept_state import KeptState
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
@@ -40,7 +48,6 @@ from ftckpt.transfer.layout import Literal
 
 from .distributed import RankBuffers, bucket_starts
 from .per_rank import HALF, Unmapped, class_of_group
-from .write_distributed import BufferForm, form_of
 from .write_plain import MASTERS
 
 _OWN = ("params", "is_expert_parallel", "wd_mult")  # what says which parameters a group holds
@@ -48,26 +55,10 @@ _MOMENTS = ("param", "exp_avg", "exp_avg_sq")
 _STEPS = {"float32": "<f", "float64": "<d", "int64": "<q"}
 
 
-class Shown(NamedTuple):
-    """An optimizer as the example shows it.
-
-    Attributes:
-        optimizers: with the source's settings.
-        form: of the flat buffers; None where there are none.
-        starts: by stage, chunk and name: where each parameter begins in its buffer.
-        notes: what is the example's.
-    """
-
-    optimizers: Optimizers
-    form: BufferForm | None
-    starts: Mapping[tuple[int, int, str], int]
-    notes: list[Finding]
-
-
 def example_optimizer(
     ranks: FirstRanks, kept: KeptState, root: Mapping[Any, Any], parameters: Iterable[LocalTensor]
-) -> Shown | None:
-    """Return the optimizer of an example; None where it has none.
+) -> tuple[JobOptimizer, list[Finding]] | None:
+    """Return the optimizer of an example and what of it is the example's; None without one.
 
     Args:
         ranks: of the example.
@@ -99,7 +90,7 @@ def example_optimizer(
     groups, notes = _settings(found, ranks, sources, count)
     trees = [_tree(one, sources, n, found) for n, one in enumerate(found.trees)]
     found = replace(found, trees=trees, groups=groups, storages={})
-    return Shown(found, form, starts, notes)
+    return JobOptimizer(found, form, starts=starts), notes
 
 
 class _Count:

@@ -8,19 +8,16 @@ loads. Gaps between parameters are zero. The weights themselves become views of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
-from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.megatron.job.groups import Optimizers
+from ftckpt.formats.megatron.job.groups import BufferForm, JobOptimizer
 from ftckpt.formats.megatron.rank_files.contents import ModelTensor, RankModel, state_key
 from ftckpt.formats.megatron.rank_files.grid import Arguments, Coordinate, MegatronGrid
 from ftckpt.formats.megatron.rank_files.parts import Parts
-from ftckpt.formats.megatron.rank_files.source import FirstRanks
-from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
+from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor
 from ftckpt.transfer.content import TargetTensor
 from ftckpt.transfer.layout import Elements, Segment, Zeros
@@ -31,48 +28,6 @@ from .distributed import Group, RankBuffers, groups_of, limits
 _COALESCED = "buckets_coalesced"
 UNPADDED = "numel_unpadded"
 LIKE = "--like EXAMPLE lays it out as a checkpoint that the job itself saved"
-
-
-@dataclass(frozen=True)
-class BufferForm:
-    """How the source's files keep a buffer.
-
-    Attributes:
-        listed: whether one optimizer alone stands in a list.
-        gradients: type of the gradients, by type of the parameters.
-        leaves: what a buffer holds, in order: tensors and other things.
-        storages: of what else stands there.
-    """
-
-    listed: bool
-    gradients: Mapping[DType, DType]
-    leaves: Mapping[Any, Any]
-    storages: Mapping[str, StoredStorage]
-
-
-def form_of(ranks: FirstRanks) -> BufferForm | None:
-    """Return the form of the source's buffers; None where it has none that could be read."""
-    gradients: dict[DType, DType] = {}
-    form: BufferForm | None = None
-    for at in ranks.coordinates():
-        stream = ranks.distributed(at)
-        if stream is None:
-            continue
-        trees = stream.tree if isinstance(stream.tree, list) else [stream.tree]
-        for buffer in (b for t in trees if isinstance(t, dict) for b in t.values()):
-            for types, leaves in buffer.items() if isinstance(buffer, dict) else ():
-                if not _are_dtypes(types) or not isinstance(leaves, dict):
-                    continue
-                gradients.setdefault(*types)
-                if form is None:
-                    listed = isinstance(stream.tree, list) and len(trees) == 1
-                    form = BufferForm(listed, gradients, leaves, stream.storages)
-    return form
-
-
-def _are_dtypes(types: Any) -> TypeGuard[tuple[DType, DType]]:
-    """Return whether the key of a buffer is what it must be: the types of weights and gradients."""
-    return isinstance(types, tuple) and len(types) == 2 and all(isinstance(t, DType) for t in types)
 
 
 class Buffers(NamedTuple):
@@ -108,33 +63,18 @@ class DistributedWriter:
         self,
         parts: Parts,
         form: BufferForm,
+        optimizer: JobOptimizer,
         grid: MegatronGrid,
         args: Arguments,
-        optimizers: Optimizers,
-        *,
-        certain: bool = False,
-        starts: Mapping[tuple[int, int, str], int] | None = None,
     ) -> None:
-        """Take how it is laid out.
-
-        Args:
-            parts: how tensors are cut.
-            form: of the buffers.
-            grid: the ranks.
-            args: of the job.
-            optimizers: their groups.
-            certain: whether to refuse buckets that versions of Megatron lay out differently.
-            starts: by stage, chunk and name: where an example's parameters begin in their buffers.
-        """
+        """Take how tensors are cut, the form of buffers, and the job that is to load them."""
         self.placed: set[str] = set()
         self._parts = parts
         self._content = parts.content
         self._form = form
         self._grid = grid
         self._args = args
-        self._optimizers = optimizers
-        self._certain = certain
-        self._starts = starts
+        self._optimizers, _, self._certain, self._starts = optimizer
 
     def buffers(self, holdings: RankModel) -> Buffers:
         """Return the buffers of one rank.

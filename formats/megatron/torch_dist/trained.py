@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Kind
 from ftckpt.formats.families.facts import arguments_of
-from ftckpt.formats.megatron.job.common_state import is_random, is_repeated, job_state
+from ftckpt.formats.megatron.job.common_state import job_state, not_carried
 from ftckpt.formats.megatron.job.groups import groups_in
 from ftckpt.formats.megatron.job.kept_state import KeptState
 from ftckpt.formats.megatron.job.trained import is_distributed, uncertain
@@ -76,7 +76,7 @@ def trained_of(content: Content, whole: WholeModel) -> TorchDistOptimizer | None
         if local.kind is Kind.PARAM:
             masters = distributed or local.ref.dtype.name in HALF
             kept.of_parameter(local, None, masters=masters)
-    own = [key for key in kept.placed if key in content.tensors and _is_step(content, key)]
+    own = [key for key in content.tensors if key in kept.placed and _is_step(content, key)]
     require_one_step(content.checkpoint, own)
     common = Tensor.of(content.whole(own[0])) if own else None
     made = {}
@@ -88,11 +88,7 @@ def trained_of(content: Content, whole: WholeModel) -> TorchDistOptimizer | None
         beside = None if distributed else {} if counted is None else {"common_step": counted}
         made[number] = as_stored(one, beside, distributed=distributed)
     tied = not whole.layout.args.flag("untie_embeddings_and_output_weights")
-    repeated = {
-        key
-        for key, wanted in content.tensors.items()
-        if is_random(wanted) or (tied and is_repeated(wanted))
-    }
+    repeated = not_carried(content, repeated=tied)
     tensors = [w for key, w in kept.tensors.items() if not key.endswith(".step")]
     return TorchDistOptimizer(
         state.root, made, tensors, frozenset({*kept.placed, *state.placed, *repeated})

@@ -1,0 +1,138 @@
+"""A whole model of any other format, as files of ranks keep it.
+
+The state of an optimizer goes with it where the source carries the job that it is of, in the form
+that the job's arguments say (`job.trained`); the schedule and other state of all ranks too. Random
+streams are a rank's own: they stay where torch_dist shows whose they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.formats.megatron.job.common_state import JobState, job_state, not_carried
+from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
+from ftckpt.formats.megatron.job.module_order import order_of_names
+from ftckpt.formats.megatron.job.padding import padding, repadded, vocabulary_of
+from ftckpt.formats.megatron.job.rules import rules_of
+from ftckpt.formats.megatron.job.stages import Stage
+from ftckpt.formats.megatron.job.trained import trained_of
+from ftckpt.formats.megatron.job.whole_model import VERSION, WholeModel, whole_model
+from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import LayoutRequest
+
+from .grid import Arguments, Coordinate
+from .job import RankFilesJob, SharedState, seeded_anew, weights_alone
+from .tensor_names import is_expert
+
+# The order of a rank's file; other state of the source follows.
+_KEYS = (
+    "args", "checkpoint_version", "iteration", "model", "optimizer", "opt_param_scheduler",
+    "rng_state",
+)  # fmt: skip
+_NORM = "decoder.layers.0.input_layernorm.weight"
+
+
+def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
+    """Return the job of a content that is not a legacy checkpoint, for the layout wished for.
+
+    Raises:
+        UsageError: sizes that do not divide, or a distributed optimizer for nobody says how many
+            data-parallel ranks.
+        UnsupportedError: a model that nothing describes, or state of an optimizer whose form is not
+            certain.
+    """
+    whole = whole_model(content)
+    _require_own_names(whole)
+    target = target_of(whole.layout, request)
+    grid, args = target.grid, whole.layout.args
+    state = job_state(content) if whole.trained else JobState()
+    trained = trained_of(content, whole, state, apart=grid.experts_apart)
+    full, placed = whole.content, set(state.placed)
+    if trained is not None:
+        kept = trained[1]
+        full = replace(full, tensors={**full.tensors, **kept.tensors}, known=kept.known)
+    rules = rules_of(args, whole.locals())
+    rules = request.rules.before(rules) if request.rules else rules
+    true = request.true_vocab_size or whole.rows
+    full, rows = repadded(full, vocabulary_of(full, rules), args, grid.tp, true)
+    arguments = {**whole.arguments, **target.arguments, "ckpt_format": "torch"}
+    arguments["use_dist_ckpt"] = False
+    if rows is not None:
+        arguments["padded_vocab_size"] = rows
+    random = _streams(whole, state, target)
+    notes = [*whole.notes, *state.notes]
+    if whole.rows is not None and rows is not None:
+        notes.append(padding(whole.rows, rows))
+    root: dict[Any, Any] = {}
+    if trained is None:
+        notes.append(weights_alone())
+    else:
+        if trained[0].form is not None and grid.dp is None:
+            what = "the layout of the distributed optimizer depends on the data-parallel ranks"
+            raise UsageError(what, hint="--dp N says how many")
+        tied = not Arguments(arguments).flag("untie_embeddings_and_output_weights")
+        placed |= {*trained[1].placed, *not_carried(content, repeated=tied)}
+        notes += () if random else (seeded_anew(),)
+        root = state.root
+    weights = [w.name for w in full.tensors.values() if w.component == "model"]
+    return RankFilesJob(
+        given=content,
+        content=full,
+        layout=whole.layout,
+        target=target._replace(same_stages=False),  # a whole model is one stage
+        order={Stage(0, 0): order_of_names(weights)},
+        rules=rules,
+        args=Arguments(arguments),
+        tied=True,
+        optimizer=None if trained is None else trained[0],
+        states=SharedState(
+            keys=_KEYS,
+            root={"checkpoint_version": VERSION, "iteration": whole.iteration, **root},
+            arguments=arguments,
+            grid=grid,
+            random=random,
+            placed=placed,
+        ),
+        names=whole.unplaced,
+        notes=notes,
+    )
+
+
+def _streams(
+    whole: WholeModel, state: JobState, target: TargetLayout
+) -> dict[Coordinate, CopiedTree]:
+    """Return the random streams of every rank; nothing where any has none to go on with.
+
+    Of several expert ranks the source keeps those of the first alone.
+    """
+    old, new, random = whole.layout.grid, target.grid, state.random
+    several = any(type(one.value) is list and len(one.value) > 1 for one in random.values())
+    if not target.same_ranks or new.ep > 1 or (several and old.dp != new.dp):
+        return {}
+    ranks = new.directories()
+    if not all((at.pp, at.tp) in random for at in ranks):
+        return {}
+    return {at: random[at.pp, at.tp] for at in ranks}
+
+
+def _require_own_names(whole: WholeModel) -> None:
+    """Refuse names that the implementation in the arguments does not have.
+
+    Megatron loads such files without a word and leaves what it does not find at random.
+
+    Raises:
+        UnsupportedError: experts that the job keeps in one matrix, or norms of the other one.
+    """
+    args, names = whole.layout.args, whole.content.tensors
+    local = args.get("transformer_impl") == "local"
+    stacked = args.flag("moe_grouped_gemm") and (local or args.flag("moe_use_legacy_grouped_gemm"))
+    if stacked and any(is_expert(name) for name in names):
+        what = "the job of the source keeps all experts of a rank in one matrix (moe_grouped_gemm)"
+        raise UnsupportedError(what, hint="--to megatron-dist writes what such a job loads")
+    latent = args.flag("multi_latent_attention")
+    if not (local or latent) and _NORM in names:
+        what = "the norms have the names of Megatron's own layers, and the arguments say otherwise"
+        raise UnsupportedError(what, hint="--names megatron --spelling transformer_engine")
