@@ -39,7 +39,7 @@ def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
     """Return the job of a content that is not a legacy checkpoint, for the layout wished for.
 
     Raises:
-        UsageError: sizes that do not divide, or a distributed optimizer for nobody says how many
+        UsageError: sizes that do not divide, or a distributed optimizer without the number of
             data-parallel ranks.
         UnsupportedError: a model that nothing describes, or state of an optimizer whose form is not
             certain.

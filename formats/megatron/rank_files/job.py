@@ -134,7 +134,7 @@ class SharedState:
         return []
 
     def held(self, content: Content) -> Content:
-        """Return the tensors alone: what all ranks share is no object of the result."""
+        """Return the content: the result lists no object of what all ranks share."""
         return content
 
 
