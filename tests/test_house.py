@@ -69,7 +69,7 @@ BUDGET = {
     "replication": 2_650, "status": 1_000, "replay": 5_300, "formats.pickles": 2_400,
     "formats.torch_files": 3_850, "formats.state": 2_300, "formats.huggingface": 370,
     "formats.dcp": 2_700, "formats.ranks": 4_300, "formats.safetensors": 1_800,
-    "formats.torchsave": 750, "formats.families": 1_150, "formats.megatron": 9_116,
+    "formats.torchsave": 750, "formats.families": 1_150, "formats.megatron": 8_749,
     "formats.deepspeed": 6_600, "formats.trainer_dirs": 720, "formats.delta": 2_050,
     "formats": 700, "api": 2_000, "commands": 11_400,
 }  # fmt: skip

@@ -27,13 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Megatron:
-    """Legacy Megatron (fits `ftckpt.discovery.recognise.Format`).
+    """Legacy Megatron (fits `ftckpt.discovery.recognise.Format`)."""
 
-    Attributes:
-        rules: how tensors are cut; asked before the built-in table.
-    """
-
-    rules: Rules | None = None
+    rules: Rules | None = None  # how tensors are cut; asked before the built-in table
     name: str = "megatron"
 
     def recognise(self, listing: Listing) -> Recognition | None:

@@ -14,36 +14,24 @@ from ftckpt.formats.torch_files.stream import TorchStream
 
 
 class MegatronLayout(NamedTuple):
-    """How the job was laid out.
+    """How the job was laid out."""
 
-    Attributes:
-        grid: sizes of the groups of ranks.
-        chunks: model chunks a pipeline stage; 1 without interleaving.
-        args: the job's arguments, inert.
-        layers: how many layers each chunk of each stage has.
-        firsts: the number in the model of the first layer of each stack on each stage.
-        experts: how many experts each expert-parallel rank holds; 0 without experts.
-    """
-
-    grid: MegatronGrid
-    chunks: int
-    args: Arguments
-    layers: Counts
+    grid: MegatronGrid  # sizes of the groups of ranks
+    chunks: int  # model chunks a pipeline stage; 1 without interleaving
+    args: Arguments  # the job's arguments, inert
+    layers: Counts  # how many layers each chunk of each stage has
+    # the number in the model of the first layer of each stack on each stage
     firsts: Mapping[Stage, Mapping[str, int]]
-    experts: int
+    experts: int  # how many experts each expert-parallel rank holds; 0 without experts
 
 
 @dataclass(kw_only=True, repr=False)
 class MegatronCheckpoint(RanksCheckpoint):
-    """An opened legacy Megatron checkpoint; `ranks` numbers its directories in their order.
-
-    Attributes:
-        layout: how the job was laid out.
-    """
+    """An opened legacy Megatron checkpoint; `ranks` numbers its directories in their order."""
 
     format: ClassVar[str] = "megatron"
 
-    layout: MegatronLayout
+    layout: MegatronLayout  # how the job was laid out
 
     @property
     def saving_ranks(self) -> int:

@@ -53,21 +53,16 @@ _PLAIN = (int, float, str, bool, bytes, type(None))
 
 @dataclass
 class JobState:
-    """The state of a job.
+    """The state of a job."""
 
-    Attributes:
-        root: what the files of all ranks are to hold, by key; inside, everything but containers,
-            numbers and texts is `CopiedTree`, or a `Tensor` where the source lists it.
-        random: random streams by pipeline stage and tensor rank, where the source shows whose they
-            are.
-        placed: names of the objects and keys of the tensors that it was made of.
-        notes: what is worth knowing.
-    """
-
+    # what the files of all ranks are to hold, by key; inside, everything but containers, numbers
+    # and texts is `CopiedTree`, or a `Tensor` where the source lists it
     root: dict[Any, Any] = field(default_factory=dict)
+    # random streams by pipeline stage and tensor rank, where the source shows whose they are
     random: dict[tuple[int, int], CopiedTree] = field(default_factory=dict)
+    # names of the objects and keys of the tensors that it was made of
     placed: set[str] = field(default_factory=set)
-    notes: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)  # what is worth knowing
 
 
 def job_state(content: Content) -> JobState:

@@ -32,58 +32,38 @@ _PLAIN = (int, float, str, bool, type(None), tuple)
 
 @dataclass
 class Optimizers:
-    """All optimizers of a layout.
+    """All optimizers of a layout."""
 
-    Attributes:
-        trees: what a file holds of each, but for its groups and the state of parameters.
-        groups: of each, without their parameters.
-        places: by weight: the number of its optimizer, and of its group there.
-        states: by weight: what the state of a parameter holds by leaf; tensors are found elsewhere.
-        storages: of the tensors inside `trees` and `groups`.
-        wrapped: how several are kept: `list`, `dict`, or "" for one alone.
-        dense: how many of them are not the experts' own.
-        plain: whether they keep their state beside the weights, and not in flat buffers.
-    """
-
+    # what a file holds of each, but for its groups and the state of parameters
     trees: Sequence[Mapping[Any, Any]]
-    groups: list[list[Mapping[Any, Any]]]
+    groups: list[list[Mapping[Any, Any]]]  # of each, without their parameters
+    # by weight: the number of its optimizer, and of its group there
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # by weight: what the state of a parameter holds by leaf; tensors are found elsewhere
     states: dict[str, Mapping[Any, Any]] = field(default_factory=dict)
+    # of the tensors inside `trees` and `groups`
     storages: Mapping[str, StoredStorage] = field(default_factory=dict)
-    wrapped: str = ""
-    dense: int = 1
-    plain: bool = False
+    wrapped: str = ""  # how several are kept: `list`, `dict`, or "" for one alone
+    dense: int = 1  # how many of them are not the experts' own
+    plain: bool = False  # whether they keep their state beside the weights, and not in flat buffers
 
 
 class BufferForm(NamedTuple):
-    """How files keep a flat buffer of the distributed optimizer.
+    """How files keep a flat buffer of the distributed optimizer."""
 
-    Attributes:
-        listed: whether one optimizer alone stands in a list.
-        gradients: type of the gradients, by type of the parameters.
-        leaves: what a buffer holds, in order: tensors and other things.
-        storages: of what else stands there.
-    """
-
-    listed: bool
-    gradients: Mapping[DType, DType]
-    leaves: Mapping[Any, Any]
-    storages: Mapping[str, StoredStorage]
+    listed: bool  # whether one optimizer alone stands in a list
+    gradients: Mapping[DType, DType]  # type of the gradients, by type of the parameters
+    leaves: Mapping[Any, Any]  # what a buffer holds, in order: tensors and other things
+    storages: Mapping[str, StoredStorage]  # of what else stands there
 
 
 class JobOptimizer(NamedTuple):
-    """What is written of the optimizers of a job.
+    """What is written of the optimizers of a job."""
 
-    Attributes:
-        optimizers: their groups and parameters.
-        form: of the flat buffers; None where there are none.
-        certain: whether to refuse buckets that versions of Megatron lay out differently.
-        starts: by stage, chunk and name: where an example's parameters begin in their buffers.
-    """
-
-    optimizers: Optimizers
-    form: BufferForm | None
-    certain: bool = False
+    optimizers: Optimizers  # their groups and parameters
+    form: BufferForm | None  # of the flat buffers; None where there are none
+    certain: bool = False  # whether to refuse buckets that versions of Megatron lay out differently
+    # by stage, chunk and name: where an example's parameters begin in their buffers
     starts: Mapping[tuple[int, int, str], int] | None = None
 
 

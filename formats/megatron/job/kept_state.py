@@ -32,14 +32,7 @@ PLACE = TensorRef("", 0, (), (), DTYPES["float32"])
 
 
 class KeptState:
-    """The state of parameters.
-
-    Attributes:
-        tensors: what was taken, by key, under the names of the model that is written.
-        known: steps that the source keeps in an object, by key.
-        placed: keys of the source's tensors that were taken.
-        steps: what each of the source's optimizers counts for all of its parameters.
-    """
+    """The state of parameters."""
 
     def __init__(
         self,
@@ -54,11 +47,13 @@ class KeptState:
             trained: what the source keeps of parameters, by its keys, under the model's own names.
             optimizers: their trees, as `opened` gives them.
         """
+        # what was taken, by key, under the names of the model that is written
         self.tensors: dict[str, TargetTensor] = {}
-        self.known: dict[str, Known] = {}
-        self.placed: set[str] = set()
+        self.known: dict[str, Known] = {}  # steps that the source keeps in an object, by key
+        self.placed: set[str] = set()  # keys of the source's tensors that were taken
         self._content = content
         self._kept = {w.key: (key, w) for key, w in trained.items()}
+        # what each of the source's optimizers counts for all of its parameters
         self.steps = self._shared_steps(optimizers)
 
     def has(self, key: str) -> bool:

@@ -32,23 +32,14 @@ _ALWAYS = frozenset((
 
 
 class TargetLayout(NamedTuple):
-    """The layout that is written.
+    """The layout that is written."""
 
-    Attributes:
-        grid: sizes of the groups of ranks.
-        chunks: model chunks a stage.
-        layers: of each chunk of each stage.
-        arguments: what the job's arguments become, by name.
-        same_stages: whether stages and chunks are the source's.
-        same_ranks: whether every directory holds what the source's of the same name holds.
-    """
-
-    grid: MegatronGrid
-    chunks: int
-    layers: Counts
-    arguments: Mapping[str, Any]
-    same_stages: bool
-    same_ranks: bool
+    grid: MegatronGrid  # sizes of the groups of ranks
+    chunks: int  # model chunks a stage
+    layers: Counts  # of each chunk of each stage
+    arguments: Mapping[str, Any]  # what the job's arguments become, by name
+    same_stages: bool  # whether stages and chunks are the source's
+    same_ranks: bool  # whether every directory holds what the source's of the same name holds
 
 
 def target_of(source: MegatronLayout, request: LayoutRequest) -> TargetLayout:

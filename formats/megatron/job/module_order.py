@@ -34,34 +34,23 @@ _TENSORS = (TensorRef, SubclassRef, Composite)
 
 
 class ModuleEntry(NamedTuple):
-    """What stands at one place of a model chunk.
+    """What stands at one place of a model chunk."""
 
-    Attributes:
-        name: in the whole model, with `%` for the number of an expert where it is one of a run.
-        words: how many words of the name each key on the way to it has (one key, but for models of
-            before megatron-core).
-        empty: what stands there in place of a tensor, where it is nothing (None, an empty dict).
-        full: whether a tensor stands there, or a state that is more than nothing.
-        copy: whether it is the last stage's copy of the embedding.
-    """
-
-    name: str
+    name: str  # in the whole model, with `%` for the number of an expert where it is one of a run
+    # how many words of the name each key on the way to it has (one key, but for models of before
+    # megatron-core)
     words: tuple[int, ...]
+    # what stands there in place of a tensor, where it is nothing (None, an empty dict)
     empty: Any = None
-    full: bool = True
-    copy: bool = False
+    full: bool = True  # whether a tensor stands there, or a state that is more than nothing
+    copy: bool = False  # whether it is the last stage's copy of the embedding
 
 
 class Experts(NamedTuple):
-    """A run of experts: all of a rank's stand here.
+    """A run of experts: all of a rank's stand here."""
 
-    Attributes:
-        members: of each expert.
-        by_number: whether an expert's members stand together, or each member's experts.
-    """
-
-    members: tuple[ModuleEntry, ...]
-    by_number: bool
+    members: tuple[ModuleEntry, ...]  # of each expert
+    by_number: bool  # whether an expert's members stand together, or each member's experts
 
 
 Slot = ModuleEntry | Experts
@@ -69,19 +58,12 @@ Order = Mapping[Stage, Sequence[Slot]]
 
 
 class RankFileItem(NamedTuple):
-    """One place in a rank's file.
+    """One place in a rank's file."""
 
-    Attributes:
-        path: the keys that lead to it in its model chunk.
-        name: the same, joined by dots.
-        weight: the name in the whole model of what stands there.
-        entry: what it was made from.
-    """
-
-    path: Path
-    name: str
-    weight: str
-    entry: ModuleEntry
+    path: Path  # the keys that lead to it in its model chunk
+    name: str  # the same, joined by dots
+    weight: str  # the name in the whole model of what stands there
+    entry: ModuleEntry  # what it was made from
 
 
 def order_of(ranks: FirstRanks) -> dict[Stage, list[Slot]]:

@@ -36,22 +36,17 @@ _RNG = "rng_state"
 
 
 class OwnState:
-    """The state of each rank of a target.
-
-    Attributes:
-        tensors: what of it is listed as tensors, as the result will have them.
-        compared: names of objects that the result has just as the source.
-        placed: keys of tensors and names of objects of the source that need no other place.
-        notes: what the user should know.
-    """
+    """The state of each rank of a target."""
 
     def __init__(
         self, content: Content, ranks: FirstRanks, target: TargetLayout, changes: Mapping[str, Any]
     ) -> None:
+        # what of it is listed as tensors, as the result will have them
         self.tensors: list[TargetTensor] = []
-        self.compared: set[str] = set()
+        self.compared: set[str] = set()  # names of objects that the result has just as the source
+        # keys of tensors and names of objects of the source that need no other place
         self.placed: set[str] = set()
-        self.notes: list[Finding] = []
+        self.notes: list[Finding] = []  # what the user should know
         self._content = content
         self._ranks = ranks
         self._checkpoint: MegatronCheckpoint = ranks.checkpoint

@@ -59,17 +59,11 @@ _GROUPED = re.compile(r"mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d{1,6})")
 
 
 class Registration(NamedTuple):
-    """One order of the parameters of a whole model.
+    """One order of the parameters of a whole model."""
 
-    Attributes:
-        before: what the first stage registers before its layers.
-        layers: of each layer, in its order.
-        after: what the last stage registers after its layers.
-    """
-
-    before: tuple[str, ...]
-    layers: tuple[tuple[str, ...], ...]
-    after: tuple[str, ...]
+    before: tuple[str, ...]  # what the first stage registers before its layers
+    layers: tuple[tuple[str, ...], ...]  # of each layer, in its order
+    after: tuple[str, ...]  # what the last stage registers after its layers
 
     def of(self, names: Collection[str]) -> Registration:
         """Return the order of some of the parameters; layers without any stay, empty."""

@@ -54,25 +54,17 @@ _ONE_RANK = (
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A model.
+    """A model."""
 
-    Attributes:
-        content: its tensors, in the order in which it registers them, tied ones once.
-        layout: of the job that the arguments are of; a model that no job has had has one rank.
-        iteration: of the save; 0 for weights that nobody says the step of.
-        rows: of the vocabulary that are no padding, where that is known.
-        trained: by key: what an optimizer keeps of the model's tensors, under their own names too.
-        unplaced: keys of tensors and names of objects that are no part of the model.
-        notes: how Megatron is to be started.
-    """
-
-    content: Content
+    content: Content  # its tensors, in the order in which it registers them, tied ones once
+    # of the job that the arguments are of; a model that no job has had has one rank
     layout: MegatronLayout
-    iteration: int
-    rows: int | None
+    iteration: int  # of the save; 0 for weights that nobody says the step of
+    rows: int | None  # of the vocabulary that are no padding, where that is known
+    # by key: what an optimizer keeps of the model's tensors, under their own names too
     trained: Mapping[str, TargetTensor]
-    unplaced: list[str]
-    notes: list[Finding]
+    unplaced: list[str]  # keys of tensors and names of objects that are no part of the model
+    notes: list[Finding]  # how Megatron is to be started
 
     @property
     def arguments(self) -> Mapping[str, Any]:

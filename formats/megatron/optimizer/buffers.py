@@ -34,46 +34,29 @@ _WIDE_BUCKET_MULTIPLE = 1 << 16
 
 
 class Parameter(NamedTuple):
-    """One parameter as its tensor-parallel rank holds it.
+    """One parameter as its tensor-parallel rank holds it."""
 
-    Attributes:
-        name: any name; it is the key in `Buffer.slots`.
-        shape: on its tensor-parallel rank.
-        dtype: of the weight, which decides the buffer.
-        shared: whether it is an embedding that the first and the last pipeline stage share, each
-            with a copy (tied embeddings and more than one stage).
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: DType
+    name: str  # any name; it is the key in `Buffer.slots`
+    shape: tuple[int, ...]  # on its tensor-parallel rank
+    dtype: DType  # of the weight, which decides the buffer
+    # whether it is an embedding that the first and the last pipeline stage share, each with a copy
+    # (tied embeddings and more than one stage)
     shared: bool = False
 
 
 class Slot(NamedTuple):
-    """The place of one parameter.
+    """The place of one parameter."""
 
-    Attributes:
-        bucket: number of its bucket in the buffer.
-        start: its first element, counted from the bucket's first.
-        length: its elements.
-    """
-
-    bucket: int
-    start: int
-    length: int
+    bucket: int  # number of its bucket in the buffer
+    start: int  # its first element, counted from the bucket's first
+    length: int  # its elements
 
 
 class Buffer(NamedTuple):
-    """The layout of one buffer.
+    """The layout of one buffer."""
 
-    Attributes:
-        slots: by parameter name, in the order of the buffer.
-        buckets: elements of each bucket without the padding at its end.
-    """
-
-    slots: Mapping[str, Slot]
-    buckets: tuple[int, ...]
+    slots: Mapping[str, Slot]  # by parameter name, in the order of the buffer
+    buckets: tuple[int, ...]  # elements of each bucket without the padding at its end
 
     @property
     def unpadded(self) -> int:

@@ -29,35 +29,21 @@ from .per_rank import OptimizerTensor, Unmapped
 
 
 class RankBuffers(NamedTuple):
-    """What a rank's buffers hold.
+    """What a rank's buffers hold."""
 
-    Attributes:
-        parameters: of the rank, in order.
-        numels: by key of a storage of `model_optim_rng.pt`: its elements.
-        pp: the pipeline stage.
-        grid: sizes of the groups of ranks.
-        args: of the job.
-    """
-
-    parameters: Sequence[LocalTensor]
-    numels: Mapping[str, int]
-    pp: int
-    grid: MegatronGrid
-    args: Arguments
+    parameters: Sequence[LocalTensor]  # of the rank, in order
+    numels: Mapping[str, int]  # by key of a storage of `model_optim_rng.pt`: its elements
+    pp: int  # the pipeline stage
+    grid: MegatronGrid  # sizes of the groups of ranks
+    args: Arguments  # of the job
 
 
 class Group(NamedTuple):
-    """The parameters of one buffer.
+    """The parameters of one buffer."""
 
-    Attributes:
-        locals: in order.
-        shared: names of those that another pipeline stage has a copy of.
-        ranks: how many data-parallel ranks share the buffer.
-    """
-
-    locals: Sequence[LocalTensor]
-    shared: frozenset[str]
-    ranks: int
+    locals: Sequence[LocalTensor]  # in order
+    shared: frozenset[str]  # names of those that another pipeline stage has a copy of
+    ranks: int  # how many data-parallel ranks share the buffer
 
 
 def distributed_states(tree: Any, held: RankBuffers) -> Iterator[OptimizerTensor]:

@@ -38,19 +38,12 @@ HALF = ("bfloat16", "float16")
 
 
 class OptimizerTensor(NamedTuple):
-    """One tensor of an optimizer's state.
+    """One tensor of an optimizer's state."""
 
-    Attributes:
-        of: the parameter that it belongs to.
-        leaf: `param` (the fp32 master), `exp_avg`, `step`, …
-        held: where its elements are: of the parameter's shape, or a single number.
-        stored: how the file spells it.
-    """
-
-    of: LocalTensor
-    leaf: str
-    held: TensorRef
-    stored: str
+    of: LocalTensor  # the parameter that it belongs to
+    leaf: str  # `param` (the fp32 master), `exp_avg`, `step`, …
+    held: TensorRef  # where its elements are: of the parameter's shape, or a single number
+    stored: str  # how the file spells it
 
     @property
     def number(self) -> bool:
@@ -59,23 +52,15 @@ class OptimizerTensor(NamedTuple):
 
 
 class UndistributedOptimizer(NamedTuple):
-    """One optimizer that is not distributed.
+    """One optimizer that is not distributed."""
 
-    Attributes:
-        number: its place among chained ones.
-        label: how the file spells it.
-        inside: how the file spells torch's form in it.
-        state: of each parameter, by its number.
-        members: for each group, the numbers of its parameters and the parameters.
-        masters: the fp32 copies, group by group; None where it keeps none.
-    """
-
-    number: int
-    label: str
-    inside: str
-    state: Mapping[Any, Any]
+    number: int  # its place among chained ones
+    label: str  # how the file spells it
+    inside: str  # how the file spells torch's form in it
+    state: Mapping[Any, Any]  # of each parameter, by its number
+    # for each group, the numbers of its parameters and the parameters
     members: Sequence[tuple[Sequence[int], Sequence[LocalTensor]]]
-    masters: Any
+    masters: Any  # the fp32 copies, group by group; None where it keeps none
 
 
 class Unmapped(Exception):

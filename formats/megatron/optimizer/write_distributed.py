@@ -31,14 +31,10 @@ LIKE = "--like EXAMPLE lays it out as a checkpoint that the job itself saved"
 
 
 class Buffers(NamedTuple):
-    """The buffers of one rank.
+    """The buffers of one rank."""
 
-    Attributes:
-        holdings: what the rank holds.
-        optimizers: of each, the parameters of every buffer and where they lie.
-    """
-
-    holdings: RankModel
+    holdings: RankModel  # what the rank holds
+    # of each, the parameters of every buffer and where they lie
     optimizers: list[list[tuple[Group, Buffer]]]
 
     def held(self, group: Group) -> dict[str, ModelTensor]:
@@ -53,11 +49,7 @@ class Buffers(NamedTuple):
 
 
 class DistributedWriter:
-    """Lays out each rank's `distrib_optim.pt`, and its weights as parts of buffers.
-
-    Attributes:
-        placed: keys of the tensors that were laid out.
-    """
+    """Lays out each rank's `distrib_optim.pt`, and its weights as parts of buffers."""
 
     def __init__(
         self,
@@ -68,7 +60,7 @@ class DistributedWriter:
         args: Arguments,
     ) -> None:
         """Take how tensors are cut, the form of buffers, and the job that is to load them."""
-        self.placed: set[str] = set()
+        self.placed: set[str] = set()  # keys of the tensors that were laid out
         self._parts = parts
         self._content = parts.content
         self._form = form

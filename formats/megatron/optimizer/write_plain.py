@@ -24,14 +24,10 @@ _TENSORS = (TensorRef, SubclassRef, Composite)
 
 
 class PlainWriter:
-    """Lays out what each rank's `model_optim_rng.pt` holds of the optimizers.
-
-    Attributes:
-        placed: keys of the tensors that were laid out.
-    """
+    """Lays out what each rank's `model_optim_rng.pt` holds of the optimizers."""
 
     def __init__(self, parts: Parts, found: Optimizers) -> None:
-        self.placed: set[str] = set()
+        self.placed: set[str] = set()  # keys of the tensors that were laid out
         self._parts = parts
         self._content = parts.content
         self._found = found

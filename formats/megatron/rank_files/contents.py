@@ -22,33 +22,20 @@ Firsts = Mapping[Stage, Mapping[str, int]]
 
 
 class ModelTensor(NamedTuple):
-    """A tensor of the model on one rank.
+    """A tensor of the model on one rank."""
 
-    Attributes:
-        local: as the rank's file will have it; where its elements are is not said.
-        weight: its name in the whole model; the embedding's for a copy of it.
-        item: its place in the file.
-        wanted: the whole tensor.
-    """
-
-    local: LocalTensor
-    weight: str
-    item: RankFileItem
-    wanted: TargetTensor
+    local: LocalTensor  # as the rank's file will have it; where its elements are is not said
+    weight: str  # its name in the whole model; the embedding's for a copy of it
+    item: RankFileItem  # its place in the file
+    wanted: TargetTensor  # the whole tensor
 
 
 class RankModel(NamedTuple):
-    """What one rank holds of the model.
+    """What one rank holds of the model."""
 
-    Attributes:
-        at: the rank.
-        chunks: all places of each model chunk, in order.
-        held: the tensors that stand there, in order.
-    """
-
-    at: Coordinate
-    chunks: list[list[RankFileItem]]
-    held: list[ModelTensor]
+    at: Coordinate  # the rank
+    chunks: list[list[RankFileItem]]  # all places of each model chunk, in order
+    held: list[ModelTensor]  # the tensors that stand there, in order
 
     @property
     def parameters(self) -> list[ModelTensor]:

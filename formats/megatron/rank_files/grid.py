@@ -35,14 +35,10 @@ class Coordinate(NamedTuple):
 
 
 class Arguments:
-    """The pickled command line (`args`), read and never trusted.
-
-    Attributes:
-        record: as pickled: the inert stand-in of a namespace, or a dict.
-    """
+    """The pickled command line (`args`), read and never trusted."""
 
     def __init__(self, record: Any = None) -> None:
-        self.record = record
+        self.record = record  # as pickled: the inert stand-in of a namespace, or a dict
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return one argument as inert data; `default` where it was not recorded or is None."""
@@ -62,23 +58,14 @@ class Arguments:
 
 
 class MegatronGrid(NamedTuple):
-    """The sizes of the groups of ranks.
+    """The sizes of the groups of ranks."""
 
-    Attributes:
-        tp: tensor-parallel ranks.
-        pp: pipeline stages.
-        ep: expert-parallel ranks.
-        etp: tensor-parallel ranks of the experts.
-        cp: context-parallel ranks.
-        dp: data-parallel ranks; None where not recorded.
-    """
-
-    tp: int
-    pp: int
-    ep: int
-    etp: int
-    cp: int = 1
-    dp: int | None = None
+    tp: int  # tensor-parallel ranks
+    pp: int  # pipeline stages
+    ep: int  # expert-parallel ranks
+    etp: int  # tensor-parallel ranks of the experts
+    cp: int = 1  # context-parallel ranks
+    dp: int | None = None  # data-parallel ranks; None where not recorded
 
     @property
     def world(self) -> int | None:

@@ -23,27 +23,19 @@ WRITTEN = object()
 
 
 class RankFrame(NamedTuple):
-    """What a rank's `model_optim_rng.pt` holds beside tensors that are laid out.
+    """What a rank's `model_optim_rng.pt` holds beside tensors that are laid out."""
 
-    Attributes:
-        root: by key, in the file's order; `WRITTEN` for `model` (all chunks) and `optimizer`.
-        extra: returns what a module keeps beside its weights (`_extra_state`), by chunk and place.
-        ordered: whether a chunk is an ordered dict, as torch's `state_dict` is.
-    """
-
+    # by key, in the file's order; `WRITTEN` for `model` (all chunks) and `optimizer`
     root: Mapping[Any, Any]
+    # returns what a module keeps beside its weights (`_extra_state`), by chunk and place
     extra: Callable[[int, RankFileItem], Any] = lambda chunk, item: None
-    ordered: bool = True
+    ordered: bool = True  # whether a chunk is an ordered dict, as torch's `state_dict` is
 
 
 class RankStates(Protocol):
-    """The state of every rank that is not the model's or the optimizer's.
+    """The state of every rank that is not the model's or the optimizer's."""
 
-    Attributes:
-        placed: keys of tensors and names of objects of the source that it holds.
-    """
-
-    placed: set[str]
+    placed: set[str]  # keys of tensors and names of objects of the source that it holds
 
     def frame(self, at: Coordinate, *, trained: bool) -> RankFrame:
         """Return what a rank's file holds; `trained` says whether its optimizer is laid out."""
@@ -60,59 +52,37 @@ class RankStates(Protocol):
 
 @dataclass(kw_only=True)
 class RankFilesJob:
-    """A job whose files are to be written.
+    """A job whose files are to be written."""
 
-    Attributes:
-        given: what is converted, as the source has it.
-        content: tensors of the model and its optimizer under the names of the job's own modules,
-            with the padding of the target.
-        layout: of the job that `order` is of.
-        target: the layout that is written.
-        order: of the modules on every stage of `layout`.
-        rules: how tensors are cut.
-        args: of the job that is to load the files.
-        tied: whether a last stage without an output layer of its own has a copy of the embedding.
-        optimizer: None where none is laid out.
-        states: of the ranks.
-        names: of the source's tensors and objects that must have a place.
-        notes: what is worth knowing.
-    """
-
-    given: Content
+    given: Content  # what is converted, as the source has it
+    # tensors of the model and its optimizer under the names of the job's own modules, with the
+    # padding of the target
     content: Content
-    layout: MegatronLayout
-    target: TargetLayout
-    order: Order
-    rules: Rules
-    args: Arguments
+    layout: MegatronLayout  # of the job that `order` is of
+    target: TargetLayout  # the layout that is written
+    order: Order  # of the modules on every stage of `layout`
+    rules: Rules  # how tensors are cut
+    args: Arguments  # of the job that is to load the files
+    # whether a last stage without an output layer of its own has a copy of the embedding
     tied: bool
-    optimizer: JobOptimizer | None
-    states: RankStates
-    names: Sequence[str]
-    notes: Sequence[Finding]
+    optimizer: JobOptimizer | None  # None where none is laid out
+    states: RankStates  # of the ranks
+    names: Sequence[str]  # of the source's tensors and objects that must have a place
+    notes: Sequence[Finding]  # what is worth knowing
 
 
 @dataclass(kw_only=True)
 class SharedState:
-    """The state of all ranks of a job whose source has it once (fits `RankStates`).
+    """The state of all ranks of a job whose source has it once (fits `RankStates`)."""
 
-    Attributes:
-        keys: of a rank's file, in its order; what `root` holds beyond them follows.
-        root: what all ranks share.
-        arguments: of the job.
-        grid: its ranks.
-        random: random streams of each rank, where there are any to go on with.
-        ordered: see `RankFrame`.
-        placed: see `RankStates`.
-    """
-
-    keys: Sequence[str]
-    root: Mapping[Any, Any]
-    arguments: Mapping[str, Any]
-    grid: MegatronGrid
+    keys: Sequence[str]  # of a rank's file, in its order; what `root` holds beyond them follows
+    root: Mapping[Any, Any]  # what all ranks share
+    arguments: Mapping[str, Any]  # of the job
+    grid: MegatronGrid  # its ranks
+    # random streams of each rank, where there are any to go on with
     random: Mapping[Coordinate, CopiedTree] = field(default_factory=dict)
-    ordered: bool = True
-    placed: set[str]
+    ordered: bool = True  # see `RankFrame`
+    placed: set[str]  # see `RankStates`
 
     def frame(self, at: Coordinate, *, trained: bool) -> RankFrame:
         """Return what a rank's file holds; its arguments say which rank it is, where known."""

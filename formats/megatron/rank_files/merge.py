@@ -44,40 +44,30 @@ _STAGES = 1 << 20
 
 
 class Merging:
-    """What all ranks hold, merged.
-
-    Attributes:
-        chunks: model chunks a pipeline stage.
-        counts: layers on each chunk of each stage.
-        firsts: number in the model of the first layer of each stack on each stage.
-        experts: how many experts each expert-parallel rank holds; 0 without experts.
-        tensors: by key.
-        elsewhere: (file, stored name) of what is stored under another name than the first part.
-        aliases: key of a copy of the embedding -> key of the embedding, where weights are tied.
-        objects: non-tensor state of every rank.
-        names: dotted names of that state.
-        counters: steps that it shows.
-        found: what is wrong.
-        notes: what is worth knowing.
-    """
+    """What all ranks hold, merged."""
 
     def __init__(self, read: RankDirectories, rules: Rules) -> None:
         self.grid, self.args = read.grid, read.args
-        self.tensors: dict[str, TensorInfo] = {}
+        self.tensors: dict[str, TensorInfo] = {}  # by key
+        # (file, stored name) of what is stored under another name than the first part
         self.elsewhere: set[tuple[str, str]] = set()
+        # key of a copy of the embedding -> key of the embedding, where weights are tied
         self.aliases: dict[str, str] = {}
-        self.objects: dict[str, ObjectInfo] = {}
-        self.names: list[str] = []
-        self.counters: list[Scalar] = []
-        self.found: list[Finding] = []
-        self.notes: list[Finding] = []
+        self.objects: dict[str, ObjectInfo] = {}  # non-tensor state of every rank
+        self.names: list[str] = []  # dotted names of that state
+        self.counters: list[Scalar] = []  # steps that it shows
+        self.found: list[Finding] = []  # what is wrong
+        self.notes: list[Finding] = []  # what is worth knowing
         held = [local for rank in read.ranks for local in rank.held]
+        # model chunks a pipeline stage
         self.chunks = max((local.chunk for local in held), default=0) + 1
         if self.chunks * self.grid.pp > _STAGES:
             what = f"{self.grid.pp} pipeline stages of {self.chunks} chunks cannot be"
             raise CorruptError(what, kind="bad-metadata")
-        self.counts: Counts = {}
+        self.counts: Counts = {}  # layers on each chunk of each stage
+        # number in the model of the first layer of each stack on each stage
         self.firsts = self._number_layers(read.ranks)
+        # how many experts each expert-parallel rank holds; 0 without experts
         self.experts = self._count_experts(held)
         self._expert_shares = self.grid.expert_parts()
         self._known: dict[tuple[Stage, int, str], str] = {}

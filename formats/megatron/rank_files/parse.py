@@ -24,50 +24,31 @@ _MISSING = 64
 
 @dataclass
 class Rank:
-    """One directory, parsed.
+    """One directory, parsed."""
 
-    Attributes:
-        number: its place among the directories of a complete checkpoint.
-        at: its coordinate.
-        stream: its `model_optim_rng.pt`.
-        held: the model's tensors in it, in the order of the model.
-        rest: what else stands among them, by chunk key.
-        distributed: its `distrib_optim.pt`, where it has one.
-        others: further torch.save files in it, such as `layer_wise_optimizer_0.pt`.
-    """
-
-    number: int
-    at: Coordinate
-    stream: TorchStream
-    held: list[LocalTensor]
-    rest: dict[str, Any]
-    distributed: TorchStream | None = None
+    number: int  # its place among the directories of a complete checkpoint
+    at: Coordinate  # its coordinate
+    stream: TorchStream  # its `model_optim_rng.pt`
+    held: list[LocalTensor]  # the model's tensors in it, in the order of the model
+    rest: dict[str, Any]  # what else stands among them, by chunk key
+    distributed: TorchStream | None = None  # its `distrib_optim.pt`, where it has one
+    # further torch.save files in it, such as `layer_wise_optimizer_0.pt`
     others: list[TorchStream] = field(default_factory=list)
 
 
 @dataclass
 class RankDirectories:
-    """All directories.
+    """All directories."""
 
-    Attributes:
-        grid: sizes of the groups of ranks.
-        args: of the job.
-        ranks: that could be read, first copies first: by stage, expert rank and tensor rank.
-        streams: of every file that could be parsed, without its tree.
-        numbers: by file: the number of its rank.
-        members: every file that belongs to the checkpoint.
-        found: what is wrong.
-        notes: what is worth knowing.
-    """
-
-    grid: MegatronGrid
-    args: Arguments
+    grid: MegatronGrid  # sizes of the groups of ranks
+    args: Arguments  # of the job
+    # that could be read, first copies first: by stage, expert rank and tensor rank
     ranks: list[Rank]
-    streams: dict[str, TorchStream]
-    numbers: dict[str, int]
-    members: set[str]
-    found: list[Finding]
-    notes: list[Finding]
+    streams: dict[str, TorchStream]  # of every file that could be parsed, without its tree
+    numbers: dict[str, int]  # by file: the number of its rank
+    members: set[str]  # every file that belongs to the checkpoint
+    found: list[Finding]  # what is wrong
+    notes: list[Finding]  # what is worth knowing
 
 
 def read_ranks(source: Source) -> RankDirectories:

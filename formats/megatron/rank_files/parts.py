@@ -19,25 +19,16 @@ from .tensor_names import is_expert, is_stacked
 
 
 class _Cut(NamedTuple):
-    """How one tensor, and all state of its shape, is cut.
+    """How one tensor, and all state of its shape, is cut."""
 
-    Attributes:
-        whole: the shape that is divided over tensor ranks: of an expert rank's own experts.
-        split: how.
-        parts: over how many.
-        part: the shape of a part.
-        shape: the one in which a rank's file has it.
-        strides: of that, dense.
-        stacked: whether it holds experts, as its first axis.
-    """
-
+    # the shape that is divided over tensor ranks: of an expert rank's own experts
     whole: tuple[int, ...]
-    split: Split
-    parts: int
-    part: tuple[int, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    stacked: bool
+    split: Split  # how
+    parts: int  # over how many
+    part: tuple[int, ...]  # the shape of a part
+    shape: tuple[int, ...]  # the one in which a rank's file has it
+    strides: tuple[int, ...]  # of that, dense
+    stacked: bool  # whether it holds experts, as its first axis
 
 
 class Parts:

@@ -39,19 +39,12 @@ _HEADS = {
 
 
 class LocalTensor(NamedTuple):
-    """A tensor of the model as one rank holds it.
+    """A tensor of the model as one rank holds it."""
 
-    Attributes:
-        chunk: which model chunk of the stage.
-        name: as the file spells it.
-        ref: where its elements are.
-        kind: parameter or buffer.
-    """
-
-    chunk: int
-    name: str
-    ref: TensorRef
-    kind: Kind
+    chunk: int  # which model chunk of the stage
+    name: str  # as the file spells it
+    ref: TensorRef  # where its elements are
+    kind: Kind  # parameter or buffer
 
     @property
     def expert(self) -> bool:

@@ -30,35 +30,21 @@ from ftckpt.formats.torch_files.values import TensorRef
 
 
 class RankPart(NamedTuple):
-    """What one rank holds of one tensor.
+    """What one rank holds of one tensor."""
 
-    Attributes:
-        entry: the rank, the file and the elements.
-        share: which of the parts over tensor-parallel ranks.
-        experts: the part's first expert, where it holds all experts of its rank.
-    """
-
-    entry: RankEntry
-    share: int
-    experts: int | None = None
+    entry: RankEntry  # the rank, the file and the elements
+    share: int  # which of the parts over tensor-parallel ranks
+    experts: int | None = None  # the part's first expert, where it holds all experts of its rank
 
 
 class WholeTensor(NamedTuple):
-    """One tensor of the whole model, before its parts are put together.
+    """One tensor of the whole model, before its parts are put together."""
 
-    Attributes:
-        identity: what it is.
-        rule_name: the weight's name, by which the rule is found.
-        parts: over how many tensor-parallel ranks it is cut, if it is.
-        experts: how many experts it holds, where it holds them all.
-        number: whether it is a single number that every rank has.
-    """
-
-    identity: TensorIdentity
-    rule_name: str
-    parts: int
-    experts: int | None = None
-    number: bool = False
+    identity: TensorIdentity  # what it is
+    rule_name: str  # the weight's name, by which the rule is found
+    parts: int  # over how many tensor-parallel ranks it is cut, if it is
+    experts: int | None = None  # how many experts it holds, where it holds them all
+    number: bool = False  # whether it is a single number that every rank has
 
 
 def put_together(

@@ -56,19 +56,12 @@ Buckets = Mapping[int, Mapping[str, Bucket]]
 
 
 class Owned(NamedTuple):
-    """What one rank has of one parameter.
+    """What one rank has of one parameter."""
 
-    Attributes:
-        boxes: the boxes of its own part, in the order of that part.
-        buckets: of the buffer that it is in.
-        slot: where it is there.
-        replica: 0 for the first rank that has these boxes, then 1, 2, …
-    """
-
-    boxes: tuple[Box, ...]
-    buckets: Buckets
-    slot: Slot
-    replica: int
+    boxes: tuple[Box, ...]  # the boxes of its own part, in the order of that part
+    buckets: Buckets  # of the buffer that it is in
+    slot: Slot  # where it is there
+    replica: int  # 0 for the first rank that has these boxes, then 1, 2, …
 
 
 class BucketPieces(LazyPieces):

@@ -22,15 +22,10 @@ _FIRST, _SECOND = ".linear_fc1.weight", ".linear_fc2.weight"
 
 
 class TensorCut(NamedTuple):
-    """A part of a tensor.
+    """A part of a tensor."""
 
-    Attributes:
-        box: of the whole tensor.
-        tp: the tensor rank that has it, among the experts' where the tensor is of an expert.
-    """
-
-    box: Box
-    tp: int
+    box: Box  # of the whole tensor
+    tp: int  # the tensor rank that has it, among the experts' where the tensor is of an expert
 
 
 class TensorCuts:

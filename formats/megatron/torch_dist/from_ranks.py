@@ -93,21 +93,15 @@ def job_of_ranks(content: Content) -> TorchDistJob:
 
 
 class StoredTensors:
-    """The tensors under their names on disk.
-
-    Attributes:
-        named: by key.
-        steps: keys of the source's counters of steps.
-        unplaced: keys of what torch_dist has no place for.
-    """
+    """The tensors under their names on disk."""
 
     def __init__(self, content: Content, args: Arguments, inside: frozenset[str]) -> None:
         weights = {w.name for w in content.tensors.values() if w.component == "model"}
         self._spelling = JobNames(weights, args)
         self._homogeneous = _is_homogeneous(args)
-        self.named: dict[str, TargetTensor] = {}
-        self.steps: list[str] = []
-        self.unplaced: list[str] = []
+        self.named: dict[str, TargetTensor] = {}  # by key
+        self.steps: list[str] = []  # keys of the source's counters of steps
+        self.unplaced: list[str] = []  # keys of what torch_dist has no place for
         for key, wanted in content.tensors.items():
             if wanted.component in ("model", "optimizer"):
                 self._place(key, wanted, weights, content)
@@ -169,9 +163,7 @@ class _State:
     """The state that is not a tensor of a parameter's.
 
     Attributes:
-        inside: names at the top of a rank's file whose tensors lie in objects that are written.
         unplaced: names of objects that torch_dist has no place for.
-        notes: what is worth knowing.
     """
 
     def __init__(self, content: Content, ranks: FirstRanks) -> None:
@@ -181,8 +173,9 @@ class _State:
         stream = ranks.stream(self._first)
         chunks = set(chunk_keys(stream.tree).values())
         self._tree = {key: v for key, v in stream.tree.items() if key not in chunks}
+        # names at the top of a rank's file whose tensors lie in objects that are written
         self.inside = frozenset(map(str, (*self._tree, *chunks)))
-        self.notes: list[Finding] = []
+        self.notes: list[Finding] = []  # what is worth knowing
         self.unplaced = [
             name
             for name in content.objects

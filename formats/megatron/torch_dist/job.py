@@ -36,17 +36,11 @@ NEEDED = ("args", "checkpoint_version", "iteration", _METADATA)
 
 
 class Blob(NamedTuple):
-    """One byte item of a store, or a file of its own.
+    """One byte item of a store, or a file of its own."""
 
-    Attributes:
-        tree: what torch.save is to write.
-        stored: where the source has it, if it is copied as it is.
-        transforms: to undo there.
-    """
-
-    tree: Any = None
-    stored: Extent | None = None
-    transforms: tuple[str, ...] = ()
+    tree: Any = None  # what torch.save is to write
+    stored: Extent | None = None  # where the source has it, if it is copied as it is
+    transforms: tuple[str, ...] = ()  # to undo there
 
     def segments(self, base: int = 0, folder: str = "archive") -> list[Segment]:
         """Return its bytes.
@@ -65,21 +59,14 @@ class Blob(NamedTuple):
 
 @dataclass
 class Common:
-    """The common state.
+    """The common state."""
 
-    Attributes:
-        root: the dict; a value may be `CopiedTree`.
-        storages: of the tensors in values that are not.
-        file: whether it is a file beside the store (up to core 0.18) or an object in it.
-        stored: where the source has it, as it is.
-        transforms: to undo there.
-    """
-
-    root: dict[Any, Any]
+    root: dict[Any, Any]  # the dict; a value may be `CopiedTree`
+    # of the tensors in values that are not
     storages: Mapping[str, StoredStorage] = field(default_factory=dict)
-    file: bool = True
-    stored: Extent | None = None
-    transforms: tuple[str, ...] = ()
+    file: bool = True  # whether it is a file beside the store (up to core 0.18) or an object in it
+    stored: Extent | None = None  # where the source has it, as it is
+    transforms: tuple[str, ...] = ()  # to undo there
 
     @property
     def args(self) -> Arguments:
@@ -144,42 +131,28 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchDistJob:
-    """A source as a writer of torch_dist sees it.
+    """A source as a writer of torch_dist sees it."""
 
-    Attributes:
-        content: the tensors under their names on disk; of the objects those that the result will
-            have byte for byte.
-        layout: how the job was laid out.
-        common: the state that all ranks share; None where the source has none.
-        form_of: how a tensor is to be stored.
-        weight_of: name of the weight that a tensor is, or is state of.
-        as_stored: keys of tensors that are stored under a name of their own.
-        objects: every byte item but the common state, by name.
-        random: by name: the stage and tensor rank whose RNG state an item is.
-        beside: files of the source that go with the store.
-        further: files that go with it and are not the source's as they are.
-        configuration: of the store: the content of `metadata.json`.
-        master: how the optimizer calls an fp32 copy of a weight.
-        unplaced: names of what has no place.
-        notes: what is worth knowing.
-        rows: of the vocabulary that are no padding, where the source shows it.
-    """
-
+    # the tensors under their names on disk; of the objects those that the result will have byte for
+    # byte
     content: Content
-    layout: MegatronLayout
-    common: Common | None
-    form_of: Callable[[TargetTensor], StoredForm]
-    weight_of: Callable[[TargetTensor], str]
+    layout: MegatronLayout  # how the job was laid out
+    common: Common | None  # the state that all ranks share; None where the source has none
+    form_of: Callable[[TargetTensor], StoredForm]  # how a tensor is to be stored
+    weight_of: Callable[[TargetTensor], str]  # name of the weight that a tensor is, or is state of
+    # keys of tensors that are stored under a name of their own
     as_stored: Mapping[str, str] = field(default_factory=dict)
+    # every byte item but the common state, by name
     objects: Mapping[str, Blob] = field(default_factory=dict)
+    # by name: the stage and tensor rank whose RNG state an item is
     random: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    beside: Sequence[str] = ()
-    further: Sequence[OutputFile] = ()
-    configuration: bytes = b""
-    master: str = "param"
-    unplaced: Sequence[str] = ()
-    notes: Sequence[Finding] = ()
-    rows: int | None = None
+    beside: Sequence[str] = ()  # files of the source that go with the store
+    further: Sequence[OutputFile] = ()  # files that go with it and are not the source's as they are
+    configuration: bytes = b""  # of the store: the content of `metadata.json`
+    master: str = "param"  # how the optimizer calls an fp32 copy of a weight
+    unplaced: Sequence[str] = ()  # names of what has no place
+    notes: Sequence[Finding] = ()  # what is worth knowing
+    rows: int | None = None  # of the vocabulary that are no padding, where the source shows it
 
 
 def numbered(optimizer: Any) -> dict[Any, Mapping[Any, Any]]:

@@ -38,15 +38,10 @@ _VIEW_BYTES = 1 << 10
 
 
 class NamePattern(NamedTuple):
-    """A logical name with places for numbers.
+    """A logical name with places for numbers."""
 
-    Attributes:
-        pattern: for `%`, with a `%d` for each leading axis of the stored tensor.
-        axes: how many leading axes are numbers of the name.
-    """
-
-    pattern: str
-    axes: int = 0
+    pattern: str  # for `%`, with a `%d` for each leading axis of the stored tensor
+    axes: int = 0  # how many leading axes are numbers of the name
 
     def name(self, numbers: tuple[int, ...]) -> str:
         """Return the logical name of one layer, or of one expert of it."""
@@ -69,17 +64,11 @@ def spelling(name: str) -> NamePattern:
 
 
 class StoredForm(NamedTuple):
-    """How a parameter is stored.
+    """How a parameter is stored."""
 
-    Attributes:
-        layers: whether the layers are stacked on a leading axis.
-        experts: whether the experts are.
-        halves: whether gate and up of a gated MLP are two stored tensors.
-    """
-
-    layers: bool = True
-    experts: bool = True
-    halves: bool = False
+    layers: bool = True  # whether the layers are stacked on a leading axis
+    experts: bool = True  # whether the experts are
+    halves: bool = False  # whether gate and up of a gated MLP are two stored tensors
 
 
 def form_of(stored: str) -> StoredForm:

@@ -22,11 +22,7 @@ _LAST = ("decoder.final_layernorm.", "decoder.final_norm.", "output_layer.", "mt
 
 
 class Owners:
-    """The ranks of one job.
-
-    Attributes:
-        world: how many.
-    """
+    """The ranks of one job."""
 
     def __init__(self, grid: MegatronGrid, layers: Counts, experts: int) -> None:
         """Prepare.
@@ -40,7 +36,7 @@ class Owners:
         least = lcm(grid.tp, grid.etp * grid.ep) // grid.tp if experts else 1
         self._copies = grid.dense_ranks if grid.dp is not None else max(least, grid.cp)
         self._stage = grid.tp * self._copies
-        self.world = self._stage * grid.pp
+        self.world = self._stage * grid.pp  # how many
         self._of_layer: dict[int, int] = {}
         for stage, first in offsets(layers).items():
             for number in range(first, first + layers[stage]):

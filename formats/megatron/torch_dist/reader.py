@@ -44,18 +44,12 @@ _GATHERED = re.compile(
 
 @dataclass(kw_only=True, repr=False)
 class MegatronDistCheckpoint(DcpCheckpoint):
-    """An opened torch_dist checkpoint; `meta` has the store's own names and shapes.
-
-    Attributes:
-        unmapped: why the optimizer's state is not given to parameters; "" where it is.
-        bound: whether the optimizer's state lies in buffers of the ranks that wrote it.
-        common_beside: whether the common state was saved to a file beside the store.
-    """
+    """An opened torch_dist checkpoint; `meta` has the store's own names and shapes."""
 
     format: ClassVar[str] = "megatron-dist"
-    unmapped: str = ""
-    bound: bool = False
-    common_beside: bool = False
+    unmapped: str = ""  # why the optimizer's state is not given to parameters; "" where it is
+    bound: bool = False  # whether the optimizer's state lies in buffers of the ranks that wrote it
+    common_beside: bool = False  # whether the common state was saved to a file beside the store
 
     @property
     def loads_at_any_world(self) -> bool:

@@ -57,15 +57,10 @@ _RANDOM = re.compile(r"(?:.*[._])?rng_state/shard_(\d{1,7})\.(\d{1,7})(?:_[\d.]+
 
 
 class OfGroup(NamedTuple):
-    """What a name says of state that a group of ranks recorded of its optimizer.
+    """What a name says of state that a group of ranks recorded of its optimizer."""
 
-    Attributes:
-        number: of the optimizer; None for one alone.
-        leaf: which state.
-    """
-
-    number: int | None
-    leaf: str
+    number: int | None  # of the optimizer; None for one alone
+    leaf: str  # which state
 
 
 def of_group(name: str) -> OfGroup | None:
@@ -142,16 +137,12 @@ def _require_mapped(checkpoint: MegatronDistCheckpoint, left: list[str]) -> None
 
 
 class _Tensors:
-    """How the source stores its tensors.
-
-    Attributes:
-        own: by key: the stored name of what is not part of the model or its optimizer.
-        buckets: keys of optimizer state that is not a parameter's.
-    """
+    """How the source stores its tensors."""
 
     def __init__(self, content: Content) -> None:
+        # by key: the stored name of what is not part of the model or its optimizer
         self.own: dict[str, str] = {}
-        self.buckets: list[str] = []
+        self.buckets: list[str] = []  # keys of optimizer state that is not a parameter's
         self._forms: dict[str, StoredForm] = {}
         for key, wanted in content.tensors.items():
             info = _source(content, wanted)

@@ -29,33 +29,20 @@ _MOMENTS = {Kind.EXP_AVG: "exp_avg", Kind.EXP_AVG_SQ: "exp_avg_sq"}
 
 
 class StackedTensor(NamedTuple):
-    """One logical tensor of a stored one.
+    """One logical tensor of a stored one."""
 
-    Attributes:
-        key: its key.
-        place: on the leading axes.
-        box: the part of it that is stored here.
-    """
-
-    key: str
-    place: tuple[int, ...]
-    box: Box
+    key: str  # its key
+    place: tuple[int, ...]  # on the leading axes
+    box: Box  # the part of it that is stored here
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as the store has it.
+    """A tensor as the store has it."""
 
-    Attributes:
-        name: in the store.
-        dtype: of its elements.
-        shape: with leading axes.
-        members: the logical tensors that fill it.
-    """
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    members: tuple[StackedTensor, ...]
+    name: str  # in the store
+    dtype: DType  # of its elements
+    shape: tuple[int, ...]  # with leading axes
+    members: tuple[StackedTensor, ...]  # the logical tensors that fill it
 
 
 class _Form(NamedTuple):

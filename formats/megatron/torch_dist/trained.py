@@ -36,19 +36,12 @@ _HINT = (
 
 
 class TorchDistOptimizer(NamedTuple):
-    """What is to be written of an optimizer.
+    """What is to be written of an optimizer."""
 
-    Attributes:
-        root: the state that all ranks share, its optimizers as a store has them.
-        optimizers: those, by number; one alone has the number None.
-        tensors: what they keep of parameters, under the model's own names.
-        placed: keys of the source's tensors and names of its objects that this holds.
-    """
-
-    root: Mapping[Any, Any]
-    optimizers: Mapping[Any, Mapping[Any, Any]]
-    tensors: Sequence[TargetTensor]
-    placed: frozenset[str]
+    root: Mapping[Any, Any]  # the state that all ranks share, its optimizers as a store has them
+    optimizers: Mapping[Any, Mapping[Any, Any]]  # those, by number; one alone has the number None
+    tensors: Sequence[TargetTensor]  # what they keep of parameters, under the model's own names
+    placed: frozenset[str]  # keys of the source's tensors and names of its objects that this holds
 
 
 def trained_of(content: Content, whole: WholeModel) -> TorchDistOptimizer | None:

@@ -93,23 +93,15 @@ def _job(content: Content) -> TorchDistJob:
 
 
 class _Store:
-    """Files and metadata, as they grow.
-
-    Attributes:
-        files: of the ranks.
-        tensors: by stored name.
-        objects: places of byte items by name.
-        content: what the store holds.
-        notes: on what it holds otherwise than the source.
-    """
+    """Files and metadata, as they grow."""
 
     def __init__(self, job: TorchDistJob, target: TargetLayout, request: LayoutRequest) -> None:
-        self.content = job.content
+        self.content = job.content  # what the store holds
         weights = {w.name: w for w in job.content.tensors.values() if w.component == "model"}
         self._job = job
         self._cuts = TensorCuts(weights, target.grid, request.rules)
         self._arguments = dict(target.arguments)
-        self.notes: list[Finding] = []
+        self.notes: list[Finding] = []  # on what it holds otherwise than the source
         true = request.true_vocab_size or job.rows
         if true is not None:
             args, tp = job.layout.args, target.grid.tp
@@ -121,9 +113,9 @@ class _Store:
             self._cuts = TensorCuts(weights, target.grid, request.rules)
         experts = job.layout.experts * job.layout.grid.ep
         self._owners = Owners(target.grid, target.layers, experts)
-        self.files = RankFiles(self._owners.world)
-        self.tensors: dict[str, TensorItems] = {}
-        self.objects: dict[str, ItemPlace] = {}
+        self.files = RankFiles(self._owners.world)  # of the ranks
+        self.tensors: dict[str, TensorItems] = {}  # by stored name
+        self.objects: dict[str, ItemPlace] = {}  # places of byte items by name
 
     def add_objects(self, kept: RankState) -> None:
         """Place the byte items: those of a rank or a layer with their owners, others first."""
