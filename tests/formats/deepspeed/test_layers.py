@@ -90,12 +90,12 @@ def test_each_slice_has_its_own_under_the_name_of_its_layer(tmp_path: Path) -> N
     assert_sound(source)
 
 
-@pytest.mark.parametrize("request", [{"dp": 1}, {"dp": 3}])
-def test_other_partitions_keep_it(request: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{"dp": 1}, {"dp": 3}])
+def test_other_partitions_keep_it(change: dict[str, int], tmp_path: Path) -> None:
     extra = {**TRUE, "deep": {"scale": torch.tensor([2.0, 3.0]), "n": 1}}
     source = saved(tmp_path / "a", grid(), TRAINED, extra)
-    result = written(DeepSpeedWriter(), source, tmp_path / "b", **request)
-    truth = saved(tmp_path / "c", grid(dp=request["dp"]), TRAINED, extra)
+    result = written(DeepSpeedWriter(), source, tmp_path / "b", **change)
+    truth = saved(tmp_path / "c", grid(dp=change["dp"]), TRAINED, extra)
     assert trees(result) == trees(truth)
     assert set(result.tensors) == set(truth.tensors)
 

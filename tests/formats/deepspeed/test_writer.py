@@ -198,7 +198,7 @@ def test_what_was_dropped_is_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "request", "kind", "says"),
+    ("name", "change", "kind", "says"),
     [
         ("z1", {"true_vocab_size": 5}, UsageError, "keeps its padding"),
         ("z1", {"tp": 2}, UnsupportedError, "--tp 2"),
@@ -209,10 +209,10 @@ def test_what_was_dropped_is_not_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_wish_that_cannot_be_granted(
-    name: str, request: dict[str, int], kind: type[FtckptError], says: str
+    name: str, change: dict[str, int], kind: type[FtckptError], says: str
 ) -> None:
     with pytest.raises(kind, match=says):
-        layout(opened(tag(name)), **request)
+        layout(opened(tag(name)), **change)
 
 
 def test_another_format_says_no_order(tmp_path: Path) -> None:
