@@ -23,6 +23,7 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.storage import StoreOptions
 from ftckpt.verification.records import check_records
 from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.workers.work import Work
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
 
 def verify(path: Path, threads: int) -> int:
     checkpoint = open_target(str(path), FORMATS, StoreOptions()).open()
-    result = check_records(checkpoint, emit=lambda found: None, jobs=threads)
+    result = check_records(checkpoint, emit=lambda found: None, work=Work(threads=threads))
     assert result.ok
     assert result.evidence == "crc32"
     return result.bytes_read

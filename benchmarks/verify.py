@@ -26,6 +26,7 @@ from ftckpt.manifest.seal import seal
 from ftckpt.storage import StoreOptions
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.workers.work import Work
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     with workplace(options.dir) as place:
         path = place / "step-1"
         save_dcp(path, parse_bytes(options.size))
-        seal(open_target(str(path), FORMATS, StoreOptions()).open(), jobs=threads)
+        seal(open_target(str(path), FORMATS, StoreOptions()).open(), work=Work(threads=threads))
         files = sorted(path.glob("*.distcp"))
         shares = shared(files, threads)
         warm(path)
@@ -73,7 +74,7 @@ def verify(path: Path, threads: int) -> int:
     checkpoint = open_target(str(path), FORMATS, StoreOptions()).open()
     manifest = find(checkpoint.source)
     assert manifest is not None
-    result = check_manifest(checkpoint.source, manifest, emit=print, jobs=threads)
+    result = check_manifest(checkpoint.source, manifest, emit=print, work=Work(threads=threads))
     assert result.ok
     return result.bytes_read
 

@@ -11,8 +11,6 @@ from ftckpt.commands.cli.bounds import (
     MemoryOption,
     RateOption,
     bound_memory,
-    job_count,
-    rate_limit,
 )
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import require_folder
@@ -68,20 +66,19 @@ def command(
     from ftckpt.manifest.seal import locate, seal, utc_now
     from ftckpt.storage import open_store
     from ftckpt.verification import Level, VerifyOptions, verify
+    from ftckpt.workers.work import Work
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
     here = open_store(manifest, invocation.stores).local_path() if manifest else None
     if here is not None:
         require_folder("--manifest", here)
-    threads, limiter = job_count(jobs), rate_limit(limit_rate)
+    work = Work.of(jobs, limit_rate, invocation.counter)
     checkpoint = open_checkpoint(invocation, path, newest=False)
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None
     # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
-    options = VerifyOptions(
-        level=Level(level.value), jobs=threads, limiter=limiter, use_manifest=False
-    )
-    report = verify(checkpoint, options, counter=invocation.counter)
+    options = VerifyOptions(level=Level(level.value), use_manifest=False)
+    report = verify(checkpoint, options, work=work)
     invocation.report(step=checkpoint.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:
         for found in report.findings:
@@ -90,15 +87,7 @@ def command(
             report.code, f"not sealed: {report.message}", report.hint or "ftckpt verify PATH"
         )
     checks = [PassedCheck(report.level, report.evidence, utc_now())]
-    sealed = seal(
-        checkpoint,
-        place=place,
-        force=force,
-        checks=checks,
-        jobs=threads,
-        limiter=limiter,
-        counter=invocation.counter,
-    )
+    sealed = seal(checkpoint, place=place, force=force, checks=checks, work=work)
     files = sealed.manifest.files
     message = (
         f"sealed {counted(len(files), 'file')}, {human_bytes(sum(f.size for f in files))}"

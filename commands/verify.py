@@ -12,8 +12,6 @@ from ftckpt.commands.cli.bounds import (
     MemoryOption,
     RateOption,
     bound_memory,
-    job_count,
-    rate_limit,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, complain, invoked
 from ftckpt.commands.cli.render import human_bytes, human_duration
@@ -123,6 +121,7 @@ def command(
     from ftckpt.manifest.locate import read_at
     from ftckpt.verification import Level, VerifyOptions
     from ftckpt.verification.places import PlaceCheck
+    from ftckpt.workers.work import Work
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
@@ -137,9 +136,6 @@ def command(
         strict=parse_strictness(strict or ()),
         fail_fast=fail_fast,
         sample=_share(sample),
-        jobs=job_count(jobs),
-        processes=job_count(jobs),
-        limiter=rate_limit(limit_rate),
         manifest=read_at(manifest, invocation.stores),
         against=_replica(invocation, against),
     )
@@ -153,7 +149,7 @@ def command(
         hostile=hostile_in,
         receipts=receipts if remember else None,
         stores=invocation.stores,
-        counter=invocation.counter,
+        work=Work.of(jobs, limit_rate, invocation.counter),
         watcher=_watcher(invocation, path, told, everything=all_),
     )
     try:

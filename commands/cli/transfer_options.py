@@ -207,7 +207,8 @@ def carry_out(
             refused.
     """
     from ftckpt.api.writing import prepare
-    from ftckpt.verification import VerifyOptions, verify
+    from ftckpt.verification import verify
+    from ftckpt.workers.work import Work
 
     bound_memory(run.max_memory)
     prepared = prepare(
@@ -231,8 +232,11 @@ def carry_out(
     limiter = rate_limit(run.limit_rate)
 
     def check() -> VerifyReport:
-        options = VerifyOptions(jobs=prepared.jobs, processes=prepared.jobs, limiter=limiter)
-        found = verify(checkpoint, options, counter=invocation.counter)
+        work = Work(
+            threads=prepared.jobs, processes=prepared.jobs, limiter=limiter,
+            counter=invocation.counter,
+        )  # fmt: skip
+        found = verify(checkpoint, work=work)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
             invocation.say(f"the source: {found.message}")

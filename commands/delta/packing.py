@@ -81,8 +81,9 @@ def pack_out(
     from ftckpt.delta.pack.worker_count import affordable
     from ftckpt.formats.delta.pack import pack_checkpoint
     from ftckpt.storage import open_store
-    from ftckpt.verification import VerifyOptions, verify
+    from ftckpt.verification import verify
     from ftckpt.workers.limits import parse_rate
+    from ftckpt.workers.work import Work
 
     from .answer import show
 
@@ -100,8 +101,8 @@ def pack_out(
     )
 
     def check(checkpoint: Checkpoint) -> VerifyReport:
-        options = VerifyOptions(jobs=jobs, processes=jobs, limiter=limiter)
-        found = verify(checkpoint, options, counter=invocation.counter)
+        work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=invocation.counter)
+        found = verify(checkpoint, work=work)
         if found.code is ExitCode.OK:
             invocation.say(f"{checkpoint.source.url}: {found.message}")
         else:

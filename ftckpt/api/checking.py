@@ -10,6 +10,7 @@ from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UnsafeError, Us
 from ftckpt.findings import listed, parse_strictness
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
+from ftckpt.workers.work import Work
 
 from .opening import STORES, chosen, job_count, opened, rate_limit
 from .tables import read_renames, read_rules
@@ -101,16 +102,13 @@ def verify(
             strict=parse_strictness([strict] if isinstance(strict, str) else strict),
             fail_fast=fail_fast,
             sample=parse_fraction(str(sample)) if sample else None,
-            jobs=job_count(jobs),
-            processes=job_count(jobs),
-            limiter=rate_limit(limit_rate),
             manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
             against=opened(against, stores) if against else None,
         ),
         hostile=hostile_in,
         receipts=receipts if remember else None,
         stores=stores,
-        counter=counter,
+        work=Work.of(jobs, limit_rate, counter),
         watcher=watcher or Watcher(),
     )
     if not isinstance(checkpoint, str):
@@ -158,19 +156,16 @@ def seal(
 
     target = opened(checkpoint, stores)
     place = sealing.locate(manifest, target.source.name, stores) if manifest else None
-    threads, limiter = job_count(jobs), rate_limit(limit_rate)
+    work = Work.of(jobs, limit_rate, counter)
     depth = chosen(Level, level, "--level")
     # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
-    options = VerifyOptions(level=depth, jobs=threads, limiter=limiter, use_manifest=False)
-    report = check(target, options, counter=counter)
+    options = VerifyOptions(level=depth, use_manifest=False)
+    report = check(target, options, work=work)
     if report.code is not ExitCode.OK:
         hint = report.hint or "ftckpt.verify(PATH).findings"
         raise error_of(report.code, f"not sealed: {report.message}", hint)
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
-    return sealing.seal(
-        target, place=place, force=force, checks=checks, jobs=threads, limiter=limiter,
-        counter=counter,
-    )  # fmt: skip
+    return sealing.seal(target, place=place, force=force, checks=checks, work=work)
 
 
 def diff(

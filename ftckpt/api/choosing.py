@@ -20,8 +20,9 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions
+from ftckpt.workers.work import Work
 
-from .opening import STORES, chosen, job_count, seconds
+from .opening import STORES, chosen, seconds
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
@@ -237,6 +238,6 @@ def checks_of(
         raise UsageError("--reuse is about a check of the content: add --verify content")
     if receipts and not wanted:
         raise UsageError("--receipts needs --reuse")
-    options = VerifyOptions(level, jobs=job_count(0), require_content=level is Level.VALUES)
+    options = VerifyOptions(level, require_content=level is Level.VALUES)
     age = Reuse(seconds(reuse, "--reuse"), receipts) if wanted else None
-    return Checks(options, stores, age, counter, note)
+    return Checks(options, stores, age, Work.of(counter=counter), note)

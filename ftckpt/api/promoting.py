@@ -14,8 +14,9 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
+from ftckpt.workers.work import Work
 
-from .opening import STORES, chosen, job_count, rate_limit
+from .opening import STORES, chosen
 
 if TYPE_CHECKING:
     from ftckpt.discovery.promotion import PointerMove
@@ -120,12 +121,12 @@ def promote(
     wanted = moves(root, name, step, tuple(pointer), backwards=backwards)
     if dry_run:
         return Promotion(url, step, wanted, (), dry_run=True)
-    options = VerifyOptions(depth, jobs=job_count(jobs), limiter=rate_limit(limit_rate))
+    work = Work.of(jobs, limit_rate, counter)
     reports = []
     with leased(root, name, actor()):
         opened = open_parts(root.store, child.parts)
         for one in opened:
-            reports.append(check_one(one, options, counter=counter))
+            reports.append(check_one(one, VerifyOptions(depth), work=work))
             if reports[-1].code is not ExitCode.OK:
                 return Promotion(url, step, (), reports, dry_run=False)
         step = opened[0].step if opened[0].step is not None else step

@@ -22,6 +22,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
+from ftckpt.workers.work import Work
 
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
@@ -192,7 +193,7 @@ def made_before(destination: str, stores: StoreOptions, counter: Counter) -> Ver
     made = target.open()
     if MANIFEST not in made.source.entries:
         return None
-    report = check_one(made, VerifyOptions(Level.CONTENT), counter=counter)
+    report = check_one(made, VerifyOptions(Level.CONTENT), work=Work(counter=counter))
     if report.code is not ExitCode.OK:
         raise RefusedError(
             f"{destination} was made by an earlier run and does not pass: {report.message}",

@@ -10,6 +10,7 @@ from ftckpt.errors import UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers.limits import parse_bytes
+from ftckpt.workers.work import Work
 
 from .opening import STORES, job_count, opened, rate_limit
 from .tables import read_renames, read_rules
@@ -332,13 +333,14 @@ def plan(laid_out: LaidOut, flags: WritingFlags) -> Planned:
 
 def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferReport:
     """Write and prove what is laid out, the source verified first (see `LaidOut.write`)."""
-    from ftckpt.verification import VerifyOptions, verify
+    from ftckpt.verification import verify
 
     limiter = rate_limit(flags.get("limit_rate", ""))
 
     def check() -> VerifyReport:
-        options = VerifyOptions(jobs=laid_out.jobs, processes=laid_out.jobs, limiter=limiter)
-        return verify(laid_out.checkpoint, options, counter=counter)
+        jobs = laid_out.jobs
+        work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
+        return verify(laid_out.checkpoint, work=work)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,

@@ -14,6 +14,7 @@ from ftckpt.manifest.locate import find
 from ftckpt.verification.blocks import check_blocks
 from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.verification.records import check_these
+from ftckpt.workers.work import Work
 
 from .record_sums import ReadSums, RecordIndex
 from .tensors import Reading
@@ -106,9 +107,15 @@ class DamageFinder:
             }
         found: list[Finding] = []
         self.bytes_read += check_these(
-            checkpoint, sorted(wanted, key=_place), emit=found.append,
-            jobs=self._reading.jobs, executor=self._reading.executor, limiter=self._reading.limiter,
-        )  # fmt: skip
+            checkpoint,
+            sorted(wanted, key=_place),
+            emit=found.append,
+            work=Work(
+                threads=self._reading.jobs,
+                executor=self._reading.executor,
+                limiter=self._reading.limiter,
+            ),
+        )
         yield from found
         named = {(one.file, one.offset) for one in found if one.severity is Severity.ERROR}
         changed = {one.file for one in found if one.kind == "changed-file"}
@@ -140,10 +147,17 @@ class DamageFinder:
                 blocks[file].update(range(offset // BLOCK, -(-(offset + length) // BLOCK)))
         found: list[Finding] = []
         self.bytes_read += check_blocks(
-            checkpoint.source, sealed, blocks, emit=found.append, jobs=self._reading.jobs,
-            executor=self._reading.executor, limiter=self._reading.limiter,
+            checkpoint.source,
+            sealed,
+            blocks,
+            emit=found.append,
             owners=OwnerIndex(checkpoint),
-        )  # fmt: skip
+            work=Work(
+                threads=self._reading.jobs,
+                executor=self._reading.executor,
+                limiter=self._reading.limiter,
+            ),
+        )
         yield from found
 
 

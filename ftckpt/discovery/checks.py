@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.verification.receipts import Book, Receipt, fingerprint, manifest_digest
+from ftckpt.workers.work import ALONE, Work
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Checks:
         options: how each is checked.
         stores: how to reach object stores.
         reuse: which receipts count, and where a check that passed is remembered; None for none.
-        counter: is told of the work.
+        work: who does it, and how fast.
         note: told which receipts are taken or ignored, and which could not be written.
         taken: the receipts that were taken over, by the checkpoint's URL.
     """
@@ -44,7 +44,7 @@ class Checks:
     options: VerifyOptions
     stores: StoreOptions = field(default_factory=StoreOptions)
     reuse: Reuse | None = None
-    counter: Counter = NULL
+    work: Work = ALONE
     note: Callable[[str], None] = lambda _: None
     taken: dict[str, tuple[Receipt, str]] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Checks:
             FtckptError: it could not be checked.
         """
         if self.reuse is None or self.options.level not in (Level.CONTENT, Level.VALUES):
-            report = verify(checkpoint, self.options, counter=self.counter)
+            report = verify(checkpoint, self.options, work=self.work)
             return report.code, report.message
         book = Book(checkpoint, self.stores, self.reuse.folder)
         receipt, ignored = book.find(self.options.level.value, self.reuse.max_age)
@@ -63,7 +63,7 @@ class Checks:
             self.note(f"note: {ignored}")
         if receipt is not None:
             structure = replace(self.options, level=Level.STRUCTURE, require_content=False)
-            report = verify(checkpoint, structure, counter=self.counter)
+            report = verify(checkpoint, structure, work=self.work)
             if report.code is ExitCode.OK:
                 age = max(0.0, time.time() - receipt.checked)
                 self.note(
@@ -72,7 +72,7 @@ class Checks:
                 )
                 self.taken[checkpoint.source.url] = receipt, book.url
             return report.code, report.message
-        report = check_and_remember(checkpoint, self.options, book, self.counter, self.note)
+        report = check_and_remember(checkpoint, self.options, book, self.work, self.note)
         return report.code, report.message
 
 
@@ -80,7 +80,7 @@ def check_and_remember(
     checkpoint: Checkpoint,
     options: VerifyOptions,
     book: Book,
-    counter: Counter = NULL,
+    work: Work = ALONE,
     note: Callable[[str], None] = lambda _: None,
     emit: Callable[[Finding], None] = lambda _: None,
 ) -> VerifyReport:
@@ -90,7 +90,7 @@ def check_and_remember(
         checkpoint: opened.
         options: what to check.
         book: where the receipt is kept.
-        counter: is told of the work.
+        work: who does it, and how fast.
         note: told why no receipt could be kept.
         emit: is given each finding as it is found.
 
@@ -103,7 +103,7 @@ def check_and_remember(
         before, manifest = fingerprint(checkpoint.source), manifest_digest(checkpoint.source)
     except FtckptError as error:
         said = error.message
-    report = verify(checkpoint, options, counter=counter, emit=emit)
+    report = verify(checkpoint, options, work=work, emit=emit)
     # Only a check that demands evidence for every byte can stand for `latest --verify content`.
     demanded = options.level is Level.CONTENT or options.require_content
     read = report.level in (Level.CONTENT, Level.VALUES) and report.evidence != "none"

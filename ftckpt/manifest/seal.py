@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -28,12 +27,11 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import HEAD, FileDigest, Manifest, PassedCheck
 from ftckpt.own_files import SUFFIX, is_own
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 from ftckpt.version import __version__
-from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.work import ALONE, Work
 
 from .locate import beside, read
 
@@ -102,10 +100,7 @@ def seal(
     place: tuple[Store, str] | None = None,
     force: bool = False,
     checks: Sequence[PassedCheck] = (),
-    jobs: int = 1,
-    executor: Executor | None = None,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
+    work: Work = ALONE,
 ) -> SealReport:
     """Hash every file of `checkpoint` and write its manifest.
 
@@ -117,10 +112,7 @@ def seal(
         place: store and path of the manifest; None for beside the data.
         force: replace a manifest that says something else.
         checks: what passed before.
-        jobs: number of threads.
-        executor: where to run instead.
-        limiter: bounds the rate of reading.
-        counter: is told of every block's bytes.
+        work: who does it, and how fast; its counter is told of every block's bytes.
 
     Raises:
         IncompleteError: not committed, or a file changed meanwhile (`changed-file`).
@@ -140,10 +132,8 @@ def seal(
         raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
     members = sorted({name for name in checkpoint.members() if not is_own(name)})
     sizes = {name: source.size(name) for name in members}
-    counter.start("hashing", sum(sizes.values()))
-    digests = hash_files(
-        source, sizes, jobs=jobs, executor=executor, limiter=limiter, counter=counter
-    )
+    work.counter.start("hashing", sum(sizes.values()))
+    digests = hash_files(source, sizes, work=work)
     _require_unchanged(source, members)
     manifest = Manifest(
         format=checkpoint.format,

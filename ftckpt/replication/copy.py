@@ -22,6 +22,7 @@ from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.version import __version__
+from ftckpt.workers.work import Work
 
 from .carry_files import Moved, Mover, Origin
 from .contents import CopiedFile, ReplicaContents, contents_of
@@ -216,9 +217,16 @@ def prove(
             )
 
     check_manifest(
-        result, wanted, emit=emit, jobs=options.jobs, executor=options.executor,
-        limiter=options.limiter, counter=counter,
-    )  # fmt: skip
+        result,
+        wanted,
+        emit=emit,
+        work=Work(
+            threads=options.jobs,
+            executor=options.executor,
+            limiter=options.limiter,
+            counter=counter,
+        ),
+    )
 
 
 def times(source: Source, files: Sequence[CopiedFile]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from ftckpt.transfer.write.blocks import BlockMade, Sum
 from ftckpt.verification.evidence import Owners, damaged
 from ftckpt.verification.records import check_records
 from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.work import Work
 
 Range = tuple[int, int]
 
@@ -173,7 +174,9 @@ def record_evidence(
             apart = True
             found[path] = {}
     if apart:
-        check_records(checkpoint, emit=_raise_error, jobs=jobs, limiter=limiter, counter=counter)
+        check_records(
+            checkpoint, emit=_raise_error, work=Work(threads=jobs, limiter=limiter, counter=counter)
+        )
     return RecordEvidence(found, owners)
 
 

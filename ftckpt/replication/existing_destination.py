@@ -14,6 +14,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 from ftckpt.transfer.places import identity_of
 from ftckpt.verification.blocks import check_manifest
+from ftckpt.workers.work import Work
 
 from .options import ReplicationOptions
 from .places import standing_at
@@ -81,15 +82,15 @@ def require_same(
             source,
             theirs,
             emit=differs,
-            jobs=options.jobs,
-            limiter=options.limiter,
-            counter=counter,
+            work=Work(threads=options.jobs, limiter=options.limiter, counter=counter),
         )
     if options.proof:
         check_manifest(
-            there, standing, emit=_raise_damage, jobs=options.jobs, limiter=options.limiter,
-            counter=counter,
-        )  # fmt: skip
+            there,
+            standing,
+            emit=_raise_damage,
+            work=Work(threads=options.jobs, limiter=options.limiter, counter=counter),
+        )
 
 
 def _raise_damage(found: Finding) -> None:

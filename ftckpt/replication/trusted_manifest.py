@@ -26,8 +26,9 @@ from ftckpt.manifest.seal import utc_now
 from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
-from ftckpt.verification import VerifyOptions, verify
+from ftckpt.verification import verify
 from ftckpt.version import __version__
+from ftckpt.workers.work import Work
 
 from .damage import Diagnosis
 from .existing_destination import renamed
@@ -118,8 +119,8 @@ def require_explained(
         UnverifiedError: a block differs and nothing says which of the two is right.
     """
     try:
-        checks = VerifyOptions(jobs=options.jobs, limiter=options.limiter)
-        findings = verify(opened(source), checks).findings
+        work = Work(threads=options.jobs, limiter=options.limiter)
+        findings = verify(opened(source), work=work).findings
         wrong = [(f.file, f.offset, f.length) for f in findings if f.severity is Severity.ERROR]
     except FtckptError as error:
         wrong = [(error.file, error.offset, error.length)]
@@ -165,17 +166,15 @@ def _by_records(
     """Return what a replica holds, once its CRC-32s have shown that it is whole."""
     try:
         checkpoint = opened(replica)
-        checks = VerifyOptions(jobs=options.jobs, limiter=options.limiter)
-        report = verify(checkpoint, checks, counter=counter)
+        work = Work(threads=options.jobs, limiter=options.limiter, counter=counter)
+        report = verify(checkpoint, work=work)
     except (CorruptError, UnsafeError) as error:
         raise _unknown(replica, error.message) from error
     if report.code is not ExitCode.OK or report.evidence != "crc32":
         raise _unknown(replica, report.message)
     sizes = {n: replica.size(n) for n in sorted(set(checkpoint.members())) if not is_own(n)}
     counter.start("hashing the replica", sum(sizes.values()))
-    digests = hash_files(
-        replica, sizes, jobs=options.jobs, limiter=options.limiter, counter=counter
-    )
+    digests = hash_files(replica, sizes, work=work)
     return Manifest(
         format=checkpoint.format,
         step=checkpoint.step,

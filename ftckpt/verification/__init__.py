@@ -25,8 +25,7 @@ from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import KINDS, Finding, Severity, Strictness, counted, finding, from_error
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
-from ftckpt.progress import NULL, Counter
-from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ContentResult, OwnerIndex, StopChecking
 from .selfchecks import check_itself
@@ -54,9 +53,6 @@ class VerifyOptions:
         strict: the classes of warnings and notes that are treated as errors.
         fail_fast: stop at the first error.
         sample: share of blocks or records to read, in (0, 1]; None for all.
-        jobs: threads.
-        processes: copies of this process that decode instead, at most, where there can be any.
-        limiter: bounds the rate of reading.
         manifest: take this one instead of the one beside the checkpoint.
         against: a replica, compared file by file; of another layout, tensor by tensor.
         use_manifest: whether a manifest beside the checkpoint counts.
@@ -67,9 +63,6 @@ class VerifyOptions:
     strict: Collection[Strictness] = ()
     fail_fast: bool = False
     sample: float | None = None
-    jobs: int = 1
-    processes: int = 0
-    limiter: RateLimit | None = None
     manifest: Manifest | None = None
     against: Checkpoint | None = None
     use_manifest: bool = True
@@ -142,7 +135,7 @@ def verify(
     checkpoint: Checkpoint,
     options: VerifyOptions | None = None,
     *,
-    counter: Counter = NULL,
+    work: Work = ALONE,
     emit: Emit = _ignore,
 ) -> VerifyReport:
     """Check one opened checkpoint.
@@ -150,7 +143,7 @@ def verify(
     Args:
         checkpoint: opened.
         options: what to check; the defaults of `VerifyOptions` where None.
-        counter: is told of the work.
+        work: who does it, and how fast; its counter is told of the bytes.
         emit: receives each finding as it is found, as it is weighed.
 
     Raises:
@@ -163,14 +156,14 @@ def verify(
     level = Level.STRUCTURE
     seal = Seal(checkpoint.source, options.manifest, use=options.use_manifest)
     try:
-        collector.take(check_structure(checkpoint, counter, seal))
+        collector.take(check_structure(checkpoint, work.counter, seal))
         if options.level is not Level.STRUCTURE:
-            content = _check_content(checkpoint, options, collector, counter, seal)
+            content = _check_content(checkpoint, options, collector, work, seal)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
         if options.level is Level.VALUES:
             from .values import check_values
 
-            collector.take(check_values(checkpoint, counter, options.limiter))
+            collector.take(check_values(checkpoint, work))
             level = Level.VALUES
         collector.take(_changed(checkpoint))
     except StopChecking:
@@ -235,7 +228,7 @@ def _check_content(
     checkpoint: Checkpoint,
     options: VerifyOptions,
     collector: _Collector,
-    counter: Counter,
+    work: Work,
     seal: Seal,
 ) -> ContentResult:
     """Use the strongest evidence there is: a replica that was named, a manifest, CRC-32s."""
@@ -248,21 +241,21 @@ def _check_content(
         collector.evidence = "replica"
         if _same_files(checkpoint, options.against):
             return check_against(
-                checkpoint, options.against.source, emit=collector.add, jobs=options.jobs,
-                sample=options.sample, limiter=options.limiter, counter=counter,
-                owners=OwnerIndex(checkpoint),
+                checkpoint, options.against.source, emit=collector.add, work=work,
+                sample=options.sample, owners=OwnerIndex(checkpoint),
             )  # fmt: skip
         return check_tensors_against(
-            checkpoint, options.against, emit=collector.add, jobs=options.jobs,
-            sample=options.sample, limiter=options.limiter, counter=counter,
-        )  # fmt: skip
+            checkpoint, options.against, emit=collector.add, work=work, sample=options.sample
+        )
 
     def itself() -> ContentResult:
         return check_itself(
-            checkpoint, sealed=manifest is not None, emit=collector.add, jobs=options.jobs,
-            processes=options.processes, sample=options.sample, limiter=options.limiter,
-            counter=counter,
-        )  # fmt: skip
+            checkpoint,
+            sealed=manifest is not None,
+            emit=collector.add,
+            work=work,
+            sample=options.sample,
+        )
 
     if manifest is not None:
         from .blocks import check_manifest
@@ -270,8 +263,7 @@ def _check_content(
         collector.evidence = "manifest"
         result = check_manifest(
             checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
-            jobs=options.jobs, sample=options.sample, limiter=options.limiter, counter=counter,
-            owners=OwnerIndex(checkpoint),
+            work=work, sample=options.sample, owners=OwnerIndex(checkpoint),
         )  # fmt: skip
         more = itself()
         return replace(
@@ -286,10 +278,7 @@ def _check_content(
     from .records import check_records
 
     collector.evidence = "crc32"
-    return check_records(
-        checkpoint, emit=collector.add, jobs=options.jobs, sample=options.sample,
-        limiter=options.limiter, counter=counter,
-    )  # fmt: skip
+    return check_records(checkpoint, emit=collector.add, work=work, sample=options.sample)
 
 
 def _changed(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 
 from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length
-from ftckpt.digests.files import BlockFailure, hash_blocks, hash_or_fail
+from ftckpt.digests.files import BlockFailure, hash_or_fail
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import BLOCK
 from ftckpt.findings import finding, listed
 from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.own_files import is_own
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ASKED_FOR, ContentResult, Emit, Owners, Report, Sample, damaged
 
@@ -25,12 +24,9 @@ def check_manifest(
     *,
     emit: Emit,
     members: Iterable[str] | None = None,
-    jobs: int = 1,
-    executor: Executor | None = None,
+    work: Work = ALONE,
     sample: float | None = None,
     seed: int = 0,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
     owners: Owners | None = None,
 ) -> ContentResult:
     """Compare every file of `source` with `manifest`, block by block.
@@ -43,12 +39,9 @@ def check_manifest(
         manifest: what they were when sealed.
         emit: receives the findings as they are found.
         members: names that the checkpoint's own index says belong to it, where it can be opened.
-        jobs: number of threads.
-        executor: where to run instead.
+        work: who does it, and how fast; its counter is told of every block's bytes.
         sample: share of the blocks to read; None for all. A file's first block is always read.
         seed: for another sample.
-        limiter: bounds the rate of reading.
-        counter: is told of every block's bytes.
         owners: finds what lies in a range of a file.
 
     Raises:
@@ -58,11 +51,11 @@ def check_manifest(
     report = Report(source, emit)
     chosen = Sample(sample, source.name, seed)
     wanted, uncovered = compare_listing(source, manifest, members or (), report)
-    counter.start("checking digests", None if sample else sum(f.size for f in wanted))
+    work.counter.start("checking digests", None if sample else sum(f.size for f in wanted))
     read = 0
-    tasks = _blocks(source, wanted, chosen, report, limiter)
-    for done in hash_blocks(tasks, jobs=jobs, executor=executor):
-        counter.add(done.length)
+    tasks = _blocks(source, wanted, chosen, report, work.limiter)
+    for done in work.run(tasks, hash_or_fail):
+        work.counter.add(done.length)
         read += _compare_block(source, manifest, done, report, owners)
     return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
 
@@ -73,9 +66,7 @@ def check_blocks(
     blocks: Mapping[str, Collection[int]],
     *,
     emit: Emit,
-    jobs: int = 1,
-    executor: Executor | None = None,
-    limiter: RateLimit | None = None,
+    work: Work = ALONE,
     owners: Owners | None = None,
 ) -> int:
     """Compare some blocks of some files with `manifest`; return the bytes read.
@@ -85,9 +76,7 @@ def check_blocks(
         manifest: what they were when sealed.
         blocks: numbers of the blocks, by file.
         emit: receives the findings as they are found, as in `check_manifest`.
-        jobs: number of threads.
-        executor: where to run instead.
-        limiter: bounds the rate of reading.
+        work: who does it, and how fast.
         owners: finds what lies in a range of a file.
 
     Raises:
@@ -96,12 +85,12 @@ def check_blocks(
     report = Report(source, emit)
     tasks = [
         Block(source.store, source.path(file), file, number,
-              block_length(manifest.by_path[file].size, number), limiter)
+              block_length(manifest.by_path[file].size, number), work.limiter)
         for file, numbers in blocks.items() for number in sorted(numbers)
     ]  # fmt: skip
     return sum(
         _compare_block(source, manifest, done, report, owners)
-        for done in hash_blocks(tasks, jobs=jobs, executor=executor)
+        for done in work.run(tasks, hash_or_fail)
     )
 
 

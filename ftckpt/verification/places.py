@@ -18,10 +18,10 @@ from ftckpt.discovery.resolve import Target
 from ftckpt.discovery.roots import Child, Root
 from ftckpt.errors import ExitCode, FtckptError, UnsupportedError, worst
 from ftckpt.findings import Finding, finding
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.store import Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
+from ftckpt.workers.work import ALONE, Work
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 _EVIDENCE = ("none", "crc32", "digests", "manifest", "replica")
@@ -86,7 +86,7 @@ class PlaceCheck:
         receipts: folder in which a receipt of a full check is kept, "" for beside each checkpoint;
             None keeps none.
         stores: how to reach object stores.
-        counter: is told of the work.
+        work: who does it, and how fast.
         watcher: is told what happens.
     """
 
@@ -94,7 +94,7 @@ class PlaceCheck:
     hostile: Callable[[Store, UnopenedPart], Iterable[Finding]]
     receipts: str | None = None
     stores: StoreOptions
-    counter: Counter = NULL
+    work: Work = ALONE
     watcher: Watcher
 
     def target(self, target: Target, *, everything: bool = False) -> PlaceReport:
@@ -124,7 +124,7 @@ class PlaceCheck:
         """
         emit = self.watcher.found
         if self.receipts is None:
-            report = verify(checkpoint, self.options, counter=self.counter, emit=emit)
+            report = verify(checkpoint, self.options, work=self.work, emit=emit)
         else:
             from ftckpt.discovery.checks import check_and_remember
 
@@ -132,7 +132,7 @@ class PlaceCheck:
 
             book = Book(checkpoint, self.stores, self.receipts)
             report = check_and_remember(
-                checkpoint, self.options, book, self.counter, self.watcher.note, emit
+                checkpoint, self.options, book, self.work, self.watcher.note, emit
             )
         made = placed(report, checkpoint.source.url, checkpoint.format, checkpoint.known_step)
         self.watcher.end(made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from itertools import count, groupby
 
 from ftckpt.checkpoint import Checkpoint, Extent, Record
@@ -12,10 +11,9 @@ from ftckpt.digests.crc import combine
 from ftckpt.errors import FtckptError
 from ftckpt.findings import finding, from_error, listed
 from ftckpt.own_files import is_own
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage.decompress import supported
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.threads import run
+from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ContentResult, Emit, Owner, Report, Sample, named
 from .sums import PART, SPAN, Range, RecordStream, Spans, Sums, sum_or_fail
@@ -25,12 +23,9 @@ def check_records(
     checkpoint: Checkpoint,
     *,
     emit: Emit,
-    jobs: int = 1,
-    executor: Executor | None = None,
+    work: Work = ALONE,
     sample: float | None = None,
     seed: int = 0,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
 ) -> ContentResult:
     """Compare every record of `checkpoint` with the CRC-32 that its writer recorded.
 
@@ -41,12 +36,9 @@ def check_records(
     Args:
         checkpoint: opened; its `records` say what there is.
         emit: receives the findings as they are found.
-        jobs: number of threads.
-        executor: where to run instead.
+        work: who does it, and how fast; its counter is told of the bytes read.
         sample: share of the records to read; None for all. A file's first is always read.
         seed: for another sample.
-        limiter: bounds the rate of reading.
-        counter: is told of the bytes read.
 
     Raises:
         StopChecking: as `emit` does.
@@ -54,12 +46,12 @@ def check_records(
     """
     report = Report(checkpoint.source, emit)
     chosen = Sample(sample, checkpoint.source.name, seed)
-    check = _Check(checkpoint, report, chosen, limiter)
-    counter.start("checking CRC-32", None)
+    check = _Check(checkpoint, report, chosen, work.limiter)
+    work.counter.start("checking CRC-32", None)
     read = 0
     tasks = check.tasks(checkpoint.records())
-    for sums in run(tasks, sum_or_fail, jobs=jobs, executor=executor):
-        counter.add(sums.nbytes)
+    for sums in work.run(tasks, sum_or_fail):
+        work.counter.add(sums.nbytes)
         read += sums.nbytes
         check.take(sums)
     covered = check.covered.nbytes()
@@ -69,13 +61,7 @@ def check_records(
 
 
 def check_these(
-    checkpoint: Checkpoint,
-    records: Iterable[Record],
-    *,
-    emit: Emit,
-    jobs: int = 1,
-    executor: Executor | None = None,
-    limiter: RateLimit | None = None,
+    checkpoint: Checkpoint, records: Iterable[Record], *, emit: Emit, work: Work = ALONE
 ) -> int:
     """Compare some records with the CRC-32 that their writer recorded; return the bytes read.
 
@@ -83,17 +69,15 @@ def check_these(
         checkpoint: opened.
         records: of it, in the order of their places.
         emit: receives the findings as they are found, as in `check_records`.
-        jobs: number of threads.
-        executor: where to run instead.
-        limiter: bounds the rate of reading.
+        work: who does it, and how fast.
 
     Raises:
         UnavailableError: the storage does not answer.
     """
-    check = _Check(checkpoint, Report(checkpoint.source, emit), Sample(), limiter)
+    check = _Check(checkpoint, Report(checkpoint.source, emit), Sample(), work.limiter)
     read = 0
     tasks = check.tasks(iter(records))
-    for sums in run(tasks, sum_or_fail, jobs=jobs, executor=executor):
+    for sums in work.run(tasks, sum_or_fail):
         read += sums.nbytes
         check.take(sums)
     return read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
@@ -13,13 +12,12 @@ from ftckpt.errors import FtckptError
 from ftckpt.extents import BLOCK
 from ftckpt.findings import finding
 from ftckpt.own_files import is_own
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage.chunks import size_for
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Reader, Store
 from ftckpt.workers.buffers import buffer, same
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.threads import run
+from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
 
@@ -67,12 +65,9 @@ def check_against(
     replica: Source,
     *,
     emit: Emit,
-    jobs: int = 1,
-    executor: Executor | None = None,
+    work: Work = ALONE,
     sample: float | None = None,
     seed: int = 0,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
     owners: Owners | None = None,
 ) -> ContentResult:
     """Compare the files of `checkpoint` with those of the same relative names in `replica`.
@@ -84,12 +79,9 @@ def check_against(
         checkpoint: the one to check.
         replica: the other copy, listed.
         emit: receives the findings as they are found.
-        jobs: number of threads.
-        executor: where to run instead.
+        work: who does it, and how fast; its counter is told of the bytes compared.
         sample: share of the blocks to compare; None for all.
         seed: for another sample.
-        limiter: bounds the rate of reading.
-        counter: is told of the bytes compared.
         owners: finds what lies in a range of a file.
 
     Raises:
@@ -102,11 +94,11 @@ def check_against(
     names = sorted(set(checkpoint.members()))
     wanted = [n for n in names if not is_own(n) and _both(source, replica, n, report)]
     total = sum(source.size(name) for name in wanted)
-    counter.start("comparing", None if sample else total)
+    work.counter.start("comparing", None if sample else total)
     read = 0
-    tasks = _pairs(source, replica, wanted, chosen, report, limiter)
-    for done in run(tasks, compare_or_fail, jobs=jobs, executor=executor):
-        counter.add(done.length)
+    tasks = _pairs(source, replica, wanted, chosen, report, work.limiter)
+    for done in work.run(tasks, compare_or_fail):
+        work.counter.add(done.length)
         if done.error is not None:
             report.fail(done.file, done.error)
             continue
@@ -227,12 +219,9 @@ def check_tensors_against(
     replica: Checkpoint,
     *,
     emit: Emit,
-    jobs: int = 1,
-    executor: Executor | None = None,
+    work: Work = ALONE,
     sample: float | None = None,
     seed: int = 0,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
 ) -> ContentResult:
     """Compare the logical tensors of two checkpoints of any format and topology.
 
@@ -243,12 +232,9 @@ def check_tensors_against(
         checkpoint: the one to check.
         replica: the other one.
         emit: receives the findings as they are found.
-        jobs: number of threads.
-        executor: where to run instead.
+        work: who does it, and how fast; its counter is told of the tensors' bytes.
         sample: share of the tensors to compare; None for all.
         seed: for another sample.
-        limiter: bounds the rate of reading, of both together.
-        counter: is told of the tensors' bytes.
 
     Raises:
         StopChecking: as `emit` does.
@@ -269,11 +255,11 @@ def check_tensors_against(
         for number, key in enumerate(sorted(ours.keys() & theirs.keys()))
         if chosen.takes("", number, first=number == 0)
     ]
-    counter.start("comparing tensors", sum(ours[key].nbytes for key in common))
+    work.counter.start("comparing tensors", sum(ours[key].nbytes for key in common))
     read = 0
-    tasks = (TensorPair(checkpoint, replica, key, limiter) for key in common)
-    for key, difference, error in run(tasks, compare_tensors, jobs=jobs, executor=executor):
-        counter.add(ours[key].nbytes)
+    tasks = (TensorPair(checkpoint, replica, key, work.limiter) for key in common)
+    for key, difference, error in work.run(tasks, compare_tensors):
+        work.counter.add(ours[key].nbytes)
         if error is not None:
             report.fail(error.file or key, error, (key, None))
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, SelfCheck
@@ -14,10 +14,9 @@ from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error
 from ftckpt.own_files import is_own
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import Counter
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run_in_processes
-from ftckpt.workers.threads import run
+from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ContentResult, Emit, Report, Sample
 
@@ -53,12 +52,9 @@ def check_itself(
     *,
     sealed: bool,
     emit: Emit,
-    jobs: int = 1,
-    processes: int = 0,
+    work: Work = ALONE,
     sample: float | None = None,
     seed: int = 0,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
 ) -> ContentResult:
     """Let a checkpoint check itself; the evidence is `none` where it cannot.
 
@@ -66,13 +62,10 @@ def check_itself(
         checkpoint: opened; its `self_checks` say what there is.
         sealed: whether its files were compared with a manifest.
         emit: receives the findings as they are found.
-        jobs: number of threads.
-        processes: largest number of copies of this process; none where a rate is to be kept
-            or a part of what is read is not on this machine.
+        work: who does it, and how fast; its counter is told of the bytes that they give. No
+            processes where a rate is to be kept or a part of what is read is not on this machine.
         sample: share of the checks to make; None for all. A file's first is always made.
         seed: for another sample.
-        limiter: bounds the rate of what they give.
-        counter: is told of the bytes that they give.
 
     Raises:
         StopChecking: as `emit` does.
@@ -82,16 +75,20 @@ def check_itself(
     chosen = Sample(sample, checkpoint.source.name, seed)
     tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed))
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
-    stream = partial(_carried_out, checkpoint=checkpoint, limiter=limiter)
-    processes = 0 if limiter is not None else _affordable(processes, checkpoint)
-    if processes:  # a bar of what was done before has a thread, which no copy may be made beside
-        counter.start("decoding", total)
-    with reading_ahead(checkpoint, jobs=jobs) if sample is None else nullcontext():
-        for done in run_in_processes(tasks, stream, jobs=jobs, processes=processes):
-            if not check.any and not processes:
-                counter.start("decoding", total)
+    work = replace(work, processes=_affordable(work, checkpoint))
+    if work.processes:
+        # A bar of what was done before has a thread, which no copy may be made beside.
+        work.counter.start("decoding", total)
+
+    def carry_out(task: Sequence[_Chosen | FtckptError], _: Counter) -> Sequence[_Done]:
+        return [_done(one, checkpoint, work.limiter) for one in task]
+
+    with reading_ahead(checkpoint, jobs=work.threads) if sample is None else nullcontext():
+        for done in work.spread(tasks, carry_out):
+            if not check.any and not work.processes:
+                work.counter.start("decoding", total)
             for one in done:
-                counter.add(one.nbytes if one.sampled else 0)
+                work.counter.add(one.nbytes if one.sampled else 0)
                 check.take(one)
     members = [n for n in checkpoint.members() if n in checkpoint.source.entries and not is_own(n)]
     left = sum(checkpoint.source.size(name) for name in members) - check.covered
@@ -126,9 +123,11 @@ class _Check:
             self.report.fail(file, done.error)
 
 
-def _affordable(processes: int, checkpoint: Checkpoint) -> int:
+def _affordable(work: Work, checkpoint: Checkpoint) -> int:
+    if work.limiter is not None or work.processes < 2:
+        return 0
     try:
-        return for_reading(checkpoint, processes) if processes > 1 else 0
+        return for_reading(checkpoint, work.processes)
     except FtckptError:  # the checks say what it is
         return 0
 
@@ -162,20 +161,6 @@ def _tasks(
         nbytes += one.check.nbytes if isinstance(one, _Chosen) else 0
     if task:
         yield task
-
-
-def _carried_out(
-    tasks: Iterator[Sequence[_Chosen | FtckptError]],
-    counter: Counter,
-    jobs: int,
-    *,
-    checkpoint: Checkpoint,
-    limiter: RateLimit | None,
-) -> Iterator[Sequence[_Done]]:
-    def carry_out(task: Sequence[_Chosen | FtckptError]) -> Sequence[_Done]:
-        return [_done(one, checkpoint, limiter) for one in task]
-
-    return run(tasks, carry_out, jobs=jobs)
 
 
 def _done(one: _Chosen | FtckptError, checkpoint: Checkpoint, limiter: RateLimit | None) -> _Done:

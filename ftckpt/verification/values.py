@@ -22,8 +22,8 @@ from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs,
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.progress import Counter
 from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.work import Work
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,27 +104,25 @@ def count_values(dtype: DType, data: bytes) -> Count | None:
     return None
 
 
-def check_values(
-    checkpoint: Checkpoint, counter: Counter, limiter: RateLimit | None = None
-) -> Iterator[Finding]:
+def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     """Yield what is wrong with the numbers; see the module's docstring.
 
     Raises:
         UnavailableError: the storage does not answer.
     """
     total = sum(i.nbytes for k, i in checkpoint.tensors.items() if k not in checkpoint.aliases)
-    counter.start("values", total)
+    work.counter.start("values", total)
     trained = _Trained(checkpoint.tensors.values())
-    with reading_ahead(checkpoint, limiter=limiter):
+    with reading_ahead(checkpoint, limiter=work.limiter):
         for key, info in checkpoint.tensors.items():
             if key in checkpoint.aliases:
                 continue
             try:
                 kind = trained.kind(info)
-                yield from _check_numbers(checkpoint, key, info, kind, counter, limiter)
-                yield from _check_replicas(checkpoint, key, info, limiter)
+                yield from _check_numbers(checkpoint, key, info, kind, work)
+                yield from _check_replicas(checkpoint, key, info, work.limiter)
                 if info.kind is Kind.MASTER:
-                    yield from _check_master(checkpoint, key, info, limiter)
+                    yield from _check_master(checkpoint, key, info, work.limiter)
             except FtckptError as error:
                 yield from_error(error, tensor=key)
         yield from check_rng(checkpoint)
@@ -168,12 +166,7 @@ _OF_A_PARAMETER = (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 
 
 def _check_numbers(
-    checkpoint: Checkpoint,
-    key: str,
-    info: TensorInfo,
-    lesser: str | None,
-    counter: Counter,
-    limiter: RateLimit | None,
+    checkpoint: Checkpoint, key: str, info: TensorInfo, lesser: str | None, work: Work
 ) -> Iterator[Finding]:
     """Yield what is wrong with the numbers of one tensor.
 
@@ -184,9 +177,9 @@ def _check_numbers(
     for piece in info.pieces:
         total, offset = Count(0, 0, 0, False, -1), 0
         place = None
-        for block in _elements(checkpoint, info, piece, limiter):
+        for block in _elements(checkpoint, info, piece, work.limiter):
             found = count_values(info.dtype, block)
-            counter.add(len(block))
+            work.counter.add(len(block))
             if found is None:
                 break
             counted = True

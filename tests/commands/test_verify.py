@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.workers.work import Work
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
 from tests.commands.golden import DATA, check_golden, ftckpt
@@ -400,8 +401,8 @@ def test_a_rate_is_kept_wherever_tensors_are_read(here: Path) -> None:
     checkpoint = open_checkpoint(str(here / "run/step-2"))
     elements = sum(info.nbytes for info in checkpoint.tensors.values())
     content, values, tensors = Recorded(1e9), Recorded(1e9), Recorded(1e9)
-    verify(checkpoint, VerifyOptions(Level.CONTENT, limiter=content))
-    verify(checkpoint, VerifyOptions(Level.VALUES, limiter=values))
+    verify(checkpoint, VerifyOptions(Level.CONTENT), work=Work(limiter=content))
+    verify(checkpoint, VerifyOptions(Level.VALUES), work=Work(limiter=values))
     assert values.taken - content.taken >= elements
     (here / "other").mkdir()
     import numpy as np
@@ -410,5 +411,5 @@ def test_a_rate_is_kept_wherever_tensors_are_read(here: Path) -> None:
     save_file({"w": np.ones(64, np.float32)}, here / "other/one.safetensors")
     save_file({"w": np.ones(64, np.float32)}, here / "other/two.safetensors")
     one, two = (open_checkpoint(str(here / f"other/{n}.safetensors")) for n in ("one", "two"))
-    verify(one, VerifyOptions(against=two, limiter=tensors))
+    verify(one, VerifyOptions(against=two), work=Work(limiter=tensors))
     assert tensors.taken >= 2 * 64 * 4

@@ -21,6 +21,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.chunks import chunks
 from ftckpt.storage.source import Source
 from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.work import Work
 
 # The vectors of docs/manifest.md.
 VECTORS = [
@@ -66,7 +67,7 @@ def expected(root: Path, name: str) -> bytes:
 def test_files_in_parallel(place: Path, jobs: int) -> None:
     source = Source.directory(open_store(str(place)))
     sizes = {name: entry.size for name, entry in source.entries.items()}
-    found = hash_files(source, sizes, jobs=jobs)
+    found = hash_files(source, sizes, work=Work(threads=jobs))
     assert found == {name: expected(place, name) for name in ("empty", "short", "sub/long")}
 
 
@@ -74,7 +75,9 @@ def test_other_processes_can_do_the_work(place: Path) -> None:
     source = Source.directory(open_store(str(place)))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         found = hash_files(
-            source, {"short": 3_000_001}, jobs=1, executor=pool, limiter=RateLimit(1e12)
+            source,
+            {"short": 3_000_001},
+            work=Work(threads=1, executor=pool, limiter=RateLimit(1e12)),
         )
     assert found == {"short": expected(place, "short")}
 
@@ -89,7 +92,7 @@ def test_tasks_are_plain_data(place: Path) -> None:
 def test_a_file_that_shrank_is_truncated(place: Path) -> None:
     source = Source.directory(open_store(str(place)))
     with pytest.raises(TruncatedError):
-        hash_files(source, {"short": 3_000_002}, jobs=2)
+        hash_files(source, {"short": 3_000_002}, work=Work(threads=2))
 
 
 @pytest.mark.skipif(shutil.which("xxhsum") is None, reason="xxhsum is not installed")

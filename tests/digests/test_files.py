@@ -8,9 +8,10 @@ import pytest
 import xxhash
 
 from ftckpt.digests.blocks import Block, BlockDigest
-from ftckpt.digests.files import BlockFailure, hash_blocks
+from ftckpt.digests.files import BlockFailure, hash_or_fail
 from ftckpt.errors import NotFoundError
 from ftckpt.storage import open_store
+from ftckpt.workers.work import Work
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -19,7 +20,7 @@ def test_a_block_that_cannot_be_read_is_an_answer(tmp_path: Path, jobs: int) -> 
     (tmp_path / "b").write_bytes(b"b" * 20)
     store = open_store(str(tmp_path))
     tasks = [Block(store, name, name, 0, 10) for name in ("a", "b", "gone", "b", "a")]
-    done = sorted(hash_blocks(tasks, jobs=jobs), key=lambda block: block.file)
+    done = sorted(Work(threads=jobs).run(tasks, hash_or_fail), key=lambda block: block.file)
     *hashed, failed = done
     assert isinstance(failed, BlockFailure)
     assert isinstance(failed.error, NotFoundError)

@@ -23,6 +23,7 @@ from ftckpt.storage import is_leftover, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
 from ftckpt.verification.blocks import check_manifest
+from ftckpt.workers.work import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 
@@ -40,7 +41,7 @@ def test_the_manifest_says_what_is_there(path: Path) -> None:
     (path / "notes.txt").write_text("hello")
     check = PassedCheck("content", "crc32", "2026-01-31T12:00:00Z")
     checkpoint = open_checkpoint(path)
-    report = seal(checkpoint, checks=[check], jobs=2)
+    report = seal(checkpoint, checks=[check], work=Work(threads=2))
     assert report.written
     assert report.url == str(path / MANIFEST)
     manifest = find(Source.directory(open_store(str(path))))
@@ -134,7 +135,7 @@ def test_a_file_that_changes_meanwhile_is_not_sealed(
                 change(path / "__0_0.distcp")
 
     with pytest.raises(IncompleteError) as caught:
-        seal(checkpoint, counter=ChangeAtTheEnd())
+        seal(checkpoint, work=Work(counter=ChangeAtTheEnd()))
     assert (caught.value.kind, caught.value.file) == ("changed-file", "__0_0.distcp")
     assert not (path / MANIFEST).exists()
 
@@ -274,7 +275,7 @@ def test_object_storage(path: Path, s3_url: str) -> None:
     source = Source.directory(open_store(s3_url))
     manifest = find(source)
     assert manifest is not None
-    assert check_manifest(source, manifest, emit=lambda found: None, jobs=4).ok
+    assert check_manifest(source, manifest, emit=lambda found: None, work=Work(threads=4)).ok
     store.put("__0_0.distcp", (path / "__0_0.distcp").read_bytes()[:-1] + b"!")
     with pytest.raises(RefusedError):
         seal(open_checkpoint(s3_url))

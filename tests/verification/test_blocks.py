@@ -20,6 +20,7 @@ from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.source import Source
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.verification.evidence import ContentResult
+from ftckpt.workers.work import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"
@@ -64,7 +65,7 @@ def check(path: Path, **options: Any) -> tuple[ContentResult, list[Finding]]:
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_what_did_not_change_passes(sealed: Path, jobs: int) -> None:
-    result, found = check(sealed, jobs=jobs)
+    result, found = check(sealed, work=Work(threads=jobs))
     assert not found
     assert result.ok
     nbytes = 2 * BLOCK + 1000 + sum((sealed / n).stat().st_size for n in (".metadata", DATA))
@@ -95,7 +96,7 @@ def test_a_flipped_bit_is_located_to_its_block(sealed: Path, place: int) -> None
         asked.append((file, offset, length))
         return [(f"layers.{i}.weight", 5) for i in range(9)]
 
-    result, found = check(sealed, owners=owners, jobs=2)
+    result, found = check(sealed, owners=owners, work=Work(threads=2))
     (bad,) = found
     number = place // BLOCK
     length = BLOCK if number < 2 else 1000
@@ -190,7 +191,7 @@ def test_one_unreadable_file_hides_no_other(sealed: Path, monkeypatch: pytest.Mo
     source, manifest = source_of(sealed)
     monkeypatch.setattr(LocalReader, "readinto", read)
     found: list[Finding] = []
-    result = check_manifest(source, manifest, emit=found.append, jobs=1)
+    result = check_manifest(source, manifest, emit=found.append, work=Work(threads=1))
     errors = [(f.kind, f.file) for f in found if f.severity == "error"]
     assert sorted(errors) == [("bad-digest", DATA), ("unavailable", "long")]
     assert not result.ok

@@ -22,6 +22,7 @@ from ftckpt.verification.evidence import ContentResult, StopChecking
 from ftckpt.verification.records import check_records
 from ftckpt.verification.sums import PART, SPAN
 from ftckpt.workers.limits import RateLimit
+from ftckpt.workers.work import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 
@@ -48,7 +49,7 @@ def errors(found: list[Finding]) -> list[Finding]:
 @pytest.mark.parametrize("kind", ["plain", "compressed"])
 def test_a_whole_checkpoint_passes(kind: str, jobs: int, request: pytest.FixtureRequest) -> None:
     checkpoint = open_checkpoint(request.getfixturevalue(kind))
-    result, found = check(checkpoint, jobs=jobs)
+    result, found = check(checkpoint, work=Work(threads=jobs))
     assert result.ok
     assert result.evidence == "crc32"
     assert [f.kind for f in found] == ["not-covered"]
@@ -138,10 +139,10 @@ def test_records_larger_than_a_part_are_put_together(tmp_path: Path) -> None:
     data = bytes(100) + b"\1" + bytes(size - 101)
     (tmp_path / "big").write_bytes(b"head" + data)
     record = Record(Extent("big", 4, size), crc(data), "w", 3)
-    result, found = check(fake(tmp_path, [record]), jobs=2)
+    result, found = check(fake(tmp_path, [record]), work=Work(threads=2))
     assert (result.ok, result.bytes_read, result.bytes_uncovered) == (True, size, 4)
     flip(tmp_path / "big", PART + 4 + 5)
-    result, found = check(fake(tmp_path, [record]), jobs=2)
+    result, found = check(fake(tmp_path, [record]), work=Work(threads=2))
     assert [(f.kind, f.tensor, f.rank, f.offset, f.length) for f in errors(found)] == [
         ("bad-crc", "w", 3, 4, size)
     ]
@@ -329,5 +330,5 @@ def test_the_rate_is_asked_for_every_byte(tmp_path: Path, monkeypatch: pytest.Mo
         Record(Extent("f", 100, 100), crc(bytes(100)), "b"),
         Record(Extent("f", 1 << 20, 5 << 20), crc(bytes(5 << 20)), "c"),
     ]
-    result, _ = check(fake(tmp_path, given), limiter=RateLimit(1))
+    result, _ = check(fake(tmp_path, given), work=Work(limiter=RateLimit(1)))
     assert sum(taken) == result.bytes_read == 200 + (5 << 20)

@@ -15,6 +15,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.verification.evidence import ContentResult
 from ftckpt.verification.replica import _narrow, check_against, check_tensors_against
+from ftckpt.workers.work import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"
@@ -39,7 +40,7 @@ def check(path: Path, replica: Path, **options: Any) -> tuple[ContentResult, lis
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_equal_copies_are_equal(whole: Path, replica: Path, jobs: int) -> None:
-    result, found = check(whole, replica, jobs=jobs)
+    result, found = check(whole, replica, work=Work(threads=jobs))
     size = sum((whole / n).stat().st_size for n in (".metadata", DATA))
     assert (result, found) == (ContentResult("replica", size, size, 0, None, True), [])
 
@@ -129,7 +130,7 @@ def test_tensors_are_compared_across_formats(
     other = save_other(tmp_path / "model.safetensors", change=change)
     found: list[Finding] = []
     result = check_tensors_against(
-        open_checkpoint(whole), open_checkpoint(other), emit=found.append, jobs=2
+        open_checkpoint(whole), open_checkpoint(other), emit=found.append, work=Work(threads=2)
     )
     assert [f.tensor for f in found] == tensors
     assert all(word in f.message for f in found)

@@ -15,6 +15,7 @@ from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.manifest.seal import seal
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
+from ftckpt.workers.work import Work
 from tests.conformance.formats import open_path
 from tests.formats.dcp.writing import DATA, save
 
@@ -100,7 +101,7 @@ def test_a_sample_reads_less_and_says_so(path: Path) -> None:
 
 def test_jobs_do_not_change_the_answer(path: Path) -> None:
     flip(path, "down.weight", times=3)
-    one, four = (verify(opened(path), VerifyOptions(jobs=n)) for n in (1, 4))
+    one, four = (verify(opened(path), work=Work(threads=n)) for n in (1, 4))
     assert sorted(map(str, one.findings)) == sorted(map(str, four.findings))
     assert one.bytes_read == four.bytes_read
 

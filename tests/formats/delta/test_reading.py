@@ -38,6 +38,7 @@ from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.workers.budget import budget, set_budget
+from ftckpt.workers.work import Work
 from tests.builders.checkpoints import flip, open_checkpoint
 from tests.delta.on_disk import (
     index_of,
@@ -51,7 +52,7 @@ from tests.delta.on_disk import (
 )
 from tests.delta.packing import State, pack, trained
 
-CONTENT = VerifyOptions(Level.CONTENT, jobs=2)
+CONTENT = VerifyOptions(Level.CONTENT)
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_chain_of_ten_gives_every_bit_back(tmp_path: Path) -> None:
     assert len(chain(last)) == 11
     for key, data in states[10].data.items():
         assert read_tensor(last, key) == data
-    report = verify(last, CONTENT)
+    report = verify(last, CONTENT, work=Work(threads=2))
     assert (report.code, report.evidence) == (ExitCode.OK, "digests")
     assert report.bytes_uncovered == 0
 
@@ -107,7 +108,7 @@ def test_predicted_tensors_and_all_threads(tmp_path: Path) -> None:
     pack_delta(tmp_path / "step-2", after, tmp_path / "step-1", step=2)
     assert any(tensor.helpers for tensor in index_of(tmp_path / "step-2").tensors)
     last = open_checkpoint(tmp_path / "step-2")
-    assert verify(last, VerifyOptions(Level.CONTENT, jobs=8)).code is ExitCode.OK
+    assert verify(last, CONTENT, work=Work(threads=8)).code is ExitCode.OK
     for key, data in after.data.items():
         assert read_tensor(last, key) == data
 
