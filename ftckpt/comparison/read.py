@@ -33,7 +33,7 @@ _SIDE_BY_SIDE = 1 << 20  # elements of each tensor of one parameter that are com
 _OURS_SLOT, _THEIRS_SLOT = 4, 5
 
 
-class Work(NamedTuple):
+class ShardPair(NamedTuple):
     """Two shards of one shape to compare.
 
     Attributes:
@@ -48,8 +48,8 @@ class Work(NamedTuple):
 
 
 @dataclass(slots=True)
-class WorkResult:
-    """What became of one piece of work.
+class ShardResult:
+    """What became of one pair.
 
     Attributes:
         tally: what was counted.
@@ -62,14 +62,14 @@ class WorkResult:
 
 
 class _Part(NamedTuple):
-    work: Work
+    pair: ShardPair
     start: int
     stop: int
     equal: bool  # whether it is known to be equal, and only its norm is wanted
 
     @property
     def nbytes(self) -> int:
-        return self.work.ours[1].dtype.nbytes(self.stop - self.start)
+        return self.pair.ours[1].dtype.nbytes(self.stop - self.start)
 
 
 class _Done(NamedTuple):
@@ -109,18 +109,18 @@ class Readers:
 
     def compare(
         self,
-        works: Mapping[str, Work],
+        shards: Mapping[str, ShardPair],
         tolerance: Tolerance | None,
         *,
         jobs: int = 1,
         processes: int = 0,
         executor: Executor | None = None,
         counter: Counter = NULL,
-    ) -> dict[str, WorkResult]:
+    ) -> dict[str, ShardResult]:
         """Compare everything; what cannot be read is an answer too.
 
         Args:
-            works: what to compare, by name.
+            shards: what to compare, by name.
             tolerance: see `measure`.
             jobs: number of threads.
             processes: number of copies of this process instead, where possible: a gain where
@@ -128,7 +128,7 @@ class Readers:
             executor: where to run instead of either.
             counter: is told of the bytes of one side.
         """
-        found = {name: WorkResult() for name in works}
+        found = {name: ShardResult() for name in shards}
 
         def compared(
             tasks: Iterator[Sequence[_Part]], counter: Counter, jobs: int
@@ -152,8 +152,8 @@ class Readers:
                     counter.add(done.nbytes)
 
         def wanted() -> Iterator[Sequence[_Part]]:
-            for several in self._side_by_side(works.values()):
-                parts = [part for part in several if found[part.work.name].error is None]
+            for several in self._side_by_side(shards.values()):
+                parts = [part for part in several if found[part.pair.name].error is None]
                 if parts:
                     yield parts
 
@@ -161,8 +161,8 @@ class Readers:
             for name, result in found.items():
                 if result.tally.changed and result.error is None:
                     for start, stop in result.equal:
-                        for place in _cut(works[name].ours[1], start, stop, _TASK):
-                            yield (_Part(works[name], *place, True),)
+                        for place in _cut(shards[name].ours[1], start, stop, _TASK):
+                            yield (_Part(shards[name], *place, True),)
 
         carry_out(wanted())
         carry_out(owed())
@@ -173,37 +173,37 @@ class Readers:
         for side in self._sides:
             side.close()
 
-    def _side_by_side(self, works: Iterable[Work]) -> Iterator[Sequence[_Part]]:
-        """Yield all parts of all works, those together of which some help to decode the others."""
+    def _side_by_side(self, shards: Iterable[ShardPair]) -> Iterator[Sequence[_Part]]:
+        """Yield all parts of all pairs, those together of which some help to decode the others."""
         if not any(one.decode_after() for one in self._checkpoints):
-            for work in works:
-                yield from ((part,) for part in _parts(work, _TASK))
+            for pair in shards:
+                yield from ((part,) for part in _parts(pair, _TASK))
             return
-        parameters: dict[str, list[Work]] = {}
-        for work in works:
-            parameters.setdefault(self._parameter(work), []).append(work)
+        parameters: dict[str, list[ShardPair]] = {}
+        for pair in shards:
+            parameters.setdefault(self._parameter(pair), []).append(pair)
         for several in parameters.values():
-            lists = [_parts(work, work.ours[1].dtype.nbytes(_SIDE_BY_SIDE)) for work in several]
+            lists = [_parts(pair, pair.ours[1].dtype.nbytes(_SIDE_BY_SIDE)) for pair in several]
             for together in zip_longest(*lists):
                 yield [part for part in together if part is not None]
 
-    def _parameter(self, work: Work) -> str:
-        """Return the parameter that a work's tensor is, or belongs to."""
-        second, shard = work.ours
+    def _parameter(self, pair: ShardPair) -> str:
+        """Return the parameter that a pair's tensor is, or belongs to."""
+        second, shard = pair.ours
         if not shard.fills:
-            return work.name
+            return pair.name
         return self._checkpoints[second].tensors[shard.fills[0].key].name
 
     def _try(self, part: _Part, tolerance: Tolerance | None) -> _Done:
         try:
             done = self._norm(part) if part.equal else self._compare(part, tolerance)
         except FtckptError as error:
-            done = _Done(part.work.name, Tally(), 0, [], error)
+            done = _Done(part.pair.name, Tally(), 0, [], error)
         runs = [sums.drain() for sums in self._sums]
         return done if part.equal else done._replace(runs=runs)  # else it was summed up before
 
     def _compare(self, part: _Part, tolerance: Tolerance | None) -> _Done:
-        (one, ours), (two, theirs) = part.work.ours, part.work.theirs
+        (one, ours), (two, theirs) = part.pair.ours, part.pair.theirs
         tally = Tally()
         equal: list[tuple[int, int]] = []
         for start, stop in _cut(ours, part.start, part.stop, self._block):
@@ -219,22 +219,22 @@ class Readers:
                     equal.append((start, stop))
                 continue
             tally.add(measure((ours.dtype, mine), (theirs.dtype, other), count, tolerance))
-        return _Done(part.work.name, tally, part.nbytes, equal)
+        return _Done(part.pair.name, tally, part.nbytes, equal)
 
     def _norm(self, part: _Part) -> _Done:
-        one, ours = part.work.ours
+        one, ours = part.pair.ours
         tally = Tally()
         for start, stop in _cut(ours, part.start, part.stop, self._block):
             data = buffer(ours.dtype.nbytes(stop - start), _OURS_SLOT)
             self._sides[one].fill(ours, start, stop, data)
             tally.add(unchanged(ours.dtype, data, stop - start))
-        return _Done(part.work.name, tally, 0, [])
+        return _Done(part.pair.name, tally, 0, [])
 
 
-def _parts(work: Work, nbytes: int) -> Iterator[_Part]:
-    shard = work.ours[1]
+def _parts(pair: ShardPair, nbytes: int) -> Iterator[_Part]:
+    shard = pair.ours[1]
     for start, stop in _cut(shard, 0, shard.numel, nbytes):
-        yield _Part(work, start, stop, False)
+        yield _Part(pair, start, stop, False)
 
 
 def _batched(parts: Iterable[Sequence[_Part]]) -> Iterator[Sequence[_Part]]:

@@ -20,7 +20,7 @@ from ftckpt.workers.limits import RateLimit
 from .align import ComparedPair, DiffStatus, Side, shards
 from .arithmetic import Tally, Tolerance
 from .evidence import Basis, RecordedEqual
-from .read import Readers, Work, WorkResult
+from .read import Readers, ShardPair, ShardResult
 from .record_sums import ReadSums
 from .report import Summaries, TensorDifference, difference
 
@@ -104,17 +104,17 @@ def compare_tensors(
     plan = _Plan(ours, theirs, recorded, reading)
     for pair in pairs:
         plan.add(pair)
-    counter.start("comparing", sum(work.ours[1].nbytes for work in plan.works.values()))
+    counter.start("comparing", sum(two.ours[1].nbytes for two in plan.shards.values()))
     readers = Readers(ours, theirs, sums, reading.limiter)
     with ExitStack() as stack:
         stack.callback(readers.close)
-        for second, content in enumerate((ours, theirs) if plan.works else ()):
-            keys = _keys(plan.works.values(), bool(second))
+        for second, content in enumerate((ours, theirs) if plan.shards else ()):
+            keys = _keys(plan.shards.values(), bool(second))
             extents = extents_in_order(content.checkpoint, keys)
             ahead = reading_ahead(content.checkpoint, extents, reading.limiter, jobs=reading.jobs)
             stack.enter_context(ahead)
         found = readers.compare(
-            plan.works,
+            plan.shards,
             reading.tolerance,
             jobs=reading.jobs,
             processes=reading.processes,
@@ -137,7 +137,7 @@ def compare_tensors(
         if verdict.tally is not None and verdict.tally.changed:
             done.contradicted += plan.contradicted(pair)
     done.bytes_read = sum(
-        plan.works[name].ours[1].nbytes + plan.works[name].theirs[1].nbytes
+        plan.shards[name].ours[1].nbytes + plan.shards[name].theirs[1].nbytes
         for name, result in found.items()
         if result.error is None
     )
@@ -145,10 +145,10 @@ def compare_tensors(
     return done
 
 
-def _keys(works: Iterable[Work], second: bool) -> Iterator[str]:
+def _keys(shards: Iterable[ShardPair], second: bool) -> Iterator[str]:
     """Yield the keys of what is read of one checkpoint, in that order."""
-    for work in works:
-        for one, shard in (work.ours, work.theirs):
+    for two in shards:
+        for one, shard in (two.ours, two.theirs):
             if one is second:
                 yield from (fill.key for fill in shard.fills)
 
@@ -159,7 +159,7 @@ class _Plan:
     def __init__(
         self, ours: Content, theirs: Content, recorded: RecordedEqual, reading: Reading
     ) -> None:
-        self.works: dict[str, Work] = {}
+        self.shards: dict[str, ShardPair] = {}
         self._contents = ours, theirs
         self._recorded = recorded
         self._reading = reading
@@ -201,12 +201,12 @@ class _Plan:
 
     def contradicted(self, pair: ComparedPair) -> Iterator[tuple[str, str]]:
         """Yield the source's tensors of a pair that differs although it is recorded as equal."""
-        if pair.key in self.works:
+        if pair.key in self.shards:
             recorded, keys = self._as_recorded(pair)
             if recorded is not None:
                 yield keys
 
-    def verdict(self, pair: ComparedPair, found: dict[str, WorkResult]) -> _Verdict:
+    def verdict(self, pair: ComparedPair, found: dict[str, ShardResult]) -> _Verdict:
         """Return what became of a pair."""
         if pair.key in self._same:
             same = self._verdict(self._same[pair.key], found)
@@ -217,15 +217,15 @@ class _Plan:
                 return _Verdict(DiffStatus.EQUAL, Basis.TIED)
         return self._verdict(pair.key, found)
 
-    def _verdict(self, key: str, found: dict[str, WorkResult]) -> _Verdict:
+    def _verdict(self, key: str, found: dict[str, ShardResult]) -> _Verdict:
         if key in self._verdicts:
             return self._verdicts[key]
         tally, error = found[key].tally, found[key].error
-        work = self.works[key]
+        two = self.shards[key]
         status = DiffStatus.DIFFERENT
         if error is not None:
             return _Verdict(DiffStatus.UNREAD, Basis.READ, None, error)
-        if not tally.changed and work.ours[1].dtype == work.theirs[1].dtype:
+        if not tally.changed and two.ours[1].dtype == two.theirs[1].dtype:
             status = DiffStatus.EQUAL
         elif self._reading.tolerance is not None and not tally.beyond:
             status = DiffStatus.CLOSE
@@ -236,7 +236,7 @@ class _Plan:
             (side.second, shards(self._contents[side.second], side, rows))
             for side in (ours, theirs)
         )
-        self.works[name] = Work(name, one, two)
+        self.shards[name] = ShardPair(name, one, two)
 
     def _owner(self, side: Side) -> str:
         content = self._contents[side.second]
@@ -265,7 +265,7 @@ class _Plan:
         return self._recorded.evidence(*keys), keys
 
 
-def _require_storage(found: dict[str, WorkResult]) -> None:
+def _require_storage(found: dict[str, ShardResult]) -> None:
     """Raise what made many tensors unreadable.
 
     Raises:
