@@ -1,8 +1,7 @@
-"""Retention: what of a root to keep, and why.
+"""Decide which checkpoints of a root to keep, and why.
 
-Deciding is pure: `decide` takes what was found (`RootEntry`), a `Policy` and the time, and returns
-a `RetentionPlan`. Reading a root (`prepare`) and carrying a plan out (`apply`, `purge`,
-`undelete`) are separate.
+`decide` is pure: entries (`RootEntry`), a `Policy` and the time give a `RetentionPlan`. `prepare`
+reads a root; `apply`, `purge` and `undelete` change it.
 """
 
 from __future__ import annotations

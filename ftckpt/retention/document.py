@@ -1,4 +1,4 @@
-"""The plan as a document: JSON that a later run carries out exactly, and rows for a table."""
+"""Plans as documents: JSON that a later run carries out exactly, and rows for a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .policy import DeleteLimit, Metric, Policy
 
 SCHEMA = "ftckpt.gc-plan/1"
 
-# Python puts bytes of a name that are not UTF-8 here; half of a surrogate pair is not text either.
+# Python maps bytes of a name that are not UTF-8 here; lone surrogates are not text either.
 _RAW = 0xDC00
 _ODD = re.compile("[\ud800-\udfff\\\\]")
 _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2})|u([0-9a-f]{4}))")
@@ -38,15 +38,11 @@ class Row(NamedTuple):
     """One entry in a table, every field text.
 
     Attributes:
-        step: its step, or "-".
-        name: its name.
         age: time since it was saved, or "-".
-        nbytes: its size in bytes; None where its files were not listed.
-        entry_class: its class; `NO MARKER` for what is COMMITTED and whose format has no marker
-            that says so.
-        looked: how far it was looked into.
+        nbytes: None if its files were not listed.
+        entry_class: `NO MARKER` if it is COMMITTED in a format without a commit marker.
         verdict: `keep` or `drop`.
-        reason: the rules that say so.
+        reason: the rules for it.
     """
 
     step: str
@@ -60,16 +56,16 @@ class Row(NamedTuple):
 
 
 def rows(plan: RetentionPlan) -> list[Row]:
-    """Return one row an entry, in the order of the plan."""
+    """Return one row per entry, in the order of the plan."""
     return [_row(decision, plan.now) for decision in plan.decisions]
 
 
 def dump_plan(plan: RetentionPlan) -> dict[str, Any]:
     r"""Return a plan as JSON values; equal plans give equal documents.
 
-    `plan` is the digest of everything else: it names the plan in the log, and shows that nobody has
-    edited the document by hand. Text is valid Unicode whatever bytes a name is made of: a byte that
-    is not UTF-8 is written `\xNN`, and a backslash twice.
+    `plan` is the digest of everything else: it identifies the plan in the log and detects edits.
+    Text is valid Unicode for any name: a byte that is not UTF-8 is `\xNN`, and a backslash is
+    doubled.
     """
     body: dict[str, Any] = _every_text(
         _escaped,
@@ -88,21 +84,17 @@ def dump_plan(plan: RetentionPlan) -> dict[str, Any]:
 
 
 def plan_id(plan: RetentionPlan) -> str:
-    """Return the digest that names a plan: 32 hex digits."""
+    """Return the digest that identifies a plan: 32 hex digits."""
     found = dump_plan(plan)["plan"]
     assert isinstance(found, str)
     return found
 
 
 def load_plan(data: bytes, file: str) -> RetentionPlan:
-    """Return the plan of a document.
-
-    Args:
-        data: the whole file, as `dump_plan` gave it, in JSON.
-        file: its name, for messages.
+    """Parse the JSON document of `dump_plan`; `file` is its name for messages.
 
     Raises:
-        UsageError: no plan, one of another version, or one that was changed.
+        UsageError: not a plan, another version, or edited.
     """
     try:
         document = decode(data)
@@ -120,7 +112,7 @@ def load_plan(data: bytes, file: str) -> RetentionPlan:
 
 
 def _every_text(change: Callable[[str], str], value: Any) -> Any:
-    """Return JSON values with every text in them changed, keys left as they are."""
+    """Return JSON values with `change` applied to every string, not to keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -224,7 +216,7 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
 
 
 def _shown_class(entry: RootEntry) -> str:
-    """Nobody is told that something is committed where nothing says so."""
+    """Do not call an entry committed if its format records nothing."""
     unsaid = entry.commit is CommitState.NO_MARKER and entry.entry_class is EntryClass.COMMITTED
     return "NO MARKER" if unsaid else str(entry.entry_class)
 

@@ -1,1 +1,1 @@
-"""Carrying a plan out: preparing it, checking it again, dropping, purging, undeleting."""
+"""Carry out retention plans: prepare, recheck, drop, purge, undelete."""

@@ -1,4 +1,4 @@
-"""Open what a plan keeps: only what is whole counts as kept."""
+"""Check the structure of what a plan keeps: only whole checkpoints count as kept."""
 
 from __future__ import annotations
 
@@ -34,18 +34,13 @@ _CONTENT = frozenset({"content", "values"})
 
 
 def checked(found: ScannedEntry, now: float, passed: Passed | None) -> ScannedEntry | None:
-    """Check the structure of a committed checkpoint; return what it is then, its files listed.
+    """Check the structure of a committed checkpoint; return it with its result and files.
 
-    A damaged one is CORRUPT; a young one whose format has no commit marker may still be being
-    written and is STAGING. None where it has been removed since.
-
-    Args:
-        found: the checkpoint.
-        now: seconds since the epoch.
-        passed: when its files were as this says it passed; None where that is not known.
+    A damaged one is CORRUPT; a young one without a commit marker in its format may still be written
+    and is STAGING. None if it has been removed. Files that equal `passed` are not opened again.
 
     Raises:
-        UnavailableError, DeniedError, NoResourceError: that could not be found out.
+        UnavailableError, DeniedError, NoResourceError: the storage does not answer.
     """
     listed = surveyed(found)
     if listed is None:
@@ -53,7 +48,7 @@ def checked(found: ScannedEntry, now: float, passed: Passed | None) -> ScannedEn
     contents = listed.entry.contents
     if (
         passed is not None
-        and not found.entry.bases  # what it depends on may have gone since
+        and not found.entry.bases  # its bases may have gone since
         and contents is not None
         and contents.fingerprint == passed.fingerprint
     ):
@@ -84,20 +79,20 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
 
 
 def step_by_content(found: ScannedEntry) -> ScannedEntry:
-    """Return a checkpoint with the step that its content shows; as it is where it shows none."""
+    """Return a checkpoint with the step of its content; unchanged if that shows none."""
     assert found.child is not None
     try:
         step = open_parts(found.root.store, found.child.parts)[0].step
     except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
-        return found  # if it is kept it is checked, and that finds out
+        return found  # the check of kept entries reports that
     known = found.now(looked=ScanDepth.HEADERS)
     return known if step is None else known.now(step=step)
 
 
 def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry | None:
-    """Return the newest committed checkpoint of a run whose content was checked when it was sealed.
+    """Return the newest committed checkpoint of a run that was sealed after a content check.
 
-    What is dated in the future, and what has no step, is not asked about.
+    Checkpoints dated in the future and those without a step do not count.
 
     Raises:
         UnavailableError, DeniedError: a manifest could not be read.
@@ -112,11 +107,9 @@ def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry
 
 
 def first_verified(members: Iterable[ScannedEntry], known: dict[str, bool]) -> ScannedEntry | None:
-    """Return the first of some checkpoints whose content was checked when it was sealed.
+    """Return the first member that was sealed after a content check.
 
-    Args:
-        members: in asking order.
-        known: what was found out before, by name; added to.
+    `known` caches the answers by name and is extended.
 
     Raises:
         UnavailableError, DeniedError: a manifest could not be read.
@@ -134,7 +127,7 @@ def first_verified(members: Iterable[ScannedEntry], known: dict[str, bool]) -> S
 
 
 def surveyed(found: ScannedEntry) -> ScannedEntry | None:
-    """Return an entry with its files summed up; None where it has been removed since."""
+    """Return an entry with its files listed; None if it has been removed."""
     if found.entry.contents is not None:
         return found
     try:
@@ -145,8 +138,8 @@ def surveyed(found: ScannedEntry) -> ScannedEntry | None:
 
 def _errors(checkpoint: Checkpoint) -> list[tuple[ExitCode, str]]:
     errors = [f for f in check_structure(checkpoint, NULL) if f.severity is Severity.ERROR]
-    # A rank that is missing where nothing marks the end of a save may have been lost since: that
-    # is evidence to keep, and no proof that the save was given up.
+    # A rank missing without an end marker may have been lost later: that is evidence to keep, not
+    # proof of an abandoned save.
     lost = any(f.kind == "missing-rank" for f in errors)
     as_damage = {ExitCode.INCOMPLETE: ExitCode.CORRUPT} if lost else {}
     return [(as_damage.get(f.code, f.code), f.message) for f in errors]
@@ -155,7 +148,7 @@ def _errors(checkpoint: Checkpoint) -> list[tuple[ExitCode, str]]:
 def _judged(
     found: ScannedEntry, errors: Sequence[tuple[ExitCode, str]], now: float
 ) -> ScannedEntry:
-    """Say what a checkpoint is that does not pass."""
+    """Return the class of a checkpoint that does not pass."""
     by_code = dict(reversed(errors))
     if ExitCode.INCOMPLETE in by_code:
         return _unfinished(found, by_code[ExitCode.INCOMPLETE], now)
@@ -166,7 +159,7 @@ def _judged(
 
 
 def _damaged(found: ScannedEntry, why: str, now: float) -> ScannedEntry:
-    """Damage is evidence, unless nothing says that the save has ended and it may still go on."""
+    """Damage is evidence, unless the save may still be running."""
     assert found.child is not None
     markers = {part.recognition.commit for part in found.child.parts}
     if CommitState.NO_MARKER in markers:
@@ -188,7 +181,7 @@ def _newest(found: ScannedEntry) -> float | None:
 
 
 def _is_verified(found: ScannedEntry) -> bool:
-    """Whether every part is sealed, and the seal says that its content was checked then."""
+    """Whether every part was sealed after a content check."""
     assert found.child is not None
     return all(_content_checked(found, part.entry) for part in found.child.parts)
 
@@ -197,7 +190,7 @@ def _content_checked(found: ScannedEntry, place: Entry) -> bool:
     store = found.root.store
     path = f"{place.path}/{MANIFEST}" if place.kind is EntryKind.DIRECTORY else place.path + SUFFIX
     try:
-        # What passed stands at the head; a manifest of many files is read only where that helps.
+        # The checks stand at the head; a long manifest is read whole only if they help.
         head = store.read(path, 0, min(_HEAD, store.stat(path).size))
         if b'"checks": []' in head:
             return False

@@ -1,4 +1,4 @@
-"""The outcome of dropping, purging and undeleting."""
+"""The outcomes of dropping, purging and undeleting."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from ftckpt.retention.trash import Trashed
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOutcome(ABC):
-    """What was done, and what was not.
+    """What was done, what failed, and remarks.
 
     Attributes:
-        failed: what was to be done and was not, and why: by the name of the entry, or by the path
-            of what was to be reclaimed.
-        notes: what the reader should know.
+        failed: the error of each failure, by entry name, or by path in the trash.
     """
 
     failed: Mapping[str, FtckptError] = field(default_factory=dict)
@@ -27,13 +25,13 @@ class ApplyOutcome(ABC):
     @property
     @abstractmethod
     def done(self) -> int:
-        """How many things were done."""
+        """Count the things that were done."""
 
     @property
     def code(self) -> ExitCode:
-        """OK where all was done, PARTIAL where some was.
+        """OK if all was done, PARTIAL if some was.
 
-        Where nothing was done, and wherever something hostile was met, the code of the failure.
+        The failure's code if nothing was done, or if anything was hostile.
         """
         codes = {error.exit_code for error in self.failed.values()}
         if not codes or ExitCode.UNSAFE in codes or not self.done:
@@ -43,11 +41,11 @@ class ApplyOutcome(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Purged(ApplyOutcome):
-    """What was reclaimed of the trash.
+    """What was freed of the trash.
 
     Attributes:
-        erased: what is gone for good.
-        held: what stays although its time is up, by its path in the trash, and why.
+        erased: gone for good.
+        held: kept although their time is up, with the reason, by path in the trash.
         freed: bytes.
     """
 
@@ -57,7 +55,7 @@ class Purged(ApplyOutcome):
 
     @property
     def done(self) -> int:
-        """How many things are gone for good."""
+        """Count the things that are gone for good."""
         return len(self.erased)
 
 
@@ -67,12 +65,12 @@ class Applied(ApplyOutcome):
 
     Attributes:
         plan: the plan's id.
-        dropped: what went, in this order.
-        trashed: what of it can be had back.
-        absent: names of what had gone before, or is being removed by somebody else.
-        freed: bytes that were reclaimed, those of `purged` not counted.
-        waiting: bytes that will be when the trash is purged.
-        purged: what was reclaimed of the trash before; None where that was not asked for.
+        dropped: in this order.
+        trashed: those of them that can be restored.
+        absent: names of entries that had gone before, or that somebody else is removing.
+        freed: bytes freed, without those of `purged`.
+        waiting: bytes that a purge will free.
+        purged: result of the purge before; None without one.
     """
 
     plan: str
@@ -85,27 +83,23 @@ class Applied(ApplyOutcome):
 
     @property
     def done(self) -> int:
-        """How many entries went."""
+        """Count the dropped entries."""
         return len(self.dropped)
 
     @property
     def code(self) -> ExitCode:
-        """The code of the dropping, or of the purge where that weighs more."""
+        """The code of the drop, or of the purge if that is worse."""
         own = super().code
         return own if self.purged is None else worst((own, self.purged.code))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undeleted(ApplyOutcome):
-    """What was had back from the trash.
-
-    Attributes:
-        restored: what has its old name again.
-    """
+    """What was restored from the trash."""
 
     restored: tuple[Trashed, ...] = ()
 
     @property
     def done(self) -> int:
-        """How many have their old names again."""
+        """Count the restored entries."""
         return len(self.restored)

@@ -1,8 +1,7 @@
-"""From a place to a plan: read, decide, open what would be kept, and decide again.
+"""From a place to a plan: read, decide, check what would be kept, and decide again.
 
-Only what is whole may count as kept, and only what is kept is opened: a damaged checkpoint that
-was to take a place in a rule makes room for the next one. What is to go is listed file by file, so
-that the plan can say what it frees and recognise it again.
+A damaged checkpoint makes room for the next one in its rule; only kept entries are opened. The
+files of dropped entries are listed, so the plan knows what it frees and can recognise them again.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .check import checked, first_verified, step_by_content, surveyed
 
 _Look = Callable[[ScannedEntry], ScannedEntry | None]
 
-# What shows that a place is a root although nothing in it is committed.
+# Classes that prove a root without committed checkpoints.
 _OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
 
 
@@ -45,9 +44,8 @@ class Prepared:
     """A plan, and where its entries were found.
 
     Attributes:
-        plan: the plan.
-        found: every entry by its name, as it stands in the plan.
-        roots: of each run, by group.
+        found: every entry of the plan by name.
+        roots: each run's root, by group.
     """
 
     plan: RetentionPlan
@@ -68,25 +66,25 @@ def prepare(
     runs: Sequence[Run] | None = None,
     counter: Counter = NULL,
 ) -> Prepared:
-    """Read a root, or a directory of several, and plan what to keep; nothing is written.
+    """Read a root, or a directory of several, and plan what to keep; writes nothing.
 
     Args:
-        place: where.
-        formats: in asking order.
+        place: the root or directory.
+        formats: in the order in which they are tried.
         policy: what to keep.
         now: seconds since the epoch.
-        bases: returns what a checkpoint depends on (see `ScanOptions`); by default what its format
+        bases: returns a checkpoint's bases (see `ScanOptions`); default: those that its format
             records. `no_bases` lets the bases of kept deltas go.
-        sizes: list the files of everything; of what goes and of what is checked they always are.
-        known: an earlier plan: what it checked and has not changed since is not opened again.
-        most_files: where what goes has more files, do not list them: such a plan can be looked at,
-            but does not say what it frees and cannot be carried out.
-        runs: all that lies there, as it was read at `now` without a policy; None to read it.
-        counter: is told of the work.
+        sizes: list the files of all entries, not only of dropped and checked ones.
+        known: an earlier plan; entries that it checked are opened again only if they changed.
+        most_files: if dropped entries have more files, do not list them: the plan then omits sizes
+            and cannot be carried out.
+        runs: the runs as read at `now` without a policy; None to read them.
+        counter: counts entries.
 
     Raises:
         NotFoundError: no format knows any entry.
-        UnavailableError, DeniedError: something could not be read; nothing is planned then.
+        UnavailableError, DeniedError: something could not be read; there is no plan then.
     """
     how = ScanOptions(formats, now, policy.metric, bases)
     if runs is None:
@@ -99,16 +97,16 @@ def prepare(
     if known is not None:
         work.recall(known)
     plan = work.settle()
-    # How much is freed decides where a wish for space ends, so the files are listed before that.
+    # List files first: the freed bytes decide where `--free` stops.
     work.survey([d.entry.name for d in plan.decisions if sizes or not d.keep], most_files)
     return Prepared(work.decide(policy), work.found, {r.base: r for r in work.roots})
 
 
 def remember(prepared: Prepared) -> None:
-    """Remember in each root which checkpoints passed, so that the next plan need not open them.
+    """Record in each root which checkpoints passed, so the next plan need not open them.
 
     Raises:
-        NoResourceError, DeniedError, UnavailableError: it could not be written; the plan stands.
+        NoResourceError, DeniedError, UnavailableError: it could not be written; the plan is valid.
     """
     for group, root in prepared.roots.items():
         write_passed(root, (f for f in prepared.found.values() if f.entry.group == group))
@@ -136,7 +134,6 @@ class _Work:
             raise nothing_known(self.roots[0])
 
     def _take(self, run: Run) -> None:
-        """Take the entries of a run, and what is known from before."""
         root = run.root
         self.found |= {f.entry.name: f for f in run.members}
         for name, passed in read_passed(root).items():
@@ -158,13 +155,13 @@ class _Work:
         ]
 
     def recall(self, plan: RetentionPlan) -> None:
-        """Take over what an earlier plan has checked."""
+        """Reuse the checks of an earlier plan."""
         for entry in (d.entry for d in plan.decisions):
             if entry.checked and entry.contents is not None:
                 self.passed[entry.name] = Passed(entry.contents.fingerprint, entry.step)
 
     def decide(self, policy: Policy) -> RetentionPlan:
-        """Decide by what is known now."""
+        """Decide with the present knowledge."""
         return decide(
             [f.entry for f in self.found.values()],
             policy,
@@ -175,10 +172,10 @@ class _Work:
         )
 
     def settle(self) -> RetentionPlan:
-        """Decide, check what would be kept, and decide again, until all that is kept was checked.
+        """Decide, check what would be kept, and repeat until all that is kept was checked.
 
-        A choice does not depend on what it did not choose, so this ends where it would end had
-        everything been checked; damage in what goes anyway is not looked for.
+        A choice does not depend on entries that it did not choose, so the result is that of
+        checking everything; damage in dropped entries does not matter.
         """
         policy = replace(self.policy, reclaim=None)
         by_content: set[str] = set()
@@ -195,15 +192,15 @@ class _Work:
                 for name, step in before.items()
                 if step is not None and name in self.found and self.found[name].entry.step != step
             }
-            # Names that lie about one step say nothing about the others.
+            # A wrong step in one name says nothing about the others.
             for group in groups - by_content:
                 self._read_steps(group)
             by_content |= groups
 
     def _find_verified(self) -> None:
-        """Mark those that are kept as the newest whose content was checked when they were sealed.
+        """Mark the newest kept checkpoint that was sealed after a content check.
 
-        Done again after each look: what was found damaged is none, and the one before it counts.
+        Repeated after each check: a damaged one does not count, the one before it does.
         """
         groups: dict[str, list[RootEntry]] = defaultdict(list)
         for found in self.found.values():
@@ -217,7 +214,7 @@ class _Work:
                         self.found[first.entry.name] = first.now(verified=True)
 
     def survey(self, names: Sequence[str], most_files: int | None) -> None:
-        """List the files of entries, where they are not more than that (None for any number)."""
+        """List the files of entries, unless there are more than `most_files`."""
         waiting = [n for n in names if self.found[n].entry.contents is None]
         if most_files is not None and self._have_more(waiting, most_files):
             self.notes.append(
@@ -228,7 +225,7 @@ class _Work:
         self._each(waiting, surveyed, "listing")
 
     def _have_more(self, names: Sequence[str], most: int) -> bool:
-        """Say whether entries have more files than that; no more of them are counted then."""
+        """Whether entries have more files than `most`; stops counting there."""
         if sum(self.found[name].names for name in names) > most:
             return True
         counted = 0
@@ -254,7 +251,6 @@ class _Work:
         self._each([n for n in names if not self.found[n].entry.checked], step_by_content, "steps")
 
     def _each(self, names: Sequence[str], do: _Look, what: str) -> None:
-        """Look again at entries; those that are gone are forgotten."""
         self.counter.start(what, len(names), "entries")
 
         def one(name: str) -> ScannedEntry | None:

@@ -1,4 +1,4 @@
-"""Reclaim what has lain in the trash for long enough, unless somebody turns out to need it."""
+"""Free trash older than its time to live, unless something needs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ftckpt.retention.trash.open import open_trash
 from .outcome import Purged
 
 TRASH_TTL = DAY
-# What one run drops has times that differ by less, so that all of it is reclaimed together.
+# Drops of one run differ by less than this in time, so all of them are freed together.
 _APART = 1.0
 
 
@@ -38,27 +38,26 @@ def purge(
     bases: Bases = recorded_bases,
     counter: Counter = NULL,
 ) -> Purged:
-    """Reclaim what was dropped at least `trash_ttl` ago in the roots of a place.
+    """Free what was dropped at least `trash_ttl` seconds ago in the roots of a place.
 
-    What was dropped in the future, by its name, stays. So does what a checkpoint depends on,
-    and what a pin, a lease or a pointer names, unless another one has that name now. What an
-    earlier purge had begun to reclaim is taken up again.
+    Entries dropped in the future (by name) stay, and so do bases of checkpoints and entries that a
+    pin, lease or pointer names while nothing else has that name. An interrupted purge is continued.
 
     Args:
         place: a root, or a directory of several.
-        formats: in asking order.
-        actor: who, for the log.
+        formats: in the order in which they are tried.
+        actor: for the log.
         now: returns seconds since the epoch.
         trash_ttl: seconds.
-        bases: returns what a checkpoint depends on (see `ScanOptions`); by default what its format
+        bases: returns a checkpoint's bases (see `ScanOptions`); default: those that its format
             records. `no_bases` lets the bases of kept deltas go.
-        counter: is told of the work.
+        counter: counts entries.
 
     Raises:
-        RefusedError: another gc is at work, or the clock has gone back.
-        UnavailableError, DeniedError: something could not be read; nothing is reclaimed then.
+        RefusedError: another gc is running, or the clock has gone back.
+        UnavailableError, DeniedError: something could not be read; nothing was freed.
         UnsupportedError: the store keeps no trash.
-        UnsafeError: a link stands where a root's own files belong.
+        UnsafeError: a link stands in place of a root's own files.
     """
     roots = open_runs(place, formats)
     filled = [root for root in roots if open_trash(root).listed() or leftovers(root, now())]
@@ -80,16 +79,10 @@ def purge_held(
     now: Callable[[], float],
     counter: Counter = NULL,
 ) -> Purged:
-    """Reclaim what is due in the roots that are held (see `purge`).
+    """Free expired trash in locked roots (see `purge`).
 
-    Args:
-        roots: all of the place: a checkpoint of one may be a delta based on one of another.
-        trashes: of those that are held, by group.
-        how: to read them.
-        actor: who, for the log.
-        trash_ttl: seconds.
-        now: returns seconds since the epoch.
-        counter: is told of the work.
+    `roots` are all of the place, because a checkpoint of one may be the base of another's delta;
+    `trashes` are those of the locked ones, by group.
     """
     things = [thing for trash in trashes.values() for thing in trash.listed()]
     over = [t for t in things if t.erasing or _is_over(t, how.now, trash_ttl)]
@@ -121,17 +114,13 @@ def purge_held(
 
 
 def _is_over(thing: Trashed, now: float, trash_ttl: float) -> bool:
-    """Whether the time of a thing is up, or cannot be told."""
+    """Whether the time of a thing is up, or unknown."""
     age = now - thing.time
     return age < -SKEW or max(0.0, age + _APART) >= trash_ttl
 
 
 def require_all(errors: Mapping[str, FtckptError]) -> None:
-    """Refuse to call something reclaimed of which something could not be removed.
-
-    Raises:
-        FtckptError: the first of the errors; it says how many there are.
-    """
+    """Raise the first of the errors of an erasure, with their number."""
     for error in errors.values():
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise type(error)(error.message + more, hint=error.hint, kind=error.kind, file=error.file)
@@ -140,7 +129,7 @@ def require_all(errors: Mapping[str, FtckptError]) -> None:
 def _held(
     roots: Sequence[Root], over: Sequence[Trashed], how: ScanOptions, counter: Counter
 ) -> dict[str, Reason]:
-    """Return what stays although its time is up, by its path."""
+    """Return, by path, why expired things stay."""
     found = [f for root in roots for f in read_entries(root, how, counter=counter)]
     live = {f.entry.name for f in found}
     based_on = {base: f.entry.name for f in found for base in f.entry.bases}
@@ -148,11 +137,11 @@ def _held(
     held: dict[str, Reason] = {}
     for thing in over:
         if thing.erasing:
-            continue  # it is not whole any more, and cannot be had back
+            continue  # it is not whole any more and cannot be restored
         if thing.time > how.now + SKEW:
             held[thing.path] = Reason("future", "it was dropped in the future, by its name")
         elif thing.entry in live:
-            continue  # who names it means the one that has its name now
+            continue  # a record of this name means its new owner
         elif thing.entry in based_on:
             held[thing.path] = Reason("base", f"{based_on[thing.entry]} is a delta based on it")
         else:
@@ -163,7 +152,7 @@ def _held(
 
 
 def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:
-    """Yield who names a thing whose name nothing has any more."""
+    """Yield who names a trashed thing whose name is free."""
     for pin in pins.pins(root):
         if pin.entry == thing.name:
             yield Reason("pinned", f"by {pin.owner}: {pin.reason}")
@@ -172,7 +161,7 @@ def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:
             yield Reason("lease", f"{lease.holder} reads it")
     for pointer in root.pointers:
         same = pointer.step is not None and pointer.step == thing.step
-        # Where a thing was dropped where it stands, its name is not a free one.
+        # A thing that was dropped in place still occupies its name.
         dangling = pointer.dangling or pointer.target == thing.name
         if dangling and (same or _last(pointer.says) == thing.name):
             yield Reason("pointer", f"{pointer.name} names it")

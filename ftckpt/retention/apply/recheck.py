@@ -1,8 +1,7 @@
 """Reread a root while entries are dropped: new entries, and claims on the next one.
 
-A root can have ten thousand names, and each may be the next that goes. So before each its names are
-listed, and nothing is asked about those that were there but for links and pointers, which can come
-to mean another one, and for saves that were not finished.
+A root can have ten thousand names, and any may be dropped next. So each look lists names only, and
+examines new ones, links and pointers (their targets can change), and unfinished saves.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 
-# What is of one of these classes stays so until somebody changes it.
+# Entries of these classes stay so until somebody changes them.
 _SETTLED = (EntryClass.COMMITTED, EntryClass.CORRUPT)
 
 
 class Watch:
-    """One root, looked at again and again.
+    """One root, looked at repeatedly.
 
     Args:
-        root: as it was read; what has come since is news.
-        how: to read what comes.
-        unfinished: names (`RootEntry.name`) of saves that may be finished by now.
+        root: as first read.
+        how: how to read new entries.
+        unfinished: names (`RootEntry.name`) of saves that may have been finished since.
 
     Raises:
         NotFoundError: the root is gone.
@@ -54,15 +53,11 @@ class Watch:
         self._unsettled = [c for c in root.candidates if c.entry.path in unfinished]
 
     def look(self, found: ScannedEntry, now: float) -> tuple[RootEntry, list[ScannedEntry]]:
-        """Return an entry with who claims it at this moment; and what has come, or was unfinished.
-
-        Args:
-            found: an entry of the root.
-            now: seconds since the epoch.
+        """Return an entry with its present claims; and entries that are new or were unfinished.
 
         Raises:
             NotFoundError: the root is gone.
-            UnavailableError, DeniedError: something could not be read; nothing is concluded then.
+            UnavailableError, DeniedError: something could not be read.
             UnsafeError: the root's `.ftckpt` is a link.
         """
         store, base = self._root.store, self._root.base
@@ -73,23 +68,23 @@ class Watch:
         near = read_again(replace(self._root, store=_Glimpse(store, base, shown)))
         self._take_in(near, shown, come)
         self._names = names
-        # What is not shown here stands all the same: a pointer to it means no other.
+        # Names outside this view still exist: a pointer to one of them means no other entry.
         pointers = [p for p in near.pointers if p.target or _last(p.says) not in names]
         near = replace(near, store=store, pointers=tuple(pointers))
         return EntryHolds.of(near, now, name).added_to(found).entry, self._news()
 
     def forget(self, found: ScannedEntry) -> None:
-        """Take an entry for gone: what has its name from now on is another one."""
+        """Mark an entry as gone: a later entry of its name is another one."""
         self._names.discard(self._name_of(found.place))
 
     def _around(self, name: str, names: set[str], come: set[str]) -> list[Entry]:
-        """Return whatever a pointer to an entry may name, every pointer, and what has come."""
+        """Return possible targets of pointers to an entry, all pointers, and new names."""
         store, base = self._root.store, self._root.base
         shown: dict[str, Entry] = {}
         if name in self._candidates:
             same = self._of_step[self._candidates[name].step]
             shown = {path: c.entry for path, c in same.items() if path in names}
-        if come and FOLDER in names:  # what has come may be dropped again by now
+        if come and FOLDER in names:  # a new entry may have been dropped again
             shown[FOLDER] = Entry(join(base, FOLDER), 0, kind=EntryKind.DIRECTORY)
         for asked in come | (self._pointing & names):
             with suppress(NotFoundError):
@@ -97,7 +92,6 @@ class Watch:
         return [shown[each] for each in sorted(shown)]
 
     def _take_in(self, near: Root, shown: Sequence[Entry], come: set[str]) -> None:
-        """Remember what has come."""
         if not come:
             return
         candidates = [c for c in near.candidates if c.path in come]
@@ -115,7 +109,7 @@ class Watch:
         self._unsettled += candidates
 
     def _news(self) -> list[ScannedEntry]:
-        """Return what is not settled as it is now; what has gone is forgotten."""
+        """Return unsettled entries as they are now; forget those that are gone."""
         news, unsettled = [], []
         for candidate in self._unsettled:
             with suppress(NotFoundError):
@@ -130,12 +124,11 @@ class Watch:
         return {self._name_of(entry) for entry in entries if entry.link is not None}
 
     def _name_of(self, entry: Entry) -> str:
-        """Return the name of what lies in the root, relative to it."""
         return entry.path[len(self._root.base) + 1 if self._root.base else 0 :]
 
 
 class _Glimpse(OverlayStore):
-    """A store that shows of one of its directories only some names."""
+    """A store that shows only some names of one directory."""
 
     def __init__(self, below: Store, path: str, entries: Sequence[Entry]) -> None:
         super().__init__(below, {})
@@ -143,16 +136,16 @@ class _Glimpse(OverlayStore):
         self._entries = entries
 
     def children(self, path: str = "") -> list[Entry]:
-        """Return what lies directly below `path`, as far as it is shown."""
+        """Return the visible entries directly below `path`."""
         return list(self._entries) if path == self._path else self._below.children(path)
 
     def local_path(self, path: str = "") -> str | None:
-        """Return the path on this machine, or None where the store is not local."""
+        """Return the local path, or None if the store is not local."""
         return self._below.local_path(path)
 
 
 def _names(root: Root) -> set[str]:
-    """List a root; of a local one the names alone, which is several times faster than the kinds."""
+    """List a root; a local one by names alone, which is several times faster than by kinds."""
     local = root.store.local_path(root.base)
     if local is None:
         return set(root.store.names(root.base))

@@ -1,4 +1,4 @@
-"""Compute what dropping frees, and what must go to free a number of bytes."""
+"""Compute the bytes that dropping frees, and which entries free a number of bytes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ftckpt.retention.scan.entries import RootEntry
 
 
 class LinkLedger:
-    """Counts down the names of files that have several: the last one frees the bytes."""
+    """Counts the hard links that are left of each file: the last one frees the bytes."""
 
     def __init__(self) -> None:
         self._gone: dict[str, int] = defaultdict(int)
 
     def drop(self, entry: RootEntry) -> int | None:
-        """Count an entry as gone; return the bytes that it frees, None where they are not known."""
+        """Count an entry as gone; return the bytes that it frees, None if unknown."""
         contents = entry.contents
         if contents is None:
             return None
@@ -29,7 +29,7 @@ class LinkLedger:
 
 
 def drop_order(entries: Iterable[RootEntry]) -> list[RootEntry]:
-    """Return entries in the order in which they go: the oldest first, a delta before its base."""
+    """Return entries in drop order: the oldest first, a delta before its base."""
     ordered = sorted(entries, key=lambda e: e.age_order)
     inside = {e.name for e in ordered}
     dependants: dict[str, list[RootEntry]] = defaultdict(list)
@@ -47,7 +47,7 @@ def drop_order(entries: Iterable[RootEntry]) -> list[RootEntry]:
 def _place(
     entry: RootEntry, dependants: Mapping[str, Sequence[RootEntry]], placed: dict[str, None]
 ) -> None:
-    """Place an entry after all that is built on it; a loop of bases is cut where it closes."""
+    """Place an entry after its dependants; a loop of bases is cut where it closes."""
     waiting, entered = [(entry, False)], set()
     while waiting:
         one, ready = waiting.pop()
@@ -62,10 +62,9 @@ def _place(
 def enough(
     order: Sequence[RootEntry], wanted: int | None
 ) -> tuple[list[RootEntry], dict[str, int | None]]:
-    """Return the first of `order` that free `wanted` bytes (all, where None), and what each frees.
+    """Return the first of `order` that free `wanted` bytes (None: all), and the bytes of each.
 
-    A file with several names is freed by the last of them, so that what an entry frees depends on
-    what goes before it.
+    The last hard link of a file frees it, so an entry's bytes depend on those before it.
     """
     ledger, freed, chosen = LinkLedger(), 0, []
     frees: dict[str, int | None] = {}

@@ -1,4 +1,4 @@
-"""Carry a plan out: exactly what it shows goes, as long as it is still as the plan saw it."""
+"""Carry out a plan: drop exactly its entries, if they are still as the plan saw them."""
 
 from __future__ import annotations
 
@@ -41,33 +41,31 @@ def apply(
     bases: Bases = recorded_bases,
     counter: Counter = NULL,
 ) -> Applied:
-    """Drop what a plan drops, in its order, and nothing else.
+    """Drop a plan's entries, in its order, and nothing else.
 
-    The root is read again first, under a lock. Where anything that is to go has changed, or would
-    stay by now, nothing is touched. Right before each entry goes it is asked once more who holds it
-    and whether it is the same; if not it stays, with what it is built on. An entry that has gone
-    by itself, that somebody else is removing, or that an earlier run of the same plan dropped is
-    not an error.
+    Reads the root again under a lock. If an entry to be dropped has changed or is now kept, nothing
+    is touched. Before each drop it checks claims and identity again; an entry that fails stays, and
+    so do its bases. Entries that are gone, that somebody else is removing, or that an earlier run
+    of the same plan dropped are not errors.
 
     Args:
-        plan: as `prepare` or `document.load_plan` gave it.
-        place: what it was made for.
-        formats: in asking order.
-        actor: who, for the log.
+        plan: from `prepare` or `document.load_plan`.
+        place: the place of the plan.
+        formats: in the order in which they are tried.
+        actor: for the log.
         now: returns seconds since the epoch.
-        purge_now: reclaim at once what would go into the trash.
-        trash_ttl: first reclaim what has lain in the trash this many seconds (see
-            `purging.purge`); None leaves the trash alone.
-        bases: returns what a checkpoint depends on (see `ScanOptions`); by default what its format
+        purge_now: free entries at once instead of moving them to the trash.
+        trash_ttl: first purge trash older than this many seconds (see `purge`); None: do not.
+        bases: returns a checkpoint's bases (see `ScanOptions`); default: those that its format
             records. `no_bases` lets the bases of kept deltas go.
-        counter: is told of the work.
+        counter: counts entries.
 
     Raises:
-        RefusedError: the plan breaks a floor, or is stale; another gc is at work; the clock has
-            gone back. Nothing was touched.
+        RefusedError: the plan breaks a floor or is stale; another gc is running; the clock has gone
+            back. Nothing was touched.
         NotFoundError: the place holds no checkpoint.
         UnavailableError, DeniedError: something could not be read; nothing was touched.
-        UnsafeError: a link stands where a root's own files belong.
+        UnsafeError: a link stands in place of a root's own files.
         UnsupportedError: the store keeps no trash.
     """
     plan.require()
@@ -118,7 +116,7 @@ def apply(
 
 
 class _Dropping:
-    """Drops one entry after the other; knows what still stands, and what is built on what."""
+    """Drops entries one by one; tracks what still stands and its bases."""
 
     def __init__(
         self,
@@ -152,7 +150,7 @@ class _Dropping:
             self._stands(one)
 
     def drop(self, decision: Decision) -> None:
-        """Drop one, or note why not."""
+        """Drop one entry, or record why not."""
         name = decision.entry.name
         try:
             self._drop(decision)
@@ -165,7 +163,7 @@ class _Dropping:
     def _drop(self, decision: Decision) -> None:
         found = self._looked_at_again(decision)
         trash = self.trashes[found.entry.group]
-        # No two at one time, so that the trash keeps the order, and a delta goes before its base.
+        # Times are unique, so that the trash keeps the order: a delta goes before its base.
         self._last = max(self.now(), self._last + 1e-6)
         thing = trash.discard(
             found, decision, actor=self.actor, now=self._last, final=self.purge_now
@@ -186,13 +184,13 @@ class _Dropping:
         require_all(errors)
 
     def _require_unclaimed(self, found: ScannedEntry, trash: Trash, thing: Trashed) -> None:
-        """Have an entry back that somebody has claimed between the last look and its dropping.
+        """Restore an entry that was claimed between the last look and its drop.
 
-        Who claims an entry looks afterwards whether it is there (`records.write`): one of the two
+        A claimant looks afterwards whether the entry exists (`records.write`), so one of the two
         finds the other.
 
         Raises:
-            RefusedError: it was claimed, and is back.
+            RefusedError: it was claimed, and is restored.
         """
         root, name = found.root, thing.name
         try:
@@ -206,11 +204,11 @@ class _Dropping:
             raise RefusedError(f"{thing.entry} stays: somebody has claimed it in this moment")
 
     def _looked_at_again(self, decision: Decision) -> ScannedEntry:
-        """Return the entry as it is at this moment, if it may still go.
+        """Return the entry as it is now, if it may still be dropped.
 
         Raises:
             NotFoundError: it is gone.
-            RefusedError: it may not.
+            RefusedError: it may not be dropped.
         """
         name = decision.entry.name
         found = self._standing[name]
@@ -242,7 +240,6 @@ class _Dropping:
         return self._watches[group]
 
     def _stands(self, found: ScannedEntry) -> None:
-        """Note what stands, and what it is built on."""
         name = found.entry.name
         self._forget(name)
         self._standing[name] = found
@@ -264,7 +261,7 @@ class _Dropping:
 def _intent(
     root: Root, plan: RetentionPlan, going: Sequence[Decision], actor: str
 ) -> Mapping[str, object]:
-    """Return, for the log, what is about to go and why, and why the rest stays."""
+    """Return, for the log, what will be dropped and why, and why the rest stays."""
     drop = {d.entry.name: [str(r) for r in d.reasons] for d in going if d.entry.group == root.base}
     if not drop:
         return {}
@@ -274,7 +271,6 @@ def _intent(
 
 
 def _result(root: Root, applied: Applied, actor: str) -> Mapping[str, object]:
-    """Return, for the log, what was done."""
     return {
         "actor": actor,
         "dropped": [d.entry.name for d in applied.dropped if d.entry.group == root.base],
@@ -285,5 +281,5 @@ def _result(root: Root, applied: Applied, actor: str) -> Mapping[str, object]:
 
 
 def _tell(root: Root, event: str, now: float, identity: str, fields: Mapping[str, object]) -> bool:
-    """Write to the log, if there is anything to say; return False when the filesystem is full."""
+    """Write to the log, if there is anything to log; return False if the filesystem is full."""
     return not fields or log.append_if_room(root, event, now, {"plan": identity, **fields})

@@ -1,4 +1,4 @@
-"""Have back what was dropped, until it is reclaimed."""
+"""Restore dropped checkpoints from the trash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .outcome import Undeleted
 
 
 def trashed(place: Place, formats: Sequence[Format]) -> list[Trashed]:
-    """Return what lies in the trash of every root of a place, the earliest first.
+    """Return the trash of every root of a place, the earliest first.
 
     Raises:
         UnavailableError, DeniedError: it could not be listed.
@@ -38,23 +38,22 @@ def undelete(
     now: Callable[[], float],
     bases: Bases = recorded_bases,
 ) -> Undeleted:
-    """Give things of the trash their old names again.
+    """Restore things from the trash under their old names.
 
-    Of several of one name the one that was dropped last comes back. What stands there now is never
-    replaced, and what is not in the trash because it came back before is not a failure.
+    Of several with one name, the last dropped is restored. Existing names are never replaced; a
+    thing that was restored before is not a failure.
 
     Args:
         place: a root, or a directory of several.
-        formats: in asking order.
-        names: each a name that a plan showed, the last part of one, a step, or a `Trashed.id`.
-        actor: who, for the log.
+        formats: in the order in which they are tried.
+        names: each a name from a plan, its last part, a step, or a `Trashed.id`.
+        actor: for the log.
         now: returns seconds since the epoch.
-        bases: returns what a checkpoint depends on: the notes name what of it lies in the
-            trash still.
+        bases: returns a checkpoint's bases; notes name those that are still in the trash.
 
     Raises:
         UsageError: a name means things of several runs.
-        RefusedError: another gc is at work.
+        RefusedError: another gc is running.
         UnavailableError, DeniedError: the trash could not be listed.
         UnsupportedError: the store keeps no trash.
     """
@@ -93,7 +92,7 @@ def undelete(
 def _left_behind(
     roots: Mapping[str, Root], restored: Sequence[Trashed], lying: Sequence[Trashed], bases: Bases
 ) -> Iterator[str]:
-    """Yield in words what of the trash is missed by what came back."""
+    """Yield notes on bases of restored entries that are still in the trash."""
     fresh = {group: read_again(roots[group]) for group in {t.group for t in (*restored, *lying)}}
     live = {c.entry.path for r in fresh.values() for c in r.candidates if not r.is_dropped(c)}
     missed = {t.entry for t in lying} - live
@@ -102,7 +101,7 @@ def _left_behind(
         for candidate in root.candidates:
             if not missed or candidate.entry.path not in back:
                 continue
-            with suppress(FtckptError):  # it is back all the same; who reads it finds out
+            with suppress(FtckptError):  # restored all the same; a reader reports the error
                 child = root.recognise(candidate)
                 for base in missed.intersection(bases(root, child) if child else ()):
                     yield (
@@ -112,7 +111,7 @@ def _left_behind(
 
 
 def _stands(name: str, root: Root) -> bool:
-    """Whether a name means something that has left the trash, as after a killed run."""
+    """Whether a name means a thing that has left the trash, as after a killed run."""
     was = parse_trash_name(name)
     name = was[0] if was else name
     return any(
@@ -122,7 +121,7 @@ def _stands(name: str, root: Root) -> bool:
 
 
 def _meant(name: str, things: Sequence[Trashed]) -> Trashed | None:
-    """Return the thing that a name means; None where it means none.
+    """Return the thing that a name means; None if it means none.
 
     Raises:
         UsageError: it means things of several runs.

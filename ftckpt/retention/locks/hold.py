@@ -1,4 +1,4 @@
-"""Hold roots while something is changed there; and by whose clock."""
+"""Lock roots while they are changed, and check the clock."""
 
 from __future__ import annotations
 
@@ -12,24 +12,18 @@ from ftckpt.retention.records import log
 from ftckpt.retention.trash import Trash
 from ftckpt.retention.trash.open import open_trash
 
-# Clocks of a cluster differ by up to this many seconds, and ages are of hours.
+# Clocks of a cluster differ by up to this many seconds; ages are hours.
 SKEW = 300.0
 
 
 @contextmanager
 def hold(roots: Iterable[Root], actor: str, now: float) -> Iterator[Mapping[str, Trash]]:
-    """Lock roots, and give the trash of each by its group.
-
-    Args:
-        roots: of a place; each is locked, in one order, so that two who want several never wait
-            for each other.
-        actor: who.
-        now: seconds since the epoch.
+    """Lock roots in one fixed order, which prevents deadlocks; yield their trashes by group.
 
     Raises:
         RefusedError: another gc holds one.
-        UnsupportedError: a store can keep nobody away.
-        UnsafeError: a link stands where a root's own files belong.
+        UnsupportedError: a store cannot exclude other writers.
+        UnsafeError: a link stands in place of a root's own files.
     """
     with ExitStack() as held:
         trashes: dict[str, Trash] = {}
@@ -41,10 +35,10 @@ def hold(roots: Iterable[Root], actor: str, now: float) -> Iterator[Mapping[str,
 
 
 def require_clock(roots: Iterable[Root], now: float) -> None:
-    """Refuse a clock that has gone back: by it, ages would be computed wrong.
+    """Refuse a clock that has gone back: ages would be wrong.
 
     Raises:
-        RefusedError: something was done in one of the roots later than now, by its log.
+        RefusedError: the log of a root has a later event than `now`.
     """
     for root in roots:
         last = log.last_time(root)

@@ -1,7 +1,6 @@
-"""Leases: readers' claims on entries, so that nothing is taken away under a restart or a copy.
+"""Leases: readers' claims on entries, so that gc drops nothing during a restart or copy.
 
-A lease ends by itself, so that a reader who was killed holds nothing for long; who reads for longer
-takes it again before it ends.
+A lease expires, so a killed reader holds nothing for long; a longer reader renews it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ LONGEST = 1800.0
 
 
 def take(root: Root, entry: str, *, holder: str, now: float, seconds: float = LONGEST) -> Lease:
-    """Claim an entry for some seconds from now; taking it again prolongs it.
+    """Claim an entry for some seconds from now; repeat to renew.
 
     Raises:
         NotFoundError: the root has no such entry.
-        UsageError: longer than a lease may be.
+        UsageError: longer than `LONGEST`.
     """
     if not 0 < seconds <= LONGEST:
         raise UsageError(f"a lease is for at most {shown_duration(LONGEST)}: take it again instead")
@@ -36,10 +35,9 @@ def release(root: Root, lease: Lease) -> None:
 
 
 def live(root: Root, now: float, entry: str | None = None) -> tuple[Lease, ...]:
-    """Return the leases of one entry, or (None) of all, that have not ended.
+    """Return the unexpired leases of one entry, or (None) of all.
 
-    One that does not say when it ends is taken for as long as a lease can be, counted from when it
-    was written.
+    One without a readable end counts for `LONGEST` from when it was written.
     """
     found = []
     for record in records.read(root, _KIND, entry):

@@ -1,6 +1,6 @@
 """Lock a local root for the one gc that changes it.
 
-The locks are the system's own and end with the process, so a killed gc leaves nothing to break.
+The locks are the system's and end with the process, so a killed gc leaves nothing to break.
 """
 
 from __future__ import annotations
@@ -23,18 +23,14 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def locked(folder: int, url: str, actor: str) -> Iterator[None]:
-    """Lock a root: its directory, for which no room is needed, and `.ftckpt/gc.lock`.
+    """Lock a root: its directory, which needs no disk space, and `.ftckpt/gc.lock`.
 
-    On a network filesystem other machines see only the lock of the file. On a full one the lock of
-    the directory has to do.
-
-    Args:
-        folder: the root's open directory.
-        url: the root, for messages.
-        actor: who; shown to others who find it locked.
+    Other machines on a network filesystem see only the file's lock. On a full filesystem the
+    directory's lock must suffice. `folder` is the root's open directory; others who find it locked
+    see `actor`.
 
     Raises:
-        RefusedError: another has it.
+        RefusedError: another process holds it.
         UnsupportedError: the filesystem has no locks.
         UnsafeError: `.ftckpt`, or the file in it, is a link.
         OSError: the system refused.
@@ -56,17 +52,10 @@ class _NoRoom(Exception):
 
 @contextmanager
 def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> Iterator[None]:
-    """Lock one file in a root's `.ftckpt`, for work that gc need not wait for.
-
-    Args:
-        folder: the root's open directory.
-        url: the root, for messages.
-        actor: who; shown to others who find it locked.
-        name: of the file.
-        work: the word for the work in messages.
+    """Lock the file `name` in a root's `.ftckpt`, for `work` that does not exclude gc.
 
     Raises:
-        RefusedError: another has it.
+        RefusedError: another process holds it.
         UnsupportedError: the filesystem has no locks.
         UnsafeError: `.ftckpt`, or the file in it, is a link.
         OSError: the system refused.
@@ -81,7 +70,7 @@ def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> I
 
 
 def _sign(file: int, actor: str) -> None:
-    with suppress(OSError):  # there may be room for the file and none for its text
+    with suppress(OSError):  # there may be space for the file and none for its text
         os.ftruncate(file, 0)
         os.pwrite(file, actor.encode(errors="replace") + b"\n", 0)
 

@@ -1,16 +1,15 @@
 """Hold a lease on a root in an object store for the one gc that changes it.
 
-    .ftckpt/lock/7.json      who holds it, for how long, and a token that nobody else has
+    .ftckpt/lock/7.json      who holds it, for how long, and a unique token
 
-A lease is taken by creating the next number, which of several only one can. It ends by itself, so
-that one who was killed keeps nobody away for long, and is prolonged by writing it again. How old it
-is, the store's own clock says: a probe is written to read it, so that no clock of the machines that
-compete has a say. Who was stopped for longer than the lease finds another number there, or nothing,
-and stops.
+A lease is taken by creating the next number; only one of several writers succeeds. It expires, so a
+killed holder blocks nobody for long, and is renewed by writing it again. The store's own clock
+measures its age: a probe is written to read it, so the clocks of competing machines do not matter.
+A holder that was paused for longer than the lease finds another number there, or none, and stops.
 
-A store that lets a second writer have the same number cannot keep anybody away, and is refused. One
-that refuses the second and lets several win a race (OpenStack Swift) is survived: the last of them
-stands there, and the others find its token before they change anything.
+A store that lets a second writer have the same number cannot exclude anybody and is refused. One
+that refuses the second but lets several win a race (OpenStack Swift) is safe: the last of them
+stands, and the others find its token before they change anything.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from .leases import LONGEST
 
 FOLDER = "lock"
 SCHEMA = "ftckpt.lock/1"
-# Long enough for one step with all its retries, short enough for the next run of an hourly cron.
+# Long enough for one step with all its retries, short enough for the next hourly cron run.
 LEASE = 600.0
 
 _NUMBERED = re.compile(r"([0-9]{1,18})\.json")
 _MAX_BYTES = 64 << 10
-# Times of objects are in whole seconds on most stores, and rounded as each likes.
+# Most stores keep times of objects in whole seconds, rounded in different ways.
 _ROUNDING = 2.0
-# A probe that was left for so long, nobody will come back to.
+# A probe of this age has no owner any more.
 _LEFT_BEHIND = 3600.0
 
 
 class _Standing(NamedTuple):
-    """A lease that is there, ended or not."""
+    """An existing lease, expired or not."""
 
     number: int
     entry: Entry
@@ -58,12 +57,12 @@ class RemoteLock:
     """A lease on one root, by conditional writes.
 
     Args:
-        root: which.
-        actor: who; shown to others who find it taken.
-        folder: below the root's `.ftckpt`; each kind of work has its own.
+        root: the root.
+        actor: shown to others who find it taken.
+        folder: below the root's `.ftckpt`; one for each kind of work.
         work: the word for that work in messages.
-        seconds: for how long it is taken at a time, at most half an hour.
-        clock: seconds that never run backwards.
+        seconds: duration of a lease, at most half an hour.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -96,8 +95,8 @@ class RemoteLock:
         """Take the lease.
 
         Raises:
-            RefusedError: another has it.
-            UnsupportedError: the store cannot keep anybody away; nothing was changed.
+            RefusedError: another holds it.
+            UnsupportedError: the store cannot exclude a second writer; nothing was changed.
             DeniedError, UnavailableError: the storage refused.
         """
         now = self._probe()
@@ -111,7 +110,8 @@ class RemoteLock:
             raise self._taken("") from error
         self._number, self._until = number, until
         try:
-            # Two who saw different numbers, because a third went away between, see each other here.
+            # Two writers that saw different numbers, because a third left between, see each other
+            # here.
             self._refuse_live([s for s in self._standing(now) if s.number != number])
             self.check()
         except BaseException:
@@ -120,12 +120,12 @@ class RemoteLock:
         self._store.delete([s.entry.path for s in standing])
 
     def check(self) -> None:
-        """Make sure, before a change, that the lease is still ours; prolong it in time.
+        """Check before a change that the lease is still ours; renew it in time.
 
-        One that has ended and that nobody has taken is taken up again.
+        An expired lease that nobody has taken is taken again.
 
         Raises:
-            RefusedError: another has taken it; nothing more may be changed.
+            RefusedError: another has taken it; change nothing more.
         """
         self._require_mine()
         now = self._clock()
@@ -134,25 +134,26 @@ class RemoteLock:
             self._store.put(self._path(self._number), self._record)
             self._until = now + self._seconds
             if ended:
-                # Who took it between the look and the put is there by now, or finds this one.
+                # A writer that took it between the look and the put is visible now, or finds this
+                # one.
                 self._require_mine()
 
     def release(self) -> None:
-        """Give the lease back; one that cannot be given back ends by itself."""
+        """Give the lease back; if that fails, it expires."""
         number, self._number = self._number, 0
         if number and self._is_mine(number):
             self._store.delete([self._path(number)])
 
     def _probe(self) -> float:
-        """Return the store's time; find out whether it keeps a second writer away."""
-        # Of a name that the store's own probes (`stores.s3write`) do not sweep away meanwhile.
+        """Return the store's time; test whether it refuses a second writer."""
+        # Its name is one that the store's own probes (`stores.s3write`) do not sweep away.
         probe = f"{self._folder}/{TEMPORARY}clock-{secrets.token_hex(8)}"
         self._store.create(probe, b"")
         try:
             now = self._store.stat(probe).mtime
         finally:
             outcome = self._store.delete([probe])[probe]
-        if outcome is not None:  # who may not delete had better not begin
+        if outcome is not None:  # without permission to delete, do not begin
             raise outcome
         if not self._store.traits.conditional_put or now is None:
             lacks = "keeps no times" if now is None else "ignores conditions"
@@ -174,7 +175,7 @@ class RemoteLock:
         return found
 
     def _read(self, number: int, entry: Entry, now: float) -> _Standing:
-        """Return a lease; one that is damaged lasts for as long as one can."""
+        """Return a lease; a damaged one counts for the longest duration."""
         holder, seconds = "", LONGEST
         try:
             said = decode(self._store.read(entry.path, 0, min(entry.size, _MAX_BYTES)))

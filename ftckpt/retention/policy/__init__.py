@@ -1,4 +1,4 @@
-"""A retention policy: which checkpoints to keep, and how much may go at once."""
+"""Retention policies: which checkpoints to keep, and how many may go at once."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ftckpt.errors import UsageError
 
 HOUR, DAY = 3600.0, 86400.0
 
-# A save that is not finished and has been silent for so long is abandoned.
+# An unfinished save is abandoned after this many seconds without a write.
 GRACE = DAY
 
-# `--max-delete` where it is not given: the larger of this share of the entries and this many.
+# The default of `--max-delete`: the larger of this share of the entries and this number.
 DEFAULT_SHARE, DEFAULT_NUMBER = 0.5, 50
 
 
 class Metric(NamedTuple):
-    """What the best checkpoints are best in.
+    """The metric of the best checkpoints.
 
     Attributes:
         name: as the trainer spells it.
-        largest: whether the largest value is the best.
+        largest: whether larger values are better.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Metric(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Metric:
-        """Return the metric of `min:eval_loss` or `max:accuracy`.
+        """Parse `min:eval_loss` or `max:accuracy`.
 
         Raises:
             UsageError: the direction is missing; it is never guessed from the name.
@@ -48,22 +48,17 @@ class Metric(NamedTuple):
 
 
 class DeleteLimit(NamedTuple):
-    """How much one plan may drop.
-
-    Attributes:
-        amount: entries, or percent of all entries.
-        percent: whether `amount` is percent.
-    """
+    """The most that one plan may drop: a number of entries, or percent of all entries."""
 
     amount: int
     percent: bool = False
 
     @classmethod
     def parse(cls, text: str) -> DeleteLimit:
-        """Return the limit of `20` or `50%`.
+        """Parse `20` or `50%`.
 
         Raises:
-            UsageError: it is not a whole number.
+            UsageError: not a whole number.
         """
         match = re.fullmatch(r"([0-9]{1,15})(%?)", text.strip())
         if match is None or (match[2] and int(match[1]) > 100):
@@ -76,28 +71,24 @@ class DeleteLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What to keep: an entry stays as soon as one rule or one protection says so.
+    """What to keep: an entry stays if one rule or one protection keeps it.
 
     Attributes:
         keep_last: the N newest of each run.
-        keep_every: for each k, the one nearest to k times N steps.
-        keep_hourly: the newest of each of the N newest hours (UTC) that hold one.
-        keep_daily: days likewise.
-        keep_weekly: ISO weeks likewise.
-        keep_monthly: months likewise.
+        keep_every: for each k, the step nearest to k times N.
+        keep_hourly: the newest of each of the N newest hours (UTC) that hold one; daily, weekly
+            (ISO) and monthly likewise.
         keep_within: seconds back from the newest.
         keep_best: the N best by `metric`.
-        metric: see `Metric`.
-        keep_tags: those that carry one of these tags.
+        keep_tags: entries with one of these tags.
         min_survivors: a run that loses a checkpoint keeps at least this many good ones.
-        max_delete: how much one plan may drop; None is the larger of 50 % and 50 entries, not
-            counting those that were saved since the last run.
-        reclaim: stop dropping once this many bytes are reclaimed; None drops all that may go.
+        max_delete: the most that one plan may drop; None: the larger of 50 % and 50 entries, not
+            counting those saved since the last run.
+        reclaim: stop dropping once this many bytes are freed; None: drop all that may go.
         delete_corrupt: whether damaged entries may go.
 
     Raises:
-        UsageError: a number that is not above zero, or a metric without `keep_best` or the
-            other way round.
+        UsageError: a number is not above zero, or `metric` and `keep_best` are not both given.
     """
 
     keep_last: int | None = None
@@ -130,7 +121,7 @@ class Policy:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Flags of the keep rules that are set, in their own order."""
+        """Return the flags of the keep rules that are set, in their own order."""
         names = [f.name for f in fields(self) if f.name.startswith("keep_")]
         return tuple(flag(n) for n in names if getattr(self, n) not in (None, ()))
 

@@ -16,7 +16,7 @@ from .floors import broken_floors
 from .plan import BrokenFloor, Decision, Reason, RetentionPlan
 from .protections import EntryGroup, group_entries, protect
 
-# Flags that keep, for the one who gave none.
+# The keep flags, named to a user who gave none.
 _NO_RULE = BrokenFloor(
     "--keep-last",
     "no rule says what to keep, so that everything is kept",
@@ -33,22 +33,22 @@ def decide(
     last_run: Mapping[str, float] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> RetentionPlan:
-    """Return what is to be kept and dropped of these entries, with every reason.
+    """Return which entries to keep and drop, with every reason.
 
-    Deterministic: the order of `entries` does not matter. Deciding again on what is kept keeps it
-    all, and one more keep rule never lets go of more (but where `reclaim` asks for a number of
-    bytes: then others may go instead).
+    Deterministic: the order of `entries` does not matter. Deciding again on the kept entries keeps
+    all of them, and an additional keep rule never drops more (except with `reclaim`: then others
+    may go instead).
 
     Args:
-        entries: everything that was found, in all runs; names are unique.
+        entries: all entries of all runs; names are unique.
         policy: the rules and floors.
         now: seconds since the epoch.
         url: the place, for the plan.
-        last_run: when a plan was last carried out, by group; absent where that is not known.
+        last_run: when a plan was last carried out, by group; absent if unknown.
         notes: for the plan.
 
     Returns:
-        The plan; broken floors are in it, and `RetentionPlan.require` raises the first.
+        The plan with its broken floors; `RetentionPlan.require` raises the first.
 
     Raises:
         ValueError: two entries have one name.
@@ -100,7 +100,7 @@ def _reasons(runs: Mapping[str, EntryGroup], policy: Policy) -> dict[str, list[R
 
 
 def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None:
-    """Keep what a kept entry is built on, in whichever run that lies."""
+    """Keep the bases of kept entries, in any run."""
     bases = {e.name: e.bases for e in every}
     waiting = [e.name for e in every if reasons[e.name]]
     while waiting:
@@ -125,6 +125,6 @@ def _why_dropped(entry: RootEntry) -> Reason:
 
 
 def _shown_order(entry: RootEntry) -> tuple[str, float, float, str]:
-    """The newest of each run first; what has no step before all."""
+    """Order the newest of each run first; entries without a step before all."""
     step = float("inf") if entry.step is None else float(entry.step)
     return entry.group, -step, -(entry.time or 0.0), entry.name

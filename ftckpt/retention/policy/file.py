@@ -1,18 +1,12 @@
-"""`retention.toml`: policies by tier. Read only where it is named, never found in a root.
+"""`retention.toml`: policies by tier. Read only if `--policy` names it, never found in a root.
 
     [[tier]]
     name = "nvme"
     roots = ["/local/*"]
     keep-last = 3
 
-    [[tier]]
-    name = "bucket"
-    roots = ["s3://*"]
-    keep-every = 10000
-    keep-tag = ["milestone"]
-
-Keys are the flags without their dashes; what is not known is refused. A root belongs to the one
-tier whose pattern matches its path or URL.
+Keys are the flags without their dashes; unknown keys are refused. A root belongs to the one tier
+whose pattern matches its path or URL.
 """
 
 from __future__ import annotations
@@ -34,13 +28,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyTier:
-    """One tier of a policy file.
-
-    Attributes:
-        name: to choose it by.
-        roots: patterns of the roots that belong to it, as the shell matches names.
-        policy: what to keep there.
-    """
+    """One tier of a policy file; `roots` are shell patterns."""
 
     name: str
     roots: tuple[str, ...]
@@ -48,14 +36,10 @@ class PolicyTier:
 
 
 def parse_policy_file(data: bytes, file: str) -> tuple[PolicyTier, ...]:
-    """Return the tiers of a policy file.
-
-    Args:
-        data: the whole file.
-        file: its name, for messages.
+    """Parse a policy file; `file` is its name for messages.
 
     Raises:
-        UsageError: no TOML, an unknown key, a value of the wrong type, or no tier.
+        UsageError: not TOML, an unknown key, a value of the wrong type, or no tier.
     """
     try:
         document = tomllib.loads(data.decode())
@@ -75,7 +59,7 @@ def parse_policy_file(data: bytes, file: str) -> tuple[PolicyTier, ...]:
 def tier_of(
     tiers: tuple[PolicyTier, ...], url: str, file: str, name: str | None = None
 ) -> PolicyTier:
-    """Return the one tier that is named, or else that `url` belongs to.
+    """Return the tier called `name`, or else the one that `url` belongs to.
 
     Raises:
         UsageError: none, or several.

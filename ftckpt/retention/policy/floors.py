@@ -1,4 +1,4 @@
-"""The floors: what a plan must not go below, whatever the rules say."""
+"""Floors: limits that a plan must keep, whatever the rules choose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from .plan import BrokenFloor
 from .protections import EntryGroup
 
-# What is not an entry of the run's own making is not in the share that a plan may drop.
+# Entries that the run did not make do not count in the share that a plan may drop.
 _NOT_OURS = (EntryClass.FOREIGN, EntryClass.TRASH)
 
 
@@ -24,11 +24,7 @@ def broken_floors(
 ) -> Iterator[BrokenFloor]:
     """Yield each floor that dropping these entries would break.
 
-    Args:
-        policy: the limits.
-        runs: every group's entries.
-        dropped: what is to go.
-        last_run: when an earlier plan was last carried out, by group.
+    `runs` are the entries of every group; `last_run` is when a plan was last carried out, by group.
     """
     gone = {e.name for e in dropped}
     for group, run in sorted(runs.items()):
@@ -53,10 +49,10 @@ def _survivors(least: int, group: str, run: EntryGroup, gone: set[str]) -> Itera
 def _at_once(
     policy: Policy, entries: int, dropped: Sequence[RootEntry], last_run: Mapping[str, float]
 ) -> Iterator[BrokenFloor]:
-    """Bound what one plan drops.
+    """Limit the number of dropped entries.
 
-    By default what was saved since the last run does not count: after missed runs there is more of
-    it, and dropping it is not a change of mind about anything that an earlier run has kept.
+    By default saves since the last run do not count: after missed runs there are more of them, and
+    no earlier run has decided to keep them.
     """
     limit = policy.max_delete
     number = len(dropped)

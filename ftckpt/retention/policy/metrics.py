@@ -20,13 +20,13 @@ _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 
 
 def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | None:
-    """Return the value of a metric for one checkpoint; None where nothing shows it.
+    """Return the value of a metric of one checkpoint; None if nothing shows it.
 
     Args:
-        root: where it lies.
+        root: its root.
         entry: its directory or file.
-        name: as the trainer spells it; in `trainer_state.json` `eval_NAME` is taken too.
-        step: of the checkpoint: a history goes back beyond it.
+        name: as the trainer spells it; in `trainer_state.json` also `eval_NAME`.
+        step: of the checkpoint, because a history goes back beyond it.
 
     Raises:
         UnavailableError, DeniedError: the storage does not answer; that is not absence.

@@ -1,4 +1,4 @@
-"""A retention plan: for every entry of a root, keep or drop, and why."""
+"""Retention plans: for every entry of a root, keep or drop, and why."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ class Reason(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What becomes of one entry.
+    """The decision on one entry.
 
     Attributes:
-        entry: which.
-        keep: whether it stays.
-        reasons: why; never empty.
-        frees: bytes that are reclaimed when it goes after those that go before it; None where it
-            stays or its files were not listed.
+        reasons: never empty.
+        frees: bytes freed by dropping it after those before it; None if it stays or its files were
+            not listed.
     """
 
     entry: RootEntry
@@ -43,12 +41,12 @@ class Decision(NamedTuple):
 
 
 class BrokenFloor(NamedTuple):
-    """A limit that the plan would break: nothing of it may be carried out.
+    """A limit that the plan would break; such a plan cannot be carried out.
 
     Attributes:
         floor: `--min-survivors`, `--max-delete` or `--keep-…`.
         message: one sentence.
-        hint: the exact flag that would allow it, or "" where none does.
+        hint: the exact flag that would allow it, or "".
     """
 
     floor: str
@@ -58,17 +56,16 @@ class BrokenFloor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What is to be done with a root, and what was known when that was decided.
+    """The decisions on a root, and the facts behind them.
 
     Attributes:
         url: the place that `RootEntry.name` is relative to, as the user would type it.
-        now: when it was decided, in seconds since the epoch.
-        policy: by what.
-        decisions: one an entry: by group, the newest first.
-        order: names of what is dropped, in the order in which it goes: a delta before its base,
-            else the oldest first.
+        now: the time of the decision, in seconds since the epoch.
+        decisions: one per entry: by group, the newest first.
+        order: names of dropped entries in drop order: a delta before its base, else the oldest
+            first.
         broken: the floors that it breaks.
-        notes: what the reader of the plan should know.
+        notes: for the reader of the plan.
     """
 
     url: str
@@ -81,18 +78,18 @@ class RetentionPlan:
 
     @property
     def keep(self) -> tuple[Decision, ...]:
-        """What stays."""
+        """Return the decisions that keep."""
         return tuple(d for d in self.decisions if d.keep)
 
     @property
     def drop(self) -> tuple[Decision, ...]:
-        """What goes, in the order of `order`."""
+        """Return the decisions that drop, in the order of `order`."""
         by_name = {d.entry.name: d for d in self.decisions if not d.keep}
         return tuple(by_name[name] for name in self.order)
 
     @property
     def frees(self) -> int:
-        """Bytes that are reclaimed when all that is dropped is gone."""
+        """Return the bytes that the whole plan frees."""
         return sum(d.frees or 0 for d in self.decisions)
 
     def require(self) -> None:

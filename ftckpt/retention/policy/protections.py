@@ -1,4 +1,4 @@
-"""Protect what no rule may drop: evidence, what is in use, what cannot be judged."""
+"""Protect entries that no rule may drop: evidence, what is in use or cannot be judged."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 
 from .plan import Reason
 
-# Between two saves that follow each other no training gets so much further. The leap from the save
-# before training to the first one is none, nor are those of the first few thousand steps.
+# Training cannot make such a leap between two saves. The leap from the save before training to the
+# first one does not count, nor do those within the first few thousand steps.
 LEAP, LEAP_FROM = 100, 1000
 
 
 class EntryGroup(NamedTuple):
-    """The entries of one group, told apart.
+    """The entries of one group, classified.
 
     Attributes:
         entries: all.
-        stretches: the committed ones that rules and floors count, the oldest first; where
-            the step leaps a new stretch begins, and each is treated as a run of its own.
-        held: the committed ones that are kept whatever their order among the others, and why.
+        stretches: the committed ones that rules and floors count, the oldest first. A leap of the
+            step begins a new stretch, which counts as a separate run.
+        held: committed ones that are kept whatever their order, and why.
     """
 
     entries: Sequence[RootEntry]
@@ -32,12 +32,12 @@ class EntryGroup(NamedTuple):
 
 
 def group_entries(entries: Sequence[RootEntry], now: float) -> EntryGroup:
-    """Tell the committed checkpoints that count from those that are only kept.
+    """Separate the committed checkpoints that count from those that are only kept.
 
-    Left out are those whose order among the others is not known: without a step, or dated in the
-    future. Where the step leaps, by accident or by somebody who wants the good ones to expire,
-    what lies above must not take the places of what lies below: both sides keep what the rules
-    keep of a whole run, and the first step above the leap stays in any case.
+    Entries of unknown order do not count: those without a step or dated in the future. After a leap
+    of the step, by accident or by an attempt to make the good ones expire, entries above it must
+    not displace those below: the rules apply to both sides, and the first step above the leap
+    stays.
     """
     held: dict[str, Reason] = {}
     counted: list[RootEntry] = []
@@ -101,7 +101,7 @@ _BY_TIME = frozenset(
 
 
 def _newest(stretch: Sequence[RootEntry]) -> Iterator[tuple[RootEntry, Reason]]:
-    """The newest by step and by time, which differ after a restart; of the verified ones too."""
+    """Yield the newest by step and by time (they differ after a restart); also of verified ones."""
     top, latest = _top(stretch).step, _latest(stretch)
     for entry in stretch:
         if entry.step == top:
@@ -120,7 +120,7 @@ def _newest(stretch: Sequence[RootEntry]) -> Iterator[tuple[RootEntry, Reason]]:
 def newest_first(stretch: Sequence[RootEntry]) -> tuple[list[RootEntry], list[RootEntry]]:
     """Return the entries of a stretch by step and by time, the newest first.
 
-    The first of each that is verified is kept as `newest-verified`.
+    The first verified one of each is kept as `newest-verified`.
     """
     timed = [e for e in stretch if e.time is not None]
     return sorted(stretch, key=_step_order)[::-1], sorted(timed, key=_time_order)[::-1]

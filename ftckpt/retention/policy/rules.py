@@ -1,8 +1,8 @@
 """The keep rules: each a pure function of one run's checkpoints.
 
-A rule looks at steps and times, never at positions in a list, and its choice does not change when
-an entry that it did not choose is gone. Therefore a second plan keeps what the first one kept, and
-one more rule never lets go of more. Checkpoints of one step are kept together, whichever of them a
+A rule uses steps and times, never positions in a list, and its choice does not change when an entry
+that it did not choose is gone. Therefore a second plan keeps what the first one kept, and an
+additional rule never drops more. Checkpoints of one step are kept together, whichever of them a
 rule chose: `last.ckpt` beside `step=100.ckpt` is not a second-last save.
 """
 
@@ -24,11 +24,9 @@ Chosen = Iterator[tuple[RootEntry, Reason]]
 
 
 def keep(policy: Policy, counted: Sequence[RootEntry]) -> Chosen:
-    """Yield every entry that a rule of the policy keeps, with that rule.
+    """Yield every entry that a rule keeps, with that rule.
 
-    Args:
-        policy: which rules.
-        counted: the committed checkpoints of one run, or of one stretch of it, each with a step.
+    `counted` are the committed checkpoints of one run or stretch, each with a step.
     """
     by_step = dict(_by_step(counted))
     for rule in _rules(policy, counted):
@@ -44,7 +42,6 @@ def keep(policy: Policy, counted: Sequence[RootEntry]) -> Chosen:
 
 
 def _rules(policy: Policy, counted: Sequence[RootEntry]) -> Iterator[Chosen]:
-    """Yield the choice of each rule of a policy."""
     if policy.keep_last is not None:
         yield _last(policy.keep_last, counted)
     if policy.keep_every is not None:
@@ -66,11 +63,10 @@ def _rules(policy: Policy, counted: Sequence[RootEntry]) -> Iterator[Chosen]:
 
 
 def _last(number: int, counted: Sequence[RootEntry]) -> Chosen:
-    """The N highest steps; and the N steps that were saved last.
+    """Keep the N highest steps, and the N steps that were saved last.
 
-    They are the same until a run is restarted from an earlier step: its fresh saves have lower
-    steps than what it left behind, and are the ones to restart from. A step was saved when the
-    latest of its checkpoints was.
+    They differ after a restart from an earlier step: its fresh saves have lower steps than the old
+    ones, and are the ones to restart from. The latest of a step's checkpoints gives its time.
     """
     highest = _by_step(counted)[::-1][:number]
     for rank, (_, entries) in enumerate(highest):
@@ -90,13 +86,13 @@ def _last(number: int, counted: Sequence[RootEntry]) -> Chosen:
 
 
 def _every(number: int, counted: Sequence[RootEntry]) -> Chosen:
-    """For each k from 1 on that was reached, the step nearest to k times N; a tie goes later.
+    """Keep for each reached k from 1 on the step nearest to k times N; a tie goes later.
 
-    Step 0 is a multiple too, but nothing is kept for being near to it.
+    Step 0 is a multiple too, but only step 0 itself is kept for it.
     """
     steps = _by_step(counted)
-    # Twice the middle between neighbours, so that all is whole numbers: the nearest to a multiple
-    # is the one between whose two middles it lies.
+    # Doubled midpoints between neighbours stay whole numbers; the step nearest to a multiple is the
+    # one between whose midpoints it lies.
     middles = [None, *(a + b for (a, _), (b, _) in pairwise(steps)), None]
     for (step, entries), low, high in zip(steps, middles[:-1], middles[1:], strict=True):
         first = number if low is None else max(number, -(-low // (2 * number)) * number)
@@ -121,7 +117,7 @@ _PERIOD_OF: dict[str, Callable[[datetime], str]] = {
 
 
 def _periods(unit: str, name: str, number: int, counted: Sequence[RootEntry]) -> Chosen:
-    """The latest save of each of the N latest periods that hold one, in UTC."""
+    """Keep the latest save of each of the N latest periods (UTC) that hold one."""
     latest: dict[str, RootEntry] = {}
     for entry in sorted((e for e in counted if e.time is not None), key=_time_order):
         assert entry.time is not None
@@ -136,7 +132,7 @@ def _periods(unit: str, name: str, number: int, counted: Sequence[RootEntry]) ->
 
 
 def _within(seconds: float, counted: Sequence[RootEntry]) -> Chosen:
-    """Everything up to so long before the latest save: a pause of the run lets nothing expire."""
+    """Keep everything up to `seconds` before the latest save: nothing expires during a pause."""
     newest = max((e.time for e in counted if e.time is not None), default=None)
     if newest is None:
         return
@@ -147,10 +143,10 @@ def _within(seconds: float, counted: Sequence[RootEntry]) -> Chosen:
 
 
 def _best(number: int, metric: Metric, counted: Sequence[RootEntry]) -> Chosen:
-    """The N best steps by a metric; and what is newer, by step or by time, than all that show it.
+    """Keep the N best steps by a metric, and those newer than all with the metric.
 
-    The latter are not evaluated yet: that their value is absent says nothing about them. After a
-    restart from an earlier step they have lower steps, and later times, than those that show it.
+    The latter are not evaluated yet. They are newer by step or by time: after a restart from an
+    earlier step they have lower steps and later times.
     """
     known = [e for e in counted if _shows(e)]
     sign = -1.0 if metric.largest else 1.0
@@ -160,7 +156,7 @@ def _best(number: int, metric: Metric, counted: Sequence[RootEntry]) -> Chosen:
         assert entry.metric is not None
         value = sign * entry.metric
         best[entry.step] = min(value, best.get(entry.step, math.inf))
-    # Of equals the later: it has seen more.
+    # Of equals the later: it has trained longer.
     ranked = sorted(best, key=lambda step: (best[step], -step))[:number]
     for entry in counted:
         if entry.step in ranked:
@@ -179,7 +175,6 @@ def _best(number: int, metric: Metric, counted: Sequence[RootEntry]) -> Chosen:
 
 
 def _shows(entry: RootEntry) -> bool:
-    """Whether the value of the metric is known."""
     return entry.metric is not None and not math.isnan(entry.metric)
 
 
@@ -198,7 +193,7 @@ def _time_order(entry: RootEntry) -> tuple[float, int, str]:
 
 
 def _ordinal(rank: int, first: str = "newest") -> str:
-    """Return `newest`, `2nd newest`, `11th newest` for a place counted from 0."""
+    """Return `newest`, `2nd newest`, `11th newest` for a rank counted from 0."""
     number = rank + 1
     if number == 1:
         return first

@@ -1,4 +1,4 @@
-"""Find the entry of a root that a user means: by its step, by its name, or the latest."""
+"""Find the entry of a root that a user means: by step, by name, or `latest`."""
 
 from __future__ import annotations
 
@@ -12,41 +12,32 @@ from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.storage.store import join
 
-# No step has more digits.
+# Steps have at most this many digits.
 _DIGITS = 18
 
 
 class Chosen(NamedTuple):
-    """An entry that was meant.
-
-    Attributes:
-        root: of its run.
-        name: of the entry, relative to that root.
-    """
+    """A chosen entry; `name` is relative to its run's root."""
 
     root: Root
     name: str
 
     @property
     def path(self) -> str:
-        """Path in the store, which no other entry has."""
+        """Return its unique path in the store."""
         return join(self.root.base, self.name)
 
     @property
     def url(self) -> str:
-        """What the user would type."""
+        """Return its path or URL as the user would type it."""
         return self.root.store.describe(self.path)
 
 
 def choose_entries(roots: Sequence[Root], which: str) -> tuple[Chosen, ...]:
     """Return the entries that a step, a name or `latest` means.
 
-    A step means every entry of one run whose name says it, as retention keeps them together; where
-    no name says it, the one whose content does.
-
-    Args:
-        roots: of the runs (`opening.open_runs`).
-        which: as typed.
+    A step means every entry of one run with it in its name, because retention keeps those together;
+    if no name has it, the entry whose content does.
 
     Raises:
         NotFoundError: the entry does not exist.
@@ -73,7 +64,7 @@ def choose_entries(roots: Sequence[Root], which: str) -> tuple[Chosen, ...]:
 def choose_marked(
     roots: Sequence[Root], which: str, marked: Sequence[Chosen]
 ) -> tuple[Chosen, ...]:
-    """Return those of `marked` that `which` means; what they mark need not be there any more.
+    """Return those of `marked` that `which` means; the entries themselves may be gone.
 
     Raises:
         NotFoundError: no entry is meant.

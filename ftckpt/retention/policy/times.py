@@ -1,4 +1,4 @@
-"""When a checkpoint was saved, by the modification times of its files."""
+"""Infer when a checkpoint was saved from the modification times of its files."""
 
 from __future__ import annotations
 
@@ -8,36 +8,32 @@ from ftckpt.discovery.recognise import Listing
 from ftckpt.own_files import is_own
 from ftckpt.storage.store import Entry
 
-# This many files of one directory are asked about: a save ends within minutes of any of them, and
-# ten thousand checkpoints of two thousand files each would be twenty million calls.
+# Number of files of one directory that are read: a save ends within minutes of any of them, and ten
+# thousand checkpoints of two thousand files would be twenty million calls.
 _FILES = 16
 _DIRECTORIES = 2
 _DEPTH = 4
 
 
 def time_of_files(files: Sequence[Entry], base: str) -> float | None:
-    """Return when the files below a path were saved: the median of their modification times.
+    """Return the median modification time of the `files` below the path `base`.
 
-    What is put beside them later, a seal or the results of an evaluation, makes no save younger.
-
-    Args:
-        files: all that lie below `base`.
-        base: path of the checkpoint.
+    Files that are added later, such as a seal or evaluation results, do not make a save younger.
     """
     skip = len(base) + 1
     return _median([f.mtime for f in files if f.mtime is not None and not is_own(f.path[skip:])])
 
 
 def time_of_listing(listing: Listing) -> float | None:
-    """Return the same by some files, evenly spread over the names, where those are all known.
+    """Return the same from a sample of files, evenly spread over the names.
 
-    Of directories the first and the last of each level are looked into.
+    Of directories the first and the last of each level are read.
     """
     return _median(list(_times(listing, _DEPTH)))
 
 
 def _median(times: Sequence[float]) -> float | None:
-    """Of two in the middle the lower: one late file beside one data file does not count."""
+    """Return the median, the lower of two: one late file beside one data file does not count."""
     return sorted(times)[(len(times) - 1) // 2] if times else None
 
 

@@ -1,9 +1,8 @@
 """Small records about the entries of a root, one object each: pins, tags, leases.
 
 `.ftckpt/<kind>/<entry>/<label>.json` below the root. Each record is written whole by one put and
-nobody else's record is read or rewritten for it, so that two people who pin at once both succeed,
-and that on a store that knows no conditions. The name alone says which entry is meant: a record
-whose text is damaged still holds it.
+touches no other record, so two people who pin at once both succeed, even on a store without
+conditional writes. The name alone identifies the entry: a record with damaged text still holds it.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class RetentionRecord(NamedTuple):
 
     Attributes:
         entry: name of the entry, relative to the root.
-        label: what tells it from other records of its kind: an owner, a tag, a reader.
-        fields: what it says; empty where its text is damaged.
-        time: when it was written, by the store's clock; None where the store does not say.
+        label: distinguishes it from others of its kind: an owner, a tag, a reader.
+        fields: its content; empty if its text is damaged.
+        time: when it was written, by the store's clock; None if the store keeps none.
     """
 
     entry: str
@@ -41,12 +40,12 @@ class RetentionRecord(NamedTuple):
     time: float | None
 
     def text(self, field: str, default: str) -> str:
-        """Return a field that is text."""
+        """Return a text field, or `default`."""
         value = self.fields.get(field)
         return value if isinstance(value, str) else default
 
     def number(self, field: str) -> float | None:
-        """Return a field that is a finite number; None where it is none."""
+        """Return a field that is a finite number, else None."""
         value = self.fields.get(field)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e15:
             return None
@@ -54,10 +53,10 @@ class RetentionRecord(NamedTuple):
 
 
 def own_folder(root: Root) -> str:
-    """Return the store's path of the root's `.ftckpt`, there or not.
+    """Return the store's path of the root's `.ftckpt`, which may not exist.
 
     Raises:
-        UnsafeError: it is a link; what lies behind it is not the root's.
+        UnsafeError: it is a link; its target is not the root's.
     """
     path = join(root.base, FOLDER)
     _require_own(root, path)
@@ -65,12 +64,12 @@ def own_folder(root: Root) -> str:
 
 
 def _require_own(root: Root, path: str) -> None:
-    """Refuse what stands where a directory of the root's own belongs; it may be absent."""
+    """Refuse anything but a directory at a path of the root's own; it may be absent."""
     try:
         entry = root.store.stat(path)
     except NotFoundError:
         return
-    # An object store has no directories, and a key of the same name hinders nobody.
+    # An object store has no directories, and a key of that name does no harm.
     wrong = EntryKind.SPECIAL, *((EntryKind.FILE,) if root.store.traits.local else ())
     if entry.link is not None or entry.kind in wrong:
         raise UnsafeError(
@@ -81,7 +80,7 @@ def _require_own(root: Root, path: str) -> None:
 
 
 def _folder(root: Root, kind: str, entry: str | None = None) -> str:
-    """Return the path of the records of a kind, or of those of one entry; never behind a link."""
+    """Return the path of the records of a kind or of one entry; never behind a link."""
     path = f"{own_folder(root)}/{kind}"
     for part in ("",) if entry is None else ("", f"/{_quoted(entry)}"):
         path += part
@@ -93,8 +92,8 @@ def _folder(root: Root, kind: str, entry: str | None = None) -> str:
 def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, object]) -> None:
     """Write one record, replacing the one of the same entry and label.
 
-    A gc that drops the entry at this moment finds the record, and takes that back, or had dropped
-    it before; that shows in a look afterwards, and is said.
+    A gc that drops the entry at this moment finds the record and restores the entry, or had dropped
+    it before; a look afterwards detects that.
 
     Raises:
         NotFoundError: the root has no such entry, or it was dropped meanwhile.
@@ -116,19 +115,19 @@ def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, ob
 
 
 def _stands(root: Root, entry: str) -> bool:
-    """Say whether an entry is there and not dropped, at this moment."""
+    """Whether an entry exists at this moment and is not dropped."""
     again = read_again(root)
     now = next((c for c in again.candidates if c.path == entry), None)
     if now is None or again.is_dropped(now):
         return False
-    # Where things are dropped where they stand, it may have been reclaimed, tombstone and all,
-    # between the look at the names and the look at the tombstones.
+    # An entry dropped in place may have been freed, tombstone and all, between the look at the
+    # names and the look at the tombstones.
     local = root.store.traits.local
     return local or any(c.path == entry for c in read_again(root).candidates)
 
 
 def erase(root: Root, records: list[tuple[str, str, str]]) -> None:
-    """Erase records, each given by kind, entry and label; those that are not there are gone.
+    """Erase records, each given by kind, entry and label; missing ones are not errors.
 
     Raises:
         FtckptError: one could not be erased.
@@ -142,7 +141,7 @@ def read(root: Root, kind: str, entry: str | None = None) -> list[RetentionRecor
     """Return every record of a kind, of one entry or (None) of all, sorted by entry and label.
 
     Raises:
-        UnavailableError, DeniedError: they could not be listed or read; nothing is concluded then.
+        UnavailableError, DeniedError: they could not be listed or read.
         UnsafeError: the root's `.ftckpt`, or a directory in it, is a link.
     """
     folder = _folder(root, kind)
@@ -162,7 +161,7 @@ def read(root: Root, kind: str, entry: str | None = None) -> list[RetentionRecor
             try:
                 fields = decode(root.store.read(item.path, 0, item.size))
             except NotFoundError:
-                continue  # erased while we listed
+                continue  # erased since it was listed
             except (CorruptError, JsonError):
                 fields = {}
         fields = fields if isinstance(fields, dict) else {}
@@ -176,7 +175,7 @@ def _path(root: Root, kind: str, entry: str, label: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as one path element that every store takes, its bytes as they are on disk."""
+    """Return a name as one path element that every store takes; its bytes as on disk."""
     return quote(name, safe=_SAFE, errors="surrogateescape").replace(".", "%2E")
 
 

@@ -1,7 +1,7 @@
-"""The log of a root: who dropped what, when, and why; only ever appended to.
+"""The append-only log of a root: who dropped what, when, and why.
 
-A local root has one file, `.ftckpt/log.jsonl`, one JSON object a line. An object store cannot
-append, so there each event is an object of its own below `.ftckpt/log/`, named by its time.
+A local root has one file, `.ftckpt/log.jsonl`, one JSON object per line. Object stores cannot
+append, so each event is an object below `.ftckpt/log/`, named by its time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,9 @@ APPLYING, APPLIED, PURGED, UNDELETED = "applying", "applied", "purged", "undelet
 
 
 def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> None:
-    """Add one event, durably.
+    """Add one event (`applying`, `applied`, `purged`, `undeleted`), durably.
 
-    Args:
-        root: of the run.
-        event: a word: `applying`, `applied`, `purged`, `undeleted`.
-        now: seconds since the epoch.
-        fields: what else there is to say; JSON.
+    `now` is in seconds since the epoch; `fields` are JSON.
 
     Raises:
         NoResourceError, DeniedError, UnavailableError: it could not be written.
@@ -59,9 +55,9 @@ def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> 
 
 
 def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, object]) -> bool:
-    """Add one event (see `append`); return False when the filesystem is full.
+    """Add one event (see `append`); return False if the filesystem is full.
 
-    A full disk is when most is dropped, and that must not wait for a line in the log.
+    A full disk needs gc most, so a missing log line must not stop it.
     """
     try:
         append(root, event, now, fields)
@@ -71,7 +67,7 @@ def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, obje
 
 
 def read(root: Root) -> list[dict[str, object]]:
-    """Return all events, the earliest first; a line that is damaged or cut off is left out.
+    """Return all events, the earliest first, without damaged or cut lines.
 
     Raises:
         UnavailableError, DeniedError: it could not be read.
@@ -83,7 +79,7 @@ def read(root: Root) -> list[dict[str, object]]:
             lines += root.store.read(path).splitlines()
         except NotFoundError:
             continue
-        except CorruptError as error:  # it grew or shrank under our hands
+        except CorruptError as error:  # it grew or shrank while it was read
             raise UnavailableError(
                 f"{root.store.describe(path)} changed while it was read"
             ) from error
@@ -96,12 +92,12 @@ def last_applied(root: Root) -> float | None:
 
 
 def last_time(root: Root) -> float | None:
-    """Return when anything was done here last, in seconds since the epoch; None if never."""
+    """Return the time of the last event, in seconds since the epoch; None if there is none."""
     return max(map(_time, read(root)), default=None)
 
 
 def _append(path: str, line: bytes) -> None:
-    """Append a line in one write, which no other appender can come between."""
+    """Append a line in one write, which other appenders cannot interleave."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         twice(lambda: make_directories(os.path.dirname(path)))

@@ -1,4 +1,4 @@
-"""Pins: people's wishes that an entry is kept, each with an owner and a reason."""
+"""Pins: requests to keep an entry, each with an owner and a reason."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ _KIND = "pins"
 def pin(root: Root, entry: str, *, owner: str, reason: str, now: float) -> Pin:
     """Keep an entry until its owner unpins it; pinning again replaces the reason.
 
-    Args:
-        root: of the run.
-        entry: its name in the root.
-        owner: who wants it.
-        reason: why; shown to the person who finds a full disk.
-        now: seconds since the epoch.
+    `reason` is shown to the person who finds a full disk.
 
     Raises:
         NotFoundError: the root has no such entry.
@@ -45,7 +40,7 @@ def unpin(root: Root, entry: str, *, owner: str | None = None) -> tuple[Pin, ...
 
 
 def pins(root: Root, entry: str | None = None) -> tuple[Pin, ...]:
-    """Return the pins of one entry or (None) of all, also of those that are not there any more."""
+    """Return the pins of one entry or (None) of all, including entries that are gone."""
     return tuple(
         Pin(
             r.entry, r.label, r.text("reason", "the record of the pin is damaged"), r.number("time")

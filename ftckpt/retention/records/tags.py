@@ -1,4 +1,4 @@
-"""Tags: words on entries that `--keep-tag` asks for."""
+"""Tags: words on entries, for `--keep-tag`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KIND = "tags"
 
 
 def tag(root: Root, entry: str, name: str, *, owner: str, now: float) -> None:
-    """Put a tag on an entry.
+    """Tag an entry.
 
     Raises:
         NotFoundError: the root has no such entry.
@@ -25,7 +25,7 @@ def tag(root: Root, entry: str, name: str, *, owner: str, now: float) -> None:
 
 
 def untag(root: Root, entry: str, name: str) -> None:
-    """Take a tag off an entry.
+    """Remove a tag from an entry.
 
     Raises:
         NotFoundError: it has no such tag.
@@ -36,7 +36,7 @@ def untag(root: Root, entry: str, name: str) -> None:
 
 
 def tags(root: Root, entry: str | None = None) -> Mapping[str, tuple[str, ...]]:
-    """Return the tags of one entry, or (None) of each that has any, sorted."""
+    """Return the sorted tags of one entry, or (None) of every tagged entry."""
     found: dict[str, list[str]] = defaultdict(list)
     for record in records.read(root, _KIND, entry):
         found[record.entry].append(record.label)

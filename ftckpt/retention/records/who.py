@@ -1,4 +1,4 @@
-"""Who does something to a root."""
+"""Who changes a root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def login_name() -> str:
-    """Return who runs this process, by the system and not by the environment."""
+    """Return the user of this process, by the system and not by the environment."""
     import pwd
 
     try:
@@ -16,5 +16,5 @@ def login_name() -> str:
 
 
 def actor() -> str:
-    """Return who does something to a root, for its log: `alice@login1`."""
+    """Return the actor for a root's log: `alice@login1`."""
     return f"{login_name()}@{os.uname().nodename}"

@@ -1,9 +1,9 @@
 """Remember checkpoints that passed the structure check, so that cron checks each once.
 
-`.ftckpt/passed.json` holds, for each entry that passed, the fingerprint that its files had then. As
-long as no file has another size or time, the check would say the same; a listing is made, headers
-are not read again. What depends on others is checked each time, because they may have gone. It
-is a cache: damaged or absent it costs time and nothing else.
+`.ftckpt/passed.json` holds the fingerprint of each passed entry's files. While no file has another
+size or time, the check would give the same result; files are listed, but headers are not read
+again. Entries with bases are checked each time, because the bases may have gone. It is a cache: if
+it is damaged or absent, only time is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .entry import ScannedEntry
 
 _NAME = "passed.json"
 _MAX_BYTES = 64 << 20
-SCHEMA = "ftckpt.passed/2"  # what passed before the manifest was looked at is looked at again
+SCHEMA = "ftckpt.passed/2"  # /1 passed checkpoints without looking at their manifests
 
 
 class Passed(NamedTuple):
@@ -29,7 +29,7 @@ class Passed(NamedTuple):
 
     Attributes:
         fingerprint: of its files (`Contents.fingerprint`).
-        step: as its content showed it, or its name.
+        step: by its content, or by its name.
     """
 
     fingerprint: str
@@ -37,7 +37,7 @@ class Passed(NamedTuple):
 
 
 def read_passed(root: Root) -> dict[str, Passed]:
-    """Return what has passed in a root, by the name of the entry there; nothing where unknown.
+    """Return the passed entries of a root by name; empty if unknown.
 
     Raises:
         UnavailableError, DeniedError: it could not be read.
@@ -54,12 +54,12 @@ def read_passed(root: Root) -> dict[str, Passed]:
         return {name: _row(row) for name, row in document["passed"].items()}
     except (NotFoundError, CorruptError, UnsafeError):
         return {}
-    except (ValueError, TypeError, KeyError, AttributeError):  # not as written
+    except (ValueError, TypeError, KeyError, AttributeError):  # not written by ftckpt
         return {}
 
 
 def write_passed(root: Root, members: Iterable[ScannedEntry]) -> None:
-    """Remember what has passed among the entries of a root; a file that says so is left alone.
+    """Record the passed entries of a root; an unchanged file is not rewritten.
 
     Raises:
         NoResourceError, DeniedError, UnavailableError: it could not be written.

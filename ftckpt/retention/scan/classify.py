@@ -1,4 +1,4 @@
-"""Classify one name of a root, as far as names and times tell."""
+"""Classify one name of a root, as far as names and times allow."""
 
 from __future__ import annotations
 
@@ -25,17 +25,12 @@ from .contents import list_entry, sum_up
 from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
 
-# Names that give a checkpoint a part to play; a trainer loads them by these names.
+# Names by which trainers load a checkpoint.
 _NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
 
 
 def classify(root: Root, candidate: Candidate, how: ScanOptions) -> ScannedEntry:
-    """Return what a candidate is.
-
-    Args:
-        root: of its run.
-        candidate: its name.
-        how: see `ScanOptions`.
+    """Classify a candidate of a root.
 
     Raises:
         NotFoundError: it is gone.
@@ -45,10 +40,10 @@ def classify(root: Root, candidate: Candidate, how: ScanOptions) -> ScannedEntry
 
 
 def judged_by(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
-    """Return an entry with what a policy asks of a committed one: its metric and its bases.
+    """Return an entry with the facts that a policy needs of a committed one: metric and bases.
 
     Raises:
-        UnsupportedError: it is a delta of another version: what it depends on cannot be known.
+        UnsupportedError: a delta of another version: its bases cannot be known.
         UnavailableError, DeniedError: it cannot be read.
     """
     if found.entry.entry_class is not EntryClass.COMMITTED or found.child is None:
@@ -57,12 +52,12 @@ def judged_by(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
     value = metric and metric_of(found.root, found.place, metric.name, found.entry.step)
     try:
         return found.now(metric=value, bases=_bases(found.root, found.child, how))
-    except CorruptError as error:  # nobody can read it without
+    except CorruptError as error:  # it cannot be read without its bases
         return found.now(entry_class=EntryClass.CORRUPT, why=error.message)
 
 
 def _bases(root: Root, child: Child, how: ScanOptions) -> tuple[str, ...]:
-    """Return what it depends on; a bit that flipped on the way is right the second time."""
+    """Return its bases; reads twice, because a bit may flip in transit."""
     try:
         return tuple(how.bases(root, child))
     except CorruptError:
@@ -70,7 +65,7 @@ def _bases(root: Root, child: Child, how: ScanOptions) -> tuple[str, ...]:
 
 
 class _Candidate:
-    """One candidate, being told what it is."""
+    """One candidate while it is classified."""
 
     def __init__(self, root: Root, candidate: Candidate, how: ScanOptions) -> None:
         self.root = root
@@ -111,7 +106,7 @@ class _Candidate:
         return self._committed(child, listing)
 
     def _of_no_format(self) -> ScannedEntry:
-        """What no format knows; a manifest alone in an object store is what a killed seal left."""
+        """Classify what no format knows; on an object store a killed seal leaves a manifest."""
         lone = ""
         if self.place.kind is EntryKind.DIRECTORY:
             if self.files is None:
@@ -123,7 +118,7 @@ class _Candidate:
         return self._found(EntryClass.FOREIGN, lone or "no format knows it")
 
     def _committed(self, child: Child, listing: Listing) -> ScannedEntry:
-        """A finished save, as its names say; its headers only for a step that they do not say."""
+        """Classify a finished save by its names; open headers only for a missing step."""
         step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
         why = child.parts[0].recognition.reason
         if step is None:
@@ -145,12 +140,12 @@ class _Candidate:
         return judged_by(found.now(step=step, time=time, named=named), self.how)
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> ScannedEntry:
-        """A save without its commit marker: not finished, unless it is known to have been."""
+        """Classify a save without its commit marker: unfinished, unless known to be finished."""
         if MANIFEST in listing.files:
             why = f"it was sealed, and now it {reason}"
             return self._found(EntryClass.CORRUPT, why, child)
         try:
-            # That a listing does not show a marker is not proof: opening asks for it.
+            # A listing without the marker is not proof: opening requests it by name.
             self.looked = ScanDepth.HEADERS
             open_parts(self.root.store, child.parts)
         except (CorruptError, UnsafeError) as error:
@@ -182,7 +177,7 @@ class _Candidate:
         return ScannedEntry(entry, self.root, self.place, child)
 
     def _dropped(self, tomb: Tomb) -> ScannedEntry:
-        """What was dropped where it stands: it goes by the name of its tombstone."""
+        """Classify an entry that was dropped in place: it has the name of its tombstone."""
         found = self._found(EntryClass.TRASH, "dropped before").now(name=tomb.path)
         return replace(found, place=Entry(tomb.path, 0, tomb.written))
 
@@ -203,7 +198,6 @@ class _Candidate:
         return listing_of_directory(self._seen().store, self.place.path)
 
     def _seen(self) -> Root:
-        """The root as the listing that was made shows it."""
         if self.files is None or self.place.kind is EntryKind.FILE:
             return self.root
         store = ListedStore(self.root.store, self.files)
@@ -217,11 +211,11 @@ class _Candidate:
         known = recognise(self.how.formats, listing)
         if known is not None:
             return Child(self.candidate, (UnopenedPart(self.place, *known),))
-        return self._seen().recognise(self.candidate)  # perhaps one checkpoint a model
+        return self._seen().recognise(self.candidate)  # perhaps one checkpoint per model
 
 
 def _commit_of(child: Child | None) -> CommitState | None:
-    """The commit state of a checkpoint: of several parts the least that is said."""
+    """Return the commit state of a checkpoint: the weakest of its parts."""
     states = {part.recognition.commit for part in child.parts} if child else set()
     order = (CommitState.UNCOMMITTED, CommitState.NO_MARKER, CommitState.COMMITTED)
     return next((state for state in order if state in states), None)

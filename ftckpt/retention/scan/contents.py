@@ -17,10 +17,10 @@ from .entries import EntryContents, SharedFile
 def list_entry(store: Store, entry: Entry) -> list[Entry]:
     """Return every file of a directory at any depth, or a file and the manifest beside it.
 
-    Links come as what they are, never as what they lead to.
+    Links are returned as links, never followed.
 
     Raises:
-        NotFoundError: it is not there any more.
+        NotFoundError: it is gone.
     """
     if entry.kind is EntryKind.DIRECTORY and entry.link is None:
         return store.walk(entry.path)
@@ -31,10 +31,7 @@ def list_entry(store: Store, entry: Entry) -> list[Entry]:
 
 
 def count_names(store: Store, entry: Entry) -> int:
-    """Return how many names an entry has: a directory those directly in it, a file its own.
-
-    What is gone has none.
-    """
+    """Return how many names lie directly in a directory; 1 for a file, 0 if it is gone."""
     if entry.kind is not EntryKind.DIRECTORY or entry.link is not None:
         return 1
     try:
@@ -44,10 +41,7 @@ def count_names(store: Store, entry: Entry) -> int:
 
 
 def sum_up(files: Sequence[Entry]) -> EntryContents:
-    """Return what a plan remembers of files; a file of several names counts once.
-
-    A link counts nothing: what it leads to stays where it is.
-    """
+    """Sum up files; a file with several names counts once, a link not at all."""
     here: Counter[str] = Counter()
     held: dict[str, tuple[int, int]] = {}
     unshared = 0
@@ -72,11 +66,10 @@ def sum_up(files: Sequence[Entry]) -> EntryContents:
 
 
 def fingerprint_of(files: Sequence[Entry]) -> str:
-    """Return the digest of a listing: BLAKE2b-128 over one line a file, sorted by path.
+    """Return the digest of a listing: BLAKE2b-128 over one line per file, sorted by path.
 
     A line is the representation of path, kind, size, modification time, version and link target.
-    Before a plan is carried out, files are listed again and compared: what has changed is not what
-    was judged.
+    Before a plan is carried out, a new listing must have the same digest.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in sorted(files):

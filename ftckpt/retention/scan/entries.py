@@ -1,6 +1,6 @@
-"""Read a root as records, one a name, with all the evidence about it.
+"""The records of a root, one per name, with all the evidence about it.
 
-The policy decides by these records alone; nothing is read or asked while it does.
+The policy decides by these records alone; it reads nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ftckpt.checkpoint import CommitState
 
 
 class EntryClass(StrEnum):
-    """What a name in a root is.
+    """The class of a name in a root.
 
-    COMMITTED: a format says that the save was finished, and nothing showed damage. Where a format
-        has no commit marker, nothing shows that it is unfinished (`RootEntry.commit`).
-    STAGING: a save that is not finished; its newest file is younger than the grace.
-    ABANDONED: a save that is not finished and has not been written to since.
+    COMMITTED: finished, as its format shows, and without known damage. If its format has no commit
+        marker, nothing shows that it is unfinished (`RootEntry.commit`).
+    STAGING: unfinished; its newest file is younger than the grace.
+    ABANDONED: unfinished, and not written to since.
     CORRUPT: proven damage; kept as evidence.
-    TRASH: dropped by an earlier run, not reclaimed yet.
-    FOREIGN: nothing that retention may judge.
+    TRASH: dropped by an earlier run, not freed yet.
+    FOREIGN: retention may not judge it.
     """
 
     COMMITTED = "COMMITTED"
@@ -33,12 +33,12 @@ class EntryClass(StrEnum):
 
 
 class ScanDepth(StrEnum):
-    """How far an entry was looked into.
+    """How deeply an entry was examined.
 
-    NAMES: the names, sizes and times of its files.
-    HEADERS: it was opened, for its step or for a commit marker that no listing shows.
+    NAMES: names, sizes and times of its files.
+    HEADERS: opened, for its step or for a commit marker that no listing shows.
     STRUCTURE: its structure was checked.
-    UNCHANGED: no file has changed since its structure was checked by an earlier run.
+    UNCHANGED: no file has changed since an earlier run checked its structure.
     """
 
     NAMES = "names"
@@ -48,13 +48,13 @@ class ScanDepth(StrEnum):
 
 
 class SharedFile(NamedTuple):
-    """A file that has several names (hard links): it is freed with the last of them.
+    """A file with several names (hard links): the last of them frees it.
 
     Attributes:
         inode: `device:inode`.
         size: bytes.
-        links: how many names it has in all, anywhere.
-        here: how many of them lie in this entry.
+        links: number of its names anywhere.
+        here: number of its names in this entry.
     """
 
     inode: str
@@ -68,14 +68,14 @@ class EntryContents:
     """The files of an entry, summed up.
 
     Attributes:
-        files: how many names.
-        nbytes: sum of the sizes, a file of several names counted once.
-        unshared: the part of `nbytes` in files that have no other name.
-        shared: the others.
-        newest: modification time of the newest file, in seconds since the epoch; None where the
-            store keeps none.
-        fingerprint: digest over every name, kind, size, time and version: equal as long as nothing
-            in the entry has changed (`contents.fingerprint_of`).
+        files: number of names.
+        nbytes: sum of the sizes; a file with several names counts once.
+        unshared: the part of `nbytes` in files without other names.
+        shared: the other files.
+        newest: modification time of the newest file, in seconds since the epoch; None if the store
+            keeps none.
+        fingerprint: digest over names, kinds, sizes, times and versions
+            (`contents.fingerprint_of`).
     """
 
     files: int
@@ -87,13 +87,11 @@ class EntryContents:
 
 
 class Pin(NamedTuple):
-    """Somebody's wish that an entry is kept.
+    """A request to keep an entry.
 
     Attributes:
         entry: its name, relative to the run's root.
-        owner: who.
-        reason: why, in words.
-        time: when, in seconds since the epoch; None where the record does not say.
+        time: seconds since the epoch; None if the record has none.
     """
 
     entry: str
@@ -107,7 +105,6 @@ class Lease(NamedTuple):
 
     Attributes:
         entry: its name, relative to the run's root.
-        holder: who reads.
         expires: in seconds since the epoch.
     """
 
@@ -118,29 +115,24 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RootEntry:
-    """One name in a root, and what is known of it.
+    """One name in a root, and the facts about it.
 
     Attributes:
-        name: path relative to the place that was given; unique there.
-        group: the run it belongs to: the path of that run's root, "" for the place itself.
-        entry_class: what it is.
-        step: by its name or by its content; None where neither says.
-        time: when it was saved, in seconds since the epoch; None where the store does not say.
-        format: who recognised it; "" where no format did.
-        why: why it is of this class, in words.
-        commit: whether its format says that the save was finished; None where no format knows it.
-        looked: how far it was looked into.
-        contents: its files; None where they were not listed.
+        name: path relative to the place; unique there.
+        group: the path of its run's root, "" for the place itself.
+        step: by its name or content; None if neither shows it.
+        time: when it was saved, in seconds since the epoch; None if the store keeps no times.
+        format: "" if no format recognised it.
+        why: why it has this class, in words.
+        commit: its commit state; None if no format knows it.
+        contents: its files; None if they were not listed.
         checked: whether its structure was checked and passed.
-        verified: whether it is sealed and its content passed a check then; looked up only as far as
-            it takes to find the newest.
-        named: whether its name gives it a part to play (`last`, `best`, `final`).
-        pointers: names of the pointers of the root that mean it.
-        pins: who wants it kept.
-        leases: who reads it.
-        tags: its tags.
-        bases: names of the entries that it depends on, and places of other checkpoints.
-        metric: the value of the policy's metric; None where it was not asked for or is not known.
+        verified: whether it was sealed after a content check; determined only as far as needed to
+            find the newest.
+        named: whether trainers load it by its name (`last`, `best`, `final`).
+        pointers: names of the root's pointers to it.
+        bases: names of entries that it depends on, and places of other checkpoints.
+        metric: the value of the policy's metric; None if unknown or without one.
     """
 
     name: str
@@ -165,6 +157,6 @@ class RootEntry:
 
     @property
     def age_order(self) -> tuple[float, float, str]:
-        """Key that sorts the oldest first: by step, then by time, then by name."""
+        """Sort key, the oldest first: by step, then by time, then by name."""
         step = -1.0 if self.step is None else float(self.step)
         return step, -1.0 if self.time is None else self.time, self.name

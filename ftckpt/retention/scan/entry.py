@@ -1,4 +1,4 @@
-"""An entry together with where it was found, and how a root is read."""
+"""An entry together with its place, and the options of a scan."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class HasBases(Protocol):
     """A format whose checkpoints can need others to be read (`ftckpt.formats.delta`)."""
 
     def bases_of_child(self, root: Root, child: Child) -> Sequence[str]:
-        """Return the places of what a checkpoint is built on (see `ScanOptions.bases`)."""
+        """Return the places of a checkpoint's bases (see `ScanOptions.bases`)."""
 
 
 def recorded_bases(root: Root, child: Child) -> Sequence[str]:
-    """Return the places of what a checkpoint is built on, as its format records them.
+    """Return the places of a checkpoint's bases, as its format records them.
 
     Raises:
         CorruptError: the record is damaged.
-        UnsupportedError: it is of another version: what it is built on cannot be known.
+        UnsupportedError: it is of another version: the bases cannot be known.
         UnavailableError, DeniedError: it could not be read.
     """
     formats = {part.format.name: part.format for part in child.parts}.values()
@@ -38,7 +38,7 @@ def recorded_bases(root: Root, child: Child) -> Sequence[str]:
 
 
 def no_bases(root: Root, child: Child) -> Sequence[str]:
-    """Take every checkpoint for whole by itself: a base of a kept delta may be dropped then."""
+    """Treat every checkpoint as complete by itself: bases of kept deltas may be dropped then."""
     return ()
 
 
@@ -47,13 +47,12 @@ class ScannedEntry:
     """An entry, and where it was found.
 
     Attributes:
-        entry: what is known of it.
         root: of its run.
         place: its directory or file.
-        child: as the formats recognise it; None where none does.
-        sealed: whether a manifest stands with it, or may, in one of several parts.
-        names: how many files were seen in its directory; it may have more, there or further down.
-        left: which of the files that were seen there a write of ftckpt has left that was killed.
+        child: as the formats recognise it; None if none does.
+        sealed: whether it has, or (in one of several parts) may have, a manifest.
+        names: number of files seen in its directory; there may be more, there or deeper.
+        left: those of the seen files that a killed write of ftckpt left.
     """
 
     entry: RootEntry
@@ -65,18 +64,13 @@ class ScannedEntry:
     left: tuple[str, ...] = ()
 
     def now(self, **known: object) -> ScannedEntry:
-        """Return it with more known of the entry."""
+        """Return a copy with updated fields of the entry."""
         return replace(self, entry=replace(self.entry, **known))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, read.
-
-    Attributes:
-        root: its root.
-        members: everything that lies in it.
-    """
+    """One scanned run: its root and everything in it."""
 
     root: Root
     members: Sequence[ScannedEntry]
@@ -84,14 +78,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """How a root is read.
+    """How to read a root.
 
     Attributes:
-        formats: in asking order.
+        formats: in the order in which they are tried.
         now: seconds since the epoch.
         metric: to look up; None for none.
-        bases: returns the places of what a checkpoint depends on: paths in the store, or whole
-            ones of what lies elsewhere, so that there is one for each delta.
+        bases: returns the places of a checkpoint's bases: paths in the store, or full paths
+            elsewhere; one for each delta.
     """
 
     formats: Sequence[Format]

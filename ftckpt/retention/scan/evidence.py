@@ -1,4 +1,4 @@
-"""Find who protects an entry of a root: pointers, pins, leases and tags."""
+"""Find what protects the entries of a root: pointers, pins, leases and tags."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from .entry import ScannedEntry
 
 @dataclass(frozen=True, slots=True)
 class EntryHolds:
-    """What holds the entries of one root, each by the entry's name there.
-
-    Attributes:
-        pointers: names of the pointers that mean it.
-        pins: who wants it kept.
-        leases: who reads it.
-        tags: its tags.
-    """
+    """What holds the entries of one root, by entry name."""
 
     pointers: Mapping[str, Sequence[str]]
     pins: Mapping[str, Sequence[Pin]]
@@ -34,15 +27,10 @@ class EntryHolds:
 
     @classmethod
     def of(cls, root: Root, now: float, entry: str | None = None) -> EntryHolds:
-        """Read what holds the entries of a root; its pointers are as they were when it was read.
-
-        Args:
-            root: of the run.
-            now: seconds since the epoch.
-            entry: of whose records alone are read, by its name there; None for all.
+        """Read what holds the entries of a root, or one entry; pointers as the root was read.
 
         Raises:
-            UnavailableError, DeniedError: that could not be read; nothing is concluded then.
+            UnavailableError, DeniedError: something could not be read.
             UnsafeError: the root's `.ftckpt` is a link.
         """
         pinned: dict[str, list[Pin]] = defaultdict(list)
@@ -54,7 +42,7 @@ class EntryHolds:
         return cls(_pointed(root), pinned, leased, tags.tags(root, entry))
 
     def added_to(self, found: ScannedEntry) -> ScannedEntry:
-        """Return an entry with what holds it, and nothing of what held it before."""
+        """Return an entry with its present holds instead of its former ones."""
         base = found.root.base
         name = found.place.path.removeprefix(f"{base}/" if base else "")
         return found.now(
@@ -66,13 +54,13 @@ class EntryHolds:
 
 
 def _pointed(root: Root) -> dict[str, list[str]]:
-    """Return the pointers that mean each candidate.
+    """Return the pointers to each candidate.
 
-    A name means the one that has it. A step means every candidate of that step but those whose
-    names say that they are not finished.
+    A name means the candidate with that name. A step means every candidate of that step except
+    those whose names mark them as unfinished.
 
     Raises:
-        UnavailableError: one names a checkpoint that is there, and no listing shows it.
+        UnavailableError: a pointer's target exists, and no listing shows it.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for pointer in root.pointers:
@@ -89,13 +77,13 @@ def _pointed(root: Root) -> dict[str, list[str]]:
 
 
 def _require_listed(root: Root, name: str) -> None:
-    """Refuse a listing that does not show what is there, unless it has come since then."""
+    """Refuse a listing that lacks an existing name, unless that is new."""
     if not name or name in root.foreign:
         return
     path = join(root.base, name)
     try:
         root.store.stat(path)
-    except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+    except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: not the name of a file
         return
     if any(entry.path == path for entry in root.store.children(root.base)):
         return

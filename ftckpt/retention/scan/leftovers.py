@@ -1,7 +1,7 @@
-"""Temporary files that killed runs of ftckpt have left in a root: named, and removed once old.
+"""Temporary files of killed ftckpt runs in a root: report them, and remove old ones.
 
-A file or key is written under a name that `stores.is_leftover` knows, and renamed or deleted a
-moment later. One that is a day old belongs to nobody who is still at work.
+ftckpt writes under a name that `stores.is_leftover` knows, and renames or deletes it a moment
+later. A file that is a day old belongs to no running process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHY = "a run of ftckpt that was killed has left it; gc --apply and gc purge remo
 
 
 def leftovers(root: Root, now: float) -> list[Entry]:
-    """Return what killed runs left a day ago or earlier, in a root and in its `.ftckpt`.
+    """Return leftovers of at least a day in a root and in its `.ftckpt`.
 
     Raises:
         UnavailableError, DeniedError: it could not be listed.
@@ -34,7 +34,7 @@ def leftovers(root: Root, now: float) -> list[Entry]:
 
 
 def remove_leftovers(root: Root, now: float) -> Iterator[str]:
-    """Remove what killed runs left a day ago or earlier; yield what was done."""
+    """Remove leftovers of at least a day; yield what was done."""
     try:
         found = leftovers(root, now)
     except FtckptError:

@@ -1,7 +1,7 @@
-"""The files that commit a checkpoint; without one its format ignores the rest.
+"""Find the file that commits a checkpoint; without it the format ignores the rest.
 
-Found by asking the format about a listing that lacks one name, so that no list of names has to be
-kept beside its own. A marker is a small file, and among those that were written last.
+Tries the format on a listing that lacks one name, so no second list of names is needed. A marker is
+a small file, and among those that were written last.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 
 # The metadata of a checkpoint of a hundred thousand tensors.
 LARGEST = 64 << 20
-# This many of the last written files are asked about.
+# Number of last written files to try.
 _TRIES = 32
-# The marker of a checkpoint that lies beside a trainer's other files is one level deeper.
+# If a checkpoint lies beside a trainer's other files, its marker is one level deeper.
 _DEPTH = 2
 
 
 def marker_of(store: Store, part: UnopenedPart, files: Sequence[Entry]) -> Entry | None:
-    """Return the file that commits a checkpoint; None where no small file alone does.
+    """Return the file that commits a checkpoint; None if no single small file does.
 
-    Args:
-        store: where it lies.
-        part: the checkpoint, as its format recognises it.
-        files: at least all of its own, as listed.
+    `files` holds at least all files of the checkpoint.
 
     Raises:
         UnavailableError, DeniedError: a header could not be read.
@@ -44,7 +41,6 @@ def marker_of(store: Store, part: UnopenedPart, files: Sequence[Entry]) -> Entry
 
 
 def _likely(part: UnopenedPart, inside: Sequence[Entry]) -> list[Entry]:
-    """Return the small files near the top, the one that was written last first."""
     skip = len(part.entry.path) + 1
     near = [f for f in inside if f.size <= LARGEST and f.path[skip:].count("/") < _DEPTH]
     return sorted(near, key=lambda f: (-(f.mtime or 0.0), f.size, f.path))[:_TRIES]

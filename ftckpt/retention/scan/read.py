@@ -1,8 +1,8 @@
-"""Read a root as entries: what each name is, by names and times alone.
+"""Read a root as entries, by names and times alone.
 
-Headers are opened only where a name does not say its step, or where a save looks abandoned:
-`checking` opens what a plan keeps. A local directory is listed by its names once; on an object
-store, where one listing shows everything, it is walked once.
+Opens headers only if a name shows no step, or if a save looks abandoned; `apply.check` opens what a
+plan keeps. A local directory is listed by its names once; an object store, where one listing shows
+everything, is walked once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .leftovers import WHY as LEFT
 
 
 def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> list[ScannedEntry]:
-    """Return everything that lies in one root, with what holds it there.
+    """Return all entries of one root, with their holds.
 
     Raises:
-        UnavailableError, DeniedError: something could not be listed; nothing is concluded then.
+        UnavailableError, DeniedError: something could not be listed.
         UnsafeError: the root's `.ftckpt` is a link.
     """
     evidence = EntryHolds.of(root, how.now)
@@ -45,12 +45,12 @@ def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> li
         try:
             found = classify(root, candidate, how)
         except NotFoundError:
-            found = None  # gone since it was listed: it cannot be dropped, and nothing counts on it
+            found = None  # gone since it was listed: it cannot be dropped, and no rule counts it
         counter.add(1)
         return None if found is None else evidence.added_to(found)
 
     listed = [f for f in concurrently(root.store, one, root.candidates) if f is not None]
-    # What was dropped and still stands where it did (`classify`) is of the trash.
+    # Entries dropped in place (`classify`) belong to the trash.
     dropped = {f.entry.name: f for f in listed if f.entry.entry_class is EntryClass.TRASH}
     standing = [f for f in listed if f.entry.name not in dropped]
     trash = (
@@ -70,20 +70,19 @@ def _foreign(root: Root) -> Iterator[ScannedEntry]:
 
 
 def _alone(root: Root, how: ScanOptions, evidence: EntryHolds) -> Iterator[ScannedEntry]:
-    """Manifests of files that are gone, in an object store: a seal that was killed left them.
+    """Yield manifests without their files, which a killed seal leaves in an object store.
 
-    What such a manifest described is dropped and reclaimed, or was removed by hand; the manifest
-    is dropped as a save is that was given up.
+    Their files were freed or removed by hand; such a manifest is dropped like an abandoned save.
     """
     if root.store.traits.local:
         return
     there = {candidate.path for candidate in root.candidates} | set(root.foreign)
     for name in root.foreign:
         described = name.removesuffix(SUFFIX)
-        # What has a tombstone is in the trash already, and told of there.
+        # Entries with a tombstone are in the trash and reported there.
         if described in (name, "") or described in there or name in root.tombs:
             continue
-        if f".{described}.ftckpt-staging" in there:  # a conversion to one object shows it second
+        if f".{described}.ftckpt-staging" in there:  # a one-file conversion publishes it second
             continue
         with suppress(NotFoundError):
             place = root.store.stat(join(root.base, name))

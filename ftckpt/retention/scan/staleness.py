@@ -23,12 +23,12 @@ from .entry import Bases, ScannedEntry, recorded_bases
 
 
 class Current(NamedTuple):
-    """What of a plan is to be done now.
+    """The present state of a plan.
 
     Attributes:
-        going: what is to go.
-        absent: names of what has gone, or is being removed by somebody else.
-        found: everything that was found, by name.
+        going: what is to be dropped.
+        absent: names of entries that are gone, or that somebody else is removing.
+        found: all entries, by name.
     """
 
     going: list[Decision]
@@ -46,26 +46,18 @@ def still_right(
     bases: Bases = recorded_bases,
     counter: Counter = NULL,
 ) -> Current:
-    """Read everything again and say what is to go, if it may still go and is as the plan saw it.
+    """Read the root again; return what to drop, if it is unchanged and may still go.
 
-    Args:
-        plan: to be carried out.
-        place: what it was made for.
-        formats: in asking order.
-        now: seconds since the epoch.
-        held: groups of the runs that are held.
-        bases: returns what a checkpoint depends on (see `Reading`); by default what its format
-            records. `no_bases` lets the bases of kept deltas go.
-        counter: is told of the work.
+    `held` are the groups of the locked runs; for `bases` see `ScanOptions`.
 
     Raises:
-        RefusedError: something has changed, would stay by now, or a floor would break.
+        RefusedError: something has changed or is now kept, or a floor would break.
         NotFoundError: the place holds no checkpoint.
-        UnavailableError, DeniedError: something could not be read; nothing is concluded then.
+        UnavailableError, DeniedError: something could not be read.
     """
     if not plan.drop:
         return Current([], [], {})
-    # What frees enough is for the plan to say; whether a thing may go is for the rules alone.
+    # The plan decides how much to free; whether an entry may go is for the rules alone.
     policy = replace(plan.policy, reclaim=None)
     fresh = prepare(place, formats, policy, now, bases=bases, known=plan, counter=counter)
     if place.url != plan.url and not any(d.entry.name in fresh.found for d in plan.decisions):
@@ -77,7 +69,7 @@ def still_right(
         found = fresh.found.get(decision.entry.name)
         if found is not None and found.entry.entry_class is not decision.entry.entry_class:
             found = surveyed(found)
-        # What lies in a run that is not held was not there when the runs were read.
+        # A run that is not locked did not exist when the runs were read.
         if found is None or found.entry.group not in held or is_leaving(decision, found.entry):
             absent.append(decision.entry.name)
         else:
@@ -93,7 +85,6 @@ def still_right(
 
 
 def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
-    """Yield in words what is not as the plan saw it."""
     decided = {d.entry.name: d for d in fresh.plan.decisions}
     leaving = {d.entry.name for d in going}
     for decision in going:
@@ -109,13 +100,13 @@ def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
 
 
 def is_same(decision: Decision, entry: RootEntry) -> bool:
-    """Say whether an entry is, file by file, the one that was judged."""
+    """Whether an entry is, file by file, the one that was judged."""
     then, now = decision.entry.contents, entry.contents
     return then is not None and now is not None and then.fingerprint == now.fingerprint
 
 
 def is_leaving(decision: Decision, entry: RootEntry) -> bool:
-    """Say whether somebody else removes an entry at this moment: a trainer that rotates."""
+    """Whether somebody else is removing an entry, such as a trainer that rotates."""
     then, now = decision.entry.contents, entry.contents
     return then is not None and now is not None and now.files < then.files
 

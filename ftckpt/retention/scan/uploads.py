@@ -1,8 +1,8 @@
-"""Uploads that nobody has finished: no listing of objects shows them, and they are paid for.
+"""Unfinished uploads: they cost money, and no listing of objects shows them.
 
-Whose they are is not said with them. One is ours where a transfer of ftckpt that was killed has
-left its marker, and says there that it writes this very key. Those are aborted once they are old;
-others may be somebody's who comes back, and are only reported.
+An upload does not name its owner. It is ours if a killed transfer of ftckpt left a marker that
+names this very key. Purge aborts those once they are old; others may still be continued and are
+only reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ftckpt.storage.store import Store, Unfinished
 
 
 def old_uploads(root: Root, now: float) -> list[Unfinished]:
-    """Return the uploads in a root that were begun a day ago and never finished, sorted.
+    """Return the unfinished uploads in a root that are at least a day old, sorted.
 
     Raises:
         UnsupportedError: the service cannot list them.
@@ -46,7 +46,7 @@ def own_uploads(store: Store, uploads: Sequence[Unfinished]) -> list[Unfinished]
 
 
 def upload_notes(root: Root, now: float) -> Iterator[str]:
-    """Yield what somebody who pays for a root should know about its uploads."""
+    """Yield notes on a root's uploads for the person who pays for it."""
     try:
         old = old_uploads(root, now)
         own = own_uploads(root.store, old)
@@ -62,14 +62,14 @@ def upload_notes(root: Root, now: float) -> Iterator[str]:
 
 
 def abort_own(root: Root, now: float) -> Iterator[str]:
-    """Abort what transfers of ftckpt have begun a day ago and left; yield what was done.
+    """Abort ftckpt's own uploads of at least a day; yield what was done.
 
     A transfer that is run again writes such a file anew, from its beginning.
     """
     try:
         own = own_uploads(root.store, old_uploads(root, now))
     except FtckptError:
-        return  # they are reported with the next plan again
+        return  # the next plan reports them again
     for upload, error in zip(own, root.store.abort(own), strict=True):
         url = root.store.describe(upload.path)
         yield f"an upload to {url} {'was aborted' if error is None else f'stays: {error}'}"

@@ -1,10 +1,10 @@
-"""The trash of a root: what was dropped can be had back until it is reclaimed.
+"""The trash of a root: dropped entries can be restored until they are freed.
 
-    20261121T031500.123456Z~step-100        was dropped then, and can be had back
-    20261121T031500.123456Z!step-100        is being reclaimed; nothing of it is to be trusted
+    20261121T031500.123456Z~step-100        dropped then, and can be restored
+    20261121T031500.123456Z!step-100        being freed; not to be trusted
 
-The name alone carries what undoing needs, so that a full disk forbids none of it. How a store
-drops is its own matter: local roots rename (`local_trash`), object stores cannot.
+The name alone holds what undelete needs, so a full disk cannot prevent it. Local roots rename
+(`trash.local`); object stores cannot (`trash.remote`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage.store import join
 
 FOLDER = "trash"
-# What a name begins with that lies in the root itself, because no directory could be made.
+# Prefix of names in the root itself, used if no trash directory can be made.
 BESIDE = ".ftckpt-trash-"
 
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
@@ -32,14 +32,14 @@ _NAME = re.compile(r"([0-9]{8}T[0-9]{6}\.[0-9]{6}Z)([~!])(.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Trashed:
-    """Something that was dropped and is not reclaimed yet.
+    """A dropped entry that is not freed yet.
 
     Attributes:
-        name: what it was called, relative to the run's root.
+        name: its old name, relative to the run's root.
         time: when it was dropped, in seconds since the epoch, by that machine's clock.
-        group: the run it belongs to: the path of that run's root in the store.
-        path: where it lies now: a path in the store.
-        erasing: whether it is being reclaimed, so that it cannot be had back.
+        group: the path of its run's root in the store.
+        path: its present path in the store.
+        erasing: whether it is being freed and cannot be restored.
     """
 
     name: str
@@ -50,26 +50,26 @@ class Trashed:
 
     @property
     def id(self) -> str:
-        """What names it among others of the same name: `20261121T031500.123456Z~step-100`."""
+        """Return its unique name in the trash: `20261121T031500.123456Z~step-100`."""
         return trash_name(self.name, self.time)
 
     @property
     def entry(self) -> str:
-        """What a plan calls the entry that it was (`RootEntry.name`)."""
+        """Return the name that the entry had in plans (`RootEntry.name`)."""
         return join(self.group, self.name)
 
     @property
     def step(self) -> int | None:
-        """The step that its name says."""
+        """Return the step of its name."""
         return step_in_name(self.name)
 
 
 class Erased(NamedTuple):
-    """What reclaiming one thing came to.
+    """The result of freeing one thing.
 
     Attributes:
-        nbytes: bytes of the files that are gone, and had no other name.
-        errors: what could not be removed, by its path, and why; empty where all is gone.
+        nbytes: bytes of removed files that had no other name.
+        errors: failures by path; empty if all is gone.
     """
 
     nbytes: int
@@ -77,22 +77,18 @@ class Erased(NamedTuple):
 
 
 class Trash(Protocol):
-    """The trash of one root. What changes anything is called within `lock`."""
+    """The trash of one root. Methods that change it are called within `lock`."""
 
     def lock(self, actor: str, now: float) -> AbstractContextManager[None]:
-        """Keep every other gc of this root away.
+        """Exclude every other gc of this root; others see `actor`.
 
-        A holder that is killed keeps nobody away for longer than half an hour. Where a lock can
-        be lost while it is held, every change asks first and raises RefusedError.
-
-        Args:
-            actor: who; shown to others who find it locked.
-            now: seconds since the epoch.
+        A killed holder blocks others for at most half an hour. If a lock can be lost, every change
+        checks it first and raises RefusedError.
 
         Raises:
-            RefusedError: another has it.
-            UnsupportedError: the store cannot keep anybody away.
-            UnsafeError: a link stands where the root's own files belong.
+            RefusedError: another holds it.
+            UnsupportedError: the store cannot exclude other writers.
+            UnsafeError: a link stands in place of the root's own files.
         """
 
     def discard(
@@ -104,56 +100,56 @@ class Trash(Protocol):
         now: float,
         final: bool = False,
     ) -> Trashed:
-        """Take an entry out of the root at once; it stops being a checkpoint, and can be restored.
+        """Take an entry out of the root at once; it stops being a checkpoint and can be restored.
 
-        Where a full disk has no room even for a name, it is on its way to being reclaimed instead
+        If a full disk has no room even for a name, the entry is being freed instead
         (`Trashed.erasing`), so that at least the next one can be kept.
 
         Args:
-            found: the entry, as it was just listed.
+            found: the entry, as just listed.
             decision: why it goes.
             actor: who drops it.
             now: seconds since the epoch.
-            final: it is to be reclaimed at once, so that nothing of it need be kept.
+            final: it will be freed at once, so nothing of it need be kept.
 
         Raises:
             NotFoundError: it is gone.
-            UnsafeError: something else stands in its place: a link, a device.
-            RefusedError: the lock was lost, or its name cannot be kept in the trash.
+            UnsafeError: a link or device stands in its place.
+            RefusedError: the lock was lost, or the trash cannot keep its name.
             DeniedError, NoResourceError, UnavailableError: the storage refused; it still stands.
         """
 
     def listed(self) -> list[Trashed]:
-        """Return what lies in the trash, the earliest first; nothing without a trash.
+        """Return the trash, the earliest first; empty without a trash.
 
         Raises:
-            DeniedError, UnavailableError: it could not be listed; nothing is concluded then.
+            DeniedError, UnavailableError: it could not be listed.
         """
 
     def restore(self, trashed: Trashed) -> None:
-        """Give a thing its old name again, whole.
+        """Restore a thing under its old name, whole.
 
         Raises:
-            ExistsError: something stands there now.
+            ExistsError: the name is taken.
             NotFoundError: it is not in the trash any more.
-            RefusedError: it is being reclaimed.
+            RefusedError: it is being freed.
         """
 
     def erase(self, trashed: Trashed) -> Erased:
-        """Reclaim a thing for good; one whose reclaiming was interrupted is taken up again.
+        """Free a thing for good, or continue an interrupted erasure.
 
-        Before the first byte goes, it is made unmistakable that it cannot be had back.
+        Before the first byte goes, the thing is marked as not restorable.
         """
 
 
 def trash_name(name: str, time: float, *, erasing: bool = False) -> str:
-    """Return what an entry is called in the trash; `erasing` makes it no longer."""
+    """Return an entry's name in the trash; `erasing` marks it as not restorable."""
     stamp = datetime.fromtimestamp(time, UTC).strftime(_STAMP)
     return f"{stamp}{'!' if erasing else '~'}{name}"
 
 
 def parse_trash_name(text: str) -> tuple[str, float, bool] | None:
-    """Return name, time and whether it is being erased; None where `text` is not such a name."""
+    """Return name, time and whether it is being erased; None if `text` is not such a name."""
     match = _NAME.fullmatch(text.removeprefix(BESIDE))
     if match is None:
         return None

@@ -1,11 +1,11 @@
 """The trash of a local root: one rename into `.ftckpt/trash/`, and one back.
 
-Everything is done by open directories below the root, and none of them is ever a link. A rename
-needs no free space but for the name. Where not even the directory of the trash can be made, or it
-lies on another filesystem, the entry gets a hidden name beside where it was.
+All work goes through open directories below the root, none of them a link. A rename needs no free
+space except for the name. If the trash directory cannot be made, or lies on another filesystem, the
+entry gets a hidden name beside its old one.
 
-The manifest of a checkpoint that is one file goes with it: after it, and comes back before it. A
-kill in between leaves the manifest alone, and who locks the root next puts it right.
+The manifest of a one-file checkpoint is moved after it and restored before it. A kill in between
+leaves the manifest alone, and the next process that locks the root moves it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LocalTrash:
 
     @contextmanager
     def lock(self, actor: str, now: float) -> Iterator[None]:
-        """Lock the root, and put right what a killed run left."""
+        """Lock the root, and repair what a killed run left."""
         with ExitStack() as held:
             with self._translated("lock", ""):
                 self._here = held.enter_context(_root_folder(self._root))
@@ -80,14 +80,14 @@ class LocalTrash:
                         f"{self._url(name)} stays: another filesystem is mounted there",
                         hint="unmount it, or pin it",
                     ) from error
-                # It cannot be undone, so where that was not meant a word of the system alone, as of
-                # a quota, is not enough.
+                # This cannot be undone. Unless the caller wants that, one error of the system, such
+                # as a quota, is not enough.
                 if error.errno not in _NO_SPACE or not (final or is_full(self._here)):
                     raise
                 return self._forced(found, name, now, error)
 
     def listed(self) -> list[Trashed]:
-        """Return what lies in the trash, the earliest first."""
+        """Return the trash, the earliest first."""
         store, base = self._root.store, self._root.base
         folder = f"{own_folder(self._root)}/{FOLDER}"
         paths = [join(base, name) for name in store.names(base) if name.startswith(BESIDE)]
@@ -105,7 +105,7 @@ class LocalTrash:
         return sorted(things, key=lambda t: (t.time, t.name))
 
     def restore(self, trashed: Trashed) -> None:
-        """Rename a thing back onto its old name, which must be free."""
+        """Rename a thing back to its old name, which must be free."""
         if trashed.erasing:
             raise RefusedError(_NOT_WHOLE.format(trashed.name))
         here, there, back = self._here, _last(trashed.path), trashed.name
@@ -120,12 +120,12 @@ class LocalTrash:
             try:
                 rename_new(there, back, source_dir=folder, target_dir=here)
             except OSError:
-                if sealed:  # what stands there now is not what it was made for
+                if sealed:  # its manifest does not describe what stands there now
                     rename_new(back + SUFFIX, there + SUFFIX, source_dir=here, target_dir=folder)
                 raise
 
     def erase(self, trashed: Trashed) -> Erased:
-        """Rename a thing so that it cannot be had back, and remove it file by file."""
+        """Rename a thing so that it cannot be restored, and remove it file by file."""
         there = _last(trashed.path)
         prefix = there[: len(there) - len(trashed.id)]
         with self._translated("reclaim", trashed.name), self._folder_of(trashed) as folder:
@@ -134,14 +134,14 @@ class LocalTrash:
             else:
                 doomed = self._condemned(there, prefix, trashed, folder)
             removal = Removal()
-            # The manifest first: alone it would be taken for an entry of its own.
+            # The manifest first: alone it would look like an entry of its own.
             manifest = prefix + trashed.id + SUFFIX
             removal.remove(manifest, folder, self._url(trashed.name + SUFFIX))
             removal.remove(doomed, folder, self._url(trashed.name))
         return Erased(removal.freed, removal.failed)
 
     def _require_itself(self, name: str, kind: EntryKind) -> None:
-        """Refuse what has been put in the place of an entry since it was listed."""
+        """Refuse an entry that has been replaced since it was listed."""
         found = twice(lambda: os.stat(name, dir_fd=self._here, follow_symlinks=False))
         right = stat.S_ISDIR if kind is EntryKind.DIRECTORY else stat.S_ISREG
         if not right(found.st_mode):
@@ -180,7 +180,7 @@ class LocalTrash:
         return trashed
 
     def _forced(self, found: ScannedEntry, name: str, now: float, error: OSError) -> Trashed:
-        """Take an entry apart until there is room for the name of what is left."""
+        """Delete an entry file by file until there is room for the name of the rest."""
         for _ in taken_apart(found, self._here):
             try:
                 return self._moved(name, now, erasing=True)
@@ -196,7 +196,7 @@ class LocalTrash:
         return Trashed(name, now, self._root.base, path, erasing=True)
 
     def _condemned(self, there: str, prefix: str, trashed: Trashed, folder: int) -> str:
-        """Make it unmistakable that a thing cannot be had back; return its name then."""
+        """Mark a thing as not restorable; return its new name."""
         doomed = prefix + trash_name(trashed.name, trashed.time, erasing=True)
         try:
             rename_new(there, doomed, source_dir=folder, target_dir=folder)
@@ -210,7 +210,7 @@ class LocalTrash:
         return doomed
 
     def _move_manifest(self, trashed: Trashed, folder: int) -> None:
-        """Move the manifest after its file; the next process that locks the root tries again."""
+        """Move the manifest after its file; the next process that locks the root retries."""
         with suppress(OSError):
             rename_new(
                 trashed.name + SUFFIX,
@@ -220,7 +220,7 @@ class LocalTrash:
             )
 
     def _settle(self) -> None:
-        """Give each manifest that a killed run left alone to its file in the trash."""
+        """Move manifests that a killed run left alone to their files in the trash."""
         names = set(twice(lambda: os.listdir(self._here)))
         for trashed in reversed(self.listed()):
             if trashed.erasing or trashed.name in names or trashed.name + SUFFIX not in names:
@@ -271,7 +271,7 @@ class LocalTrash:
 
 @contextmanager
 def _root_folder(root: Root) -> Iterator[int]:
-    """Open a root's directory; below the place that the user named no link is followed."""
+    """Open a root's directory; no link is followed below the user's place."""
     path = root.store.local_path() or "."
     here = twice(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
@@ -288,7 +288,7 @@ def _last(path: str) -> str:
 
 
 def _sync(folder: int) -> None:
-    """Flush a directory; a full disk may refuse that, and what was renamed is renamed."""
+    """Flush a directory; a full disk may refuse that after a successful rename."""
     try:
         twice(lambda: sync_open_directory(folder))
     except OSError as error:

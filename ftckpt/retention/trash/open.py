@@ -1,4 +1,4 @@
-"""The trash of a root, whatever store the root lies in."""
+"""Open the trash of a root in any store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ftckpt.retention.trash import Trash
 
 
 def open_trash(root: Root) -> Trash:
-    """Return the trash of a root; whether its store can keep one shows when it is locked."""
+    """Return the trash of a root; `lock` shows whether its store can keep one."""
     if root.store.traits.local:
         from .local import LocalTrash
 

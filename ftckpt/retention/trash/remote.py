@@ -1,15 +1,15 @@
-"""The trash of a root in an object store, where nothing can be renamed.
+"""The trash of a root in an object store, which has no rename.
 
     .ftckpt/trash/20261121T031500.123456Z~step-100      its tombstone: every key, and what it held
-    .ftckpt/trash/20261121T031500.123456Z!step-100      the same, once it is being reclaimed
+    .ftckpt/trash/20261121T031500.123456Z!step-100      the same, while it is being freed
 
-An entry is dropped by one put, of its tombstone: from then on ftckpt takes it for trash. Then what
-commits it is removed, so that nobody else takes it for a checkpoint either; the tombstone keeps the
-bytes. The data stay under their keys until they are reclaimed: those keys alone, each only as long
-as it holds what was listed, and the answer about each is looked at.
+One put of its tombstone drops an entry: from then on ftckpt treats it as trash. Then its commit
+marker is removed, so that nobody else treats it as a checkpoint; the tombstone keeps the marker's
+bytes. The data stay under their keys until they are freed: only those keys, each only while it
+holds the listed object, and the answer for each is checked.
 
-A tombstone holds as long as nothing of the entry is younger. Where a trainer has saved there again,
-the entry is not trash any more, and nothing of it is touched.
+A tombstone is valid while nothing of the entry is younger. If a trainer has saved there again, the
+entry is not trash any more and is not touched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ftckpt.storage.store import Entry, EntryKind, join
 
 from .tombstone import MAX_BYTES, Tombstone
 
-# Keys that are deleted between two looks at the lock: one request.
+# Keys per delete request, and between two checks of the lock.
 _BATCH = 1000
 
 
@@ -61,7 +61,7 @@ class RemoteTrash:
             yield
         finally:
             self._lock = None
-            with suppress(FtckptError):  # it ends by itself
+            with suppress(FtckptError):  # it expires by itself
                 lock.release()
 
     def discard(
@@ -73,7 +73,7 @@ class RemoteTrash:
         now: float,
         final: bool = False,
     ) -> Trashed:
-        """Put the tombstone of an entry, then remove what commits it."""
+        """Put the tombstone of an entry, then remove its commit marker."""
         files = list_entry(self._store, found.place)
         self._require_as_seen(found, files)
         parts = () if found.child is None else found.child.parts
@@ -95,12 +95,12 @@ class RemoteTrash:
             self._remove(markers)
         except FtckptError:
             with suppress(FtckptError):
-                self.restore(trashed)  # it still stands, then
+                self.restore(trashed)  # so it still stands
             raise
         return trashed
 
     def listed(self) -> list[Trashed]:
-        """Return what has a tombstone, the earliest first."""
+        """Return everything with a tombstone, the earliest first."""
         try:
             paths = [entry.path for entry in self._store.children(self._folder)]
         except NotFoundError:
@@ -108,13 +108,13 @@ class RemoteTrash:
         found: dict[str, Trashed] = {}
         for path in paths:
             trashed = self._parsed(path)
-            # Of one that a killed run left twice, the one that says that it is being reclaimed.
+            # Of two tombstones that a killed run left, prefer the one that is being freed.
             if trashed is not None and (trashed.id not in found or trashed.erasing):
                 found[trashed.id] = trashed
         return sorted(found.values(), key=lambda t: (t.time, t.name))
 
     def restore(self, trashed: Trashed) -> None:
-        """Put back what commits an entry of which everything else is still there."""
+        """Restore the commit marker of an entry whose other keys are all still there."""
         if trashed.erasing:
             raise RefusedError(f"{trashed.name} is being reclaimed: it is not whole any more")
         tombstone = self._read(trashed)
@@ -137,7 +137,7 @@ class RemoteTrash:
         self._delete(trashed.path)
 
     def erase(self, trashed: Trashed) -> Erased:
-        """Say that an entry is being reclaimed, then delete what commits it, then all its keys."""
+        """Mark an entry as being freed, then delete its commit marker, then all its keys."""
         tombstone = self._read(trashed)
         standing = self._standing(tombstone)
         self._require_trash(trashed, tombstone, standing)
@@ -171,7 +171,6 @@ class RemoteTrash:
         return Erased(freed, errors)
 
     def _check(self) -> None:
-        """Ask, before a change, whether the lock is still ours."""
         assert self._lock is not None, "what changes anything is called within the lock"
         self._lock.check()
 
@@ -193,7 +192,6 @@ class RemoteTrash:
             raise error
 
     def _put(self, tombstone: Tombstone) -> Trashed:
-        """Put a tombstone under a name that is free."""
         time = tombstone.time
         while True:
             path = f"{self._folder}/{trash_name(tombstone.name, time)}"
@@ -205,7 +203,6 @@ class RemoteTrash:
                 return Trashed(tombstone.name, time, self._root.base, path)
 
     def _marked(self, trashed: Trashed, tombstone: Tombstone) -> Trashed:
-        """Say that a thing cannot be had back any more."""
         name = trash_name(trashed.name, trashed.time, erasing=True)
         marked = Trashed(
             trashed.name, trashed.time, trashed.group, f"{self._folder}/{name}", erasing=True
@@ -217,10 +214,10 @@ class RemoteTrash:
         return marked
 
     def _remove(self, markers: Sequence[Entry]) -> None:
-        """Remove what commits an entry, and look whether it is gone.
+        """Remove commit markers, and check that they are gone.
 
         Raises:
-            FtckptError: it is not.
+            FtckptError: one is not gone.
         """
         if not markers:
             return
@@ -238,10 +235,10 @@ class RemoteTrash:
     def _require_trash(
         self, trashed: Trashed, tombstone: Tombstone, standing: Sequence[Entry]
     ) -> None:
-        """Refuse to reclaim an entry that is not, key by key, what was dropped.
+        """Refuse to free an entry that is not, key by key, what was dropped.
 
-        Where it is whole, somebody has saved there again: its tombstone goes, and it stays. Where
-        what commits it is missing, the tombstone alone has that.
+        If it is whole, somebody has saved there again: its tombstone goes, and it stays. If its
+        commit marker is missing, only the tombstone has that.
         """
         written = self._store.stat(trashed.path).mtime
         other = [f.path for f in _unknown(tombstone, standing) if not is_record(f.path)]
@@ -256,18 +253,17 @@ class RemoteTrash:
         raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
 
     def _late_records(self, tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
-        """Return the manifests that were written in the moment in which an entry was dropped."""
+        """Return the manifests that were written while an entry was dropped."""
         return [file for file in _unknown(tombstone, standing) if is_record(file.path)]
 
     def _is_same(self, there: Entry, file: Entry, tombstone: Tombstone) -> bool:
-        """Say whether a key holds what it held; what was put back may have another ETag."""
+        """Whether a key holds the recorded object; a restored marker may have another ETag."""
         marker = tombstone.markers.get(file.path)
         if there.same_object(file) or marker is None or there.size != len(marker):
             return there.same_object(file)
         return self._store.read(file.path, 0, there.size) == marker
 
     def _standing(self, tombstone: Tombstone) -> list[Entry]:
-        """List what an entry holds by now; nothing where all of it is gone."""
         path = join(self._root.base, tombstone.name)
         kind = EntryKind.DIRECTORY if tombstone.directory else EntryKind.FILE
         try:
@@ -294,6 +290,5 @@ class RemoteTrash:
 
 
 def _unknown(tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
-    """Return what stands there now and is not what the tombstone names."""
     known = {file.path: file for file in tombstone.files}
     return [f for f in standing if f.path not in known or not f.same_object(known[f.path])]

@@ -1,7 +1,7 @@
 """Work on a full filesystem, which cannot even rename a file.
 
-XFS needs a block for a directory that grows by a name, and refuses the rename when it has none.
-Files can always be removed, and the bits of a mode be changed.
+XFS needs a block for a directory that grows by a name, and refuses the rename without one. Files
+can always be removed, and mode bits changed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,16 @@ _LITTLE = 1 << 20
 
 
 def is_full(folder: int) -> bool:
-    """Say whether the filesystem of an open directory has no room left, for bytes or for names."""
+    """Whether the filesystem of an open directory has no room left, for bytes or for names."""
     system = os.fstatvfs(folder)
     no_names = system.f_files > 0 and system.f_favail == 0
     return no_names or system.f_bavail * system.f_frsize < _LITTLE
 
 
 def taken_apart(found: ScannedEntry, here: int) -> Iterator[None]:
-    """Remove an entry of a root file by file, and yield after each, when there may be room.
+    """Remove an entry of the root `here` file by file; yield after each, when there may be room.
 
-    What commits it goes first, so that nobody takes the rest for a checkpoint.
-
-    Args:
-        found: the entry.
-        here: the root's open directory.
+    The commit marker goes first, so that nobody takes the rest for a checkpoint.
 
     Raises:
         FtckptError, OSError: it could not be listed, or a file not be removed.
@@ -61,10 +57,7 @@ def _unlink(path: str, folder: int) -> None:
 
 
 def mark(name: str, folder: int) -> None:
-    """Show of a directory that it is being reclaimed, where it cannot be renamed.
-
-    A file needs no mark: it is there or not.
-    """
+    """Mark a directory that cannot be renamed as being freed; a file needs no mark."""
     found = status(name, folder)
     if found is not None and stat.S_ISDIR(found.st_mode):
         with opened(name, folder) as marked:
@@ -73,7 +66,7 @@ def mark(name: str, folder: int) -> None:
 
 
 def is_marked(name: str, folder: int) -> bool:
-    """Say whether a name is a directory that is being reclaimed."""
+    """Whether a name is a directory that is being freed."""
     found = status(name, folder)
     return (
         found is not None and stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _MARK

@@ -1,8 +1,7 @@
-"""The record of what was dropped in an object store: every key of it, and what it then held.
+"""Tombstones: records of dropped entries in an object store, with every key and its identity.
 
-It is written before anything is changed and is all that undoing and reclaiming go by: keys that it
-does not name are never touched. It ends in a digest of itself, because a flipped bit in a key would
-name somebody else's object.
+A tombstone is written before anything changes; undelete and purge touch only the keys in it. It
+ends in a digest of itself, because a flipped bit in a key would name another object.
 """
 
 from __future__ import annotations
@@ -25,18 +24,16 @@ MAX_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Tombstone:
-    """What was dropped.
+    """A dropped entry.
 
     Attributes:
         name: of the entry, relative to the run's root.
-        directory: whether it is a prefix; else it is one key, and perhaps its manifest.
-        time: when, in seconds since the epoch, by the clock of the machine that did.
-        actor: who.
-        reasons: why, in words.
-        files: every key of it, as it was listed then; paths are the store's.
-        versions: where the store keeps them, every version of these keys.
-        markers: the keys that committed it, with their bytes; they are removed first, and put back
-            where it is had back.
+        directory: whether it is a prefix; else one key, and perhaps its manifest.
+        time: seconds since the epoch, by the dropping machine's clock.
+        files: every key, as listed then; paths are the store's.
+        versions: every version of these keys, if the store keeps them.
+        markers: the keys that committed it, with their bytes; removed first, and restored by
+            undelete.
     """
 
     name: str
@@ -65,10 +62,10 @@ class Tombstone:
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Tombstone:
-        """Return the record of these bytes.
+        """Parse the bytes of a record.
 
         Raises:
-            CorruptError: it is none, or was changed; nothing may be done by it.
+            CorruptError: not a tombstone, or changed; it must not be used.
         """
         try:
             body = decode(data)
